@@ -1,0 +1,56 @@
+"""N-vium: the mixture-of-exits transformer (arXiv 2605.13190), its engine and its training.
+
+The names below are imported on first use, so that `nvium --version` need not wait for PyTorch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nvium_core.engine.engine import Completion as Completion
+    from nvium_core.engine.engine import Engine as Engine
+    from nvium_core.engine.engine import EngineError as EngineError
+    from nvium_core.engine.engine import FailureEvent as FailureEvent
+    from nvium_core.engine.engine import StepReport as StepReport
+    from nvium_core.engine.engine import TokenEvent as TokenEvent
+    from nvium_core.engine.params import ContextLengthExceeded as ContextLengthExceeded
+    from nvium_core.engine.params import EngineConfig as EngineConfig
+    from nvium_core.engine.params import InvalidRequest as InvalidRequest
+    from nvium_core.engine.params import SamplingParams as SamplingParams
+    from nvium_core.engine.worker import EngineWorker as EngineWorker
+    from nvium_core.engine.worker import TokenStream as TokenStream
+    from nvium_core.engine.worker import WorkerState as WorkerState
+    from nvium_core.model.checkpoint import CheckpointError as CheckpointError
+    from nvium_core.model.config import NviumConfig as NviumConfig
+    from nvium_core.model.nvium import NviumForCausalLM as NviumForCausalLM
+    from nvium_core.loading import LoadedModel as LoadedModel
+    from nvium_core.loading import load_model as load_model
+
+_HOME = {
+    "Completion": "engine.engine",
+    "Engine": "engine.engine",
+    "EngineError": "engine.engine",
+    "FailureEvent": "engine.engine",
+    "StepReport": "engine.engine",
+    "TokenEvent": "engine.engine",
+    "ContextLengthExceeded": "engine.params",
+    "EngineConfig": "engine.params",
+    "InvalidRequest": "engine.params",
+    "SamplingParams": "engine.params",
+    "EngineWorker": "engine.worker",
+    "TokenStream": "engine.worker",
+    "WorkerState": "engine.worker",
+    "CheckpointError": "model.checkpoint",
+    "NviumConfig": "model.config",
+    "NviumForCausalLM": "model.nvium",
+    "LoadedModel": "loading",
+    "load_model": "loading",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

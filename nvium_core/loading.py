@@ -1,0 +1,73 @@
+"""From a name on the command line to a model and its tokenizer, ready to run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from nvium_core.model.checkpoint import CheckpointError, resolve_folder
+from nvium_core.model.nvium import NviumForCausalLM
+
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "float32", "bfloat16", "float64"]
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its device with its tokenizer; `name` is the last part of its folder or Hub name."""
+
+    name: str
+    model: NviumForCausalLM
+    tokenizer: PreTrainedTokenizerFast
+
+
+def load_model(source: str | None = None, device: Device = "auto", dtype: Precision = "auto") -> LoadedModel:
+    """Load a folder or Hub name; None is the embedded model. `auto` is CUDA where there is one, and there bfloat16.
+
+    Raises `CheckpointError` naming what is wrong.
+    """
+    path = Path(source) if source else embedded_model()
+    place = resolve_device(device)
+    folder = resolve_folder(path)
+    model = NviumForCausalLM.from_pretrained(folder, dtype=resolve_dtype(dtype, place)).to(place).eval()
+    return LoadedModel(path.resolve().name if path.exists() else path.name, model, load_tokenizer(folder, model))
+
+
+def embedded_model() -> Path:
+    """The folder of the model that comes with the package."""
+    folders = sorted(path.parent for path in CHECKPOINTS.glob("*/config.json"))
+    if len(folders) != 1:
+        raise CheckpointError(f"{CHECKPOINTS}: expected one embedded model, found {len(folders)}")
+    return folders[0]
+
+
+def resolve_device(device: Device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CheckpointError("device cuda: this machine, or this build of PyTorch, has none")
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: Precision, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    named: torch.dtype = getattr(torch, dtype)
+    return named
+
+
+def load_tokenizer(folder: Path, model: NviumForCausalLM) -> PreTrainedTokenizerFast:
+    """The folder's fast tokenizer, checked to fit the model's vocabulary."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder}: no usable tokenizer ({str(error).splitlines()[0]})") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise CheckpointError(f"{folder}: its tokenizer has no tokenizer.json, which streaming needs")
+    if len(tokenizer) > model.config.vocab_size:
+        raise CheckpointError(f"{folder}: {len(tokenizer)} tokens, but the model knows {model.config.vocab_size}")
+    return tokenizer

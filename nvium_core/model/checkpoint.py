@@ -1,0 +1,166 @@
+"""Reading a model folder: our layout, the layout the paper's authors publish, or a Hugging Face Llama.
+
+All three become the same thing, a configuration and tensors under our names. Weights come from safetensors only.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from nvium_core.model.config import NviumConfig
+
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", ".hydra/config.yaml"]
+PUBLISHED_EXTRAS = Path(".hydra/config.yaml")  # where the published layout keeps what config.json cannot say
+DERIVABLE = re.compile(r"rotary_emb\.|^early_lm_heads\.")  # tensors that may be there or not: recomputed or tied
+
+PUBLISHED_NAMES = {
+    r"^model\.norm\.": "exits.{last}.norm.",
+    r"^final_adapter\.0\.": "exits.{last}.adapter.up.",
+    r"^final_adapter\.2\.": "exits.{last}.adapter.down.",
+    r"^early_norms\.(\d+)\.": r"exits.\1.norm.",
+    r"^early_adapters\.(\d+)\.0\.": r"exits.\1.adapter.up.",
+    r"^early_adapters\.(\d+)\.2\.": r"exits.\1.adapter.down.",
+    r"^router_layers\.(\d+)\.layers\.0\.(fc[12])\.": r"exits.\1.router.\2.",
+    r"^router_final_norms\.(\d+)\.": r"exits.\1.router.norm.",
+    r"^router_heads\.(\d+)\.": r"exits.\1.router.head.",
+}
+"""Published (and Llama) tensor names → ours. `{last}` is the index of the final exit."""
+
+
+class CheckpointError(ValueError):
+    """A model folder that cannot be loaded; the message names the file or tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    config: NviumConfig
+    tensors: dict[str, Tensor]
+    folder: Path
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision the weights are stored in."""
+        return next(iter(self.tensors.values())).dtype
+
+    def check_against(self, model: nn.Module) -> None:
+        """Raise `CheckpointError` unless the tensors are exactly the model's, by name and shape."""
+        expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        if self.config.tie_word_embeddings:
+            expected.pop("lm_head.weight")
+        found = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        problems = [f"missing tensor {name}" for name in expected.keys() - found.keys()]
+        problems += [f"unexpected tensor {name}" for name in found.keys() - expected.keys()]
+        problems += [
+            f"tensor {name} has shape {list(found[name])}, the configuration asks for {list(expected[name])}"
+            for name in expected.keys() & found.keys()
+            if expected[name] != found[name]
+        ]
+        if problems:
+            more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+            raise CheckpointError(f"{self.folder}: " + "; ".join(sorted(problems)[:5]) + more)
+
+
+def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = None) -> Checkpoint:
+    """Read a folder or Hub name; `config` replaces the one in config.json."""
+    folder = resolve_folder(source)
+    config = config or read_config(folder)
+    tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not DERIVABLE.search(name)}
+    if config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    return Checkpoint(config=config, tensors=rename(tensors, config.num_exits), folder=folder)
+
+
+def resolve_folder(source: str | PathLike[str]) -> Path:
+    """The local folder of a model given as a path or as a Hub name."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
+        raise CheckpointError(f"{source}: no such model folder")
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=HUB_FILES))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{source}: no such folder, and not to be had from the Hub ({reason})") from error
+
+
+def read_config(folder: Path) -> NviumConfig:
+    """The configuration of a folder in any of the three layouts."""
+    path = folder / "config.json"
+    fields = _parse(path, json.loads)
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    try:
+        return NviumConfig(**_nvium_fields(folder, fields))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
+    model_type = fields.pop("model_type", None)
+    if model_type == "nvium":
+        return fields
+    if "NviumModel" in fields.get("architectures", []):
+        return fields | _published_fields(folder / PUBLISHED_EXTRAS, fields["num_hidden_layers"])
+    if model_type == "llama":
+        return fields | {"adapter_hidden_size": 0}
+    raise CheckpointError(f"{folder / 'config.json'}: model_type {model_type!r} is neither nvium nor llama")
+
+
+def _published_fields(path: Path, num_layers: int) -> dict[str, Any]:
+    extras = _parse(path, yaml.safe_load)
+    try:
+        has_adapter = extras["early_adapter"]["enabled"]
+        return {
+            "exit_layers": [*extras["early_layer_idx"], num_layers],
+            "router_hidden_size": extras["router"]["intermediate_size"],
+            "router_temperature": extras["router"]["router_temp"],
+            "adapter_hidden_size": extras["early_adapter"]["dim"] if has_adapter else 0,
+        }
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot find {error}") from error
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a folder's safetensors file or shards, under the names in the file."""
+    index = folder / "model.safetensors.index.json"
+    shards = ["model.safetensors"]
+    if index.exists():
+        shards = sorted(set(_parse(index, json.loads)["weight_map"].values()))
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        try:
+            tensors |= load_file(folder / shard)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder / shard}: {error}") from error
+    return tensors
+
+
+def rename(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
+    """Published and Llama names to ours; our own pass through unchanged."""
+
+    def ours(name: str) -> str:
+        for pattern, replacement in PUBLISHED_NAMES.items():
+            name = re.sub(pattern, replacement.replace("{last}", str(num_exits - 1)), name)
+        return name
+
+    return {ours(name): tensor for name, tensor in tensors.items()}
+
+
+def _parse(path: Path, parser: Callable[[str], Any]) -> Any:
+    try:
+        return parser(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{path}: {error}") from error

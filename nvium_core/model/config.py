@@ -1,0 +1,67 @@
+"""The shape of an N-vium: a Llama configuration plus the depths at which it may speak.
+
+Knows nothing of weights. `exit_layers` are depths counted in layers: 6 means "after six layers".
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig
+
+ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
+
+
+@strict
+class NviumConfig(LlamaConfig):
+    """Llama's fields plus the exits. `exit_layers=None` means one exit, at the end: a univium.
+
+    `router_hidden_size=None` takes the paper's ⌊0.66 d⌋; `adapter_hidden_size=None` takes the width d,
+    and 0 leaves the adapters out, which with a single exit is exactly a Llama.
+    """
+
+    model_type = "nvium"
+
+    exit_layers: list[int] | tuple[int, ...] | None = None
+    router_hidden_size: int | None = None
+    adapter_hidden_size: int | None = None
+    router_temperature: float | int = 1.0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.exit_layers is None:
+            self.exit_layers = [self.num_hidden_layers]
+        self.exit_layers = list(self.exit_layers)
+        if self.router_hidden_size is None:
+            self.router_hidden_size = int(ROUTER_WIDTH_RATIO * self.hidden_size)
+        if self.adapter_hidden_size is None:
+            self.adapter_hidden_size = self.hidden_size
+        super().__post_init__(**kwargs)
+
+    def validate_exits(self) -> None:
+        """Part of `@strict` validation: exits strictly increase and the last one is at full depth."""
+        depths = [0, *(self.exit_layers or [])]
+        if any(shallow >= deep for shallow, deep in zip(depths, depths[1:], strict=False)):
+            raise ValueError(f"exit_layers must be positive and strictly increasing, got {self.exit_layers}")
+        if depths[-1] != self.num_hidden_layers:
+            raise ValueError(
+                f"the last of exit_layers must be num_hidden_layers ({self.num_hidden_layers}), got {self.exit_layers}"
+            )
+        if self.router_temperature <= 0:
+            raise ValueError(f"router_temperature must be positive, got {self.router_temperature}")
+
+    @property
+    def num_exits(self) -> int:
+        """N, the final exit included."""
+        return len(self.exit_layers or [])
+
+    @property
+    def blocks(self) -> list[range]:
+        """Block k (0-based) as the range of layer indices it runs: l_k … l_{k+1} - 1."""
+        depths = [0, *(self.exit_layers or [])]
+        return [range(shallow, deep) for shallow, deep in zip(depths, depths[1:], strict=False)]
+
+
+def even_exit_layers(num_layers: int, num_exits: int) -> list[int]:
+    """The paper's default placement, l_k = k · L / N. L must be a multiple of N."""
+    if num_exits < 1 or num_layers % num_exits:
+        raise ValueError(f"{num_layers} layers cannot be divided evenly among {num_exits} exits")
+    return [k * num_layers // num_exits for k in range(1, num_exits + 1)]

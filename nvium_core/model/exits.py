@@ -1,0 +1,65 @@
+"""An exit: the place after a block where the model may speak, and the router that decides whether it does.
+
+Shapes: X any row dimensions, D width.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.llama import RMSNorm
+
+CONTINUE, EXIT = 0, 1
+"""The router's two outcomes, in the order of its logits."""
+
+
+class Router(nn.Module):
+    """w(x) = softmax(W · RMSNorm(MLP(x)) + b) over {continue, exit} (paper, section on routers)."""
+
+    def __init__(self, config: NviumConfig) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.router_hidden_size or 0
+        self.fc1 = nn.Linear(width, inner)
+        self.fc2 = nn.Linear(inner, width)
+        self.norm = RMSNorm(width, config.rms_norm_eps)
+        self.head = nn.Linear(width, 2)
+        self.temperature = config.router_temperature
+
+    def forward(self, x_XD: Tensor) -> Tensor:
+        """log w, [X, 2]: log-probabilities of continuing and of exiting, float32 or better."""
+        logits_X2 = self.head(self.norm(self.fc2(F.gelu(self.fc1(x_XD)))))
+        precise = logits_X2.to(torch.promote_types(logits_X2.dtype, torch.float32))
+        return F.log_softmax(precise / self.temperature, dim=-1)
+
+
+class Adapter(nn.Module):
+    """o = x + down(SiLU(up(x))): what an exit adds before the shared head. Starts as the identity."""
+
+    def __init__(self, config: NviumConfig) -> None:
+        super().__init__()
+        inner = config.adapter_hidden_size or 0
+        self.up = nn.Linear(config.hidden_size, inner, bias=False)
+        self.down = nn.Linear(inner, config.hidden_size, bias=False)
+
+    def forward(self, x_XD: Tensor) -> Tensor:
+        return x_XD + self.down(F.silu(self.up(x_XD)))
+
+
+class Exit(nn.Module):
+    """Norm, adapter and, unless it is the last exit, a router. The head W_lm is shared and lives on the model."""
+
+    def __init__(self, config: NviumConfig, is_last: bool) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.router = None if is_last else Router(config)
+        self.adapter = Adapter(config) if config.adapter_hidden_size else nn.Identity()
+
+    def route(self, x_XD: Tensor) -> Tensor:
+        """log w, [X, 2], of normed rows; the last exit never continues."""
+        if self.router is not None:
+            log_w_X2: Tensor = self.router(x_XD)
+            return log_w_X2
+        dtype = torch.promote_types(x_XD.dtype, torch.float32)
+        never_continue = torch.tensor([-torch.inf, 0.0], dtype=dtype, device=x_XD.device)
+        return never_continue.expand(*x_XD.shape[:-1], 2)

@@ -1,0 +1,136 @@
+"""A plain Llama backbone, unaware of exits, caches and batches.
+
+Every function works on *rows*: token positions in any arrangement. How a row sees other rows is the
+caller's affair, given as `attend`; so training (packed documents), `generate()` (a Hugging Face cache) and the
+engine (ragged rows over pages) run the very same layers. Parameter names are Hugging Face's.
+
+Shapes: X any row dimensions, D width, H query heads, G key/value heads, P head size.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+
+from nvium_core.model.config import NviumConfig
+
+Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+"""(queries [X, H, P], keys [X, G, P], values [X, G, P], layer index) → [X, H, P]."""
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and sines of each row's position, [X, P] each."""
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation, computed in float32 or better."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x_XD: Tensor) -> Tensor:
+        precise = x_XD.to(torch.promote_types(x_XD.dtype, torch.float32))
+        scale = torch.rsqrt(precise.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * (precise * scale).to(x_XD.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: NviumConfig, layer_index: int) -> None:
+        super().__init__()
+        self.layer_index = layer_index
+        self.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+        query_width = config.num_attention_heads * self.head_dim
+        key_width = (config.num_key_value_heads or config.num_attention_heads) * self.head_dim
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(config.hidden_size, query_width, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_width, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_width, bias=bias)
+        self.o_proj = nn.Linear(query_width, config.hidden_size, bias=bias)
+
+    def forward(self, x_XD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        q_XHP = self.q_proj(x_XD).unflatten(-1, (-1, self.head_dim))
+        k_XGP = self.k_proj(x_XD).unflatten(-1, (-1, self.head_dim))
+        v_XGP = self.v_proj(x_XD).unflatten(-1, (-1, self.head_dim))
+        q_XHP, k_XGP = rotate(q_XHP, rotary), rotate(k_XGP, rotary)
+        return self.o_proj(attend(q_XHP, k_XGP, v_XGP, self.layer_index).flatten(-2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(act(gate(x)) · up(x))."""
+
+    def __init__(self, config: NviumConfig) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(width, inner, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(width, inner, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(inner, width, bias=config.mlp_bias)
+        self.act = ACT2FN[config.hidden_act]
+
+    def forward(self, x_XD: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x_XD)) * self.up_proj(x_XD))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: NviumConfig, layer_index: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer_index)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(self, h_XD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        h_XD = h_XD + self.self_attn(self.input_layernorm(h_XD), rotary, attend)
+        return h_XD + self.mlp(self.post_attention_layernorm(h_XD))
+
+
+class Llama(nn.Module):
+    """Embedding and layers; the final norm belongs to the last exit."""
+
+    def __init__(self, config: NviumConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+
+    def rotary(self, positions_X: Tensor, dtype: torch.dtype) -> Rotary:
+        """Cosines and sines for positions of shape X = [B, T] or [R]."""
+        batched = positions_X if positions_X.dim() == 2 else positions_X[None]
+        probe = torch.empty(0, dtype=dtype, device=positions_X.device)
+        cos, sin = self.rotary_emb(probe, batched)
+        return cos.view(*positions_X.shape, -1), sin.view(*positions_X.shape, -1)
+
+    def run(self, h_XD: Tensor, layers: Iterable[int], rotary: Rotary, attend: Attend) -> Tensor:
+        """Carry rows through the given layers."""
+        for index in layers:
+            h_XD = self.layers[index](h_XD, rotary, attend)
+        return h_XD
+
+
+def rotate(x_XHP: Tensor, rotary: Rotary) -> Tensor:
+    """Rotary position embedding, one angle per row shared by its heads."""
+    cos_XP, sin_XP = rotary
+    return x_XHP * cos_XP.unsqueeze(-2) + rotate_half(x_XHP) * sin_XP.unsqueeze(-2)
+
+
+def causal_attention(mask: Tensor | None = None) -> Attend:
+    """Attention among the rows of a full batch, X = [B, T]; `mask` [B, 1, T, T] is True where row t may see row s."""
+
+    def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
+        q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
+        return dense_attention(q_BHTP, k_BGTP, v_BGTP, mask, is_causal=mask is None).transpose(1, 2)
+
+    return attend
+
+
+def dense_attention(
+    q_BHTP: Tensor, k_BGSP: Tensor, v_BGSP: Tensor, mask: Tensor | None, is_causal: bool = False
+) -> Tensor:
+    """Scaled dot-product attention in which each of the G key heads serves H / G query heads."""
+    grouped = q_BHTP.shape[1] != k_BGSP.shape[1]
+    return F.scaled_dot_product_attention(
+        q_BHTP, k_BGSP, v_BGSP, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped
+    )

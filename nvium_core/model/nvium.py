@@ -1,0 +1,202 @@
+"""The N-vium as a Hugging Face causal language model: a Llama with exits whose logits are log π_mix.
+
+Shapes: B sequences, T tokens, D width, E exits, V vocabulary; X any row dimensions.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.masking_utils import create_causal_mask
+from transformers.utils import ModelOutput
+
+from nvium_core.model import mixture
+from nvium_core.model.checkpoint import read_checkpoint
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.exits import Adapter, Exit, Router
+from nvium_core.model.llama import Attend, Llama, RMSNorm, dense_attention
+
+ROUTER_HEAD_STD = 0.4  # of the router head's normal initialisation, times 1/√d (authors' code)
+
+
+@dataclass
+class NviumOutput(ModelOutput):
+    """What a forward pass says. Losses are means over the labelled tokens and None without labels.
+
+    loss: L_mix, also what Trainer minimises. logits: log π_mix [B, T, V]. exit_probs: p_k [B, T, E].
+    exit_logits: each exit's own logits [B, T, E, V], when asked for. compute_loss: L_compute. balance_loss: L_balance.
+    exit_losses: cross-entropy of each exit alone [E].
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    exit_probs: Tensor | None = None
+    exit_logits: Tensor | None = None
+    mix_loss: Tensor | None = None
+    compute_loss: Tensor | None = None
+    balance_loss: Tensor | None = None
+    exit_losses: Tensor | None = None
+    past_key_values: Cache | None = None
+
+
+class NviumForCausalLM(PreTrainedModel, GenerationMixin):
+    """N exits after layers `config.exit_layers`, one head W_lm shared by all (paper, section 3)."""
+
+    config: NviumConfig
+    config_class = NviumConfig
+    base_model_prefix = "model"
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _no_split_modules = ["Layer"]
+    _supports_sdpa = True
+
+    def __init__(self, config: NviumConfig) -> None:
+        super().__init__(config)
+        self.model = Llama(config)
+        self.exits = nn.ModuleList(Exit(config, depth == config.num_hidden_layers) for depth in config.exit_layers or [])
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, folder: str | os.PathLike[str], *, config: NviumConfig | None = None, **options: Any
+    ) -> Self:
+        """Load our layout, the authors' published layout, or a Hugging Face Llama, from a folder or a Hub name.
+
+        A missing, extra or misshapen tensor raises `CheckpointError` naming it. `options` (dtype, …) are
+        transformers' own.
+        """
+        checkpoint = read_checkpoint(folder, config)
+        checkpoint.check_against(cls._empty(checkpoint.config))
+        options.setdefault("dtype", "auto")
+        if options["dtype"] == "auto":
+            options["dtype"] = checkpoint.dtype
+        model: Self = super().from_pretrained(
+            None, config=checkpoint.config, state_dict=checkpoint.tensors, **options
+        )
+        model.config._name_or_path = str(folder)
+        return model
+
+    @classmethod
+    def _empty(cls, config: NviumConfig) -> Self:
+        with torch.device("meta"), init.no_init_weights():
+            return cls(config)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Normal(0, initializer_range) everywhere, but for adapters and router heads (authors' code)."""
+        super()._init_weights(module)
+        width = self.config.hidden_size
+        if isinstance(module, RMSNorm):
+            init.ones_(module.weight)
+        elif isinstance(module, Adapter):
+            init.normal_(module.up.weight, std=width**-0.5)
+            init.zeros_(module.down.weight)
+        elif isinstance(module, Router):
+            init.normal_(module.head.weight, std=ROUTER_HEAD_STD * width**-0.5)
+            init.zeros_(module.head.bias)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embed_tokens
+
+    def hidden_states(self, input_ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> list[Tensor]:
+        """The hidden states at every exit, E times [B, T, D]."""
+        h_BTD = self.model.embed_tokens(input_ids_BT)
+        rotary = self.model.rotary(positions_BT, h_BTD.dtype)
+        states = []
+        for layers in self.config.blocks:
+            h_BTD = self.model.run(h_BTD, layers, rotary, attend)
+            states.append(h_BTD)
+        return states
+
+    def exit_outputs(self, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Each exit's routing and its head input: log w [X, E, 2] and o_k, E times [X, D]."""
+        log_w, outputs = [], []
+        for exit_, h_XD in zip(self.exits, states, strict=True):
+            x_XD = exit_.norm(h_XD)
+            log_w.append(exit_.route(x_XD))
+            outputs.append(exit_.adapter(x_XD))
+        return torch.stack(log_w, dim=-2), outputs
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        output_exit_logits: bool = False,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **unused: Any,
+    ) -> NviumOutput:
+        """Full-depth forward pass. `labels` [B, T] are input ids (−100 ignored), shifted here as in every HF model."""
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            past = past_key_values.get_seq_length() if past_key_values is not None else 0
+            position_ids = past + torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        attend = self._cached_attention(input_ids, attention_mask, position_ids, past_key_values)
+        states = self.hidden_states(input_ids, position_ids.expand_as(input_ids), attend)
+        if labels is None:
+            states = [h_BTD[:, -logits_to_keep:] for h_BTD in states]
+        log_w, outputs = self.exit_outputs(states)
+        log_p = mixture.log_exit_probs(log_w)
+        exit_logits = torch.stack([self.lm_head(o) for o in outputs], dim=-2)
+        losses = {} if labels is None else self._losses(log_w, log_p, exit_logits, labels)
+        return NviumOutput(
+            logits=mixture.log_mixture(log_p, exit_logits),
+            exit_probs=log_p.exp(),
+            exit_logits=exit_logits if output_exit_logits else None,
+            past_key_values=past_key_values,
+            **losses,
+        )
+
+    def _cached_attention(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor, cache: Cache | None
+    ) -> Attend:
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=self.model.embed_tokens.weight.new_empty(*input_ids.shape, 1),
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            position_ids=position_ids,
+        )
+
+        def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
+            q, k, v = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
+            if cache is not None:
+                k, v = cache.update(k, v, layer_index)
+            return dense_attention(q, k, v, mask, is_causal=mask is None and q.shape[2] > 1).transpose(1, 2)
+
+        return attend
+
+    def _losses(self, log_w: Tensor, log_p: Tensor, exit_logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        targets = labels[:, 1:]
+        kept = targets != -100
+        log_w, log_p, exit_logits = (x[:, :-1][kept] for x in (log_w, log_p, exit_logits))
+        nll_XE = exit_nll(exit_logits.to(log_p.dtype), targets[kept])
+        mix_loss = mixture.mixture_nll(log_p, nll_XE).mean()
+        return {
+            "loss": mix_loss,
+            "mix_loss": mix_loss,
+            "compute_loss": mixture.mean_depth(log_p, self.config.exit_layers or []).mean(),
+            "balance_loss": mixture.balance_penalty(log_w).mean(),
+            "exit_losses": nll_XE.mean(0),
+        }
+
+
+def exit_nll(exit_logits_XEV: Tensor, targets_X: Tensor) -> Tensor:
+    """−log π_k of the target at each exit, [X, E]."""
+    num_exits = exit_logits_XEV.shape[-2]
+    targets_XE = targets_X[..., None].expand(*targets_X.shape, num_exits)
+    flat = F.cross_entropy(exit_logits_XEV.flatten(0, -2), targets_XE.flatten(), reduction="none")
+    return flat.view(targets_XE.shape)
+
+
+AutoConfig.register("nvium", NviumConfig)
+AutoModelForCausalLM.register(NviumConfig, NviumForCausalLM)
