@@ -1,0 +1,212 @@
+"""The training loop: steps until the recipe's tokens are spent, a resumable checkpoint now and then, a model at the end.
+
+A run lives in one folder: `tokenizer/`, `tokens.npy`, `state.pt` (weights, optimiser, step), `log.jsonl` and, when
+done, `model/`, a standard Hugging Face folder.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from nvium_core.model.llama import RMSNorm
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.data import Batch, PackedStream, encode, read_documents
+from nvium_core.training.loss import Losses, batch_losses, objective
+from nvium_core.training.recipes import Recipe
+from nvium_core.training.schedule import DepthSteering
+from nvium_core.training.tokenizer import train_tokenizer
+
+ADAM_BETAS = (0.9, 0.95)
+ADAM_EPSILON = 1e-8
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the last checkpoint is intact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where and how a recipe is run; none of it changes what is learned."""
+
+    data: Path
+    folder: Path
+    device: str = "cpu"
+    compile: bool = False
+    rows_per_pass: int = 16_384
+
+
+def train(recipe: Recipe, options: RunOptions) -> Path:
+    """Run a recipe to its end, from its last checkpoint if the folder holds one; returns the model's folder."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    tokenizer, stream = prepare_text(recipe, options)
+    run = TrainingRun(recipe, options, stream, vocab_size=len(tokenizer))
+    run.resume()
+    with progress_bar() as progress:
+        bar = progress.add_task("", total=recipe.num_steps, completed=run.step)
+        for report in run.steps():
+            progress.update(bar, completed=run.step, description=describe(report))
+    return run.export(tokenizer)
+
+
+def prepare_text(recipe: Recipe, options: RunOptions) -> tuple[PreTrainedTokenizerBase, PackedStream]:
+    """The tokenizer and the token stream, from the folder if an earlier start left them there."""
+    tokenizer_folder, tokens_file = options.folder / "tokenizer", options.folder / "tokens.npy"
+    if not tokens_file.exists():
+        documents = read_documents(options.data)
+        shape = recipe.shape
+        train_tokenizer(documents, shape.vocab_size, shape.context).save_pretrained(tokenizer_folder)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        np.save(tokens_file, encode(recipe.diet.readings(documents, recipe.seed), tokenizer))
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    return tokenizer, PackedStream(np.load(tokens_file), tokenizer.eos_token_id, recipe.seed)
+
+
+class TrainingRun:
+    """The state of a run: model, optimiser, β and the step reached."""
+
+    def __init__(self, recipe: Recipe, options: RunOptions, stream: PackedStream, vocab_size: int) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe, self.options, self.stream = recipe, options, stream
+        self.model = NviumForCausalLM(recipe.shape.config(vocab_size, stream.end_token)).to(options.device)
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(self.model, recipe.weight_decay), betas=ADAM_BETAS, eps=ADAM_EPSILON, fused=True
+        )
+        self.steering = DepthSteering(beta=recipe.depth.beta, target=recipe.depth.target)
+        self.losses = torch.compile(batch_losses, dynamic=False) if options.compile else batch_losses
+        self.step = 0
+
+    @property
+    def progress(self) -> float:
+        return self.step / self.recipe.num_steps
+
+    def steps(self) -> Iterator[dict[str, Any]]:
+        """Train to the end; yields a report after every step."""
+        with (self.options.folder / "log.jsonl").open("a", encoding="utf-8") as log:
+            while self.step < self.recipe.num_steps:
+                report = self.train_step()
+                log.write(json.dumps(report) + "\n")
+                log.flush()
+                if self.step % self.recipe.checkpoint_every == 0:
+                    self.save()
+                yield report
+        self.save()
+
+    def train_step(self) -> dict[str, Any]:
+        """One optimiser step over `tokens_per_step` tokens, in passes that fit in memory."""
+        started = time.monotonic()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.learning_rate.at(self.progress)
+        warming_up = self.recipe.router_warmup.active(self.progress)
+        alpha = self.recipe.router_warmup.alpha if warming_up else 0.0
+        beta = 0.0 if warming_up else self.steering.beta
+        batches = list(self.batches())
+        passes = [self.accumulate(batch, alpha, beta, share=1 / len(batches)) for batch in batches]
+        means = {name: float(torch.stack([getattr(p, name) for p in passes]).mean()) for name in ("mix", "compute")}
+        exit_probs = torch.stack([p.exit_probs for p in passes]).mean(0)
+        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+        if not math.isfinite(means["mix"]) or not torch.isfinite(grad_norm):
+            raise TrainingError(f"the loss is not finite at step {self.step + 1}; the last checkpoint is intact")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        if not warming_up:
+            self.steering.observe(means["compute"])
+        return {
+            "step": self.step,
+            "mix_loss": round(means["mix"], 4),
+            "mean_depth": round(means["compute"], 4),
+            "beta": round(beta, 5),
+            "exit_probs": [round(p, 4) for p in exit_probs.tolist()],
+            "tokens_per_second": round(self.recipe.tokens_per_step / (time.monotonic() - started)),
+        }
+
+    def batches(self) -> Iterator[Batch]:
+        """This step's packed windows, at most `rows_per_pass` tokens at a time."""
+        context = self.recipe.context_at(self.progress)
+        windows = max(1, self.recipe.tokens_per_step // context)
+        per_pass = max(1, min(windows, self.options.rows_per_pass // context))
+        for first in range(0, windows, per_pass):
+            batch = self.stream.batch(self.step * windows + first, min(per_pass, windows - first), context)
+            yield Batch(*(x.to(self.options.device) for x in asdict(batch).values()))
+
+    def accumulate(self, batch: Batch, alpha: float, beta: float, share: float) -> Losses:
+        """Add `share` of one pass's gradients."""
+        with torch.autocast(torch.device(self.options.device).type, torch.bfloat16):
+            losses = self.losses(self.model, batch)
+        (share * objective(losses, alpha, beta)).backward()  # type: ignore[no-untyped-call]
+        return losses
+
+    def save(self) -> None:
+        """Write `state.pt` whole or not at all."""
+        state = {
+            "recipe": asdict(self.recipe),
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "steering": asdict(self.steering),
+        }
+        path = self.options.folder / "state.pt"
+        partial = path.with_suffix(".partial")
+        try:
+            torch.save(state, partial)
+            os.replace(partial, path)
+        except (OSError, RuntimeError) as error:
+            raise TrainingError(f"{partial}: cannot write the checkpoint ({error}); the last one is intact") from error
+
+    def resume(self) -> None:
+        """Go on from `state.pt`, if there is one."""
+        path = self.options.folder / "state.pt"
+        if not path.exists():
+            return
+        state = torch.load(path, map_location=self.options.device, weights_only=True)
+        if state["recipe"]["shape"] != asdict(self.recipe.shape):
+            raise TrainingError(f"{path}: holds a run of another shape; choose another --folder")
+        self.step = state["step"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steering = DepthSteering(**state["steering"])
+
+    def export(self, tokenizer: PreTrainedTokenizerBase) -> Path:
+        """Write the model as a standard folder, weights in bfloat16."""
+        folder = self.options.folder / "model"
+        self.model.to(torch.bfloat16).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: decayed matrices; and biases, norms and embeddings, which the paper does not decay."""
+    undecayed: list[Tensor] = []
+    for module in model.modules():
+        own = dict(module.named_parameters(recurse=False))
+        spared = own if isinstance(module, RMSNorm | nn.Embedding) else {k: v for k, v in own.items() if k == "bias"}
+        undecayed += spared.values()
+    spared_ids = {id(p) for p in undecayed}
+    decayed = [p for p in model.parameters() if id(p) not in spared_ids]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
+
+
+def progress_bar() -> Progress:
+    return Progress(
+        BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn(elapsed_when_finished=True)
+    )
+
+
+def describe(report: dict[str, Any]) -> str:
+    """One line: loss, tokens/s, mean depth, β and the exits' shares."""
+    shares = " ".join(f"{p:.2f}"[1:] if p < 1 else "1." for p in report["exit_probs"])
+    return (
+        f"loss {report['mix_loss']:.3f} · {report['tokens_per_second']:,} tok/s · depth {report['mean_depth']:.2f}"
+        f" · β {report['beta']:.3f} · exits {shares}"
+    )
