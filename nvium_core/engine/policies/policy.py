@@ -1,0 +1,26 @@
+"""The interface of a policy."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Counts
+
+from nvium_core.engine.sequence import Sequence
+
+
+class Policy(ABC):
+    """Two decisions: the block a sequence waits for, and which of the blocks waited for to run.
+
+    All sequences that wait for the chosen block move together.
+    """
+
+    @abstractmethod
+    def ready_block(self, sequence: Sequence) -> int:
+        """The block this sequence has to run next."""
+
+    @abstractmethod
+    def choose(self, num_waiting: Counts[int]) -> int:
+        """The block to run, given how many sequences wait for each; at least one waits somewhere."""
+
+
+def deepest(num_waiting: Counts[int]) -> int:
+    """The deepest block that any sequence waits for."""
+    return max(block for block, count in enumerate(num_waiting) if count)

@@ -1,0 +1,67 @@
+"""Drawing tokens: f, the inverse CDF, and the certified argmax of the mixture (for temperature 0).
+
+All in float64 and in token-id order, ties to the lowest id, so that a draw is a function of its distribution and its
+uniform. Shapes: R rows, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CERTAINTY_MARGIN = 1e-9
+"""ε of the certificate: more than float64 rounding can move a sum of probabilities."""
+
+NO_TOKEN = -1
+"""Drawn where the distribution is not one, because the model produced NaN or infinities."""
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Per row: temperature > 0, top-k (0 is off) and top-p (1 is off)."""
+
+    temperature_R: Tensor
+    top_k_R: Tensor
+    top_p_R: Tensor
+
+    def __getitem__(self, rows: Tensor) -> "Truncation":
+        return Truncation(self.temperature_R[rows], self.top_k_R[rows], self.top_p_R[rows])
+
+
+def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
+    """One token per row, [R], from f(softmax(logits)): temperature, then top-k, then top-p of what is left."""
+    probs_RV = (logits_RV.double() / truncation.temperature_R[:, None]).softmax(-1)
+    if bool((truncation.top_k_R > 0).any() | (truncation.top_p_R < 1).any()):
+        probs_RV = _truncate(probs_RV, truncation)
+    return inverse_cdf(probs_RV, uniform_R)
+
+
+def _truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:
+    """Zero all but the k most probable tokens, then all but the fewest of those that hold top-p of their mass."""
+    vocab_size = probs_RV.shape[-1]
+    sorted_RV, order_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
+    k_R1 = torch.where(truncation.top_k_R > 0, truncation.top_k_R, vocab_size)[:, None]
+    sorted_RV = sorted_RV.masked_fill(torch.arange(vocab_size, device=k_R1.device) >= k_R1, 0)
+    mass_before_RV = sorted_RV.cumsum(-1) - sorted_RV
+    top_p_R1 = truncation.top_p_R[:, None]
+    cut_RV = (mass_before_RV >= top_p_R1 * sorted_RV.sum(-1, keepdim=True)) & (top_p_R1 < 1)
+    return torch.zeros_like(probs_RV).scatter(-1, order_RV, sorted_RV.masked_fill(cut_RV, 0))
+
+
+def inverse_cdf(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """The first token whose cumulative probability exceeds uniform · total, [R]; `NO_TOKEN` where the total is not finite."""
+    cdf_RV = probs_RV.cumsum(-1)
+    total_R1 = cdf_RV[:, -1:]
+    token_R = torch.searchsorted(cdf_RV, uniform_R[:, None] * total_R1, right=True)[:, 0]
+    return torch.where(torch.isfinite(total_R1[:, 0]), token_R, NO_TOKEN)
+
+
+def certified_argmax(partial_mixture_RV: Tensor, remaining_R: Tensor) -> tuple[Tensor, Tensor]:
+    """The argmax of the partial mixture m_k, [R], and whether no later exit can change it, [R].
+
+    It cannot once top1(m_k) − top2(m_k) exceeds the mass r_k that is still to come.
+    """
+    top_R2 = partial_mixture_RV.topk(2, dim=-1).values
+    certain_R = top_R2[:, 0] - top_R2[:, 1] > remaining_R + CERTAINTY_MARGIN
+    token_R = partial_mixture_RV.argmax(-1)
+    return torch.where(torch.isfinite(top_R2[:, 0]), token_R, NO_TOKEN), certain_R

@@ -1,0 +1,180 @@
+"""The device thread: owns an engine, takes commands from an asyncio program and hands it back events.
+
+Neither side waits for the other: commands go through a queue, events reach the loop with one hop per Step.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
+from itertools import count
+
+from nvium_core.engine.engine import Engine, EngineError, Event, FailureEvent, StepReport, TokenEvent
+from nvium_core.engine.params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_SECONDS = 0.5
+"""How often an idle worker shows that it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A snapshot for gauges and health checks, taken by the device thread between Steps."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_deferred_rows: int = 0
+    num_preemptions: int = 0
+    kv_cache_usage: float = 0.0
+
+
+class TokenStream:
+    """The tokens of one request, for the event loop that submitted it.
+
+    Iterating gives lists of `TokenEvent`, each with all that arrived since the last; it ends after the event with a
+    finish reason, or with `EngineError`. Closing or cancelling the iteration frees the sequence.
+    """
+
+    def __init__(self, sequence_id: str, cancel: Callable[[], None]) -> None:
+        self.sequence_id = sequence_id
+        self._cancel = cancel
+        self._loop = asyncio.get_running_loop()
+        self._events: list[Event] = []
+        self._arrived = asyncio.Event()
+        self._done = False
+
+    def cancel(self) -> None:
+        """Free the sequence; without effect once it has ended. Never blocks."""
+        if not self._done:
+            self._done = True
+            self._cancel()
+
+    def deliver(self, events: list[Event]) -> None:
+        """Called on the loop."""
+        self._events += events
+        self._arrived.set()
+
+    async def __aiter__(self) -> AsyncIterator[list[TokenEvent]]:
+        try:
+            while not self._done:
+                await self._arrived.wait()
+                self._arrived.clear()
+                events, self._events = self._events, []
+                tokens = [event for event in events if isinstance(event, TokenEvent)]
+                failures = [event for event in events if isinstance(event, FailureEvent)]
+                self._done = bool(failures) or any(event.finish_reason for event in tokens)
+                if tokens:
+                    yield tokens
+                if failures:
+                    raise EngineError(failures[0].message)
+        finally:
+            self.cancel()
+
+
+class EngineWorker:
+    """Runs an engine on a thread of its own. `observe`, if given, gets every `StepReport`, on that thread."""
+
+    def __init__(self, engine: Engine, observe: Callable[[StepReport], None] | None = None) -> None:
+        self.engine = engine
+        self.state = WorkerState()
+        self._observe = observe
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._streams: dict[str, TokenStream] = {}
+        self._numbers = count()
+        self._beat = time.monotonic()
+        self._thread = threading.Thread(target=self._loop, name="nvium-device", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """End the thread after its current Step; running requests fail."""
+        self._commands.put(None)
+        self._thread.join(timeout)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def seconds_since_progress(self) -> float:
+        """Age of the last Step, or of the last look at an empty queue."""
+        return time.monotonic() - self._beat
+
+    def submit(self, token_ids: Tokens[int], params: SamplingParams) -> TokenStream:
+        """Queue a request from the running event loop, without blocking it. Raises `InvalidRequest` at once."""
+        self.engine.check(token_ids, params)
+        sequence_id = f"seq-{next(self._numbers)}"
+        stream = TokenStream(sequence_id, lambda: self._commands.put(lambda: self._cancel(sequence_id)))
+        self._commands.put(lambda: self._add(stream, token_ids, params))
+        return stream
+
+    def _loop(self) -> None:
+        try:
+            while self._take_commands():
+                if self.engine.has_work:
+                    self._step()
+                self._look()
+        finally:
+            self._deliver([FailureEvent(sequence_id, "the engine has stopped") for sequence_id in self._streams])
+
+    def _take_commands(self) -> bool:
+        """Carry out queued commands, waiting a while for one if there is nothing else to do; False to stop."""
+        try:
+            command = self._commands.get(block=not self.engine.has_work, timeout=IDLE_WAIT_SECONDS)
+            while command is not None:
+                command()
+                command = self._commands.get_nowait()
+            return False
+        except queue.Empty:
+            return True
+
+    def _step(self) -> None:
+        events = self.engine.step()
+        self._deliver(events)
+        if self._observe and self.engine.last_report:
+            self._observe(self.engine.last_report)
+
+    def _add(self, stream: TokenStream, token_ids: Tokens[int], params: SamplingParams) -> None:
+        self._streams[stream.sequence_id] = stream
+        self.engine.add(stream.sequence_id, token_ids, params)
+
+    def _cancel(self, sequence_id: str) -> None:
+        self._streams.pop(sequence_id, None)
+        self.engine.cancel(sequence_id)
+
+    def _deliver(self, events: list[Event]) -> None:
+        """Hand events to their streams, with one call into each loop concerned."""
+        per_loop: dict[asyncio.AbstractEventLoop, list[tuple[TokenStream, Event]]] = defaultdict(list)
+        for event in events:
+            if stream := self._streams.get(event.sequence_id):
+                per_loop[stream._loop].append((stream, event))
+                if isinstance(event, FailureEvent) or event.finish_reason:
+                    del self._streams[event.sequence_id]
+        for loop, deliveries in per_loop.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(hand_over, deliveries)
+
+    def _look(self) -> None:
+        """Refresh the snapshot and the heartbeat."""
+        scheduler = self.engine.scheduler
+        self.state = WorkerState(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_deferred_rows=sum(sequence.num_deferred_rows for sequence in scheduler.running),
+            num_preemptions=scheduler.num_preemptions,
+            kv_cache_usage=scheduler.pool.usage,
+        )
+        self._beat = time.monotonic()
+
+
+def hand_over(deliveries: list[tuple[TokenStream, Event]]) -> None:
+    """On the loop: put each event into its stream."""
+    for stream, event in deliveries:
+        stream.deliver([event])
