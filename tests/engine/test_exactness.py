@@ -1,0 +1,181 @@
+"""The pillar: whatever else runs and however it is scheduled, a request's tokens and exits are Algorithm 1's."""
+
+from dataclasses import dataclass
+from functools import cache, partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams, TokenEvent
+from nvium_core.engine import randomness
+from nvium_core.model import reference
+from tests.random_models import random_model
+
+CONTEXT = 24
+VOCAB_SIZE = 13
+STOP = 7
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: list[int]
+    params: SamplingParams
+    arrives: int
+    is_cancelled: int | None
+
+
+@st.composite
+def models(draw: st.DrawFn) -> NviumForCausalLM:
+    depths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
+    exit_layers = [sum(depths[: k + 1]) for k in range(len(depths))]
+    seed = draw(st.integers(0, 50))
+    return random_model(exit_layers, seed=seed, vocab_size=VOCAB_SIZE, width=8, num_heads=2, num_key_heads=1, context=CONTEXT)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    prompt = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14))
+    params = SamplingParams(
+        max_tokens=draw(st.integers(1, min(8, CONTEXT - len(prompt)))),
+        temperature=draw(st.sampled_from([1.0, 1.0, 0.6, 1.7, 0.0])),
+        top_k=draw(st.sampled_from([0, 0, 1, 4])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.8, 0.3])),
+        seed=draw(st.integers(-(2**63), 2**63 - 1)),
+        choice=draw(st.integers(0, 3)),
+        stop_token_ids=(STOP,) if draw(st.booleans()) else (),
+        ignore_eos=draw(st.booleans()),
+    )
+    return Request(prompt, params, draw(st.integers(0, 12)), draw(st.none() | st.none() | st.integers(1, 20)))
+
+
+configs = st.builds(
+    EngineConfig,
+    schedule=st.sampled_from(["sweep", "synchronous"]),
+    max_sequences=st.integers(1, 4),
+    max_rows_per_step=st.integers(1, 24),
+    page_size=st.integers(1, 6),
+    cache_tokens=st.integers(CONTEXT, 2 * CONTEXT),
+)
+
+
+def expected(model: NviumForCausalLM, request: Request) -> list[tuple[int, int]]:
+    params = request.params
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {0})
+    spoken = reference.sample(
+        model,
+        request.prompt,
+        params.max_tokens,
+        partial(randomness.uniform, params.seed, params.choice),
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        stop_token_ids=stops,
+    )
+    return [(s.token_id, s.exit) for s in spoken]
+
+
+def served(model: NviumForCausalLM, config: EngineConfig, plan: list[Request]) -> list[list[TokenEvent]]:
+    """Run the plan, adding and cancelling at the planned steps; every request's events."""
+    engine = Engine(model, config)
+    events: dict[str, list[TokenEvent]] = {str(i): [] for i in range(len(plan))}
+    now = 0
+    while engine.has_work or now <= max(request.arrives for request in plan):
+        for i, request in enumerate(plan):
+            if request.arrives == now:
+                engine.add(str(i), request.prompt, request.params)
+            if request.is_cancelled is not None and request.arrives + request.is_cancelled == now:
+                engine.cancel(str(i))
+        for event in engine.step():
+            assert isinstance(event, TokenEvent)
+            events[event.sequence_id].append(event)
+        engine.check_integrity()
+        now += 1
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_pages
+    return list(events.values())
+
+
+@settings(max_examples=300)
+@given(models(), configs, st.lists(requests(), min_size=1, max_size=5))
+def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(
+    model: NviumForCausalLM, config: EngineConfig, plan: list[Request]
+) -> None:
+    for request, events in zip(plan, served(model, config, plan), strict=True):
+        tokens_and_exits = [(event.token_id, event.exit) for event in events]
+        full = expected(model, request)
+        if request.is_cancelled is None or events and events[-1].finish_reason:
+            assert tokens_and_exits == full
+            assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
+        else:
+            assert tokens_and_exits == full[: len(events)]
+
+
+def test_exit_probabilities_are_those_of_algorithm_1() -> None:
+    model = random_model([1, 2, 4], seed=3)
+    params = SamplingParams(max_tokens=12, seed=5, ignore_eos=True)
+    (completion,) = Engine(model).generate([[1, 2, 3]], params)
+    spoken = reference.sample(model, [1, 2, 3], 12, partial(randomness.uniform, 5, 0))
+    assert completion.exit_probabilities == pytest.approx([s.exit_probability for s in spoken], abs=1e-12)
+
+
+NUM_DRAWS = 200_000
+PROMPT = [3, 1]
+
+
+@cache
+def joint_counts() -> torch.Tensor:
+    """Counts of (exit, token) over 200,000 requests that differ in their seeds only, [E, V]."""
+    model = disagreeing_model()
+    engine = Engine(model, EngineConfig(max_sequences=1000, max_rows_per_step=2000, cache_tokens=16_000))
+    counts = torch.zeros(model.config.num_exits, VOCAB_SIZE, dtype=torch.float64)
+    for seed in range(NUM_DRAWS):
+        engine.add(str(seed), PROMPT, SamplingParams(max_tokens=1, seed=seed))
+    while engine.has_work:
+        for event in engine.step():
+            assert isinstance(event, TokenEvent)
+            counts[event.exit - 1, event.token_id] += 1
+    return counts
+
+
+def disagreeing_model() -> NviumForCausalLM:
+    return random_model([1, 2, 3, 4], seed=7, vocab_size=VOCAB_SIZE, width=8, num_heads=2, num_key_heads=1, context=8)
+
+
+@torch.no_grad()
+def explicit_joint() -> torch.Tensor:
+    """p_k π_k(v) behind the prompt, [E, V]."""
+    out = disagreeing_model()(torch.tensor([PROMPT]), output_exit_logits=True)
+    return out.exit_probs[0, -1, :, None] * out.exit_logits[0, -1].softmax(-1)
+
+
+def p_value(counts_EV: torch.Tensor, joint_EV: torch.Tensor) -> float:
+    """Chi-square test of the counts; cells expecting fewer than 10 draws are taken together."""
+    expected_EV = joint_EV * counts_EV.sum()
+    rare = expected_EV < 10
+    observed = [*counts_EV[~rare].tolist(), float(counts_EV[rare].sum())]
+    expected = [*expected_EV[~rare].tolist(), float(expected_EV[rare].sum())]
+    if expected[-1] < 10:
+        observed[0], expected[0] = observed[0] + observed.pop(), expected[0] + expected.pop()
+    return float(chisquare(observed, expected, sum_check=False).pvalue)
+
+
+def test_the_exits_of_the_chi_square_model_disagree() -> None:
+    joint = explicit_joint()
+    assert joint.sum(-1).min() > 0.04
+    assert len(set(joint.argmax(-1).tolist())) > 1
+
+
+def test_200000_draws_follow_the_joint_distribution_of_exit_and_token() -> None:
+    assert p_value(joint_counts(), explicit_joint()) > 1e-3
+
+
+@pytest.mark.parametrize(("taken", "given_to"), [(0, 1), (1, 0), (2, 3), (3, 0)])
+def test_moving_a_hundredth_of_probability_between_exits_is_noticed(taken: int, given_to: int) -> None:
+    joint = explicit_joint()
+    shares = joint.sum(-1)
+    shifted = joint.clone()
+    shifted[taken] *= 1 - 0.01 / shares[taken]
+    shifted[given_to] *= 1 + 0.01 / shares[given_to]
+    assert p_value(joint_counts(), shifted) < 1e-6
