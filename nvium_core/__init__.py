@@ -7,6 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nvium_core.choices import Device as Device
+    from nvium_core.choices import Precision as Precision
+    from nvium_core.choices import Schedule as Schedule
     from nvium_core.engine.engine import Completion as Completion
     from nvium_core.engine.engine import Engine as Engine
     from nvium_core.engine.engine import EngineError as EngineError
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from nvium_core.loading import load_model as load_model
 
 _HOME = {
+    "Device": "choices",
+    "Precision": "choices",
+    "Schedule": "choices",
     "Completion": "engine.engine",
     "Engine": "engine.engine",
     "EngineError": "engine.engine",

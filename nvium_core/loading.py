@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
+from nvium_core.choices import Device, Precision
 from nvium_core.model.checkpoint import CheckpointError, resolve_folder
 from nvium_core.model.nvium import NviumForCausalLM
-
-Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["auto", "float32", "bfloat16", "float64"]
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
@@ -30,6 +28,7 @@ def load_model(source: str | None = None, device: Device = "auto", dtype: Precis
 
     Raises `CheckpointError` naming what is wrong.
     """
+    disable_progress_bar()
     path = Path(source) if source else embedded_model()
     place = resolve_device(device)
     folder = resolve_folder(path)

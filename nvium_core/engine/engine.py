@@ -74,6 +74,13 @@ class Completion:
     exit_probabilities: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
+    def append(self, event: TokenEvent) -> None:
+        """Take the next token."""
+        self.token_ids.append(event.token_id)
+        self.exits.append(event.exit)
+        self.exit_probabilities.append(event.exit_probability)
+        self.finish_reason = event.finish_reason
+
 
 class EngineError(RuntimeError):
     """A sequence could not be run to its end."""
@@ -160,7 +167,7 @@ class Engine:
             for event in self.step():
                 if isinstance(event, FailureEvent):
                     raise EngineError(event.message)
-                extend(completions[event.sequence_id], event)
+                completions[event.sequence_id].append(event)
         return list(completions.values())
 
     def check_integrity(self) -> None:
@@ -236,14 +243,6 @@ class Engine:
             wanted = max(self.context, min(self.config.max_sequences * self.context, DEFAULT_CACHE_TOKENS))
         require(wanted >= self.context, "cache_tokens", f"must hold one full context of {self.context}, got {wanted}")
         return -(-wanted // self.config.page_size)
-
-
-def extend(completion: Completion, event: TokenEvent) -> None:
-    """Add one event to a completion."""
-    completion.token_ids.append(event.token_id)
-    completion.exits.append(event.exit)
-    completion.exit_probabilities.append(event.exit_probability)
-    completion.finish_reason = event.finish_reason
 
 
 def eos_token_ids(model: NviumForCausalLM) -> frozenset[int]:

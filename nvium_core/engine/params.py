@@ -1,9 +1,9 @@
 """What a request asks of the sampler, and what an engine is allowed to use. Checked here, before anything is allocated."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
-Schedule = Literal["sweep", "synchronous"]
+from nvium_core.choices import Schedule
 
 
 class InvalidRequest(ValueError):
@@ -73,7 +73,7 @@ class EngineConfig:
     context: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.schedule in ("sweep", "synchronous"), "schedule", f"no such schedule: {self.schedule!r}")
+        require(self.schedule in get_args(Schedule), "schedule", f"no such schedule: {self.schedule!r}")
         for field in ("max_sequences", "max_rows_per_step", "page_size"):
             require(getattr(self, field) >= 1, field, f"must be at least 1, got {getattr(self, field)}")
 

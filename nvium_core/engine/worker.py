@@ -43,6 +43,8 @@ class TokenStream:
 
     def __init__(self, sequence_id: str, cancel: Callable[[], None]) -> None:
         self.sequence_id = sequence_id
+        self.admitted_at: float | None = None
+        """When the sequence left the queue, by `time.monotonic()`; known by the time its first token arrives."""
         self._cancel = cancel
         self._loop = asyncio.get_running_loop()
         self._events: list[Event] = []
@@ -86,6 +88,7 @@ class EngineWorker:
         self._observe = observe
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, TokenStream] = {}
+        self._queued: dict[str, TokenStream] = {}
         self._numbers = count()
         self._beat = time.monotonic()
         self._thread = threading.Thread(target=self._loop, name="nvium-device", daemon=True)
@@ -136,18 +139,27 @@ class EngineWorker:
             return True
 
     def _step(self) -> None:
+        started = time.monotonic()
         events = self.engine.step()
+        self._note_admissions(started)
         self._deliver(events)
         if self._observe and self.engine.last_report:
             self._observe(self.engine.last_report)
 
     def _add(self, stream: TokenStream, token_ids: Tokens[int], params: SamplingParams) -> None:
-        self._streams[stream.sequence_id] = stream
+        self._streams[stream.sequence_id] = self._queued[stream.sequence_id] = stream
         self.engine.add(stream.sequence_id, token_ids, params)
 
     def _cancel(self, sequence_id: str) -> None:
         self._streams.pop(sequence_id, None)
+        self._queued.pop(sequence_id, None)
         self.engine.cancel(sequence_id)
+
+    def _note_admissions(self, when: float) -> None:
+        """Stamp the streams whose sequences the last Step took out of the queue."""
+        waiting = {sequence.id for sequence in self.engine.scheduler.waiting} if self._queued else set()
+        for sequence_id in self._queued.keys() - waiting:
+            self._queued.pop(sequence_id).admitted_at = when
 
     def _deliver(self, events: list[Event]) -> None:
         """Hand events to their streams, with one call into each loop concerned."""

@@ -97,7 +97,7 @@ def without_title(document: str) -> str:
 def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
     """One stream: every document behind its end-of-text token, and one more at the end."""
     end = tokenizer.eos_token_id
-    encodings = tokenizer(list(documents), add_special_tokens=False)["input_ids"]
+    encodings = tokenizer(list(documents), add_special_tokens=False, verbose=False)["input_ids"]
     stream = [token for ids in encodings for token in (end, *ids)]
     return np.array([*stream, end], dtype=np.uint16)
 

@@ -22,19 +22,37 @@ class Losses:
     exit_probs: Tensor
 
 
-def batch_losses(model: NviumForCausalLM, batch: Batch) -> Losses:
-    """The losses of a packed batch. Unlike the model's forward, never builds log π_mix over the vocabulary."""
-    attend = causal_attention(batch.mask())
-    states = model.hidden_states(batch.inputs, batch.positions, attend)
+@dataclass(frozen=True)
+class TokenLosses:
+    """Per target token: log w [B, T, E, 2], log p [B, T, E], and −log π_k of the target [B, T, E]."""
+
+    log_w: Tensor
+    log_p: Tensor
+    exit_nll: Tensor
+
+
+def token_losses(model: NviumForCausalLM, batch: Batch) -> TokenLosses:
+    """What the losses are made of. Unlike the model's forward, never builds log π_mix over the vocabulary."""
+    states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
     log_w, outputs = model.exit_outputs(states)
-    log_p = mixture.log_exit_probs(log_w)
-    targets = batch.targets.flatten()
-    nll_XE = torch.stack([F.cross_entropy(model.lm_head(o).flatten(0, 1).float(), targets, reduction="none") for o in outputs], -1)
+    nll = [cross_entropy(model.lm_head(o_BTD), batch.targets) for o_BTD in outputs]
+    return TokenLosses(log_w, mixture.log_exit_probs(log_w), torch.stack(nll, dim=-1))
+
+
+def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """−log softmax at the target, [B, T], in float32 or better."""
+    precise = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+    return F.cross_entropy(precise.flatten(0, 1), targets_BT.flatten(), reduction="none").view(targets_BT.shape)
+
+
+def batch_losses(model: NviumForCausalLM, batch: Batch) -> Losses:
+    """The losses of a packed batch."""
+    tokens = token_losses(model, batch)
     return Losses(
-        mix=mixture.mixture_nll(log_p.flatten(0, 1), nll_XE).mean(),
-        compute=mixture.mean_depth(log_p, model.config.exit_layers or []).mean(),
-        balance=mixture.balance_penalty(log_w).mean(),
-        exit_probs=log_p.detach().exp().mean((0, 1)),
+        mix=mixture.mixture_nll(tokens.log_p, tokens.exit_nll).mean(),
+        compute=mixture.mean_depth(tokens.log_p, model.config.exit_layers or []).mean(),
+        balance=mixture.balance_penalty(tokens.log_w).mean(),
+        exit_probs=tokens.log_p.detach().exp().mean((0, 1)),
     )
 
 

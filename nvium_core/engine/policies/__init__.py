@@ -1,6 +1,6 @@
 """Which block next? Small, torch-free, interchangeable answers."""
 
-from nvium_core.engine.params import Schedule
+from nvium_core.choices import Schedule
 from nvium_core.engine.policies.policy import Policy
 from nvium_core.engine.policies.sweep import Sweep
 from nvium_core.engine.policies.synchronous import Synchronous

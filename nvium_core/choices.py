@@ -1,0 +1,7 @@
+"""The words that options accept, on the command line, in the environment and in Python alike."""
+
+from typing import Literal
+
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "float32", "bfloat16", "float64"]
+Schedule = Literal["sweep", "synchronous"]

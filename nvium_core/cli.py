@@ -1,0 +1,213 @@
+"""The `nvium` command: the one place that knows every part. Imports are made where they are used, so help is instant.
+
+Whatever the user can get wrong ends as one line on stderr and exit code 2.
+"""
+
+import json
+import sys
+import time
+from collections import Counter
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nvium_core.choices import Device, Precision, Schedule
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from nvium_core import Completion, Engine, LoadedModel, SamplingParams
+
+EXIT_COLOURS = ["bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue", "bright_red", "white"]
+USER_ERROR = 2
+
+UsageError = typer.BadParameter.__bases__[0]
+"""The root of click's complaints; some versions of typer bring a click of their own, so it is reached from here."""
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="N-vium, served and trained.")
+
+ModelArgument = Annotated[str | None, typer.Argument(help="A folder or Hub name; the embedded model if left out.")]
+DeviceOption = Annotated[Device, typer.Option(help="auto is CUDA where there is one.")]
+PrecisionOption = Annotated[Precision, typer.Option(help="auto is float32 on CPU, bfloat16 on CUDA.")]
+
+
+def main() -> None:
+    """Entry point: runs a command, and turns mistakes of the user into one line and exit code 2."""
+    try:
+        status = typer.main.get_command(app)(standalone_mode=False)
+    except UsageError as error:
+        fail(error.format_message())  # type: ignore[attr-defined]
+    except (ValueError, OSError, RuntimeError) as error:
+        fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def fail(message: str) -> None:
+    """One line on stderr, exit code 2."""
+    print("nvium: " + " ".join(message.split()), file=sys.stderr)
+    sys.exit(USER_ERROR)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"nvium {distribution_version('nvium')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Serve, try, train and evaluate mixture-of-exits transformers."""
+
+
+@app.command()
+def serve(
+    model: ModelArgument = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on [8000].")] = None,
+    device: Annotated[Device | None, typer.Option(help="auto is CUDA where there is one.")] = None,
+    dtype: Annotated[Precision | None, typer.Option(help="auto is float32 on CPU, bfloat16 on CUDA.")] = None,
+    schedule: Annotated[Schedule | None, typer.Option(help="Which block next [sweep].")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together [the model's].")] = None,
+    max_sequences: Annotated[int | None, typer.Option(help="Sequences that run at once [32].")] = None,
+    max_rows_per_step: Annotated[int | None, typer.Option(help="Rows of one step; cuts long prompts [256].")] = None,
+    cache_tokens: Annotated[int | None, typer.Option(help="Positions the key/value cache holds.")] = None,
+    max_queue: Annotated[int | None, typer.Option(help="Choices that may wait [1024].")] = None,
+    max_prompts: Annotated[int | None, typer.Option(help="Prompts of one request [1024].")] = None,
+    max_n: Annotated[int | None, typer.Option(help="Choices per prompt [128].")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Choices × max_tokens of one request.")] = None,
+    max_body_bytes: Annotated[int | None, typer.Option(help="Size of a request's body [2,000,000].")] = None,
+    drain_seconds: Annotated[float | None, typer.Option(help="How long running requests may finish [30].")] = None,
+    keep_alive_seconds: Annotated[float | None, typer.Option(help="Between comments on a silent stream [15].")] = None,
+    stall_seconds: Annotated[float | None, typer.Option(help="Without a step, until /livez fails [30].")] = None,
+) -> None:
+    """Serve a model over HTTP. Every option may also be set as NVIUM_… in the environment."""
+    given = {name: value for name, value in locals().items() if value is not None}
+    from server.app import run
+    from server.settings import read_settings
+
+    run(read_settings(given))
+
+
+@app.command()
+def generate(
+    model: ModelArgument = None,
+    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "Once upon a time",
+    max_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 128,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 is the argmax of π_mix.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
+    schedule: Annotated[Schedule, typer.Option(help="Which block next.")] = "sweep",
+    device: DeviceOption = "auto",
+    dtype: PrecisionOption = "auto",
+) -> None:
+    """Continue a prompt in the terminal, each token coloured by the exit it left at."""
+    from rich.console import Console
+
+    from nvium_core import Engine, EngineConfig, SamplingParams, load_model
+
+    loaded = load_model(model, device, dtype)
+    engine = Engine(loaded.model, EngineConfig(schedule=schedule, max_sequences=1))
+    params = SamplingParams(max_tokens=max_tokens, seed=seed, temperature=temperature, top_p=top_p)
+    stream_to(Console(highlight=False), loaded, engine, prompt, params)
+
+
+def stream_to(
+    console: "Console", loaded: "LoadedModel", engine: "Engine", prompt: str, params: "SamplingParams"
+) -> None:
+    """Print the prompt and its continuation as it is spoken, then a summary."""
+    from rich.text import Text
+    from tokenizers.decoders import DecodeStream
+
+    from nvium_core import Completion, EngineError, TokenEvent
+
+    console.print(Text(prompt, "dim"), end="")
+    prompt_ids = loaded.tokenizer(prompt).input_ids
+    decoder, completion = DecodeStream(prompt_ids, skip_special_tokens=True), Completion()
+    engine.add("prompt", prompt_ids, params)
+    started = time.monotonic()
+    while engine.has_work:
+        for event in engine.step():
+            if not isinstance(event, TokenEvent):
+                raise EngineError(event.message)
+            completion.append(event)
+            text = decoder.step(loaded.tokenizer.backend_tokenizer, event.token_id)
+            console.print(Text(text or "", exit_colour(event.exit)), end="")
+    summarise(console, completion, loaded.model.config.exit_layers or [], time.monotonic() - started)
+
+
+def exit_colour(exit_number: int) -> str:
+    return EXIT_COLOURS[(exit_number - 1) % len(EXIT_COLOURS)]
+
+
+def summarise(console: "Console", completion: "Completion", exit_layers: "list[int] | tuple[int, ...]", seconds: float) -> None:
+    """Tokens per second, tokens by exit, mean depth."""
+    from rich.text import Text
+
+    used, num_tokens = Counter(completion.exits), len(completion.exits)
+    mean_depth = sum(exit_layers[exit_ - 1] for exit_ in completion.exits) / exit_layers[-1] / num_tokens
+    parts = [Text(f"exit {k} (layer {depth}): {used[k]}", exit_colour(k)) for k, depth in enumerate(exit_layers, 1)]
+    rate = f"{num_tokens} tokens, {num_tokens / seconds:.1f} tokens/s, mean depth {mean_depth:.2f}"
+    console.print(Text("\n\n") + Text(" · ").join([Text(rate), *parts]))
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="Which one: tales, tiny.")],
+    data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
+    folder: Annotated[Path | None, typer.Option(help="The run's folder; resumed if it holds one. Default runs/RECIPE.")] = None,
+    settings: Annotated[list[str], typer.Option("--set", help="key=value, such as learning_rate.maximum=1e-3.")] = [],  # noqa: B006 (typer copies it)
+    device: DeviceOption = "auto",
+    compile: Annotated[bool, typer.Option(help="Compile the model; pays on long runs.")] = True,
+) -> None:
+    """Train a model; a run that was interrupted goes on from its last checkpoint."""
+    from nvium_core.loading import resolve_device
+    from nvium_core.training.recipes import recipe_named
+    from nvium_core.training.train import RunOptions
+    from nvium_core.training.train import train as run
+
+    options = RunOptions(
+        data=data, folder=folder or Path("runs") / recipe, device=str(resolve_device(device)), compile=compile
+    )
+    print(f"The model is in {run(recipe_named(recipe, settings), options)}")
+
+
+@app.command()
+def evaluate(
+    model: ModelArgument = None,
+    data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")] = ...,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    device: DeviceOption = "auto",
+    dtype: PrecisionOption = "auto",
+) -> None:
+    """Perplexity of π_mix and of each exit alone, routing and mean depth on a text."""
+    from nvium_core import load_model
+    from nvium_core.evaluation import perplexity
+    from nvium_core.training.data import read_documents
+
+    documents = read_documents(data)
+    loaded = load_model(model, device, dtype)
+    figures = perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress=True).as_dict()
+    print_figures(figures)
+    if json_file:
+        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def print_figures(figures: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("figure", "value")
+    for name, value in figures.items():
+        values = value if isinstance(value, list) else [value]
+        table.add_row(name.replace("_", " "), "  ".join(f"{x:,}" if isinstance(x, int) else f"{x:.4g}" for x in values))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

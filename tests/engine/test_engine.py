@@ -1,0 +1,174 @@
+"""The engine's edges: limits, endings, cancelling, failures that stay with their sequence."""
+
+from collections.abc import Sequence as Items
+
+import pytest
+import torch
+
+from nvium_core import (
+    ContextLengthExceeded,
+    Engine,
+    EngineConfig,
+    FailureEvent,
+    InvalidRequest,
+    NviumForCausalLM,
+    SamplingParams,
+    TokenEvent,
+)
+from nvium_core.engine.runner import Junction, Runner
+from nvium_core.engine.scheduler import Step
+from tests.random_models import random_model
+
+
+@pytest.fixture(scope="module")
+def model() -> NviumForCausalLM:
+    return random_model([1, 3], context=32)
+
+
+def test_a_sequence_ends_at_max_tokens_or_with_a_stop_token(model: NviumForCausalLM) -> None:
+    engine = Engine(model)
+    (free,) = engine.generate([[1, 2]], SamplingParams(max_tokens=10, seed=1, ignore_eos=True))
+    assert (len(free.token_ids), free.finish_reason) == (10, "length")
+    stop = free.token_ids[3]
+    first = free.token_ids.index(stop)
+    (stopped,) = engine.generate([[1, 2]], SamplingParams(max_tokens=10, seed=1, ignore_eos=True, stop_token_ids=(stop,)))
+    assert (stopped.token_ids, stopped.finish_reason) == (free.token_ids[: first + 1], "stop")
+
+
+def test_end_of_text_ends_a_sequence_unless_it_is_ignored(model: NviumForCausalLM) -> None:
+    engine = Engine(model)
+    seed = next(s for s in range(500) if 0 in spoken(engine, s, ignore_eos=True)[:-1])
+    heard = spoken(engine, seed, ignore_eos=True)
+    assert spoken(engine, seed, ignore_eos=False) == heard[: heard.index(0) + 1]
+
+
+def spoken(engine: Engine, seed: int, *, ignore_eos: bool) -> list[int]:
+    (completion,) = engine.generate([[3]], SamplingParams(max_tokens=8, seed=seed, ignore_eos=ignore_eos))
+    return completion.token_ids
+
+
+def test_requests_without_a_seed_differ(model: NviumForCausalLM) -> None:
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    first, second = Engine(model).generate([[1], [1]], params)
+    assert first.token_ids != second.token_ids
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "settings", "field"),
+    [
+        ([], {}, "prompt"),
+        ([17], {}, "prompt"),
+        ([-1], {}, "prompt"),
+        ([1], {"stop_token_ids": (99,)}, "stop_token_ids"),
+        ([1] * 32, {"max_tokens": 1}, "prompt"),
+        ([1] * 20, {"max_tokens": 13}, "max_tokens"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_by_field(
+    model: NviumForCausalLM, token_ids: list[int], settings: dict[str, int], field: str
+) -> None:
+    engine = Engine(model)
+    with pytest.raises(InvalidRequest) as refusal:
+        engine.add("x", token_ids, SamplingParams(**settings))  # type: ignore[arg-type]
+    assert refusal.value.field == field
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_tokens": 0}, {"temperature": -1}, {"temperature": 2.1}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}, {"seed": 2**63}],
+)
+def test_sampling_parameters_out_of_range_are_refused_by_name(settings: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        SamplingParams(**settings)  # type: ignore[arg-type]
+    assert refusal.value.field == next(iter(settings))
+
+
+def test_an_overlong_request_is_refused_with_the_numbers(model: NviumForCausalLM) -> None:
+    with pytest.raises(ContextLengthExceeded, match=r"32 tokens; the prompt has 20 and 13 more"):
+        Engine(model).add("x", [1] * 20, SamplingParams(max_tokens=13))
+
+
+@pytest.mark.parametrize("settings", [{"context": 33}, {"context": 1}, {"cache_tokens": 31}])
+def test_an_engine_that_could_not_hold_one_sequence_is_refused(
+    model: NviumForCausalLM, settings: dict[str, int]
+) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(settings))):
+        Engine(model, EngineConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_cancelling_frees_everything_at_once_and_unknown_ids_are_ignored(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(max_sequences=1))
+    engine.add("running", [1, 2, 3])
+    engine.add("waiting", [1, 2, 3])
+    engine.step()
+    for sequence_id in ("running", "waiting", "waiting", "nobody"):
+        engine.cancel(sequence_id)
+    engine.check_integrity()
+    assert not engine.has_work
+    assert engine.scheduler.pool.usage == 0
+    assert engine.step() == []
+
+
+class FaultyRunner(Runner):
+    """Raises whenever a given token is among the rows it is handed."""
+
+    poison = 16
+
+    def run(self, step: Step) -> list[Junction | None]:
+        if any(self.poison in run.sequence.token_ids for run in step.runs):
+            raise RuntimeError("poisoned")
+        return super().run(step)
+
+
+def drained(engine: Engine) -> dict[str, list[TokenEvent | FailureEvent]]:
+    events: dict[str, list[TokenEvent | FailureEvent]] = {}
+    while engine.has_work:
+        for event in engine.step():
+            events.setdefault(event.sequence_id, []).append(event)
+        engine.check_integrity()
+    return events
+
+
+def test_a_sequence_that_fails_ends_alone(model: NviumForCausalLM) -> None:
+    params = SamplingParams(max_tokens=6, seed=4, temperature=0, ignore_eos=True)
+    (undisturbed,) = Engine(model).generate([[1, 2]], params)
+    engine = Engine(model)
+    engine.runner.__class__ = FaultyRunner
+    engine.add("good", [1, 2], params)
+    engine.add("bad", [1, 16], params)
+    events = drained(engine)
+    assert [type(event) for event in events["bad"]] == [FailureEvent]
+    assert [event.token_id for event in tokens(events["good"])] == undisturbed.token_ids
+
+
+def tokens(events: Items[TokenEvent | FailureEvent]) -> list[TokenEvent]:
+    return [event for event in events if isinstance(event, TokenEvent)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_output_that_is_not_finite_fails_the_sequence_and_no_other(temperature: float) -> None:
+    model = random_model([2], context=32)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[5] = torch.nan
+    engine = Engine(model)
+    engine.add("sick", [5], SamplingParams(temperature=temperature))
+    engine.add("well", [1], SamplingParams(max_tokens=3, temperature=temperature, ignore_eos=True, top_k=1, seed=1))
+    events = drained(engine)
+    assert [type(event) for event in events["sick"]] == [FailureEvent]
+    assert 1 <= len(tokens(events["well"])) <= 3
+
+
+def test_a_duplicate_id_is_refused(model: NviumForCausalLM) -> None:
+    engine = Engine(model)
+    engine.add("x", [1])
+    with pytest.raises(InvalidRequest, match="already running"):
+        engine.add("x", [1])
+
+
+def test_the_report_counts_rows_and_passengers(model: NviumForCausalLM) -> None:
+    engine = Engine(model)
+    engine.add("x", [1, 2, 3], SamplingParams(max_tokens=1))
+    engine.step()
+    assert engine.last_report is not None
+    assert (engine.last_report.block, engine.last_report.num_rows, engine.last_report.num_piggybacked_rows) == (1, 3, 2)

@@ -1,0 +1,134 @@
+"""The device thread as an asyncio program sees it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from nvium_core import (
+    Engine,
+    EngineConfig,
+    EngineError,
+    EngineWorker,
+    InvalidRequest,
+    NviumForCausalLM,
+    SamplingParams,
+    TokenStream,
+)
+from nvium_core.engine.runner import Junction, Runner
+from nvium_core.engine.scheduler import Step
+from tests.random_models import random_model
+
+PARAMS = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> NviumForCausalLM:
+    return random_model([1, 3], context=512)
+
+
+@pytest_asyncio.fixture
+async def worker(model: NviumForCausalLM) -> AsyncIterator[EngineWorker]:
+    worker = EngineWorker(Engine(model, EngineConfig(max_sequences=4)))
+    worker.start()
+    yield worker
+    worker.stop(timeout=5)
+    worker.engine.check_integrity()
+
+
+async def collect(stream: TokenStream) -> list[int]:
+    return [event.token_id async for events in stream for event in events]
+
+
+async def until(condition: object, seconds: float = 2.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.asyncio
+async def test_streams_give_what_the_engine_alone_would_give(worker: EngineWorker, model: NviumForCausalLM) -> None:
+    prompts = [[1, 2], [3], [4, 5, 6], [7], [8, 9]]
+    streamed = await asyncio.gather(*(collect(worker.submit(prompt, PARAMS)) for prompt in prompts))
+    assert list(streamed) == [c.token_ids for c in Engine(model).generate(prompts, PARAMS)]
+
+
+@pytest.mark.asyncio
+async def test_leaving_a_stream_early_frees_its_sequence(worker: EngineWorker) -> None:
+    stream = worker.submit([1], SamplingParams(max_tokens=500, ignore_eos=True))
+    iterator = aiter(stream)
+    await anext(iterator)
+    await iterator.aclose()
+    await until(lambda: not worker.engine.has_work)
+    assert worker.engine.scheduler.pool.usage == 0
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_task_frees_its_sequence(worker: EngineWorker) -> None:
+    task = asyncio.create_task(collect(worker.submit([1], SamplingParams(max_tokens=500, ignore_eos=True))))
+    await until(lambda: worker.state.num_running == 1)
+    task.cancel()
+    await until(lambda: not worker.engine.has_work)
+
+
+@pytest.mark.asyncio
+async def test_a_bad_request_is_refused_where_it_is_submitted(worker: EngineWorker) -> None:
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        worker.submit([10_000], PARAMS)
+
+
+@pytest.mark.asyncio
+async def test_the_event_loop_stays_responsive_while_the_device_works(worker: EngineWorker) -> None:
+    busy = [worker.submit([1] * 200, SamplingParams(max_tokens=100, ignore_eos=True)) for _ in range(4)]
+    tasks = [asyncio.create_task(collect(stream)) for stream in busy]
+    started = time.monotonic()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert time.monotonic() - started < 1.0
+    await asyncio.gather(*tasks)
+
+
+class SlowRunner(Runner):
+    """Takes its time over every Step."""
+
+    def run(self, step: Step) -> list[Junction | None]:
+        time.sleep(0.3)
+        return super().run(step)
+
+
+@pytest.mark.asyncio
+async def test_submitting_never_waits_for_the_device(worker: EngineWorker) -> None:
+    worker.engine.runner.__class__ = SlowRunner
+    first = asyncio.create_task(collect(worker.submit([1], SamplingParams(max_tokens=1))))
+    await asyncio.sleep(0.05)
+    started = time.monotonic()
+    second = worker.submit([2], SamplingParams(max_tokens=1))
+    assert time.monotonic() - started < 0.1
+    assert worker.seconds_since_progress < 5
+    await asyncio.gather(first, collect(second))
+
+
+@pytest.mark.asyncio
+async def test_stopping_fails_what_is_running(model: NviumForCausalLM) -> None:
+    worker = EngineWorker(Engine(model))
+    worker.start()
+    stream = worker.submit([1], SamplingParams(max_tokens=500, ignore_eos=True))
+    await until(lambda: worker.state.num_running == 1)
+    worker.stop(timeout=5)
+    with pytest.raises(EngineError, match="stopped"):
+        await collect(stream)
+    assert not worker.is_alive
+
+
+@pytest.mark.asyncio
+async def test_every_step_is_observed(model: NviumForCausalLM) -> None:
+    blocks: list[int] = []
+    worker = EngineWorker(Engine(model), observe=lambda report: blocks.append(report.block))
+    worker.start()
+    await collect(worker.submit([1], PARAMS))
+    worker.stop(timeout=5)
+    assert set(blocks) <= {1, 2}
+    assert len(blocks) >= 12
