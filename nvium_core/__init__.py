@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from nvium_core.engine.worker import EngineWorker as EngineWorker
     from nvium_core.engine.worker import TokenStream as TokenStream
     from nvium_core.engine.worker import WorkerState as WorkerState
+    from nvium_core.loading import LoadedModel as LoadedModel
+    from nvium_core.loading import load_model as load_model
     from nvium_core.model.checkpoint import CheckpointError as CheckpointError
     from nvium_core.model.config import NviumConfig as NviumConfig
     from nvium_core.model.nvium import NviumForCausalLM as NviumForCausalLM
-    from nvium_core.loading import LoadedModel as LoadedModel
-    from nvium_core.loading import load_model as load_model
 
 _HOME = {
     "Device": "choices",

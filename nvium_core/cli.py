@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXIT_COLOURS = ["bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue", "bright_red", "white"]
 USER_ERROR = 2
 
-UsageError = typer.BadParameter.__bases__[0]
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The root of click's complaints; some versions of typer bring a click of their own, so it is reached from here."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="N-vium, served and trained.")
@@ -145,7 +145,9 @@ def exit_colour(exit_number: int) -> str:
     return EXIT_COLOURS[(exit_number - 1) % len(EXIT_COLOURS)]
 
 
-def summarise(console: "Console", completion: "Completion", exit_layers: "list[int] | tuple[int, ...]", seconds: float) -> None:
+def summarise(
+    console: "Console", completion: "Completion", exit_layers: "list[int] | tuple[int, ...]", seconds: float
+) -> None:
     """Tokens per second, tokens by exit, mean depth."""
     from rich.text import Text
 
@@ -160,7 +162,9 @@ def summarise(console: "Console", completion: "Completion", exit_layers: "list[i
 def train(
     recipe: Annotated[str, typer.Argument(help="Which one: tales, tiny.")],
     data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
-    folder: Annotated[Path | None, typer.Option(help="The run's folder; resumed if it holds one. Default runs/RECIPE.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="The run's folder; resumed if it holds one. Default runs/RECIPE.")
+    ] = None,
     settings: Annotated[list[str], typer.Option("--set", help="key=value, such as learning_rate.maximum=1e-3.")] = [],  # noqa: B006 (typer copies it)
     device: DeviceOption = "auto",
     compile: Annotated[bool, typer.Option(help="Compile the model; pays on long runs.")] = True,
@@ -179,8 +183,8 @@ def train(
 
 @app.command()
 def evaluate(
+    data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
     model: ModelArgument = None,
-    data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")] = ...,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
     device: DeviceOption = "auto",
     dtype: PrecisionOption = "auto",

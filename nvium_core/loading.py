@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
@@ -32,7 +33,8 @@ def load_model(source: str | None = None, device: Device = "auto", dtype: Precis
     path = Path(source) if source else embedded_model()
     place = resolve_device(device)
     folder = resolve_folder(path)
-    model = NviumForCausalLM.from_pretrained(folder, dtype=resolve_dtype(dtype, place)).to(place).eval()
+    model = NviumForCausalLM.from_pretrained(folder, dtype=resolve_dtype(dtype, place)).eval()
+    nn.Module.to(model, place)
     return LoadedModel(path.resolve().name if path.exists() else path.name, model, load_tokenizer(folder, model))
 
 

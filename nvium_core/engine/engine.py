@@ -149,6 +149,7 @@ class Engine:
     def step(self) -> list[Event]:
         """Schedule, run, record, report. Nothing to do gives no events."""
         step = self.scheduler.schedule()
+        self.last_report = None
         if step is None:
             return []
         started = time.monotonic()
@@ -158,16 +159,20 @@ class Engine:
         return events
 
     def generate(self, prompts: Iterable[Tokens[int]], params: SamplingParams | None = None) -> list[Completion]:
-        """Run prompts to their ends together; completions in the order of the prompts."""
+        """Run prompts to their ends together, on an otherwise idle engine; completions in the order of the prompts."""
         completions: dict[str, Completion] = {}
-        for number, prompt in enumerate(prompts):
-            completions[f"generate-{number}"] = Completion()
-            self.add(f"generate-{number}", prompt, params)
-        while self.has_work:
-            for event in self.step():
-                if isinstance(event, FailureEvent):
-                    raise EngineError(event.message)
-                completions[event.sequence_id].append(event)
+        try:
+            for number, prompt in enumerate(prompts):
+                self.add(f"generate-{number}", prompt, params)
+                completions[f"generate-{number}"] = Completion()
+            while self.has_work:
+                for event in self.step():
+                    if isinstance(event, FailureEvent):
+                        raise EngineError(event.message)
+                    completions[event.sequence_id].append(event)
+        finally:
+            for sequence_id in completions:
+                self.cancel(sequence_id)
         return list(completions.values())
 
     def check_integrity(self) -> None:
@@ -176,7 +181,7 @@ class Engine:
         held = {s.id for s in (*self.scheduler.waiting, *self.scheduler.running)}
         assert held == self._sequences.keys()
 
-    def _run(self, step: Step) -> list[Junction | None | Exception]:
+    def _run(self, step: Step) -> list[Junction | Exception | None]:
         """The Step's outcomes. If it fails, each sequence runs alone, so that only the guilty one ends."""
         try:
             return list(self.runner.run(step))
@@ -187,7 +192,7 @@ class Engine:
             logger.warning("a step of %d sequences failed; running each alone", len(step.runs))
             return [outcome for run in step.runs for outcome in self._run(Step(step.block, [run]))]
 
-    def _record(self, step: Step, outcomes: list[Junction | None | Exception]) -> list[Event]:
+    def _record(self, step: Step, outcomes: list[Junction | Exception | None]) -> list[Event]:
         """Move the staircases on; tokens and endings become events."""
         events: list[Event] = []
         for run, outcome in zip(step.runs, outcomes, strict=True):
@@ -247,7 +252,7 @@ class Engine:
 
 def eos_token_ids(model: NviumForCausalLM) -> frozenset[int]:
     """The model's end-of-text tokens, as its generation configuration or else its configuration names them."""
-    named = model.generation_config.eos_token_id if model.generation_config else None
+    named = getattr(model.generation_config, "eos_token_id", None)
     named = model.config.eos_token_id if named is None else named
     if named is None:
         return frozenset()

@@ -28,7 +28,7 @@ class PagePool:
         return -(-num_positions // self.page_size)
 
     def grow(self, sequence: Sequence, num_positions: int) -> bool:
-        """Give the sequence pages for its first `num_positions` positions; False, and nothing done, if too few are free."""
+        """Give the sequence pages for its first `num_positions`; False, and nothing done, if too few are free."""
         missing = self.num_pages_for(num_positions) - len(sequence.pages)
         if missing > self.num_free:
             return False

@@ -1,4 +1,4 @@
-"""What a request asks of the sampler, and what an engine is allowed to use. Checked here, before anything is allocated."""
+"""What a request asks of the sampler and what an engine may use, checked before anything is allocated."""
 
 from dataclasses import dataclass
 from typing import get_args

@@ -1,7 +1,7 @@
 """Carries out a Step on the device: gather rows, run one block, ask the junction, keep the hidden states.
 
-Everything a Step needs arrives as flat arrays. A Step never overwrites what it has read before it is sure to succeed, so
-one that raised can be run again. All buffers are allocated once.
+Everything a Step needs arrives as flat arrays. A Step never overwrites what it has read before it is sure to succeed,
+so one that raised can be run again. All buffers are allocated once.
 
 Shapes: R rows of the Step, F front rows (sequences that may speak), B sequences padded together, Q and S their
 longest run of queries and of keys, D width, H query heads, G key heads, P head size, V vocabulary.
@@ -9,14 +9,14 @@ longest run of queries and of keys, D width, H query heads, G key heads, P head 
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nvium_core.engine.randomness import ROUTE, TOKEN, uniform
-from nvium_core.engine.sampling import Truncation, certified_argmax, draw
+from nvium_core.engine.randomness import ROUTE, TOKEN, Purpose, uniform
+from nvium_core.engine.sampling import NO_TOKEN, Truncation, certified_argmax, draw
 from nvium_core.engine.scheduler import Run, Step
 from nvium_core.engine.sequence import Sequence
 from nvium_core.model.exits import CONTINUE, EXIT
@@ -29,7 +29,7 @@ LONG_RUN = 16
 
 @dataclass(frozen=True, slots=True)
 class Junction:
-    """What happened at the junction to one front row: the token it spoke, if it did, and the router's log-probabilities."""
+    """What one front row did at the junction: the token it spoke, if any, and the router's log-probabilities."""
 
     token_id: int | None
     log_exit: float
@@ -60,13 +60,14 @@ class Runner:
         config = model.config
         num_slots = num_pages * page_size
         heads = config.num_key_value_heads or config.num_attention_heads
-        cache_shape = (config.num_hidden_layers, num_slots, heads, config.head_dim or 0)
+        self._null_slot = num_slots  # nobody's, always zero: what padding attends to, masked, must not be another's NaN
+        cache_shape = (config.num_hidden_layers, num_slots + 1, heads, config.head_dim or 0)
         self._keys = torch.zeros(cache_shape, dtype=model.dtype, device=self.device)
         self._values = torch.zeros_like(self._keys)
         self._hidden = torch.zeros(num_slots, config.hidden_size, dtype=model.dtype, device=self.device)
         self._mixture = torch.zeros(2, max_sequences, config.vocab_size, dtype=torch.float64, device=self.device)
-        """The partial mixtures of greedy sequences, by seat; blocks take turns between the two, so none is overwritten by a
-        Step that reads it."""
+        """The partial mixtures of greedy sequences, by seat. Blocks take turns between the two, so that no Step
+        overwrites what it reads."""
 
     @torch.inference_mode()
     def run(self, step: Step) -> list[Junction | None]:
@@ -132,7 +133,7 @@ class Runner:
         slots = [torch.tensor(self._slots(run.sequence, range(run.rows.stop))) for run, _ in placed_runs]
         row_BQ = pad_sequence(rows, batch_first=True)
         position_BQ = pad_sequence(positions, batch_first=True)
-        slot_BS = pad_sequence(slots, batch_first=True)
+        slot_BS = pad_sequence(slots, batch_first=True, padding_value=self._null_slot)
         mask_BQS = position_BQ[:, :, None] >= torch.arange(slot_BS.shape[1])
         num_queries = row_BQ.shape[1]
         sources = [torch.arange(len(r)) + b * num_queries for b, r in enumerate(rows)]
@@ -158,17 +159,21 @@ class Runner:
         exit_ = self.model.exits[block]
         x_FD = exit_.norm(h_FD)
         log_w_F2 = exit_.route(x_FD).double()
-        exits_F = self._uniforms(block, sequences, ROUTE) < log_w_F2[:, EXIT].exp()
-        token_F = torch.full_like(exits_F, 0, dtype=torch.long)
+        sane_F = log_w_F2.isnan().logical_not().all(-1)
+        exits_F = (self._uniforms(block, sequences, ROUTE) < log_w_F2[:, EXIT].exp()) | ~sane_F
+        token_F = torch.full_like(exits_F, NO_TOKEN, dtype=torch.long)
         drawn, greedy = exits_F.clone(), self._tensor([s.params.is_greedy for s in sequences])
-        drawn &= ~greedy
+        drawn &= ~greedy & sane_F
+        greedy &= sane_F
         if bool(drawn.any()):
             logits = self.model.lm_head(exit_.adapter(x_FD[drawn]))
-            token_F[drawn] = draw(logits, self._truncation(sequences)[drawn], self._uniforms(block, sequences, TOKEN)[drawn])
+            token_F[drawn] = draw(
+                logits, self._truncation(sequences)[drawn], self._uniforms(block, sequences, TOKEN)[drawn]
+            )
         if bool(greedy.any()):
             logits = self.model.lm_head(exit_.adapter(x_FD[greedy]))
             token_F[greedy], exits_F[greedy] = self._decide(
-                block, [s for s in sequences if s.params.is_greedy], logits, log_w_F2[greedy]
+                block, list(compress(sequences, greedy.tolist())), logits, log_w_F2[greedy]
             )
         spoken = zip(exits_F.tolist(), token_F.tolist(), log_w_F2.tolist(), strict=True)
         return [Junction(token if exits else None, log_w[EXIT], log_w[CONTINUE]) for exits, token, log_w in spoken]
@@ -186,7 +191,7 @@ class Runner:
         is_last = block == self.model.config.num_exits - 1
         return token_R, certain_R | is_last
 
-    def _uniforms(self, block: int, sequences: Items[Sequence], purpose: bytes) -> Tensor:
+    def _uniforms(self, block: int, sequences: Items[Sequence], purpose: Purpose) -> Tensor:
         return self._tensor(
             [uniform(s.seed, s.params.choice, s.num_tokens - 1, block, purpose) for s in sequences], torch.float64
         )

@@ -30,7 +30,8 @@ class Truncation:
 
 def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
     """One token per row, [R], from f(softmax(logits)): temperature, then top-k, then top-p of what is left."""
-    probs_RV = (logits_RV.double() / truncation.temperature_R[:, None]).softmax(-1)
+    below_peak_RV = logits_RV.double() - logits_RV.double().amax(-1, keepdim=True)
+    probs_RV = (below_peak_RV / truncation.temperature_R[:, None]).softmax(-1)
     if bool((truncation.top_k_R > 0).any() | (truncation.top_p_R < 1).any()):
         probs_RV = _truncate(probs_RV, truncation)
     return inverse_cdf(probs_RV, uniform_R)
@@ -49,7 +50,7 @@ def _truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:
 
 
 def inverse_cdf(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds uniform · total, [R]; `NO_TOKEN` where the total is not finite."""
+    """The first token whose cumulative probability exceeds uniform · total, [R]; `NO_TOKEN` where there is none."""
     cdf_RV = probs_RV.cumsum(-1)
     total_R1 = cdf_RV[:, -1:]
     token_R = torch.searchsorted(cdf_RV, uniform_R[:, None] * total_R1, right=True)[:, 0]

@@ -84,13 +84,17 @@ class Scheduler:
             assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
 
     def _admit(self) -> None:
-        """Let waiting sequences in while there are seats, and pages for all they already hold."""
+        """Let waiting sequences in while there are seats, and pages for all the tokens of everyone inside."""
         while self.waiting and self._seats:
-            if self.pool.num_pages_for(self.waiting[0].num_tokens) > self.pool.num_free:
+            promised = sum(self._missing_pages(sequence) for sequence in (*self.running, self.waiting[0]))
+            if promised > self.pool.num_free:
                 return
             sequence = self.waiting.popleft()
             sequence.seat = self._seats.pop()
             insort(self.running, sequence, key=attrgetter("arrival"))
+
+    def _missing_pages(self, sequence: Sequence) -> int:
+        return self.pool.num_pages_for(sequence.num_tokens) - len(sequence.pages)
 
     def _runs(self, block: int, candidates: list[Sequence]) -> Iterator[Run]:
         """Pending rows of the candidates, oldest first, within the row budget and the pages to be had."""
@@ -105,7 +109,7 @@ class Scheduler:
             yield Run(sequence, rows, reaches_front=rows.stop == sequence.num_tokens)
 
     def _make_room(self, sequence: Sequence, num_positions: int, granted: set[str]) -> bool:
-        """Pages for the first `num_positions`, preempting younger sequences if need be; False if it must wait itself."""
+        """Pages for the first `num_positions`, preempting the youngest if need be; False if it must wait itself."""
         while not self.pool.grow(sequence, num_positions):
             victim = next((s for s in reversed(self.running) if s.id not in granted), sequence)
             self.preempt(victim)

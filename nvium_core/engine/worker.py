@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Tokens
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -18,6 +19,8 @@ from nvium_core.engine.engine import Engine, EngineError, Event, FailureEvent, S
 from nvium_core.engine.params import SamplingParams
 
 logger = logging.getLogger(__name__)
+
+STOPPED = "the engine has stopped"
 
 IDLE_WAIT_SECONDS = 0.5
 """How often an idle worker shows that it lives."""
@@ -46,7 +49,7 @@ class TokenStream:
         self.admitted_at: float | None = None
         """When the sequence left the queue, by `time.monotonic()`; known by the time its first token arrives."""
         self._cancel = cancel
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._events: list[Event] = []
         self._arrived = asyncio.Event()
         self._done = False
@@ -55,6 +58,7 @@ class TokenStream:
         """Free the sequence; without effect once it has ended. Never blocks."""
         if not self._done:
             self._done = True
+            self._arrived.set()
             self._cancel()
 
     def deliver(self, events: list[Event]) -> None:
@@ -70,7 +74,7 @@ class TokenStream:
                 events, self._events = self._events, []
                 tokens = [event for event in events if isinstance(event, TokenEvent)]
                 failures = [event for event in events if isinstance(event, FailureEvent)]
-                self._done = bool(failures) or any(event.finish_reason for event in tokens)
+                self._done |= bool(failures) or any(event.finish_reason for event in tokens)
                 if tokens:
                     yield tokens
                 if failures:
@@ -90,6 +94,7 @@ class EngineWorker:
         self._streams: dict[str, TokenStream] = {}
         self._queued: dict[str, TokenStream] = {}
         self._numbers = count()
+        self._stopped = False
         self._beat = time.monotonic()
         self._thread = threading.Thread(target=self._loop, name="nvium-device", daemon=True)
 
@@ -113,6 +118,8 @@ class EngineWorker:
     def submit(self, token_ids: Tokens[int], params: SamplingParams) -> TokenStream:
         """Queue a request from the running event loop, without blocking it. Raises `InvalidRequest` at once."""
         self.engine.check(token_ids, params)
+        if self._stopped:
+            raise EngineError(STOPPED)
         sequence_id = f"seq-{next(self._numbers)}"
         stream = TokenStream(sequence_id, lambda: self._commands.put(lambda: self._cancel(sequence_id)))
         self._commands.put(lambda: self._add(stream, token_ids, params))
@@ -125,7 +132,8 @@ class EngineWorker:
                     self._step()
                 self._look()
         finally:
-            self._deliver([FailureEvent(sequence_id, "the engine has stopped") for sequence_id in self._streams])
+            self._stopped = True
+            self._fail_everything()
 
     def _take_commands(self) -> bool:
         """Carry out queued commands, waiting a while for one if there is nothing else to do; False to stop."""
@@ -145,6 +153,13 @@ class EngineWorker:
         self._deliver(events)
         if self._observe and self.engine.last_report:
             self._observe(self.engine.last_report)
+
+    def _fail_everything(self) -> None:
+        """End every stream, those still in the queue included."""
+        while not self._commands.empty():
+            if command := self._commands.get():
+                command()
+        self._deliver([FailureEvent(sequence_id, STOPPED) for sequence_id in self._streams])
 
     def _add(self, stream: TokenStream, token_ids: Tokens[int], params: SamplingParams) -> None:
         self._streams[stream.sequence_id] = self._queued[stream.sequence_id] = stream
@@ -166,11 +181,11 @@ class EngineWorker:
         per_loop: dict[asyncio.AbstractEventLoop, list[tuple[TokenStream, Event]]] = defaultdict(list)
         for event in events:
             if stream := self._streams.get(event.sequence_id):
-                per_loop[stream._loop].append((stream, event))
+                per_loop[stream.loop].append((stream, event))
                 if isinstance(event, FailureEvent) or event.finish_reason:
                     del self._streams[event.sequence_id]
         for loop, deliveries in per_loop.items():
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # a loop that has closed wants nothing more
                 loop.call_soon_threadsafe(hand_over, deliveries)
 
     def _look(self) -> None:

@@ -46,7 +46,11 @@ def evaluate(
     context = model.config.max_position_embeddings
     sums = Sums(model.config.num_exits)
     for document in track(documents, "evaluating", disable=not show_progress):
-        token_ids = [tokenizer.eos_token_id, *tokenizer.encode(document, add_special_tokens=False, verbose=False), tokenizer.eos_token_id]
+        token_ids = [
+            tokenizer.eos_token_id,
+            *tokenizer.encode(document, add_special_tokens=False, verbose=False),
+            tokenizer.eos_token_id,
+        ]
         for start, first_target, stop in windows(len(token_ids), context):
             sums.add(*window_losses(model, token_ids[start:stop], first_target - start))
     return sums.evaluation(sum(map(len, documents)), model.config.exit_layers or [])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import yaml
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -72,9 +72,9 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder}: " + "; ".join(sorted(problems)[:5]) + more)
 
 
-def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = None) -> Checkpoint:
-    """Read a folder or Hub name; `config` replaces the one in config.json."""
-    folder = resolve_folder(source)
+def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = None, **hub_options: Any) -> Checkpoint:
+    """Read a folder or Hub name; `config` replaces the one in config.json, `hub_options` go to the Hub's client."""
+    folder = resolve_folder(source, **hub_options)
     config = config or read_config(folder)
     tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not DERIVABLE.search(name)}
     if config.tie_word_embeddings:
@@ -82,7 +82,7 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
     return Checkpoint(config=config, tensors=rename(tensors, config.num_exits), folder=folder)
 
 
-def resolve_folder(source: str | PathLike[str]) -> Path:
+def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
     """The local folder of a model given as a path or as a Hub name."""
     folder = Path(source)
     if folder.is_dir():
@@ -90,7 +90,7 @@ def resolve_folder(source: str | PathLike[str]) -> Path:
     if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
         raise CheckpointError(f"{source}: no such model folder")
     try:
-        return Path(snapshot_download(str(source), allow_patterns=HUB_FILES))
+        return Path(snapshot_download(str(source), allow_patterns=HUB_FILES, **hub_options))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{source}: no such folder, and not to be had from the Hub ({reason})") from error
@@ -104,24 +104,28 @@ def read_config(folder: Path) -> NviumConfig:
         raise CheckpointError(f"{path}: not a JSON object")
     try:
         return NviumConfig(**_nvium_fields(folder, fields))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    except CheckpointError:
+        raise
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise CheckpointError(f"{path}: {error.__cause__ or error}") from error
 
 
 def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
     model_type = fields.pop("model_type", None)
     if model_type == "nvium":
         return fields
-    if "NviumModel" in fields.get("architectures", []):
-        return fields | _published_fields(folder / PUBLISHED_EXTRAS, fields["num_hidden_layers"])
+    if "NviumModel" in (fields.get("architectures") or []):
+        return fields | _published_fields(folder / PUBLISHED_EXTRAS, fields.get("num_hidden_layers"))
     if model_type == "llama":
         return fields | {"adapter_hidden_size": 0}
     raise CheckpointError(f"{folder / 'config.json'}: model_type {model_type!r} is neither nvium nor llama")
 
 
-def _published_fields(path: Path, num_layers: int) -> dict[str, Any]:
+def _published_fields(path: Path, num_layers: Any) -> dict[str, Any]:
     extras = _parse(path, yaml.safe_load)
     try:
+        if not extras["tying"]["tie_early_to_final"]:
+            raise CheckpointError(f"{path}: tie_early_to_final is off, but exits here share one head")
         has_adapter = extras["early_adapter"]["enabled"]
         return {
             "exit_layers": [*extras["early_layer_idx"], num_layers],
@@ -138,7 +142,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     index = folder / "model.safetensors.index.json"
     shards = ["model.safetensors"]
     if index.exists():
-        shards = sorted(set(_parse(index, json.loads)["weight_map"].values()))
+        shards = _shards(index)
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         try:
@@ -146,6 +150,13 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder / shard}: {error}") from error
     return tensors
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        return sorted(set(_parse(index, json.loads)["weight_map"].values()))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: not an index of shards ({error!r})") from error
 
 
 def rename(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
@@ -156,7 +167,11 @@ def rename(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
             name = re.sub(pattern, replacement.replace("{last}", str(num_exits - 1)), name)
         return name
 
-    return {ours(name): tensor for name, tensor in tensors.items()}
+    renamed = {ours(name): tensor for name, tensor in tensors.items()}
+    if len(renamed) < len(tensors):
+        twice = [name for name in tensors if name != ours(name) and ours(name) in tensors]
+        raise CheckpointError(f"tensors under two names: {', '.join(twice)}")
+    return renamed
 
 
 def _parse(path: Path, parser: Callable[[str], Any]) -> Any:

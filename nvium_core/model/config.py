@@ -3,10 +3,12 @@
 Knows nothing of weights. `exit_layers` are depths counted in layers: 6 means "after six layers".
 """
 
+from itertools import pairwise
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
+from transformers.activations import ACT2FN
 
 ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
 
@@ -36,15 +38,25 @@ class NviumConfig(LlamaConfig):
             self.adapter_hidden_size = self.hidden_size
         super().__post_init__(**kwargs)
 
+    def validate_backbone(self) -> None:
+        """Part of `@strict` validation: what Llama's own checks leave out."""
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act {self.hidden_act!r} is not a known activation")
+        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        if rope_type in ("dynamic", "longrope"):
+            raise ValueError(f"rope_type {rope_type!r} depends on the longest sequence of a batch and cannot be served")
+
     def validate_exits(self) -> None:
         """Part of `@strict` validation: exits strictly increase and the last one is at full depth."""
         depths = [0, *(self.exit_layers or [])]
-        if any(shallow >= deep for shallow, deep in zip(depths, depths[1:], strict=False)):
+        if any(shallow >= deep for shallow, deep in pairwise(depths)):
             raise ValueError(f"exit_layers must be positive and strictly increasing, got {self.exit_layers}")
         if depths[-1] != self.num_hidden_layers:
             raise ValueError(
                 f"the last of exit_layers must be num_hidden_layers ({self.num_hidden_layers}), got {self.exit_layers}"
             )
+        if (self.router_hidden_size or 0) < 1:
+            raise ValueError(f"router_hidden_size must be positive, got {self.router_hidden_size}")
         if self.router_temperature <= 0:
             raise ValueError(f"router_temperature must be positive, got {self.router_temperature}")
 
@@ -57,7 +69,7 @@ class NviumConfig(LlamaConfig):
     def blocks(self) -> list[range]:
         """Block k (0-based) as the range of layer indices it runs: l_k … l_{k+1} - 1."""
         depths = [0, *(self.exit_layers or [])]
-        return [range(shallow, deep) for shallow, deep in zip(depths, depths[1:], strict=False)]
+        return [range(shallow, deep) for shallow, deep in pairwise(depths)]
 
 
 def even_exit_layers(num_layers: int, num_exits: int) -> list[int]:

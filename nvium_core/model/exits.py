@@ -28,9 +28,11 @@ class Router(nn.Module):
 
     def forward(self, x_XD: Tensor) -> Tensor:
         """log w, [X, 2]: log-probabilities of continuing and of exiting, float32 or better."""
-        logits_X2 = self.head(self.norm(self.fc2(F.gelu(self.fc1(x_XD)))))
-        precise = logits_X2.to(torch.promote_types(logits_X2.dtype, torch.float32))
-        return F.log_softmax(precise / self.temperature, dim=-1)
+        h_XD = self.norm(self.fc2(F.gelu(self.fc1(x_XD))))
+        dtype = torch.promote_types(h_XD.dtype, torch.float32)
+        with torch.autocast(x_XD.device.type, enabled=False):
+            logits_X2 = F.linear(h_XD.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))
+        return F.log_softmax(logits_X2 / self.temperature, dim=-1)
 
 
 class Adapter(nn.Module):
@@ -54,6 +56,11 @@ class Exit(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.router = None if is_last else Router(config)
         self.adapter = Adapter(config) if config.adapter_hidden_size else nn.Identity()
+
+    def forward(self, h_XD: Tensor) -> tuple[Tensor, Tensor]:
+        """log w [X, 2] and o [X, D], what the head is applied to, of hidden states."""
+        x_XD = self.norm(h_XD)
+        return self.route(x_XD), self.adapter(x_XD)
 
     def route(self, x_XD: Tensor) -> Tensor:
         """log w, [X, 2], of normed rows; the last exit never continues."""

@@ -13,7 +13,7 @@ from nvium_core.model.exits import CONTINUE, EXIT
 
 
 def log_exit_probs(log_w_XE2: Tensor) -> Tensor:
-    """log p_k = log w_k + Σ_{j<k} log (1 − w_j), [X, E], from each exit's log-probabilities of continuing and exiting."""
+    """log p_k = log w_k + Σ_{j<k} log (1 − w_j), [X, E]."""
     log_continue_XE = log_w_XE2[..., CONTINUE]
     log_reached_XE = torch.zeros_like(log_continue_XE)
     log_reached_XE[..., 1:] = log_continue_XE[..., :-1].cumsum(-1)
@@ -34,7 +34,7 @@ def mixture_nll(log_p_XE: Tensor, exit_nll_XE: Tensor) -> Tensor:
 def mean_depth(log_p_XE: Tensor, exit_layers: Sequence[int]) -> Tensor:
     """Σ_k p_k l_k / L per row, [X]; its mean is L_compute."""
     depths_E = torch.tensor(exit_layers, dtype=log_p_XE.dtype, device=log_p_XE.device) / exit_layers[-1]
-    return log_p_XE.exp() @ depths_E
+    return (log_p_XE.exp() * depths_E).sum(-1)  # not a matmul, which autocast would round to bfloat16
 
 
 def balance_penalty(log_w_XE2: Tensor) -> Tensor:

@@ -10,10 +10,19 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+)
 from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
-from transformers.utils import ModelOutput
+from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils.generic import ModelOutput
 
 from nvium_core.model import mixture
 from nvium_core.model.checkpoint import read_checkpoint
@@ -21,6 +30,7 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import Adapter, Exit, Router
 from nvium_core.model.llama import Attend, Llama, RMSNorm, dense_attention
 
+HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 ROUTER_HEAD_STD = 0.4  # of the router head's normal initialisation, times 1/√d (authors' code)
 
 
@@ -56,8 +66,10 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: NviumConfig) -> None:
         super().__init__(config)
-        self.model = Llama(config)
-        self.exits = nn.ModuleList(Exit(config, depth == config.num_hidden_layers) for depth in config.exit_layers or [])
+        self.model: Llama = Llama(config)
+        self.exits = nn.ModuleList(
+            Exit(config, depth == config.num_hidden_layers) for depth in config.exit_layers or []
+        )
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -70,21 +82,26 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
         A missing, extra or misshapen tensor raises `CheckpointError` naming it. `options` (dtype, …) are
         transformers' own.
         """
-        checkpoint = read_checkpoint(folder, config)
+        hub_options = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
+        checkpoint = read_checkpoint(folder, config, **hub_options)
         checkpoint.check_against(cls._empty(checkpoint.config))
-        options.setdefault("dtype", "auto")
+        options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # its old name
         if options["dtype"] == "auto":
             options["dtype"] = checkpoint.dtype
-        model: Self = super().from_pretrained(
-            None, config=checkpoint.config, state_dict=checkpoint.tensors, **options
-        )
-        model.config._name_or_path = str(folder)
+        model: Self = super().from_pretrained(None, config=checkpoint.config, state_dict=checkpoint.tensors, **options)
+        if (checkpoint.folder / GENERATION_CONFIG_NAME).exists():
+            model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder)
         return model
 
     @classmethod
     def _empty(cls, config: NviumConfig) -> Self:
         with torch.device("meta"), init.no_init_weights():
             return cls(config)
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """No, or transformers skips `_init_weights` on modules without parameters of their own, as adapters."""
+        return False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -115,12 +132,8 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
 
     def exit_outputs(self, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Each exit's routing and its head input: log w [X, E, 2] and o_k, E times [X, D]."""
-        log_w, outputs = [], []
-        for exit_, h_XD in zip(self.exits, states, strict=True):
-            x_XD = exit_.norm(h_XD)
-            log_w.append(exit_.route(x_XD))
-            outputs.append(exit_.adapter(x_XD))
-        return torch.stack(log_w, dim=-2), outputs
+        log_w, outputs = zip(*(exit_(h_XD) for exit_, h_XD in zip(self.exits, states, strict=True)), strict=True)
+        return torch.stack(log_w, dim=-2), list(outputs)
 
     def forward(
         self,
@@ -166,6 +179,7 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values=cache,
             position_ids=position_ids,
         )
+        assert mask is None or isinstance(mask, Tensor)
 
         def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
             q, k, v = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))

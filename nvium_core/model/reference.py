@@ -97,7 +97,7 @@ def exits_at_the_end(model: NviumForCausalLM, token_ids: Sequence[int]) -> list[
 
 
 def truncated(logits: Sequence[float], temperature: float, top_k: int, top_p: float) -> list[float]:
-    """f: temperature, then the k most probable, then the fewest of those that hold top-p of their mass. Not normalised."""
+    """f, not normalised: temperature, the k most probable, then the fewest of those that hold top-p of their mass."""
     peak = max(logits)
     weights = [math.exp((logit - peak) / temperature) for logit in logits]
     ranked = sorted(range(len(weights)), key=lambda token: (-weights[token], token))

@@ -32,11 +32,13 @@ class DataError(ValueError):
 def read_documents(path: Path) -> list[str]:
     """The documents of a text file."""
     try:
-        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8", newline="\n") as file:
+        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
         raise DataError(f"{path}: {error}") from error
-    documents = [document.strip("\n") for document in re.split(rf"^{re.escape(END_OF_TEXT)}$", text, flags=re.M)]
+    documents = [
+        document.strip("\n") for document in re.split(rf"^{re.escape(END_OF_TEXT)}$", text, flags=re.MULTILINE)
+    ]
     documents = [document for document in documents if document]
     if not documents:
         raise DataError(f"{path}: no documents")
@@ -97,8 +99,8 @@ def without_title(document: str) -> str:
 def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
     """One stream: every document behind its end-of-text token, and one more at the end."""
     end = tokenizer.eos_token_id
-    encodings = tokenizer(list(documents), add_special_tokens=False, verbose=False)["input_ids"]
-    stream = [token for ids in encodings for token in (end, *ids)]
+    encodings = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)
+    stream = [token for ids in encodings["input_ids"] for token in (end, *ids)]
     return np.array([*stream, end], dtype=np.uint16)
 
 
@@ -113,6 +115,9 @@ class Batch:
     targets: Tensor
     positions: Tensor
     documents: Tensor
+
+    def to(self, device: torch.device | str) -> "Batch":
+        return Batch(*(x.to(device) for x in (self.inputs, self.targets, self.positions, self.documents)))
 
     def mask(self) -> Tensor:
         """[B, 1, T, T], True where row t may see row s: not later, and of the same document."""
@@ -139,15 +144,17 @@ class PackedStream:
         return packed_batch(window_BT[:, :-1], window_BT[:, 1:], self.end_token)
 
     def _window(self, epoch: int, index: int, per_epoch: int, context: int) -> Tokens:
-        shift = int(np.random.default_rng((self.seed, context, epoch)).integers(0, len(self.tokens) - per_epoch * context))
-        place = _permuted(index, per_epoch, self.seed + epoch)
+        shift = int(
+            np.random.default_rng((self.seed, context, epoch)).integers(0, len(self.tokens) - per_epoch * context)
+        )
+        place = _permuted(index, per_epoch, (self.seed, epoch))
         start = shift + place * context
         return self.tokens[start : start + context + 1]
 
 
-def _permuted(index: int, count: int, seed: int) -> int:
+def _permuted(index: int, count: int, seed: tuple[int, ...]) -> int:
     """Where index goes in a fixed pseudo-random permutation of range(count): an affine map by a unit of Z/count."""
-    rng = np.random.default_rng((seed, count))
+    rng = np.random.default_rng((*seed, count))
     stride = int(rng.integers(1, count + 1))
     while np.gcd(stride, count) != 1:
         stride += 1

@@ -1,6 +1,7 @@
 """The training objective of one batch: L_mix, plus α L_balance while routers warm up, plus β L_compute afterwards."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,14 +13,17 @@ from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.data import Batch
 
 
-@dataclass(frozen=True)
-class Losses:
+class Losses(NamedTuple):
     """Means over a batch: L_mix, L_compute (also the mean depth l/L), L_balance, and the exits' mean p_k [E]."""
 
     mix: Tensor
     compute: Tensor
     balance: Tensor
     exit_probs: Tensor
+
+    def detached(self, share: float) -> "Losses":
+        """The same without their graph, times a batch's share of a larger mean."""
+        return Losses(*(share * value.detach() for value in self))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,17 @@
-"""Recipes: what to train, as functions that return a frozen configuration. `nvium train NAME --set key=value` runs one."""
+"""Recipes: what to train, as functions returning a frozen configuration; `nvium train NAME` runs one."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+
 from nvium_core.model.config import NviumConfig, even_exit_layers
 from nvium_core.training.data import Diet
 from nvium_core.training.schedule import LearningRate, RouterWarmup
+
+MAX_VOCABULARY = 2**16  # token files hold 16 bits a token
 
 
 class RecipeError(ValueError):
@@ -24,6 +29,11 @@ class Shape:
     num_exits: int
     vocab_size: int
     context: int
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            check(getattr(self, f.name) >= 1, f"{f.name} must be at least 1")
+        check(self.vocab_size <= MAX_VOCABULARY, f"vocab_size must be at most {MAX_VOCABULARY}")
 
     def config(self, vocab_size: int, end_token: int) -> NviumConfig:
         return NviumConfig(
@@ -65,6 +75,11 @@ class Recipe:
     seed: int = 0
     checkpoint_every: int = 200
 
+    def __post_init__(self) -> None:
+        for name in ("total_tokens", "tokens_per_step", "short_context", "checkpoint_every"):
+            check(getattr(self, name) >= 1, f"{name} must be at least 1")
+        check(0 <= self.long_context_share <= 1, "long_context_share must be between 0 and 1")
+
     @property
     def num_steps(self) -> int:
         return max(1, self.total_tokens // self.tokens_per_step)
@@ -77,9 +92,7 @@ class Recipe:
 def tales() -> Recipe:
     """The embedded story-teller: 6.5M parameters, four exits, about two hours on two cores."""
     return Recipe(
-        shape=Shape(
-            num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024
-        ),
+        shape=Shape(num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024),
         total_tokens=18_000_000,
         tokens_per_step=4096,
         short_context=256,
@@ -116,6 +129,10 @@ def recipe_named(name: str, settings: list[str]) -> Recipe:
         if not equals:
             raise RecipeError(f"--set {setting}: expected key=value")
         recipe = _with(recipe, key.split("."), value, setting)
+    try:
+        recipe.shape.config(recipe.shape.vocab_size, end_token=0)
+    except (ValueError, StrictDataclassError) as error:
+        raise RecipeError(f"recipe {name}: {error.__cause__ or error}") from error
     return recipe
 
 
@@ -124,15 +141,26 @@ def _with(owner: Any, path: list[str], value: str, setting: str) -> Any:
     if path[0] not in names:
         raise RecipeError(f"--set {setting}: no such setting; there are {', '.join(sorted(names))}")
     current = getattr(owner, path[0])
-    if len(path) > 1 and not is_dataclass(current) or len(path) == 1 and is_dataclass(current):
+    if (len(path) > 1 and not is_dataclass(current)) or (len(path) == 1 and is_dataclass(current)):
         raise RecipeError(f"--set {setting}: not a single value")
     changed = _with(current, path[1:], value, setting) if len(path) > 1 else _parsed(value, current, setting)
-    return replace(owner, **{path[0]: changed})
+    try:
+        return replace(owner, **{path[0]: changed})
+    except ValueError as error:
+        raise RecipeError(f"--set {setting}: {error}") from error
 
 
 def _parsed(value: str, current: Any, setting: str) -> Any:
-    kind = float if current is None else type(current)
+    kind = int if isinstance(current, int) else float
     try:
-        return kind(value.replace("_", ""))
+        parsed = kind(value.replace("_", ""))
     except ValueError as error:
         raise RecipeError(f"--set {setting}: expected {kind.__name__}") from error
+    if not math.isfinite(parsed):
+        raise RecipeError(f"--set {setting}: must be finite")
+    return parsed
+
+
+def check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

@@ -15,6 +15,10 @@ class LearningRate:
     warmup: float = 0.01
     final_ratio: float = 0.1
 
+    def __post_init__(self) -> None:
+        if not (self.maximum > 0 and 0 <= self.warmup < 1):
+            raise ValueError(f"maximum must be positive and warmup in [0, 1), got {self.maximum} and {self.warmup}")
+
     def at(self, progress: float) -> float:
         """The rate at `progress` in [0, 1]."""
         if progress < self.warmup:

@@ -1,20 +1,20 @@
-"""The training loop: steps until the recipe's tokens are spent, a resumable checkpoint now and then, a model at the end.
+"""The training loop: steps until the tokens are spent, a resumable checkpoint now and then, a model at the end.
 
 A run lives in one folder: `tokenizer/`, `tokens.npy`, `state.pt` (weights, optimiser, step), `log.jsonl` and, when
 done, `model/`, a standard Hugging Face folder.
 """
 
 import json
-import math
-import os
+import pickle
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -29,6 +29,9 @@ from nvium_core.training.tokenizer import train_tokenizer
 
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPSILON = 1e-8
+
+EXTENDABLE = {"total_tokens", "checkpoint_every"}
+"""What may change when a run is resumed."""
 
 
 class TrainingError(RuntimeError):
@@ -48,8 +51,11 @@ class RunOptions:
 
 def train(recipe: Recipe, options: RunOptions) -> Path:
     """Run a recipe to its end, from its last checkpoint if the folder holds one; returns the model's folder."""
-    options.folder.mkdir(parents=True, exist_ok=True)
-    tokenizer, stream = prepare_text(recipe, options)
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        tokenizer, stream = prepare_text(recipe, options)
+    except OSError as error:
+        raise TrainingError(f"{options.folder}: cannot be written ({error})") from error
     run = TrainingRun(recipe, options, stream, vocab_size=len(tokenizer))
     run.resume()
     with progress_bar() as progress:
@@ -67,9 +73,15 @@ def prepare_text(recipe: Recipe, options: RunOptions) -> tuple[PreTrainedTokeniz
         shape = recipe.shape
         train_tokenizer(documents, shape.vocab_size, shape.context).save_pretrained(tokenizer_folder)
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-        np.save(tokens_file, encode(recipe.diet.readings(documents, recipe.seed), tokenizer))
+        partial = tokens_file.with_name("tokens.partial.npy")
+        np.save(partial, encode(recipe.diet.readings(documents, recipe.seed), tokenizer))
+        partial.replace(tokens_file)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    return tokenizer, PackedStream(np.load(tokens_file), tokenizer.eos_token_id, recipe.seed)
+    try:
+        tokens = np.load(tokens_file)
+    except (ValueError, EOFError) as error:
+        raise TrainingError(f"{tokens_file}: damaged ({error}); delete it to begin again") from error
+    return tokenizer, PackedStream(tokens, tokenizer.eos_token_id, recipe.seed)
 
 
 class TrainingRun:
@@ -78,7 +90,8 @@ class TrainingRun:
     def __init__(self, recipe: Recipe, options: RunOptions, stream: PackedStream, vocab_size: int) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe, self.options, self.stream = recipe, options, stream
-        self.model = NviumForCausalLM(recipe.shape.config(vocab_size, stream.end_token)).to(options.device)
+        self.model = NviumForCausalLM(recipe.shape.config(vocab_size, stream.end_token))
+        nn.Module.to(self.model, torch.device(options.device))
         self.optimizer = torch.optim.AdamW(
             parameter_groups(self.model, recipe.weight_decay), betas=ADAM_BETAS, eps=ADAM_EPSILON, fused=True
         )
@@ -92,7 +105,7 @@ class TrainingRun:
 
     def steps(self) -> Iterator[dict[str, Any]]:
         """Train to the end; yields a report after every step."""
-        with (self.options.folder / "log.jsonl").open("a", encoding="utf-8") as log:
+        with self.open_log() as log:
             while self.step < self.recipe.num_steps:
                 report = self.train_step()
                 log.write(json.dumps(report) + "\n")
@@ -102,34 +115,45 @@ class TrainingRun:
                 yield report
         self.save()
 
+    def open_log(self) -> TextIO:
+        """The log, less what an interrupted run wrote after its last checkpoint."""
+        path = self.options.folder / "log.jsonl"
+        kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[: self.step] if path.exists() else []
+        log = path.open("w", encoding="utf-8")
+        log.writelines(kept)
+        return log
+
     def train_step(self) -> dict[str, Any]:
-        """One optimiser step over `tokens_per_step` tokens, in passes that fit in memory."""
+        """One optimiser step over `tokens_per_step` tokens, in passes that fit in memory; reports what happened."""
         started = time.monotonic()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.learning_rate.at(self.progress)
         warming_up = self.recipe.router_warmup.active(self.progress)
         alpha = self.recipe.router_warmup.alpha if warming_up else 0.0
         beta = 0.0 if warming_up else self.steering.beta
-        batches = list(self.batches())
-        passes = [self.accumulate(batch, alpha, beta, share=1 / len(batches)) for batch in batches]
-        means = {name: float(torch.stack([getattr(p, name) for p in passes]).mean()) for name in ("mix", "compute")}
-        exit_probs = torch.stack([p.exit_probs for p in passes]).mean(0)
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
-        if not math.isfinite(means["mix"]) or not torch.isfinite(grad_norm):
-            raise TrainingError(f"the loss is not finite at step {self.step + 1}; the last checkpoint is intact")
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
+        means = self.accumulate(alpha, beta)
+        self.update(means.mix)
         if not warming_up:
-            self.steering.observe(means["compute"])
+            self.steering.observe(float(means.compute))
         return {
             "step": self.step,
-            "mix_loss": round(means["mix"], 4),
-            "mean_depth": round(means["compute"], 4),
+            "mix_loss": round(float(means.mix), 4),
+            "mean_depth": round(float(means.compute), 4),
             "beta": round(beta, 5),
-            "exit_probs": [round(p, 4) for p in exit_probs.tolist()],
+            "exit_probs": [round(p, 4) for p in means.exit_probs.tolist()],
             "tokens_per_second": round(self.recipe.tokens_per_step / (time.monotonic() - started)),
         }
+
+    def accumulate(self, alpha: float, beta: float) -> Losses:
+        """The gradients of this step's tokens, pass by pass; returns the losses' means over all of them."""
+        batches = list(self.batches())
+        num_windows = sum(len(batch.inputs) for batch in batches)
+        parts = []
+        for batch in batches:
+            share = len(batch.inputs) / num_windows
+            with torch.autocast(torch.device(self.options.device).type, torch.bfloat16):
+                losses = self.losses(self.model, batch)
+            (share * objective(losses, alpha, beta)).backward()
+            parts.append(losses.detached(share))
+        return Losses(*(torch.stack(values).sum(0) for values in zip(*parts, strict=True)))
 
     def batches(self) -> Iterator[Batch]:
         """This step's packed windows, at most `rows_per_pass` tokens at a time."""
@@ -138,14 +162,18 @@ class TrainingRun:
         per_pass = max(1, min(windows, self.options.rows_per_pass // context))
         for first in range(0, windows, per_pass):
             batch = self.stream.batch(self.step * windows + first, min(per_pass, windows - first), context)
-            yield Batch(*(x.to(self.options.device) for x in asdict(batch).values()))
+            yield batch.to(self.options.device)
 
-    def accumulate(self, batch: Batch, alpha: float, beta: float, share: float) -> Losses:
-        """Add `share` of one pass's gradients."""
-        with torch.autocast(torch.device(self.options.device).type, torch.bfloat16):
-            losses = self.losses(self.model, batch)
-        (share * objective(losses, alpha, beta)).backward()  # type: ignore[no-untyped-call]
-        return losses
+    def update(self, mix_loss: Tensor) -> None:
+        """Clip, check and take the optimiser's step."""
+        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+        if not bool(torch.isfinite(mix_loss) & torch.isfinite(grad_norm)):
+            raise TrainingError(f"the loss is not finite at step {self.step + 1}; the last checkpoint is intact")
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.learning_rate.at((self.step + 1) / self.recipe.num_steps)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
 
     def save(self) -> None:
         """Write `state.pt` whole or not at all."""
@@ -160,7 +188,7 @@ class TrainingRun:
         partial = path.with_suffix(".partial")
         try:
             torch.save(state, partial)
-            os.replace(partial, path)
+            partial.replace(path)
         except (OSError, RuntimeError) as error:
             raise TrainingError(f"{partial}: cannot write the checkpoint ({error}); the last one is intact") from error
 
@@ -169,9 +197,12 @@ class TrainingRun:
         path = self.options.folder / "state.pt"
         if not path.exists():
             return
-        state = torch.load(path, map_location=self.options.device, weights_only=True)
-        if state["recipe"]["shape"] != asdict(self.recipe.shape):
-            raise TrainingError(f"{path}: holds a run of another shape; choose another --folder")
+        try:
+            state = torch.load(path, map_location=self.options.device, weights_only=True)
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            raise TrainingError(f"{path}: damaged ({error!r})") from error
+        if others := differences(state["recipe"], asdict(self.recipe)) - EXTENDABLE:
+            raise TrainingError(f"{path}: holds a run with other {', '.join(sorted(others))}; choose another --folder")
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -180,9 +211,22 @@ class TrainingRun:
     def export(self, tokenizer: PreTrainedTokenizerBase) -> Path:
         """Write the model as a standard folder, weights in bfloat16."""
         folder = self.options.folder / "model"
-        self.model.to(torch.bfloat16).save_pretrained(folder)
+        nn.Module.to(self.model, torch.bfloat16)
+        self.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder
+
+
+def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> set[str]:
+    """The dotted keys at which two recipes differ."""
+    found = set[str]()
+    for key in sorted(one.keys() | other.keys()):
+        ours, theirs = one.get(key), other.get(key)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            found |= differences(ours, theirs, f"{prefix}{key}.")
+        elif ours != theirs:
+            found.add(prefix + key)
+    return found
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -199,7 +243,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 def progress_bar() -> Progress:
     return Progress(
-        BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn(elapsed_when_finished=True)
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=Console(stderr=True),
     )
 
 

@@ -31,7 +31,9 @@ def test_a_sequence_ends_at_max_tokens_or_with_a_stop_token(model: NviumForCausa
     assert (len(free.token_ids), free.finish_reason) == (10, "length")
     stop = free.token_ids[3]
     first = free.token_ids.index(stop)
-    (stopped,) = engine.generate([[1, 2]], SamplingParams(max_tokens=10, seed=1, ignore_eos=True, stop_token_ids=(stop,)))
+    (stopped,) = engine.generate(
+        [[1, 2]], SamplingParams(max_tokens=10, seed=1, ignore_eos=True, stop_token_ids=(stop,))
+    )
     assert (stopped.token_ids, stopped.finish_reason) == (free.token_ids[: first + 1], "stop")
 
 
@@ -76,7 +78,15 @@ def test_a_request_that_cannot_be_served_is_refused_by_field(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_tokens": 0}, {"temperature": -1}, {"temperature": 2.1}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}, {"seed": 2**63}],
+    [
+        {"max_tokens": 0},
+        {"temperature": -1},
+        {"temperature": 2.1},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"seed": 2**63},
+    ],
 )
 def test_sampling_parameters_out_of_range_are_refused_by_name(settings: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest) as refusal:

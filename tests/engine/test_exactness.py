@@ -32,7 +32,9 @@ def models(draw: st.DrawFn) -> NviumForCausalLM:
     depths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
     exit_layers = [sum(depths[: k + 1]) for k in range(len(depths))]
     seed = draw(st.integers(0, 50))
-    return random_model(exit_layers, seed=seed, vocab_size=VOCAB_SIZE, width=8, num_heads=2, num_key_heads=1, context=CONTEXT)
+    return random_model(
+        exit_layers, seed=seed, vocab_size=VOCAB_SIZE, width=8, num_heads=2, num_key_heads=1, context=CONTEXT
+    )
 
 
 @st.composite
@@ -105,7 +107,7 @@ def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(
     for request, events in zip(plan, served(model, config, plan), strict=True):
         tokens_and_exits = [(event.token_id, event.exit) for event in events]
         full = expected(model, request)
-        if request.is_cancelled is None or events and events[-1].finish_reason:
+        if request.is_cancelled is None or (events and events[-1].finish_reason):
             assert tokens_and_exits == full
             assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
         else:

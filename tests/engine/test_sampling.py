@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 from nvium_core.engine.sampling import NO_TOKEN, Truncation, certified_argmax, draw, inverse_cdf
 from nvium_core.model.reference import invert, truncated
 
+
 def float64(values: object) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-logit_rows = st.lists(
-    st.sampled_from([-2.0, -1.0, 0.0, 0.5]) | st.floats(-8, 8, width=32), min_size=5, max_size=5
-)
+logit_rows = st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5]) | st.floats(-8, 8, width=32), min_size=5, max_size=5)
 
 
 @given(

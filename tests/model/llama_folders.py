@@ -1,0 +1,40 @@
+"""Random Hugging Face Llamas, and folders of them, for tests that hold ours against transformers' own."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+LLAMA_3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def random_llama(seed: int = 0, **fields: Any) -> LlamaForCausalLM:
+    """A small float32 Llama whose weights are large enough for its answers to differ from position to position."""
+    shape = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**(shape | fields))).eval()
+
+
+def llama_folder(folder: Path, llama: LlamaForCausalLM, shard_size: str = "1GB") -> Path:
+    llama.save_pretrained(folder, max_shard_size=shard_size)
+    return folder

@@ -1,0 +1,83 @@
+"""The formulas of the mixture against themselves written in probability space, for routers certain and uncertain."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nvium_core.model import mixture
+
+LOG_ODDS = st.one_of(st.floats(-12, 12), st.sampled_from([-1e4, 1e4, -math.inf, math.inf]))
+ROUTERS = st.lists(LOG_ODDS, max_size=6)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def log_w(log_odds: list[float]) -> Tensor:
+    """log-probabilities of continuing and exiting, [E, 2], the last exit certain to speak."""
+    odds_E = torch.tensor([*log_odds, math.inf], dtype=torch.float64)
+    return torch.stack([torch.nn.functional.logsigmoid(-odds_E), torch.nn.functional.logsigmoid(odds_E)], -1)
+
+
+def random_logits(num_exits: int, seed: int) -> Tensor:
+    return 3 * torch.randn(num_exits, 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@given(ROUTERS)
+def test_exit_probabilities_follow_the_product_formula_and_sum_to_one(log_odds: list[float]) -> None:
+    found = mixture.log_exit_probs(log_w(log_odds)).exp()
+    reached, expected = 1.0, []
+    for w in log_w(log_odds)[:, 1].exp().tolist():
+        expected.append(reached * w)
+        reached *= 1 - w
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    assert found.sum().item() == pytest.approx(1, abs=1e-12)
+
+
+@given(ROUTERS, SEEDS)
+def test_the_mixture_is_a_normalised_weighted_sum(log_odds: list[float], seed: int) -> None:
+    log_p_E = mixture.log_exit_probs(log_w(log_odds))
+    logits_EV = random_logits(len(log_p_E), seed)
+    found = mixture.log_mixture(log_p_E, logits_EV).exp()
+    torch.testing.assert_close(found, log_p_E.exp() @ logits_EV.softmax(-1), rtol=1e-9, atol=1e-12)
+    assert found.sum().item() == pytest.approx(1, abs=1e-12)
+
+
+@given(ROUTERS, SEEDS, st.integers(0, 10))
+def test_the_mixtures_loss_lies_between_the_best_and_the_worst_exits(
+    log_odds: list[float], seed: int, target: int
+) -> None:
+    log_p_E = mixture.log_exit_probs(log_w(log_odds))
+    logits_EV = random_logits(len(log_p_E), seed)
+    nll_E = -logits_EV.log_softmax(-1)[:, target]
+    mixed = mixture.mixture_nll(log_p_E, nll_E)
+    assert nll_E.min() - 1e-9 <= mixed <= nll_E.max() + 1e-9
+    torch.testing.assert_close(mixed, -mixture.log_mixture(log_p_E, logits_EV)[target])
+
+
+@given(ROUTERS)
+def test_mean_depth_and_balance_follow_their_formulas(log_odds: list[float]) -> None:
+    num_exits = len(log_odds) + 1
+    w_E, depths = log_w(log_odds)[:, 1].exp().tolist(), [2 * k + 3 for k in range(num_exits)]
+    p_E = mixture.log_exit_probs(log_w(log_odds)).exp().tolist()
+    depth = sum(p * layer / depths[-1] for p, layer in zip(p_E, depths, strict=True))
+    balance = sum((w_E[k - 1] - 1 / (num_exits - k + 1)) ** 2 for k in range(1, num_exits))
+    assert mixture.mean_depth(mixture.log_exit_probs(log_w(log_odds)), depths).item() == pytest.approx(depth)
+    assert mixture.balance_penalty(log_w(log_odds)).item() == pytest.approx(balance)
+
+
+@pytest.mark.parametrize("num_exits", [1, 2, 4, 7])
+def test_the_balance_penalty_is_zero_where_every_exit_is_equally_likely(num_exits: int) -> None:
+    even = log_w([-math.log(num_exits - k) for k in range(1, num_exits)])
+    torch.testing.assert_close(mixture.log_exit_probs(even).exp(), torch.full((num_exits,), 1 / num_exits).double())
+    assert mixture.balance_penalty(even).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_mean_depth_is_not_rounded_under_autocast() -> None:
+    log_p_E = torch.tensor([0.1234567, 0.8765433]).log()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = mixture.mean_depth(log_p_E, [1, 3])
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(0.1234567 / 3 + 0.8765433, rel=1e-6)

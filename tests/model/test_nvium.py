@@ -1,0 +1,122 @@
+"""The model's forward pass: what its outputs mean, and that certainty breaks neither values nor gradients."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nvium_core import NviumForCausalLM
+from nvium_core.model.exits import CONTINUE, EXIT
+from nvium_core.model.nvium import NviumOutput
+from tests.model.llama_folders import llama_folder, random_llama
+from tests.random_models import random_model
+
+INPUT_IDS = torch.randint(17, (2, 12), generator=torch.Generator().manual_seed(7))
+EXIT_LAYERS = st.sets(st.integers(1, 5), min_size=1, max_size=4).map(sorted)
+
+
+def forward(model: NviumForCausalLM) -> NviumOutput:
+    output: NviumOutput = model(INPUT_IDS, labels=INPUT_IDS, output_exit_logits=True)
+    return output
+
+
+def set_routers(model: NviumForCausalLM, outcome: int, bias: float) -> None:
+    """Make every router lean against one outcome."""
+    with torch.no_grad():
+        for exit_ in model.exits[:-1]:
+            exit_.router.head.bias[outcome] = bias
+
+
+def some(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
+
+
+@settings(max_examples=15, deadline=None)
+@given(exit_layers=EXIT_LAYERS, seed=st.integers(0, 1000))
+@torch.no_grad()
+def test_outputs_are_the_mixture_of_the_exits(exit_layers: list[int], seed: int) -> None:
+    output = forward(random_model(exit_layers, seed=seed))
+    p_BTE, pi_BTEV = some(output.exit_probs), some(output.exit_logits).softmax(-1)
+    torch.testing.assert_close(p_BTE.sum(-1), torch.ones(INPUT_IDS.shape).double())
+    torch.testing.assert_close(some(output.logits).exp(), (p_BTE.unsqueeze(-1) * pi_BTEV).sum(-2))
+    torch.testing.assert_close(some(output.logits).logsumexp(-1), torch.zeros(INPUT_IDS.shape).double())
+
+
+@settings(max_examples=15, deadline=None)
+@given(exit_layers=EXIT_LAYERS, seed=st.integers(0, 1000))
+@torch.no_grad()
+def test_losses_are_the_papers_formulas(exit_layers: list[int], seed: int) -> None:
+    output = forward(random_model(exit_layers, seed=seed))
+    p, pi = some(output.exit_probs)[:, :-1], some(output.exit_logits)[:, :-1].softmax(-1)
+    num_exits = p.shape[-1]
+    said = pi.gather(-1, INPUT_IDS[:, 1:, None, None].expand(*p.shape, 1))[..., 0]
+    reached = 1 - torch.cat([torch.zeros_like(p[..., :1]), p.cumsum(-1)[..., :-1]], -1)
+    balance = sum(((p / reached)[..., k - 1] - 1 / (num_exits - k + 1)) ** 2 for k in range(1, num_exits))
+    torch.testing.assert_close(some(output.loss), -(p * said).sum(-1).log().mean())
+    torch.testing.assert_close(some(output.exit_losses), -said.log().mean((0, 1)))
+    depths = torch.tensor(exit_layers).double() / exit_layers[-1]
+    torch.testing.assert_close(some(output.compute_loss), (p * depths).sum(-1).mean())
+    torch.testing.assert_close(some(output.balance_loss), torch.as_tensor(balance).double().mean())
+
+
+@torch.no_grad()
+def test_unlabelled_tokens_count_in_no_loss() -> None:
+    model = random_model([1, 2])
+    labels = INPUT_IDS[:1].clone()
+    labels[:, 6:] = -100
+    masked, short = model(INPUT_IDS[:1], labels=labels), model(INPUT_IDS[:1, :6], labels=INPUT_IDS[:1, :6])
+    for name in ("loss", "compute_loss", "balance_loss", "exit_losses"):
+        torch.testing.assert_close(masked[name], short[name])
+
+
+@pytest.mark.parametrize("bias", [-1e4, -math.inf])
+@torch.no_grad()
+def test_routers_that_never_exit_give_the_last_exit(bias: float) -> None:
+    model = random_model([1, 2, 4])
+    set_routers(model, EXIT, bias)
+    output = forward(model)
+    torch.testing.assert_close(some(output.logits), some(output.exit_logits)[..., -1, :].log_softmax(-1))
+    assert (some(output.exit_probs)[..., -1] == 1).all()
+    assert some(output.compute_loss) == 1
+
+
+@pytest.mark.parametrize("bias", [-1e4, -math.inf])
+@torch.no_grad()
+def test_routers_that_always_exit_give_the_first_exit(bias: float) -> None:
+    model = random_model([1, 2, 4])
+    set_routers(model, CONTINUE, bias)
+    output = forward(model)
+    torch.testing.assert_close(some(output.logits), some(output.exit_logits)[..., 0, :].log_softmax(-1))
+    assert some(output.compute_loss) == 0.25
+
+
+@pytest.mark.parametrize("outcome", [CONTINUE, EXIT])
+@pytest.mark.parametrize("bias", [-1e4, -math.inf])
+def test_certain_routers_leave_every_value_and_gradient_finite(outcome: int, bias: float) -> None:
+    model = random_model([1, 2, 4])
+    set_routers(model, outcome, bias)
+    output = forward(model)
+    objective = some(output.loss) + some(output.balance_loss) + some(output.compute_loss)
+    objective.backward()
+    assert objective.isfinite() and some(output.logits).isfinite().all()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name
+
+
+@torch.no_grad()
+def test_a_silent_nvium_with_a_zero_final_adapter_is_the_plain_llama(tmp_path: Path) -> None:
+    llama = random_llama(vocab_size=17, hidden_size=16, intermediate_size=32, num_hidden_layers=4)
+    univium = NviumForCausalLM.from_pretrained(llama_folder(tmp_path, llama), dtype=torch.float64)
+    model = random_model([1, 3, 4])
+    model.model.load_state_dict(univium.model.state_dict())
+    model.lm_head.load_state_dict(univium.lm_head.state_dict())
+    model.exits[-1].norm.load_state_dict(univium.exits[0].norm.state_dict())
+    model.exits[-1].adapter.down.weight.zero_()
+    set_routers(model, EXIT, -math.inf)
+    expected = llama(INPUT_IDS).logits.log_softmax(-1)
+    torch.testing.assert_close(some(forward(model).logits).float(), expected, rtol=0, atol=1e-5)

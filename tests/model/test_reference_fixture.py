@@ -1,0 +1,46 @@
+"""The authors' published layout and their own numbers: a checkpoint of theirs loads and means the same thing here."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from nvium_core import NviumForCausalLM
+from nvium_core.model.nvium import NviumOutput
+
+FIXTURE = Path(__file__).parents[3] / "shared" / "fixtures" / "reference-4vium"
+
+pytestmark = pytest.mark.skipif(not FIXTURE.is_dir(), reason="the reference fixture is not beside this checkout")
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Tensor]:
+    return load_file(FIXTURE / "expected.safetensors")
+
+
+@pytest.fixture(scope="module")
+def output(expected: dict[str, Tensor]) -> NviumOutput:
+    model = NviumForCausalLM.from_pretrained(FIXTURE, dtype=torch.float64)
+    with torch.inference_mode():
+        found: NviumOutput = model(expected["input_ids"], labels=expected["input_ids"])
+    return found
+
+
+def test_the_mixture_is_that_of_the_published_code(output: NviumOutput, expected: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(output.logits, expected["log_mix"], rtol=0, atol=1e-5, check_dtype=False)
+
+
+def test_the_exit_probabilities_are_those_of_the_published_code(
+    output: NviumOutput, expected: dict[str, Tensor]
+) -> None:
+    torch.testing.assert_close(output.exit_probs, expected["exit_probs"], rtol=0, atol=1e-5, check_dtype=False)
+
+
+def test_the_six_losses_are_those_of_the_published_code(output: NviumOutput, expected: dict[str, Tensor]) -> None:
+    assert output.mix_loss is not None and output.compute_loss is not None and output.exit_losses is not None
+    found = torch.stack([output.mix_loss, output.compute_loss, *output.exit_losses])
+    names = ["mix_loss", "compute_loss", *(f"early_ce_loss_{k}" for k in (1, 2, 3)), "final_ce_loss"]
+    wanted = torch.cat([expected[name].view(1) for name in names]).double()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)

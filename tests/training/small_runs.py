@@ -1,0 +1,74 @@
+"""A corpus and a recipe small enough to train on in a second or two."""
+
+from pathlib import Path
+
+import numpy as np
+
+from nvium_core.training.data import END_OF_TEXT
+from nvium_core.training.recipes import Recipe, recipe_named
+from nvium_core.training.train import RunOptions, TrainingRun, prepare_text
+
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "hen",
+    "fox",
+    "ran",
+    "sat",
+    "saw",
+    "ate",
+    "big",
+    "red",
+    "old",
+    "and",
+    "then",
+    "so",
+    "it",
+]
+
+
+def small_corpus(path: Path, num_documents: int = 40) -> Path:
+    """Documents of a title and a few dozen words, the commoner words first."""
+    rng = np.random.default_rng(0)
+    odds = 1 / np.arange(1, len(WORDS) + 1)
+    documents = []
+    for number in range(num_documents):
+        words = rng.choice(WORDS, size=rng.integers(20, 60), p=odds / odds.sum())
+        documents.append(f"Tale {number}\n\n{' '.join(words)}.")
+    path.write_text(f"\n{END_OF_TEXT}\n".join(documents), encoding="utf-8")
+    return path
+
+
+def small_recipe(*settings: str) -> Recipe:
+    """The `tiny` recipe, smaller: 12 steps, the last four with longer windows, a checkpoint every fourth."""
+    shrunk = {
+        "shape.num_layers": 2,
+        "shape.num_exits": 2,
+        "shape.width": 32,
+        "shape.mlp_width": 48,
+        "shape.vocab_size": 280,
+        "shape.context": 64,
+        "short_context": 32,
+        "long_context_share": 0.34,
+        "tokens_per_step": 256,
+        "total_tokens": 12 * 256,
+        "router_warmup.share": 0.2,
+        "checkpoint_every": 4,
+    }
+    return recipe_named("tiny", [*(f"{key}={value}" for key, value in shrunk.items()), *settings])
+
+
+def options(folder: Path, **changes: int) -> RunOptions:
+    folder.mkdir(parents=True, exist_ok=True)
+    data = folder.parent / "corpus.txt"
+    return RunOptions(data=data if data.exists() else small_corpus(data), folder=folder, **changes)
+
+
+def start(recipe: Recipe, run_options: RunOptions) -> TrainingRun:
+    """A run as `train` begins it: resumed where the folder holds a checkpoint."""
+    tokenizer, stream = prepare_text(recipe, run_options)
+    run = TrainingRun(recipe, run_options, stream, vocab_size=len(tokenizer))
+    run.resume()
+    return run

@@ -1,0 +1,69 @@
+from collections import Counter
+
+from nvium_core.training.data import Diet, simplicity, without_title
+
+
+def words(prefix: str, first: int, count: int) -> str:
+    """Made-up words, numbered in letters."""
+    return " ".join(prefix + "".join(chr(97 + int(digit)) for digit in str(n)) for n in range(first, first + count))
+
+
+SIMPLE = [f"{n}\n\n{words('x', n % 100 * 10, 10)}" for n in range(200)]
+"""Of a thousand words, each read twice."""
+
+HARD = [f"{n}\n\n{words('rare', n * 20, 20)}" for n in range(200)]
+"""Of words that occur once."""
+
+
+def test_simplicity_is_the_share_of_the_thousand_commonest_words() -> None:
+    half = f"{words('x', 0, 10)} {words('rarest', 0, 10)}"
+    shares = simplicity([*SIMPLE, *HARD, half])
+    assert shares.tolist() == [1.0] * 200 + [0.0] * 200 + [0.5]
+
+
+def test_a_document_of_no_words_is_not_simple() -> None:
+    assert simplicity(["1 2 3", "the"]).tolist() == [0.0, 1.0]
+
+
+def readings(diet: Diet, seed: int = 0) -> Counter[str]:
+    return Counter(text.split()[-1] for text in diet.readings([f"Title\n\ntale {n}" for n in range(400)], seed))
+
+
+def test_whole_epochs_read_every_document_that_often() -> None:
+    assert set(readings(Diet(other_epochs=3.0)).values()) == {3}
+    assert len(readings(Diet(other_epochs=3.0))) == 400
+
+
+def test_part_of_an_epoch_reads_that_share_of_documents() -> None:
+    counts = readings(Diet(other_epochs=1.25))
+    assert set(counts.values()) == {1, 2}
+    assert 460 <= counts.total() <= 540
+
+
+def test_short_documents_count_as_simple() -> None:
+    diet = Diet(short_characters=max(map(len, SIMPLE)), simple_epochs=2.0, other_epochs=0.0)
+    read = diet.readings(SIMPLE + HARD, seed=0)
+    assert len(read) == 2 * len(SIMPLE) and not any("rare" in text for text in read)
+
+
+def test_the_simplest_share_of_characters_counts_as_simple() -> None:
+    share = sum(map(len, SIMPLE)) / sum(map(len, SIMPLE + HARD))
+    read = Diet(simple_share=share / 2, simple_epochs=2.0, other_epochs=0.0).readings(HARD + SIMPLE, seed=0)
+    assert not any("rare" in text for text in read)
+    assert abs(len(read) - len(SIMPLE)) <= 4
+
+
+def test_the_reading_order_depends_on_the_seed_alone() -> None:
+    diet = Diet(other_epochs=1.5)
+    assert diet.readings(HARD, 1) == diet.readings(HARD, 1) != diet.readings(HARD, 2)
+
+
+def test_about_half_of_the_readings_have_no_title() -> None:
+    titled = sum("\n\n" in text for text in Diet().readings(SIMPLE, seed=0))
+    assert 70 <= titled <= 130
+
+
+def test_only_a_line_alone_above_a_blank_one_is_a_title() -> None:
+    assert without_title("Title\n\nText\n\nmore") == "Text\n\nmore"
+    for untitled in ("Text", "Two\nlines\n\nText"):
+        assert without_title(untitled) == untitled

@@ -1,0 +1,99 @@
+"""Packed windows: what a row sees, what it is asked, and that every window is read once per epoch."""
+
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nvium_core.model.llama import causal_attention
+from nvium_core.training.data import Batch, DataError, PackedStream, packed_batch
+from tests.random_models import random_model
+
+END = 0
+WINDOW = torch.tensor([[3, 4, END, 5, 6, 7, END, END, 8, 9, 10, END, 11]])
+
+
+def batch_of(window: Tensor) -> Batch:
+    return packed_batch(window[:, :-1], window[:, 1:], END)
+
+
+def test_positions_and_documents_restart_at_each_end_of_text() -> None:
+    batch = batch_of(WINDOW)
+    assert batch.positions.tolist() == [[0, 1, 0, 1, 2, 3, 0, 0, 1, 2, 3, 0]]
+    assert batch.documents.tolist() == [[0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 4]]
+
+
+def test_a_row_sees_its_own_document_up_to_itself() -> None:
+    batch = batch_of(WINDOW)
+    seen = batch.mask()[0, 0]
+    for row, column in np.ndindex(*seen.shape):
+        same = batch.documents[0, row] == batch.documents[0, column]
+        assert seen[row, column] == (same and column <= row)
+
+
+def outputs(batch: Batch) -> Tensor:
+    """What the last exit says at every row, [B, T, V]."""
+    model = random_model([1, 2])
+    with torch.no_grad():
+        states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
+        return model.lm_head(model.exit_outputs(states)[1][-1])
+
+
+def test_a_document_never_sees_another() -> None:
+    changed = WINDOW.clone()
+    changed[0, :2], changed[0, 3:6] = torch.tensor([9, 1]), torch.tensor([1, 2, 3])
+    before, after = outputs(batch_of(WINDOW)), outputs(batch_of(changed))
+    assert torch.equal(before[0, 6:], after[0, 6:])
+    assert not torch.allclose(before[0, 3:6], after[0, 3:6])
+
+
+def test_a_packed_document_means_what_it_means_alone() -> None:
+    alone = random_model([1, 2])
+    with torch.no_grad():
+        expected = alone(WINDOW[:, 7:11], output_exit_logits=True).exit_logits[..., -1, :]
+    torch.testing.assert_close(outputs(batch_of(WINDOW))[:, 7:11], expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(9, 400), st.integers(1, 8), st.integers(0, 3), st.integers(0, 5))
+def test_an_epoch_reads_every_window_once(num_tokens: int, context: int, epoch: int, seed: int) -> None:
+    stream = PackedStream(np.arange(1, num_tokens + 1, dtype=np.uint16), END, seed)
+    per_epoch = (num_tokens - 1) // context
+    batch = stream.batch(epoch * per_epoch, per_epoch, context)
+    firsts = sorted(batch.inputs[:, 0].tolist())
+    assert firsts == list(range(firsts[0], firsts[0] + per_epoch * context, context))
+    assert batch.targets.max() <= num_tokens
+    assert torch.equal(batch.targets, batch.inputs + 1)
+
+
+def test_epochs_differ_in_their_order() -> None:
+    stream = PackedStream(np.arange(1, 1000, dtype=np.uint16), END)
+    orders = [stream.batch(epoch * 99, 99, 10).inputs[:, 0].tolist() for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2]
+    assert all(order != sorted(order) for order in orders)
+
+
+def test_a_batch_depends_on_stream_seed_and_place_alone() -> None:
+    tokens = np.random.default_rng(0).integers(0, 50, 500, dtype=np.uint16)
+    one, other = PackedStream(tokens, END, seed=1), PackedStream(tokens, END, seed=1)
+    one.batch(0, 7, 16)
+    np.random.default_rng().random()
+    for ours, theirs in zip(astuple(one.batch(40, 4, 16)), astuple(other.batch(40, 4, 16)), strict=True):
+        assert torch.equal(ours, theirs)
+    different = PackedStream(tokens, END, seed=2).batch(40, 4, 16)
+    assert not torch.equal(different.inputs, one.batch(40, 4, 16).inputs)
+
+
+def test_a_batch_is_the_same_whole_or_in_parts() -> None:
+    stream = PackedStream(np.random.default_rng(0).integers(0, 50, 500, dtype=np.uint16), END)
+    parts = [stream.batch(30, 3, 16), stream.batch(33, 5, 16)]
+    assert torch.equal(stream.batch(30, 8, 16).inputs, torch.cat([part.inputs for part in parts]))
+
+
+def test_too_little_text_for_one_window_is_refused() -> None:
+    with pytest.raises(DataError, match="8 tokens of text are too few for a context of 8"):
+        PackedStream(np.ones(8, dtype=np.uint16), END).batch(0, 1, 8)

@@ -1,0 +1,75 @@
+import pytest
+
+from nvium_core.training.recipes import RECIPES, RecipeError, recipe_named
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_describes_a_model_that_can_be_built(name: str) -> None:
+    recipe = recipe_named(name, [])
+    config = recipe.shape.config(recipe.shape.vocab_size, end_token=0)
+    assert config.num_exits == recipe.shape.num_exits
+    assert recipe.num_steps > 1
+
+
+def test_settings_change_what_they_name_and_nothing_else() -> None:
+    changed = recipe_named("tiny", ["shape.width=96", "learning_rate.maximum=1e-4", "total_tokens=1_000_000"])
+    assert (changed.shape.width, changed.learning_rate.maximum, changed.total_tokens) == (96, 1e-4, 1_000_000)
+    assert changed.shape.num_layers == recipe_named("tiny", []).shape.num_layers
+    assert changed.learning_rate.warmup == recipe_named("tiny", []).learning_rate.warmup
+
+
+def test_the_last_of_two_settings_holds() -> None:
+    assert recipe_named("tiny", ["seed=1", "seed=2"]).seed == 2
+
+
+def test_a_target_depth_may_be_set_where_there_is_none() -> None:
+    assert recipe_named("tiny", ["depth.target=0.5"]).depth.target == 0.5
+
+
+def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:
+    with pytest.raises(RecipeError, match=r"'huge'; there are tales, tiny"):
+        recipe_named("huge", [])
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("seed", "expected key=value"),
+        ("speed=1", "no such setting; there are .*learning_rate"),
+        ("shape.depth=1", "no such setting; there are .*num_layers"),
+        ("shape=1", "not a single value"),
+        ("seed.x=1", "not a single value"),
+        ("=1", "no such setting"),
+        ("shape.width=wide", "expected int"),
+        ("shape.width=1.5", "expected int"),
+        ("learning_rate.maximum=", "expected float"),
+        ("learning_rate.maximum=nan", "finite"),
+        ("depth.beta=inf", "finite"),
+        ("tokens_per_step=0", "tokens_per_step"),
+        ("shape.context=0", "context"),
+        ("shape.vocab_size=100000", "vocab_size"),
+        ("learning_rate.warmup=1", "warmup"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(setting: str, complaint: str) -> None:
+    with pytest.raises(RecipeError, match=complaint) as refused:
+        recipe_named("tiny", [setting])
+    assert f"--set {setting}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"), [("shape.num_exits=3", "divided evenly"), ("shape.num_heads=5", "attention heads")]
+)
+def test_settings_that_do_not_go_together_are_refused(setting: str, complaint: str) -> None:
+    with pytest.raises(RecipeError, match=f"recipe tiny: .*{complaint}"):
+        recipe_named("tiny", [setting])
+
+
+def test_settings_need_to_go_together_only_in_the_end() -> None:
+    shape = recipe_named("tiny", ["shape.num_layers=6", "shape.num_exits=3"]).shape
+    assert (shape.num_layers, shape.num_exits) == (6, 3)
+
+
+def test_windows_are_long_only_in_the_last_share_of_a_run() -> None:
+    recipe = recipe_named("tiny", ["shape.context=256", "short_context=64", "long_context_share=0.25"])
+    assert [recipe.context_at(progress) for progress in (0.0, 0.74, 0.75, 1.0)] == [64, 64, 256, 256]

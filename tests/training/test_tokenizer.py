@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from nvium_core.training.data import END_OF_TEXT, encode
+from nvium_core.training.tokenizer import train_tokenizer
+from tests.training.small_runs import WORDS
+
+VOCAB_SIZE = 290
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer([" ".join(WORDS)] * 20, VOCAB_SIZE, context=64)
+
+
+@given(text=st.text())
+def test_any_text_comes_back_as_it_was(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    ids = tokenizer(text).input_ids
+    assert tokenizer.decode(ids[1:]) == text
+
+
+def test_every_encoding_opens_with_end_of_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokenizer("").input_ids == [tokenizer.eos_token_id]
+    ids = tokenizer("the cat").input_ids
+    assert ids[0] == tokenizer.eos_token_id == tokenizer.bos_token_id
+    assert tokenizer.eos_token_id not in ids[1:]
+
+
+def test_the_vocabulary_is_no_larger_than_asked_for(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert len(tokenizer) == VOCAB_SIZE
+    assert tokenizer.model_max_length == 64
+
+
+def test_common_words_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert len(tokenizer("the cat sat").input_ids) == 4
+
+
+def test_plain_auto_tokenizer_loads_a_saved_one(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    text = "Thé cat  sat.\n\n\tso 🦊 ran"
+    assert again(text).input_ids == tokenizer(text).input_ids
+    assert again.decode(again(text).input_ids, skip_special_tokens=True) == text
+    assert (again.eos_token, again.model_max_length) == (END_OF_TEXT, 64)
+
+
+def test_the_stream_holds_every_document_behind_an_end_of_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    end = tokenizer.eos_token_id
+    stream = encode(["the cat", "so it was"], tokenizer).tolist()
+    assert stream == [*tokenizer("the cat").input_ids, *tokenizer("so it was").input_ids, end]
+
+
+def test_the_separator_inside_a_document_does_not_split_it(tokenizer: PreTrainedTokenizerFast) -> None:
+    stream = encode([f"the {END_OF_TEXT} cat"], tokenizer).tolist()
+    assert stream.count(tokenizer.eos_token_id) == 2
