@@ -1,0 +1,50 @@
+# The nvium server, as a user without rights, on a file system that may be read-only.
+#   docker build .                                                          CPU
+#   docker build --build-arg TORCH_INDEX_URL=… .                            another of PyTorch's indexes, for a GPU
+#   docker build --build-arg TORCH_INDEX_URL= .                             whatever pip finds
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+# hadolint ignore=DL3006
+FROM ${PYTHON_IMAGE} AS build
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PATH=/opt/nvium/bin:$PATH
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+WORKDIR /src
+RUN python -m venv /opt/nvium
+
+COPY constraints.txt ./
+RUN grep '^torch==' constraints.txt > torch.txt \
+    && { { [ -n "$TORCH_INDEX_URL" ] \
+           && pip install --no-deps --timeout 30 --retries 1 --index-url "$TORCH_INDEX_URL" --requirement torch.txt; } \
+         || pip install --constraint constraints.txt --requirement torch.txt; }
+
+COPY pyproject.toml ./
+RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+      > requirements.txt \
+    && pip install --constraint constraints.txt --requirement requirements.txt
+
+# PyTorch's own tests, and headers for compilers that the image does not have.
+RUN rm -rf /opt/nvium/lib/python3.*/site-packages/torch/{test,include,bin/test_*}
+
+COPY . ./
+RUN pip install --no-deps . \
+    && pip uninstall --yes pip
+
+# hadolint ignore=DL3006
+FROM ${PYTHON_IMAGE}
+RUN useradd --create-home --uid 10001 nvium \
+    && install --directory --owner nvium --group nvium /var/cache/nvium
+COPY --from=build /opt/nvium /opt/nvium
+ENV PATH=/opt/nvium/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HF_HOME=/var/cache/nvium \
+    NVIUM_HOST=0.0.0.0 \
+    NVIUM_PORT=8000
+USER 10001:10001
+WORKDIR /home/nvium
+EXPOSE 8000
+HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=6 \
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"NVIUM_PORT\"]}/health', timeout=4)"]
+ENTRYPOINT ["nvium"]
+CMD ["serve"]

@@ -1,0 +1,216 @@
+"""Who may import whom, where the environment is read, how long a file may be, and what no file may say.
+
+The rules are read off the sources, and each is shown to catch a source that breaks it.
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nvium_core
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("nvium_core", "server", "loadtest")
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+CORE = "nvium_core"
+WORDS, MODEL, ENGINE, TRAINING = f"{CORE}.choices", f"{CORE}.model", f"{CORE}.engine", f"{CORE}.training"
+LOADING, EVALUATION, BENCH = f"{CORE}.loading", f"{CORE}.evaluation", f"{CORE}.bench"
+
+MAY_IMPORT = {
+    WORDS: (),
+    MODEL: (WORDS, MODEL),
+    LOADING: (WORDS, MODEL),
+    ENGINE: (WORDS, MODEL, ENGINE),
+    TRAINING: (WORDS, MODEL, TRAINING),
+    EVALUATION: (WORDS, MODEL, LOADING, ENGINE, TRAINING, EVALUATION),
+    BENCH: (WORDS, MODEL, LOADING, ENGINE, TRAINING, BENCH),
+    "server": ("server", CORE),
+    "loadtest": ("loadtest",),
+}
+"""Which of our own packages a package may import. The cli, and the package that only names what it exports, may all."""
+
+ABOVE_ALL = (CORE, f"{CORE}.cli")
+SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "sse_starlette", "uvicorn")
+TORCH_FREE = ("engine.sequence", "engine.scheduler", "engine.kv_cache", "engine.policies")
+READS_ENVIRONMENT = "server.settings"
+LONGEST_FILE = 400
+
+# Put together here, so that this file does not hold what it looks for.
+TORCH_INDEX = "download." + "pytorch.org"
+REGISTRIES = re.compile(
+    "|".join((r"pypi\.org", r"pythonhosted\.org", r"npmjs\.org", r"download\.pytorch\.org", r"ghcr\.io"))
+)
+MACHINE_PATHS = re.compile(r"(?<![a-zA-Z0-9_.])/(?:work|root|farm|opt/wheels|opt/pypi[a-z-]*)/")
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module a source imports, and `module.name` for each name it takes from one."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide who imports whom"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(f"{module}.".startswith(f"{package}.") for package in packages)
+
+
+def home(module: str) -> str | None:
+    """The package whose rule a module obeys; None for those above all."""
+    if module in ABOVE_ALL:
+        return None
+    [package] = [package for package in MAY_IMPORT if is_within(module, (package,))]
+    return package
+
+
+def forbidden_imports(module: str, source: str) -> list[str]:
+    """The imports of a module that go against the directions."""
+    package = home(module)
+    if package is None:
+        return []
+    ours = [name for name in imports(source) if is_within(name, PACKAGES)]
+    wrong = [name for name in ours if not is_within(name, MAY_IMPORT[package])]
+    if package == "server":
+        wrong += [name for name in ours if is_within(name, (CORE,)) and not is_exported(name)]
+    if package != "server":
+        wrong += [name for name in imports(source) if is_within(name, SERVER_ONLY)]
+    return wrong
+
+
+def is_exported(name: str) -> bool:
+    return name.removeprefix("nvium_core.") in nvium_core.__all__
+
+
+def environment_reads(source: str) -> list[str]:
+    """Where a source touches the process environment."""
+    names = [f"os.{node.attr}" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    return [name for name in [*names, *imports(source)] if name in ("os.environ", "os.environb", "os.getenv")]
+
+
+def foreign_places(text: str) -> list[str]:
+    """Registry hosts and paths of one machine; PyTorch's index is allowed as the default of TORCH_INDEX_URL."""
+    lines = (line for line in text.splitlines() if not ("TORCH_INDEX_URL" in line and TORCH_INDEX in line))
+    return [match.group() for line in lines for rule in (REGISTRIES, MACHINE_PATHS) for match in rule.finditer(line)]
+
+
+def tracked_files() -> list[Path]:
+    """What git has or would take, without what is removed."""
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def modules_after_importing(*modules: str) -> set[str]:
+    statement = f"import sys, {', '.join(f'nvium_core.{module}' for module in modules)}; print(*sys.modules)"
+    command = [sys.executable, "-c", statement]
+    return set(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_directions(module):
+    assert forbidden_imports(module, MODULES[module].read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("nvium_core.choices", "from nvium_core.model.config import NviumConfig"),
+        ("nvium_core.model.x", "from nvium_core.engine.engine import Engine"),
+        ("nvium_core.model.x", "def f():\n    import nvium_core.training.loss"),
+        ("nvium_core.engine.x", "from nvium_core.training import loss"),
+        ("nvium_core.engine.x", "from nvium_core import training"),
+        ("nvium_core.training.x", "from nvium_core.engine.sequence import Sequence"),
+        ("nvium_core.evaluation.x", "from nvium_core.cli import main"),
+        ("nvium_core.engine.x", "import server.settings"),
+        ("nvium_core.engine.x", "from pydantic import BaseModel"),
+        ("nvium_core.loading", "from nvium_core.engine.engine import Engine"),
+        ("server.x", "from nvium_core.engine.engine import Engine"),
+        ("server.x", "import nvium_core"),
+        ("server.x", "from nvium_core import loading"),
+        ("server.x", "import loadtest.client"),
+        ("loadtest.x", "from nvium_core import Engine"),
+        ("loadtest.x", "from server.settings import Settings"),
+        ("loadtest.x", "from starlette.requests import Request"),
+    ],
+)
+def test_an_import_against_the_directions_is_found(module, source):
+    assert len(forbidden_imports(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("nvium_core.engine.x", "import torch\nfrom nvium_core.model.nvium import NviumForCausalLM"),
+        ("nvium_core.cli", "from server.app import serve\nfrom nvium_core.training.train import train"),
+        ("server.x", "from nvium_core import Engine, load_model\nfrom pydantic import BaseModel"),
+    ],
+)
+def test_an_import_along_the_directions_is_not(module, source):
+    assert forbidden_imports(module, source) == []
+
+
+def test_scheduling_needs_no_torch():
+    assert "torch" not in modules_after_importing(*TORCH_FREE)
+
+
+def test_the_runner_does_so_the_check_for_torch_can_fail():
+    assert "torch" in modules_after_importing("engine.runner")
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - {READS_ENVIRONMENT}))
+def test_the_environment_is_read_in_the_settings_only(module):
+    assert environment_reads(MODULES[module].read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import os\nos.environ['A']", "import os\nos.getenv('A')", "from os import environ", "from os import getenv"],
+)
+def test_a_read_of_the_environment_is_found(source):
+    assert len(environment_reads(source)) == 1
+
+
+def test_no_source_is_longer_than_a_few_screens():
+    sources = [*MODULES.values(), *(ROOT / "tests").rglob("*.py")]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources}
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_no_file_names_a_registry_or_a_path_of_one_machine():
+    texts = {path: path.read_bytes() for path in tracked_files()}
+    found = {
+        str(path.relative_to(ROOT)): places
+        for path, text in texts.items()
+        if b"\0" not in text and (places := foreign_places(text.decode(errors="replace")))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_foreign"),
+    [
+        ("pip install --index-url https://" + "pypi" + ".org/simple", True),
+        ("pip install --index-url https://" + TORCH_INDEX, True),
+        ("ARG TORCH_INDEX_URL=https://" + TORCH_INDEX + "/whl/cpu", False),
+        ("open('" + "/root" + "/model')", True),
+        ("see " + "/work" + "/main", True),
+        ("framework/work/main and ./root/x", False),
+    ],
+)
+def test_registries_and_machine_paths_are_told_from_others(text, is_foreign):
+    assert bool(foreign_places(text)) == is_foreign
