@@ -1,0 +1,67 @@
+"""A completions server of a few lines that streams what it is told, over a real socket, one request a connection."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+HEAD = "HTTP/1.1 {status}\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+@dataclass(kw_only=True)
+class FakeServer:
+    """Answers each request with `events`, `gap` seconds apart, and keeps the bodies it was sent."""
+
+    events: Iterable[str]
+    status: str = "200 OK"
+    gap: float = 0.0
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[str] = field(default_factory=list)
+    num_running: int = 0
+    most_running: int = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        self.bodies.append(await self._read(reader))
+        writer.write(HEAD.format(status=self.status).encode())
+        for event in self.events:
+            await asyncio.sleep(self.gap)
+            writer.write(f"{event}\n\n".encode())
+            await writer.drain()
+        self.num_running -= 1
+        writer.close()
+        await writer.wait_closed()
+
+    async def _read(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.headers.append(head)
+        [length] = [line.split(":")[1] for line in head.split("\r\n") if line.lower().startswith("content-length")]
+        body: dict[str, Any] = json.loads(await reader.readexactly(int(length)))
+        return body
+
+
+@asynccontextmanager
+async def serving(server: FakeServer) -> AsyncIterator[str]:
+    """The server's base address, while it is up."""
+    async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as listening:
+        host, port = listening.sockets[0].getsockname()
+        yield f"http://{host}:{port}"
+
+
+def chunk(text: str, token_ids: list[int] | None = None, exits: list[int] | None = None) -> str:
+    choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": None}
+    if token_ids is not None:
+        choice["nvium"] = {"token_ids": token_ids, "exits": exits}
+    return f"data: {json.dumps({'choices': [choice]})}"
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> str:
+    numbers = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return f"data: {json.dumps({'choices': [], 'usage': numbers})}"
+
+
+DONE = "data: [DONE]"
+STORY = [": keep-alive", chunk(" a", [7], [1]), chunk("", [], []), chunk(" fox", [8, 9], [3, 1]), usage(5, 3), DONE]

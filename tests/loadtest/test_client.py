@@ -1,0 +1,117 @@
+import asyncio
+
+import httpx
+import pytest
+
+from loadtest.client import Arrival, LoadClient, Outcome
+from loadtest.workload import Workload
+from tests.loadtest.fake_server import DONE, STORY, FakeServer, chunk, serving, usage
+
+
+async def outcomes_of(server: FakeServer, workload: Workload) -> list[Outcome]:
+    async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
+        return await LoadClient(http, model="tiny").run(workload)
+
+
+async def only_outcome(*events: str, status: str = "200 OK") -> Outcome:
+    [outcome] = await outcomes_of(FakeServer(events=events, status=status), Workload(num_requests=1))
+    return outcome
+
+
+async def test_a_stream_is_read_to_its_tokens_and_exits():
+    outcome = await only_outcome(*STORY)
+    assert outcome.error is None
+    assert (outcome.num_prompt_tokens, outcome.num_tokens, outcome.exits) == (5, 3, [1, 3, 1])
+    assert [arrival.num_tokens for arrival in outcome.arrivals] == [1, 2]
+
+
+async def test_the_request_asks_for_what_the_workload_says():
+    server = FakeServer(events=STORY)
+    await outcomes_of(server, Workload(prompts=("hello",), num_requests=1, max_tokens=7, temperature=0.5, seed=3))
+    assert server.bodies == [
+        {
+            "model": "tiny",
+            "prompt": "hello",
+            "max_tokens": 7,
+            "temperature": 0.5,
+            "seed": 3,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+
+
+async def test_the_closed_loop_never_has_more_running_than_users():
+    server = FakeServer(events=STORY, gap=0.002)
+    outcomes = await outcomes_of(server, Workload(num_requests=9, concurrency=3))
+    assert len(outcomes) == 9
+    assert server.most_running == 3
+
+
+async def test_the_open_loop_does_not_wait_for_answers():
+    server = FakeServer(events=STORY, gap=0.05)
+    await outcomes_of(server, Workload(num_requests=6, concurrency=1, rate=1000.0))
+    assert server.most_running > 1
+
+
+async def test_the_open_loop_counts_from_when_a_request_was_due():
+    blocked = 0.2
+
+    class LateClient(LoadClient):
+        async def send(self, request, due):
+            await asyncio.sleep(blocked)
+            return await super().send(request, due)
+
+    async with serving(FakeServer(events=STORY)) as base_url, httpx.AsyncClient(base_url=base_url) as http:
+        [outcome] = await LateClient(http).run(Workload(num_requests=1, rate=1000.0))
+    assert outcome.latency > blocked
+    assert outcome.time_to_first_token is not None
+    assert outcome.time_to_first_token > blocked
+
+
+async def test_every_outcome_is_told_as_it_comes():
+    told: list[Outcome] = []
+    async with serving(FakeServer(events=STORY)) as base_url, httpx.AsyncClient(base_url=base_url) as http:
+        outcomes = await LoadClient(http).run(Workload(num_requests=3), told.append)
+    assert told == outcomes
+
+
+@pytest.mark.parametrize(
+    ("events", "status", "error"),
+    [
+        (['{"error": {"message": "queue full"}}'], "503 Service Unavailable", "ServerError: 503 queue full"),
+        (["no json"], "500 Internal Server Error", "ServerError: 500"),
+        ([chunk(" a", [1], [1]), 'data: {"error": {"message": "lost"}}', DONE], "200 OK", "ServerError: lost"),
+        ([chunk(" a", [1], [1])], "200 OK", "ServerError: the stream ended without data: [DONE]"),
+        (["data: {"], "200 OK", "ServerError: a chunk is not JSON"),
+        (["data: 3"], "200 OK", "ServerError: a chunk is not a JSON object"),
+    ],
+)
+async def test_what_goes_wrong_is_an_error_of_that_request(events, status, error):
+    outcome = await only_outcome(*events, status=status)
+    assert outcome.error == error
+
+
+async def test_a_server_that_is_not_there_is_an_error_too():
+    async with httpx.AsyncClient(base_url="http://127.0.0.1:9") as http:
+        [outcome] = await LoadClient(http).run(Workload(num_requests=1))
+    assert outcome.error is not None
+    assert outcome.error.startswith("ConnectError")
+    assert outcome.time_to_first_token is None
+
+
+async def test_a_server_without_exits_is_counted_by_its_chunks_or_usage():
+    assert (await only_outcome(chunk("a"), chunk("b"), DONE)).num_tokens == 2
+    assert (await only_outcome(chunk("a"), chunk("bc"), usage(1, 3), DONE)).num_tokens == 3
+
+
+def test_a_gap_is_divided_among_the_tokens_of_its_chunk():
+    outcome = Outcome(due=1.0, finished=3.0, arrivals=[Arrival(1.5, 2), Arrival(1.7, 1), Arrival(2.3, 3)])
+    assert outcome.time_to_first_token == pytest.approx(0.5)
+    assert outcome.inter_token_latencies == pytest.approx([0.2, 0.2, 0.2, 0.2])
+    assert outcome.latency == pytest.approx(2.0)
+
+
+def test_where_chunks_do_not_say_the_whole_time_is_divided_among_the_reported_tokens():
+    outcome = Outcome(due=0.0, arrivals=[Arrival(1.0, 1), Arrival(2.0, 1)], num_reported_tokens=5)
+    assert outcome.inter_token_latencies == pytest.approx([0.25] * 4)
