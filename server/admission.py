@@ -1,0 +1,41 @@
+"""Who may come in: a bound on the choices running and waiting, and the end of admissions when the server drains."""
+
+from server.errors import InvalidField, Overloaded
+
+RETRY_QUEUE_SECONDS = 1
+RETRY_DRAINING_SECONDS = 5
+
+
+class Admission:
+    """Counts choices from admission to their end. Lives on the event loop."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.num_present = 0
+        self.is_draining = False
+
+    def enter(self, num_choices: int) -> None:
+        """Take in a request's choices, all or none."""
+        if num_choices > self.capacity:
+            raise InvalidField(
+                "n", f"{num_choices} choices (prompts × n) are more than the {self.capacity} kept at once"
+            )
+        if self.is_draining:
+            raise draining()
+        if self.num_present + num_choices > self.capacity:
+            message = f"the queue is full: {self.num_present} choices are running or waiting, of {self.capacity}"
+            raise Overloaded(message, code="queue_full", retry_after_seconds=RETRY_QUEUE_SECONDS)
+        self.num_present += num_choices
+
+    def leave(self) -> None:
+        """One choice has ended."""
+        self.num_present -= 1
+        assert self.num_present >= 0
+
+    def drain(self) -> None:
+        """Take nobody in any more."""
+        self.is_draining = True
+
+
+def draining() -> Overloaded:
+    return Overloaded("the server is shutting down", code="draining", retry_after_seconds=RETRY_DRAINING_SECONDS)

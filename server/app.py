@@ -1,0 +1,68 @@
+"""The application: model and settings in, an ASGI app out; and `run`, which serves it until told to stop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import disable_created_metrics
+
+from nvium_core import LoadedModel, load_model
+from server.drain import DrainingServer
+from server.errors import install_error_handlers
+from server.logs import configure_logs
+from server.middleware import BodyLimit, RequestFrame
+from server.routes import completions, health, metrics, models
+from server.service import Service
+from server.settings import Settings
+
+ENDPOINTS = {"/v1/completions": "completions"}
+"""Paths whose requests are recorded, and their names in metrics and logs."""
+
+STOP_SECONDS = 5
+"""How long ending connections, and then the device thread, may take once nothing is waited for any more."""
+
+
+def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
+    """The app for one model. Raises `InvalidRequest` for settings that the model cannot be run with."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    app.state.service = service = Service(model, settings)
+    install_error_handlers(app)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(RequestFrame, metrics=service.metrics, endpoints=ENDPOINTS)
+    for routes in (completions, models, health, metrics):
+        app.include_router(routes.router)
+    return app
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Warm up, then run the device thread for as long as the app lives."""
+    service: Service = app.state.service
+    service.warm_up()
+    service.worker.start()
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(service.worker.stop, STOP_SECONDS)
+
+
+def run(settings: Settings) -> None:
+    """Load the model and serve it until SIGTERM or SIGINT, then let running requests finish.
+
+    Raises `CheckpointError` for a model, and `InvalidRequest` for settings, that cannot be used.
+    """
+    configure_logs()
+    disable_created_metrics()
+    app = create_app(load_model(settings.model, settings.device, settings.dtype), settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    DrainingServer(config, app.state.service).run()

@@ -1,0 +1,26 @@
+"""Noticing that a client has gone, by the ASGI message that says so."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+T = TypeVar("T")
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """The work's result; None, and the work cancelled, if the client goes first."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()

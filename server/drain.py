@@ -1,0 +1,49 @@
+"""A uvicorn server that, told to stop, goes on answering until what runs has finished."""
+
+import socket
+import time
+from types import FrameType
+
+import structlog
+import uvicorn
+
+from server.service import Service
+
+log = structlog.get_logger("nvium.server")
+
+
+class DrainingServer(uvicorn.Server):
+    """The first signal drains, a second one stops at once. Either way the process ends with exit code 0."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._drains_until: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._drains_until is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._drains_until = time.monotonic() + self._service.settings.drain_seconds
+        self._service.admission.drain()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        log.info("ready", host=self.config.host, port=self.config.port)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        if self._drains_until is not None and not self.should_exit:
+            self._drain()
+        return await super().on_tick(counter)
+
+    def _drain(self) -> None:
+        """Stop when nobody is left, or when those who are have had their time: their requests fail then."""
+        num_present = self._service.admission.num_present
+        assert self._drains_until is not None
+        if num_present == 0:
+            self.should_exit = True
+        elif time.monotonic() > self._drains_until:
+            log.warning("stopping with requests still running", choices=num_present)
+            self._service.worker.stop(timeout=0)
+            self.should_exit = True

@@ -1,0 +1,134 @@
+"""Refusals and failures, in the one form that every answer other than 2xx has.
+
+ApiError
+├── InvalidField      400  a field of the request is wrong
+├── ModelNotFound     404
+├── BodyTooLarge      413  found before parsing
+├── Overloaded        503  queue full, draining or stopped; come back later
+└── InternalError     500  says nothing about what happened inside
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from nvium_core import ContextLengthExceeded, EngineError, InvalidRequest
+
+NESTED_FIELDS = ("stream_options", "nvium")
+
+
+class ApiError(Exception):
+    """What the client is told."""
+
+    status = 400
+    type = "invalid_request_error"
+    code: str | None = None
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return Response(json.dumps(self.body), self.status, self.headers, "application/json")
+
+
+class InvalidField(ApiError):
+    def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
+        super().__init__(f"{param}: {message}", param=param, code=code)
+
+
+class ModelNotFound(ApiError):
+    status = 404
+    code = "model_not_found"
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(f"there is no model {asked!r} here; this server has {served!r}", param="model")
+
+
+class BodyTooLarge(ApiError):
+    status = 413
+    code = "body_too_large"
+    headers = {"connection": "close"}
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"the request's body is larger than {max_bytes} bytes")
+
+
+class Overloaded(ApiError):
+    status = 503
+    type = "server_error"
+
+    def __init__(self, message: str, *, code: str, retry_after_seconds: int) -> None:
+        super().__init__(message, code=code)
+        self.headers = {"retry-after": str(retry_after_seconds)}
+
+
+class InternalError(ApiError):
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
+    def __init__(self, message: str = "the server failed to handle this request") -> None:
+        super().__init__(message)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Everything that routes raise is answered in the error form; what is not known here, `RequestFrame` answers."""
+    for kind in (ApiError, InvalidRequest, EngineError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, answer)
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    told = as_api_error(error)
+    if record := request.scope.get("state", {}).get("record"):
+        record.refused(told)
+    return told.response()
+
+
+def as_api_error(error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequest():
+            code = "context_length_exceeded" if isinstance(error, ContextLengthExceeded) else None
+            return InvalidField(error.field, error.message, code=code)
+        case EngineError():
+            return InternalError(str(error))
+        case RequestValidationError():
+            return from_validation(error)
+        case HTTPException():
+            return from_http(error)
+    return InternalError()
+
+
+def from_http(error: HTTPException) -> ApiError:
+    """404 and 405 of the router, and a body that cannot be read."""
+    told = ApiError(str(error.detail))
+    told.status = error.status_code
+    told.headers = error.headers or {}
+    return told
+
+
+def from_validation(error: RequestValidationError) -> ApiError:
+    """The first thing wrong with a body, named by its field."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"][1:]]
+    if first["type"] == "json_invalid":
+        return ApiError(f"the body is not valid JSON: {first['ctx']['error']} at character {place[0]}")
+    if first["type"] in ("missing", "model_attributes_type") and not place:
+        return ApiError("the body must be a JSON object, sent with content-type application/json")
+    if not place:
+        return ApiError(f"the body cannot be used: {first['msg']}")
+    return InvalidField(".".join(place[: 2 if place[0] in NESTED_FIELDS else 1]), first["msg"])

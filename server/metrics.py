@@ -1,0 +1,119 @@
+"""The Prometheus metrics of one app, in a registry of its own. No label takes a value from a request."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from nvium_core import StepReport, TokenEvent, WorkerState
+
+STEP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+class Metrics:
+    """`depth_ratios` are the depths of the exits over that of the model.
+
+    Requests are observed on the event loop, Steps on the device thread.
+    """
+
+    def __init__(self, depth_ratios: Sequence[float], latency_buckets: Sequence[float]) -> None:
+        self.registry = CollectorRegistry()
+        self._depth_ratios = depth_ratios
+        self._add_request_metrics(latency_buckets)
+        self._add_token_metrics()
+        self._add_step_metrics()
+        for number, _ in enumerate(depth_ratios, start=1):
+            self.generated_tokens.labels(number)
+            self.steps.labels(number)
+
+    def _add_request_metrics(self, buckets: Sequence[float]) -> None:
+        registry = self.registry
+        self.requests = Counter(
+            "nvium_requests", "Requests by how they ended.", ["endpoint", "outcome"], registry=registry
+        )
+        self.rejected = Counter("nvium_rejected", "Requests turned away.", ["reason"], registry=registry)
+        self.time_to_first_token = Histogram(
+            "nvium_time_to_first_token_seconds",
+            "From a request's arrival to its first token.",
+            registry=registry,
+            buckets=buckets,
+        )
+        self.inter_token_latency = Histogram(
+            "nvium_inter_token_latency_seconds",
+            "Between tokens of a choice; those that arrive together share the time.",
+            registry=registry,
+            buckets=buckets,
+        )
+        self.request_latency = Histogram(
+            "nvium_request_latency_seconds",
+            "From a request's arrival to the end of its answer.",
+            registry=registry,
+            buckets=buckets,
+        )
+        self.queue_time = Histogram(
+            "nvium_queue_seconds",
+            "From a choice's submission to its leaving the queue.",
+            registry=registry,
+            buckets=buckets,
+        )
+
+    def _add_token_metrics(self) -> None:
+        registry = self.registry
+        self.prompt_tokens = Counter("nvium_prompt_tokens", "Prompt tokens of admitted requests.", registry=registry)
+        self.generated_tokens = Counter(
+            "nvium_generated_tokens", "Tokens spoken, by exit.", ["exit"], registry=registry
+        )
+        self.exit_depth_ratio = Histogram(
+            "nvium_exit_depth_ratio",
+            "Depth of the exit that spoke a token, as a share of all layers.",
+            registry=registry,
+            buckets=self._depth_ratios,
+        )
+
+    def _add_step_metrics(self) -> None:
+        registry = self.registry
+        self.steps = Counter("nvium_steps", "Steps, by block.", ["block"], registry=registry)
+        self.step_time = Histogram(
+            "nvium_step_seconds", "Time of a Step.", ["block"], registry=registry, buckets=STEP_BUCKETS
+        )
+        self.step_rows = Histogram(
+            "nvium_step_rows",
+            "Rows of a Step, piggybacked ones included.",
+            ["block"],
+            registry=registry,
+            buckets=ROW_BUCKETS,
+        )
+
+    def observe_step(self, report: StepReport) -> None:
+        """Called on the device thread."""
+        self.steps.labels(report.block).inc()
+        self.step_time.labels(report.block).observe(report.seconds)
+        self.step_rows.labels(report.block).observe(report.num_rows)
+        for event in report.events:
+            if isinstance(event, TokenEvent):
+                self.generated_tokens.labels(event.exit).inc()
+                self.exit_depth_ratio.observe(self._depth_ratios[event.exit - 1])
+
+    def watch(self, state: Callable[[], WorkerState]) -> None:
+        """Report the device thread's own view of the engine at every scrape."""
+        self.registry.register(WorkerCollector(state))
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class WorkerCollector(Collector):
+    """Gauges from one snapshot, so that they agree with each other."""
+
+    def __init__(self, state: Callable[[], WorkerState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state()
+        yield GaugeMetricFamily("nvium_requests_running", "Sequences in the running set.", state.num_running)
+        yield GaugeMetricFamily("nvium_requests_waiting", "Sequences that wait to run.", state.num_waiting)
+        yield GaugeMetricFamily("nvium_deferred_rows", "Rows whose upper blocks are put off.", state.num_deferred_rows)
+        yield GaugeMetricFamily("nvium_kv_cache_usage_ratio", "Share of cache pages in use.", state.kv_cache_usage)
+        yield CounterMetricFamily("nvium_preemptions", "Sequences that lost their cache.", state.num_preemptions)

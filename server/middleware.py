@@ -1,0 +1,117 @@
+"""The two layers around the app, in pure ASGI: a frame that names and records requests, and a limit on bodies."""
+
+import re
+import uuid
+from collections.abc import Mapping
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import BodyTooLarge, InternalError
+from server.metrics import Metrics
+from server.record import RequestRecord
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+log = structlog.get_logger("nvium.server")
+
+
+class RequestFrame:
+    """The outermost layer: gives each request an id and a record, and answers what nothing inside could.
+
+    `endpoints` maps the paths that are recorded to their names.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: Mapping[str, str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = sanitized(Headers(scope=scope).get("x-request-id"))
+        record = self._open(scope, request_id)
+        scope.setdefault("state", {}).update(request_id=request_id, record=record)
+        await self._run(scope, receive, send, record)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord | None) -> None:
+        request_id, has_started = scope["state"]["request_id"], False
+
+        async def framed_send(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if record:
+                    record.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, framed_send)
+        except Exception:
+            log.exception("a request failed", request_id=request_id)
+            if not has_started:
+                await InternalError().response()(scope, receive, framed_send)
+        finally:
+            if record:
+                record.close()
+
+    def _open(self, scope: Scope, request_id: str) -> RequestRecord | None:
+        endpoint = self._endpoints.get(scope["path"])
+        return RequestRecord(self._metrics, request_id=request_id, endpoint=endpoint) if endpoint else None
+
+
+class BodyLimit:
+    """Reads a body whole before anything parses it, and refuses one that is too large as soon as that is known."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._read(Headers(scope=scope), receive)
+        except BodyTooLarge as error:
+            if record := scope["state"]["record"]:
+                record.refused(error)
+            await error.response()(scope, receive, send)
+            return
+        if body is not None:
+            await self._app(scope, replayed(body, receive), send)
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
+        """The body; None if the client went away before its end."""
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self._max_bytes:
+            raise BodyTooLarge(self._max_bytes)
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            body += message.get("body", b"")
+            if len(body) > self._max_bytes:
+                raise BodyTooLarge(self._max_bytes)
+            if not message.get("more_body"):
+                return bytes(body)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body in one message, and then what comes after it."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
+def sanitized(request_id: str | None) -> str:
+    """The client's id if it is harmless in logs and headers, else a fresh one."""
+    return request_id if request_id and REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex

@@ -1,0 +1,52 @@
+"""Probes: whether the process makes progress, whether it wants traffic, and which version it is."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import APIRouter, Request
+
+from server.errors import ApiError
+from server.service import Service
+
+router = APIRouter()
+
+
+class Unhealthy(ApiError):
+    status = 503
+    type = "server_error"
+
+
+@router.get("/livez")
+async def livez(request: Request) -> dict[str, str]:
+    check_live(request.app.state.service)
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> dict[str, str]:
+    check_ready(request.app.state.service)
+    return {"status": "ok"}
+
+
+@router.get("/health")
+async def health(request: Request) -> dict[str, str]:
+    check_live(request.app.state.service)
+    check_ready(request.app.state.service)
+    return {"status": "ok"}
+
+
+@router.get("/version")
+async def served_version() -> dict[str, str]:
+    try:
+        return {"version": version("nvium")}
+    except PackageNotFoundError:
+        return {"version": "unknown"}
+
+
+def check_live(service: Service) -> None:
+    if not service.is_live:
+        raise Unhealthy("the device thread makes no progress", code="not_live")
+
+
+def check_ready(service: Service) -> None:
+    if not service.is_ready:
+        raise Unhealthy("the server is starting or shutting down", code="not_ready")

@@ -1,0 +1,119 @@
+"""What an app serves with: one model on its device thread, and the bookkeeping around it. Knows no HTTP."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nvium_core import Engine, EngineConfig, EngineWorker, LoadedModel, SamplingParams
+from server.admission import Admission, draining
+from server.errors import ModelNotFound
+from server.metrics import Metrics
+from server.schemas import Model
+from server.settings import Settings
+
+ALIAS = "default"
+LONG_TEXT = 10_000
+"""Characters beyond which a text is tokenized off the event loop."""
+
+WARM_UP_TOKENS = 4
+FINGERPRINT_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's tokens, and its text if it came as text."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+class Service:
+    """Raises `InvalidRequest` for settings that the model cannot be run with."""
+
+    def __init__(self, loaded: LoadedModel, settings: Settings) -> None:
+        self.settings = settings
+        self.name = loaded.name
+        self.created = int(time.time())
+        self.num_layers = loaded.model.config.num_hidden_layers
+        self.exit_layers = list(loaded.model.config.exit_layers or [])
+        self.engine = Engine(loaded.model, engine_config(settings))
+        self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
+        self.worker = EngineWorker(self.engine, observe=self.metrics.observe_step)
+        self.metrics.watch(lambda: self.worker.state)
+        self.admission = Admission(settings.max_sequences + settings.max_queue)
+        self.fingerprint = fingerprint(loaded, settings)
+        self._tokenize = loaded.tokenizer
+        self.tokenizer = loaded.tokenizer.backend_tokenizer
+        self.is_warm = False
+
+    def warm_up(self) -> None:
+        """Run a few tokens through every block, before the device thread starts."""
+        num_tokens = min(WARM_UP_TOKENS, self.engine.context - 1)
+        self.engine.generate([[0]], SamplingParams(max_tokens=num_tokens, seed=0, ignore_eos=True))
+        self.is_warm = True
+
+    @property
+    def is_live(self) -> bool:
+        """The device thread runs and makes progress."""
+        return self.worker.is_alive and self.worker.seconds_since_progress < self.settings.stall_seconds
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_warm and not self.admission.is_draining
+
+    def check_accepting(self) -> None:
+        """Refuse early what could not be run."""
+        if self.admission.is_draining or not self.worker.is_alive:
+            raise draining()
+
+    def check_model(self, name: str) -> None:
+        if name not in (self.name, ALIAS):
+            raise ModelNotFound(name, self.name)
+
+    async def read_prompts(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
+        """Tokenize those that are text."""
+        if sum(map(len, prompts)) > LONG_TEXT:
+            return await asyncio.to_thread(self._read, prompts)
+        return self._read(prompts)
+
+    def card(self) -> Model:
+        """The model's entry in the list of models."""
+        names = ("max_n", "max_prompts", "max_new_tokens", "max_queue", "max_body_bytes")
+        return Model(
+            id=self.name,
+            created=self.created,
+            max_model_len=self.engine.context,
+            limits={name: getattr(self.settings, name) for name in names},
+            nvium={"exit_layers": self.exit_layers, "num_layers": self.num_layers},
+        )
+
+    def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
+        return [Prompt(self._tokenize(p).input_ids, p) if isinstance(p, str) else Prompt(p) for p in prompts]
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    return EngineConfig(
+        schedule=settings.schedule,
+        max_sequences=settings.max_sequences,
+        max_rows_per_step=settings.max_rows_per_step,
+        cache_tokens=settings.cache_tokens,
+        context=settings.context,
+    )
+
+
+def fingerprint(loaded: LoadedModel, settings: Settings) -> str:
+    """Names weights, precision and schedule; of the weights a sample of every tensor is read."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(loaded.model.state_dict().items()):
+        digest.update(f"{name} {list(tensor.shape)} {sample(tensor)}".encode())
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    return f"{digest.hexdigest()[:12]}-{dtype}-{settings.schedule}"
+
+
+def sample(tensor: Any) -> list[float]:
+    """Evenly spread elements of a tensor."""
+    values: list[float] = tensor.flatten()[:: max(1, tensor.numel() // FINGERPRINT_SAMPLES)].tolist()
+    return values

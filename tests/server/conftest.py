@@ -1,0 +1,23 @@
+"""One model and one server for all tests that do not change them; log lines kept off the terminal."""
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from nvium_core import LoadedModel
+from tests.server.byte_model import load_byte_model
+from tests.server.live_server import LiveServer, live_server
+
+
+@pytest.fixture(scope="session")
+def byte_model() -> LoadedModel:
+    return load_byte_model()
+
+
+@pytest.fixture(scope="session")
+def server(byte_model: LoadedModel) -> Iterator[LiveServer]:
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with live_server(byte_model) as live:
+        yield live
+    structlog.reset_defaults()

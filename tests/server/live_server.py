@@ -1,0 +1,70 @@
+"""The real application on a real socket, in a thread of the test process."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+import uvicorn
+from fastapi import FastAPI
+
+from nvium_core import LoadedModel
+from server.app import create_app
+from server.service import Service
+from server.settings import Settings
+from tests.server.byte_model import NAME
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    url: str
+    app: FastAPI
+    http: httpx.Client
+
+    @property
+    def service(self) -> Service:
+        return self.app.state.service
+
+    def client(self, *, strict: bool = True) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, _strict_response_validation=strict
+        )
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"model": NAME, "prompt": "Once", "seed": 1, **body})
+
+    def gauge(self, name: str) -> float:
+        lines = self.http.get("/metrics").text.splitlines()
+        return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+
+
+@contextmanager
+def live_server(
+    model: LoadedModel, prepare: Callable[[FastAPI], None] = lambda _: None, **options: Any
+) -> Iterator[LiveServer]:
+    app = create_app(model, Settings(**options))
+    prepare(app)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    try:
+        with httpx.Client(base_url=url, timeout=30) as http:
+            yield LiveServer(url, app, http)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10) -> float:
+    """Seconds it took for the condition to hold."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, "waited in vain"
+        time.sleep(0.01)
+    return time.monotonic() - started

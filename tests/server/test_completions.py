@@ -1,0 +1,167 @@
+import json
+from typing import Any
+
+import pytest
+
+from nvium_core import Engine, LoadedModel, SamplingParams
+from tests.server.byte_model import EXIT_LAYERS, NAME, token_ids
+from tests.server.live_server import LiveServer
+
+Json = dict[str, Any]
+
+
+def streamed(server: LiveServer, **body: Any) -> list[Json]:
+    """The chunks of a stream, checked to be framed as they should."""
+    response = server.complete(stream=True, **body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, end = response.text.split("\n\n")
+    assert end == ""
+    assert events.pop() == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def joined(chunks: list[Json], index: int, *path: str) -> Any:
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    values = [choice[path[0]][path[1]] if len(path) > 1 else choice[path[0]] for choice in choices]
+    return sum(values, start=type(values[0])()) if isinstance(values[0], list) else "".join(values)
+
+
+def test_a_strict_client_accepts_a_whole_response(server: LiveServer) -> None:
+    completion = server.client().completions.create(model=NAME, prompt="Once", max_tokens=5, seed=1)
+    assert completion.usage
+    assert completion.usage.prompt_tokens == 4
+    assert completion.usage.total_tokens == 4 + completion.usage.completion_tokens
+    assert completion.system_fingerprint
+
+
+def test_an_ordinary_client_reads_a_stream_to_the_same_text(server: LiveServer) -> None:
+    client = server.client(strict=False)
+    whole = client.completions.create(model="default", prompt="Once", max_tokens=30, seed=3)
+    chunks = client.completions.create(model="default", prompt="Once", max_tokens=30, seed=3, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+
+
+def same(first: Json, second: Json) -> bool:
+    """Equal up to the order of additions, which depends on what else runs."""
+    return first == second | {"exit_probabilities": pytest.approx(second["exit_probabilities"])}
+
+
+def test_tokens_and_exits_are_those_of_the_engine(server: LiveServer, byte_model: LoadedModel) -> None:
+    params = SamplingParams(max_tokens=20, ignore_eos=True, seed=5, temperature=0.8, top_k=50, top_p=0.9)
+    [expected] = Engine(byte_model.model).generate([token_ids("Once")], params)
+    asked = {"max_tokens": 20, "ignore_eos": True, "seed": 5, "temperature": 0.8, "top_k": 50, "top_p": 0.9}
+    for prompt in ("Once", token_ids("Once")):
+        served = server.complete(prompt=prompt, **asked).json()["choices"][0]["nvium"]
+        assert served["token_ids"] == expected.token_ids
+        assert served["exits"] == expected.exits
+        assert served["exit_layers"] == [EXIT_LAYERS[number - 1] for number in expected.exits]
+        assert served["exit_probabilities"] == pytest.approx(expected.exit_probabilities)
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": ["a", "bc", "\n"]}, {"echo": True}, {"temperature": 0}])
+def test_joined_chunks_equal_the_whole_response(server: LiveServer, options: Json) -> None:
+    body = {"prompt": ["Once", "upon a"], "n": 3, "max_tokens": 40, "seed": 7, **options}
+    whole = server.complete(**body).json()
+    chunks = streamed(server, **body)
+    for index, choice in enumerate(whole["choices"]):
+        assert choice["index"] == index
+        assert joined(chunks, index, "text") == choice["text"]
+        assert same({name: joined(chunks, index, "nvium", name) for name in choice["nvium"]}, choice["nvium"])
+    finishes = {c["index"]: c["finish_reason"] for chunk in chunks for c in chunk["choices"] if c["finish_reason"]}
+    assert finishes == {choice["index"]: choice["finish_reason"] for choice in whole["choices"]}
+    assert chunks[-1]["nvium"] == whole["nvium"]
+    assert not any("nvium" in chunk for chunk in chunks[:-1])
+    assert sum(whole["nvium"]["exit_counts"]) == whole["usage"]["completion_tokens"]
+
+
+def test_the_mean_depth_is_the_mean_share_of_layers(server: LiveServer) -> None:
+    body = server.complete(max_tokens=20).json()
+    depths = body["choices"][0]["nvium"]["exit_layers"]
+    assert body["nvium"]["mean_depth"] == pytest.approx(sum(depths) / len(depths) / EXIT_LAYERS[-1])
+
+
+def test_a_prompt_in_a_list_and_choice_zero_behave_as_if_sent_alone(server: LiveServer) -> None:
+    together = server.complete(prompt=["one", "two"], n=2, max_tokens=12).json()["choices"]
+    for number, prompt in enumerate(["one", "two"]):
+        alone = server.complete(prompt=prompt, max_tokens=12).json()["choices"][0]
+        assert together[2 * number]["text"] == alone["text"]
+        assert same(together[2 * number]["nvium"], alone["nvium"])
+    assert together[0]["nvium"] != together[1]["nvium"]
+
+
+def test_without_a_seed_requests_differ(server: LiveServer) -> None:
+    bodies = [server.complete(seed=None, max_tokens=20).json() for _ in range(2)]
+    assert bodies[0]["choices"][0]["nvium"]["token_ids"] != bodies[1]["choices"][0]["nvium"]["token_ids"]
+
+
+def test_echo_puts_the_prompt_before_the_text(server: LiveServer) -> None:
+    plain = server.complete(prompt="Oncé", max_tokens=9).json()["choices"][0]["text"]
+    for prompt in ("Oncé", token_ids("Oncé")):
+        assert server.complete(prompt=prompt, max_tokens=9, echo=True).json()["choices"][0]["text"] == "Oncé" + plain
+
+
+def test_generation_ends_with_the_token_that_completes_a_stop_string(server: LiveServer) -> None:
+    free = server.complete(max_tokens=200, ignore_eos=True).json()["choices"][0]
+    stop = next(character for character in free["text"][10:] if character.isascii())
+    response = server.complete(max_tokens=200, ignore_eos=True, stop=stop).json()
+    cut = response["choices"][0]
+    assert cut["text"] == free["text"][: free["text"].index(stop)]
+    assert cut["finish_reason"] == "stop"
+    tokens = cut["nvium"]["token_ids"]
+    assert tokens[-1] == token_ids(stop)[0]
+    assert tokens == free["nvium"]["token_ids"][: len(tokens)]
+    assert response["usage"]["completion_tokens"] == len(tokens)
+    kept = server.complete(max_tokens=200, ignore_eos=True, stop=stop, include_stop_str_in_output=True).json()
+    assert kept["choices"][0]["text"] == cut["text"] + stop
+
+
+def test_a_stop_token_ends_the_text_before_itself(server: LiveServer) -> None:
+    tokens = server.complete(max_tokens=30, ignore_eos=True).json()["choices"][0]["nvium"]["token_ids"]
+    choice = server.complete(max_tokens=30, ignore_eos=True, stop_token_ids=[tokens[9]]).json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["nvium"]["token_ids"] == tokens[: tokens.index(tokens[9]) + 1]
+
+
+def test_usage_is_streamed_only_when_asked_for(server: LiveServer) -> None:
+    assert not any("usage" in chunk for chunk in streamed(server, max_tokens=4))
+    *chunks, last = streamed(server, max_tokens=4, ignore_eos=True, stream_options={"include_usage": True})
+    assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [
+        c["usage"]["completion_tokens"] for c in streamed(server, max_tokens=3, ignore_eos=True, stream_options=options)
+    ]
+    assert counts == sorted(counts)
+    assert counts[-2:] == [3, 3]
+
+
+def test_metadata_and_token_ids_come_as_asked_for(server: LiveServer) -> None:
+    body = server.complete(max_tokens=3, ignore_eos=True, nvium={"metadata": False}, return_token_ids=True).json()
+    assert "nvium" not in body
+    assert "nvium" not in body["choices"][0]
+    assert body["choices"][0]["prompt_token_ids"] == token_ids("Once")
+    chunks = streamed(server, max_tokens=3, ignore_eos=True, return_token_ids=True)
+    assert joined(chunks, 0, "token_ids") == body["choices"][0]["token_ids"]
+    assert [chunk for chunk in chunks if "prompt_token_ids" in chunk["choices"][0]] == chunks[:1]
+
+
+def test_text_held_back_still_has_its_token_in_the_chunk_of_its_step(server: LiveServer) -> None:
+    chunks = streamed(server, max_tokens=40, ignore_eos=True)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert all(choice["nvium"]["token_ids"] for choice in choices)
+    assert len(joined(chunks, 0, "nvium", "token_ids")) == 40
+    assert "" in [choice["text"] for choice in choices]
+
+
+def test_unknown_fields_are_named_in_a_header_that_nothing_can_break_out_of(server: LiveServer) -> None:
+    response = server.complete(max_tokens=1, **{"foo": 1, "x\r\nset-cookie: é": 2}, nvium={"bar": 3}, suffix=None)
+    assert response.status_code == 200
+    assert response.headers["x-nvium-ignored-params"] == "foo, x??set-cookie???, nvium.bar"
+    assert "x-nvium-ignored-params" not in server.complete(max_tokens=1).headers
+
+
+def test_neutral_values_of_what_is_not_supported_pass(server: LiveServer) -> None:
+    neutral = {"suffix": "", "logprobs": None, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
+    more = {"repetition_penalty": 1, "min_p": 0, "min_tokens": 0, "best_of": 1, "user": "me", "nvium": None}
+    assert server.complete(max_tokens=1, **neutral, **more).status_code == 200

@@ -1,0 +1,140 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from nvium_core import LoadedModel
+from tests.server.byte_model import NAME
+from tests.server.live_server import LiveServer, live_server, wait_until
+
+LONG = {"model": NAME, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "seed": 1}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_closed_connection_frees_its_sequences_within_a_second(server: LiveServer, stream: bool, n: int) -> None:
+    body = json.dumps(LONG | {"stream": stream, "n": n}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    )
+    url = httpx.URL(server.url)
+    cancelled = 'nvium_requests_total{endpoint="completions",outcome="cancelled"}'
+    before = server.gauge(cancelled) if cancelled in server.http.get("/metrics").text else 0
+    with socket.create_connection((url.host, url.port)) as connection:
+        connection.sendall(head.encode() + b"\r\n" + body)
+        wait_until(lambda: server.gauge("nvium_requests_running") == n)
+    assert wait_until(lambda: server.gauge("nvium_requests_running") == 0) < 1
+    assert server.service.admission.num_present == 0
+    assert server.gauge("nvium_kv_cache_usage_ratio") == 0
+    assert server.gauge(cancelled) == before + 1
+
+
+def test_a_failure_in_a_stream_is_an_event_and_then_the_end(byte_model: LoadedModel) -> None:
+    with (
+        live_server(byte_model) as server,
+        server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        server.service.worker.stop()
+        *_, error, _, done, _ = lines
+        assert json.loads(error.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert done == "data: [DONE]"
+        assert server.http.get("/livez").status_code == 503
+        assert server.complete(max_tokens=1).status_code == 503
+
+
+def test_a_failure_of_a_whole_response_is_an_internal_error(byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server:
+        answers: list[httpx.Response] = []
+        request = threading.Thread(target=lambda: answers.append(server.http.post("/v1/completions", json=LONG)))
+        request.start()
+        wait_until(lambda: server.service.worker.state.num_running == 1)
+        server.service.worker.stop()
+        request.join()
+        assert answers[0].status_code == 500
+        assert answers[0].json()["error"]["code"] == "internal_error"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def model_folder(byte_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / NAME
+    byte_model.model.save_pretrained(folder)
+    byte_model.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def server_process(folder: Path, **options: object) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A server of its own process, ready, and a client for it."""
+    options = {"model": folder, "port": free_port(), **options}
+    environment = os.environ | {f"NVIUM_{name.upper()}": str(value) for name, value in options.items()}
+    code = "from server.app import run; from server.settings import Settings; run(Settings())"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{options['port']}", timeout=30) as http:
+            wait_until(lambda: is_ready(http), seconds=60)
+            yield process, http
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_ready(http: httpx.Client) -> bool:
+    try:
+        return http.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.slow
+def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(model_folder: Path) -> None:
+    with server_process(model_folder) as (process, http):
+        body = LONG | {"max_tokens": 1000, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: not is_ready(http))
+            assert http.get("/readyz").json()["error"]["code"] == "not_ready"
+            assert http.get("/livez").status_code == 200
+            refused = http.post("/v1/completions", json=LONG)
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+            *_, last, _, done, _ = lines
+        assert done == "data: [DONE]"
+        assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert process.wait(timeout=10) == 0
+        assert process.stderr
+        log = process.stderr.read()
+    assert '"outcome": "completed"' in log
+    assert "Once" not in log
+
+
+@pytest.mark.slow
+def test_requests_that_outlast_the_drain_are_told_so(model_folder: Path) -> None:
+    with server_process(model_folder, drain_seconds=0.2) as (process, http):
+        with http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            *_, error, _, done, _ = lines
+        assert json.loads(error.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert done == "data: [DONE]"
+        assert process.wait(timeout=10) == 0

@@ -1,0 +1,75 @@
+import pytest
+
+from nvium_core import InvalidRequest, LoadedModel
+from server.app import create_app
+from server.settings import Settings, read_settings
+from tests.server.byte_model import EXIT_LAYERS, NAME
+from tests.server.live_server import LiveServer
+
+
+def test_a_strict_client_lists_and_finds_the_model(server: LiveServer) -> None:
+    client = server.client()
+    assert [model.id for model in client.models.list()] == [NAME]
+    for asked in (NAME, "default"):
+        card = client.models.retrieve(asked).model_dump()
+        assert card["id"] == NAME
+        assert card["max_model_len"] == 4096
+        assert card["nvium"] == {"exit_layers": EXIT_LAYERS, "num_layers": 4}
+        assert card["limits"]["max_n"] == 128
+
+
+def test_the_probes_say_yes_and_the_version_is_told(server: LiveServer) -> None:
+    for path in ("/livez", "/readyz", "/health"):
+        assert server.http.get(path).json() == {"status": "ok"}
+    assert server.http.get("/version").json()["version"]
+
+
+def test_metrics_count_what_was_served(server: LiveServer) -> None:
+    def totals() -> list[float]:
+        exits = [server.gauge(f'nvium_generated_tokens_total{{exit="{number}"}}') for number in (1, 2, 3)]
+        names = ["nvium_prompt_tokens_total", "nvium_time_to_first_token_seconds_count", "nvium_queue_seconds_count"]
+        return exits + [server.gauge(name) for name in [*names, "nvium_exit_depth_ratio_count"]]
+
+    before = totals()
+    body = server.complete(max_tokens=10, ignore_eos=True, n=2).json()
+    gained = [now - then for now, then in zip(totals(), before, strict=True)]
+    assert gained == [*body["nvium"]["exit_counts"], 4, 1, 2, 20]
+
+
+def test_every_metric_of_the_contract_is_there(server: LiveServer) -> None:
+    server.complete(max_tokens=2)
+    server.complete(model="other")
+    page = server.http.get("/metrics").text
+    for name in (
+        'nvium_requests_total{endpoint="completions",outcome="completed"}',
+        'nvium_requests_total{endpoint="completions",outcome="invalid"}',
+        "nvium_requests_running",
+        "nvium_requests_waiting",
+        "nvium_request_latency_seconds_bucket",
+        'nvium_steps_total{block="3"}',
+        "nvium_step_seconds_bucket{block=",
+        "nvium_step_rows_bucket{block=",
+        "nvium_deferred_rows",
+        "nvium_kv_cache_usage_ratio",
+        "nvium_preemptions_total",
+    ):
+        assert f"\n{name}" in page
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIUM_PORT", "9000")
+    monkeypatch.setenv("NVIUM_LATENCY_BUCKETS", "[0.1, 1]")
+    assert (Settings().port, Settings().latency_buckets) == (9000, (0.1, 1.0))
+    assert Settings(port=9001).port == 9001
+
+
+@pytest.mark.parametrize("wrong", [{"port": -1}, {"schedule": "none"}, {"max_sequences": 0}, {"unknown": 1}])
+def test_wrong_settings_are_refused_in_one_line(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: .*$") as refused:
+        read_settings(wrong)
+    assert "\n" not in str(refused.value)
+
+
+def test_settings_that_the_model_cannot_serve_are_refused(byte_model: LoadedModel) -> None:
+    with pytest.raises(InvalidRequest, match="context"):
+        create_app(byte_model, Settings(context=5000))

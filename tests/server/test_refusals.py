@@ -1,0 +1,182 @@
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+
+from nvium_core import LoadedModel
+from tests.server.byte_model import NAME
+from tests.server.live_server import LiveServer, live_server
+
+INVALID: list[tuple[str, dict[str, Any]]] = [
+    ("model", {"model": None}),
+    ("prompt", {"prompt": None}),
+    ("prompt", {"prompt": [1, "a"]}),
+    ("prompt", {"prompt": [True]}),
+    ("prompt", {"prompt": []}),
+    ("prompt", {"prompt": ""}),
+    ("prompt", {"prompt": ["a", ""]}),
+    ("prompt", {"prompt": [300]}),
+    ("prompt", {"prompt": [-1]}),
+    ("prompt", {"prompt": {"a": 1}}),
+    ("prompt", {"prompt": ["a"] * 1025}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("max_tokens", {"max_tokens": "5"}),
+    ("max_tokens", {"max_tokens": 4000, "n": 100}),
+    ("temperature", {"temperature": 2.5}),
+    ("temperature", {"temperature": "hot"}),
+    ("top_p", {"top_p": 0}),
+    ("top_k", {"top_k": -2}),
+    ("seed", {"seed": 2**63}),
+    ("n", {"n": 0}),
+    ("n", {"n": 129}),
+    ("n", {"n": 100, "prompt": ["a"] * 100}),
+    ("stop", {"stop": ""}),
+    ("stop", {"stop": list("abcde")}),
+    ("stop", {"stop": 5}),
+    ("stop_token_ids", {"stop_token_ids": [257]}),
+    ("stream", {"stream": "yes"}),
+    ("stream_options", {"stream_options": {"include_usage": True}}),
+    ("stream_options.include_usage", {"stream": True, "stream_options": {"include_usage": "x"}}),
+    ("stream_options.include_obfuscation", {"stream": True, "stream_options": {"include_obfuscation": True}}),
+    ("logprobs", {"logprobs": 0}),
+    ("best_of", {"best_of": 3}),
+    ("suffix", {"suffix": "end"}),
+    ("presence_penalty", {"presence_penalty": 0.5}),
+    ("frequency_penalty", {"frequency_penalty": -1}),
+    ("repetition_penalty", {"repetition_penalty": 1.1}),
+    ("logit_bias", {"logit_bias": {"5": 1}}),
+    ("min_p", {"min_p": 0.1}),
+    ("min_tokens", {"min_tokens": 2}),
+    ("nvium.sampling", {"nvium": {"sampling": "mixture"}}),
+    ("nvium.sampling", {"nvium": {"sampling": "greedy"}}),
+    ("nvium", {"nvium": 3}),
+]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error in a body, checked to have exactly OpenAI's form."""
+    body = response.json()
+    assert list(body) == ["error"]
+    assert list(body["error"]) == ["message", "type", "param", "code"]
+    assert response.headers["x-request-id"]
+    return body["error"]
+
+
+@pytest.mark.parametrize(("param", "fields"), INVALID)
+def test_what_is_wrong_is_refused_with_the_name_of_its_field(
+    server: LiveServer, param: str, fields: dict[str, Any]
+) -> None:
+    response = server.complete(**fields)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "{", "[1]", "null", "{'a': 1}", "\udcff", '{"a": ' + "[" * 100_000, '{"n": ' + "9" * 5000 + "}", "\x00"],
+)
+def test_a_body_that_is_no_json_object_is_refused(server: LiveServer, body: str) -> None:
+    content = body.encode(errors="surrogateescape")
+    response = server.http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    error_of(response)
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop", "model", "\ud800", "user"])
+def test_half_a_surrogate_pair_breaks_nothing(server: LiveServer, field: str) -> None:
+    content = json.dumps({"model": NAME, "prompt": "a", "max_tokens": 1, field: "\ud800"})
+    response = server.http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert response.status_code in (200, 400, 404)
+
+
+def test_another_content_type_is_refused(server: LiveServer) -> None:
+    response = server.http.post("/v1/completions", data={"model": NAME, "prompt": "a"})
+    assert "application/json" in error_of(response)["message"]
+
+
+def test_a_context_exceeded_is_told_with_its_numbers(server: LiveServer) -> None:
+    error = error_of(server.complete(max_tokens=4095))
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "max_tokens"
+    assert all(number in error["message"] for number in ("4096", "4095", "4 ", "4099"))
+    assert error_of(server.complete(prompt="a" * 5000))["param"] == "prompt"
+
+
+def test_a_strict_client_raises_the_right_errors(server: LiveServer) -> None:
+    client = server.client()
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.completions.create(model="gpt-x", prompt="a")
+    assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=NAME, prompt="a", stream=True, temperature=3)
+    assert refused.value.param == "temperature"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/docs", 404),
+        ("GET", "/openapi.json", 404),
+        ("GET", "/v1/models/", 404),
+        ("GET", "/v1/models/other/name", 404),
+        ("POST", "/v1/chat/completions", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+    ],
+)
+def test_unknown_routes_and_methods_answer_in_the_same_form(
+    server: LiveServer, method: str, path: str, status: int
+) -> None:
+    response = server.http.request(method, path)
+    assert response.status_code == status
+    error_of(response)
+
+
+def chunks_of_a_large_body() -> Iterator[bytes]:
+    for _ in range(30):
+        yield b"x" * 100_000
+
+
+def test_a_body_over_the_limit_is_refused_before_parsing(server: LiveServer) -> None:
+    json_type = {"content-type": "application/json"}
+    for content in (b"x" * 2_000_001, chunks_of_a_large_body()):
+        response = server.http.post("/v1/completions", content=content, headers=json_type)
+        assert response.status_code == 413
+        assert error_of(response)["code"] == "body_too_large"
+
+
+def test_a_request_id_is_kept_if_harmless_and_replaced_if_not(server: LiveServer) -> None:
+    assert server.http.get("/livez", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    for bad in ("a b", "x" * 200, "é"):
+        assert server.http.get("/nope", headers={"x-request-id": bad.encode()}).headers["x-request-id"] != bad
+
+
+def test_an_internal_error_says_nothing_about_what_happened(byte_model: LoadedModel) -> None:
+    def add_failing_route(app: FastAPI) -> None:
+        @app.get("/fail")
+        async def fail() -> None:
+            raise RuntimeError("secret in /etc/somewhere")
+
+    with live_server(byte_model, add_failing_route) as server:
+        response = server.http.get("/fail")
+    assert response.status_code == 500
+    assert "secret" not in error_of(response)["message"]
+
+
+def test_a_full_queue_refuses_with_a_time_to_come_back(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, max_sequences=1, max_queue=1) as server:
+        body = {"model": NAME, "prompt": "a", "n": 2, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with server.http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            refused = server.complete(max_tokens=1)
+            assert refused.status_code == 503
+            assert error_of(refused)["code"] == "queue_full"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert server.complete(max_tokens=1, n=3).status_code == 400
+            assert server.gauge('nvium_rejected_total{reason="queue_full"}') == 1
