@@ -126,10 +126,10 @@ def stream_to(
 
     from nvium_core import Completion, EngineError, TokenEvent
 
-    console.print(Text(prompt, "dim"), end="")
     prompt_ids = loaded.tokenizer(prompt).input_ids
-    decoder, completion = DecodeStream(prompt_ids, skip_special_tokens=True), Completion()
     engine.add("prompt", prompt_ids, params)
+    decoder, completion = DecodeStream(prompt_ids, skip_special_tokens=True), Completion()
+    console.print(Text(prompt, "dim"), end="")
     started = time.monotonic()
     while engine.has_work:
         for event in engine.step():
@@ -202,6 +202,28 @@ def evaluate(
         json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
+@app.command()
+def bench(
+    model: ModelArgument = None,
+    sequences: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Tokens each of them generates.")] = 128,
+    repeats: Annotated[int, typer.Option(help="Runs of each schedule, taking turns.")] = 5,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's choice if left out.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    device: DeviceOption = "auto",
+    dtype: PrecisionOption = "auto",
+) -> None:
+    """Tokens per second of each schedule, interleaved, and the ratio to `synchronous`."""
+    from nvium_core import load_model
+    from nvium_core.bench import schedules
+
+    loaded = load_model(model, device, dtype)
+    figures = schedules.compare(loaded, num_sequences=sequences, num_tokens=tokens, repeats=repeats, threads=threads)
+    print_figures(figures)
+    if json_file:
+        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
 def print_figures(figures: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -209,8 +231,14 @@ def print_figures(figures: dict[str, Any]) -> None:
     table = Table("figure", "value")
     for name, value in figures.items():
         values = value if isinstance(value, list) else [value]
-        table.add_row(name.replace("_", " "), "  ".join(f"{x:,}" if isinstance(x, int) else f"{x:.4g}" for x in values))
+        table.add_row(name.replace("_", " "), "  ".join(map(shown, values)))
     Console().print(table)
+
+
+def shown(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from nvium_core import LoadedModel, load_model
 from server.drain import DrainingServer
 from server.errors import install_error_handlers
 from server.logs import configure_logs
-from server.middleware import BodyLimit, RequestFrame
+from server.middleware import BodyLimit, JsonBodies, RequestFrame
 from server.routes import completions, health, metrics, models
 from server.service import Service
 from server.settings import Settings
@@ -29,6 +29,7 @@ def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.service = service = Service(model, settings)
     install_error_handlers(app)
+    app.add_middleware(JsonBodies)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(RequestFrame, metrics=service.metrics, endpoints=ENDPOINTS)
     for routes in (completions, models, health, metrics):

@@ -1,4 +1,4 @@
-"""The two layers around the app, in pure ASGI: a frame that names and records requests, and a limit on bodies."""
+"""The layers around the app, in pure ASGI: a frame that names and records requests, and two that see to bodies."""
 
 import re
 import uuid
@@ -100,6 +100,22 @@ class BodyLimit:
                 raise BodyTooLarge(self._max_bytes)
             if not message.get("more_body"):
                 return bytes(body)
+
+
+class JsonBodies:
+    """Takes a body for JSON where its content type says nothing, or form, as `curl -d` does unasked."""
+
+    TAKEN_FOR_JSON = ("", "application/x-www-form-urlencoded")
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = MutableHeaders(scope=scope)
+            if headers.get("content-type", "").partition(";")[0].strip().lower() in self.TAKEN_FOR_JSON:
+                headers["content-type"] = "application/json"
+        await self._app(scope, receive, send)
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

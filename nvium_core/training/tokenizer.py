@@ -1,9 +1,11 @@
 """Training the byte-level BPE tokenizer of a model, as a plain `PreTrainedTokenizerFast` folder."""
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from nvium_core.training.data import END_OF_TEXT
 
@@ -33,3 +35,17 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> 
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write tokenizer.json, and a tokenizer_config.json that every version of `AutoTokenizer` can read."""
+    tokenizer.save_pretrained(folder)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokenizer.bos_token,
+        "eos_token": tokenizer.eos_token,
+        "model_max_length": tokenizer.model_max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from nvium_core.model.llama import RMSNorm
 from nvium_core.model.nvium import NviumForCausalLM
@@ -25,7 +26,7 @@ from nvium_core.training.data import Batch, PackedStream, encode, read_documents
 from nvium_core.training.loss import Losses, batch_losses, objective
 from nvium_core.training.recipes import Recipe
 from nvium_core.training.schedule import DepthSteering
-from nvium_core.training.tokenizer import train_tokenizer
+from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
 
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPSILON = 1e-8
@@ -71,7 +72,7 @@ def prepare_text(recipe: Recipe, options: RunOptions) -> tuple[PreTrainedTokeniz
     if not tokens_file.exists():
         documents = read_documents(options.data)
         shape = recipe.shape
-        train_tokenizer(documents, shape.vocab_size, shape.context).save_pretrained(tokenizer_folder)
+        save_tokenizer(train_tokenizer(documents, shape.vocab_size, shape.context), tokenizer_folder)
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
         partial = tokens_file.with_name("tokens.partial.npy")
         np.save(partial, encode(recipe.diet.readings(documents, recipe.seed), tokenizer))
@@ -213,7 +214,8 @@ class TrainingRun:
         folder = self.options.folder / "model"
         nn.Module.to(self.model, torch.bfloat16)
         self.model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        (folder / GENERATION_CONFIG_NAME).unlink(missing_ok=True)  # it says nothing that config.json does not
+        save_tokenizer(tokenizer, folder)
         return folder
 
 

@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from nvium_core import LoadedModel
-from tests.server.byte_model import load_byte_model
+from tests.byte_model import load_byte_model
 from tests.server.live_server import LiveServer, live_server
 
 

@@ -16,7 +16,7 @@ from nvium_core import LoadedModel
 from server.app import create_app
 from server.service import Service
 from server.settings import Settings
-from tests.server.byte_model import NAME
+from tests.byte_model import NAME
 
 
 @dataclass(frozen=True)

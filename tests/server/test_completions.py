@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from nvium_core import Engine, LoadedModel, SamplingParams
-from tests.server.byte_model import EXIT_LAYERS, NAME, token_ids
+from tests.byte_model import EXIT_LAYERS, NAME, token_ids
 from tests.server.live_server import LiveServer
 
 Json = dict[str, Any]
@@ -165,3 +165,12 @@ def test_neutral_values_of_what_is_not_supported_pass(server: LiveServer) -> Non
     neutral = {"suffix": "", "logprobs": None, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
     more = {"repetition_penalty": 1, "min_p": 0, "min_tokens": 0, "best_of": 1, "user": "me", "nvium": None}
     assert server.complete(max_tokens=1, **neutral, **more).status_code == 200
+
+
+@pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", None, "application/json; charset=utf-8"])
+def test_a_body_is_json_as_curl_sends_it_too(server: LiveServer, content_type: str | None) -> None:
+    headers = {"content-type": content_type} if content_type else {}
+    body = json.dumps({"model": "default", "prompt": "Once", "max_tokens": 2}).encode()
+    response = server.http.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code == 200
+    assert response.json()["usage"]["completion_tokens"] >= 1

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from nvium_core import LoadedModel
-from tests.server.byte_model import NAME
+from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, live_server, wait_until
 
 LONG = {"model": NAME, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "seed": 1}

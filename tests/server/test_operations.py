@@ -3,7 +3,7 @@ import pytest
 from nvium_core import InvalidRequest, LoadedModel
 from server.app import create_app
 from server.settings import Settings, read_settings
-from tests.server.byte_model import EXIT_LAYERS, NAME
+from tests.byte_model import EXIT_LAYERS, NAME
 from tests.server.live_server import LiveServer
 
 

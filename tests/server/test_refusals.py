@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from nvium_core import LoadedModel
-from tests.server.byte_model import NAME
+from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, live_server
 
 INVALID: list[tuple[str, dict[str, Any]]] = [
@@ -94,7 +94,8 @@ def test_half_a_surrogate_pair_breaks_nothing(server: LiveServer, field: str) ->
 
 
 def test_another_content_type_is_refused(server: LiveServer) -> None:
-    response = server.http.post("/v1/completions", data={"model": NAME, "prompt": "a"})
+    content = json.dumps({"model": NAME, "prompt": "a"})
+    response = server.http.post("/v1/completions", content=content, headers={"content-type": "text/xml"})
     assert "application/json" in error_of(response)["message"]
 
 

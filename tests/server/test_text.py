@@ -4,7 +4,7 @@ from hypothesis import given, strategies
 from tokenizers import Tokenizer, decoders, models
 
 from server.text import REPLACEMENT, Detokenizer, StopStrings
-from tests.server.byte_model import byte_level_tokenizer, byte_tokenizer, token_ids
+from tests.byte_model import byte_level_tokenizer, byte_tokenizer, token_ids
 
 BYTES = byte_tokenizer()
 CUTS = strategies.lists(strategies.integers(0, 40))

@@ -1,0 +1,127 @@
+"""The command line, run in this process."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvium_core import cli
+from tests.byte_model import load_byte_model
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "byte-model"
+    loaded = load_byte_model()
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """The exit code of `nvium ARGUMENTS`."""
+    monkeypatch.setattr(sys, "argv", ["nvium", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ending:
+        cli.main()
+    assert isinstance(ending.value.code, int)
+    return ending.value.code
+
+
+def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.startswith("nvium ")
+
+
+def test_a_prompt_is_continued_the_same_way_for_the_same_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path
+) -> None:
+    arguments = ("generate", model_folder, "--prompt", "Once", "--max-tokens", 12, "--seed", 3)
+    assert run(monkeypatch, *arguments) == 0
+    first = capsys.readouterr().out
+    assert run(monkeypatch, *arguments) == 0
+    second = capsys.readouterr().out
+    assert first.startswith("Once")
+    assert "mean depth" in first
+    assert first.rsplit("\n\n", 1)[0] == second.rsplit("\n\n", 1)[0]
+
+
+def test_a_model_is_evaluated_to_a_table_and_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path, tmp_path: Path
+) -> None:
+    text, figures = tmp_path / "text.txt", tmp_path / "figures.json"
+    text.write_text("One fox.\n<|endoftext|>\nTwo foxes.\n", encoding="utf-8")
+    assert run(monkeypatch, "evaluate", model_folder, "--data", text, "--json", figures) == 0
+    assert "bits per character" in capsys.readouterr().out
+    written = json.loads(figures.read_text())
+    assert written["num_characters"] == len("One fox.") + len("Two foxes.")
+    assert sum(written["exit_shares"]) == pytest.approx(1)
+
+
+def test_a_recipe_is_trained_and_its_model_speaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text, folder = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("\n<|endoftext|>\n".join(f"A tale\n\nThere were {n} foxes in a den." for n in range(400)))
+    settings = ("--set", "total_tokens=4096", "--set", "shape.vocab_size=300", "--no-compile")
+    assert run(monkeypatch, "train", "tiny", "--data", text, "--folder", folder, *settings) == 0
+    assert str(folder / "model") in capsys.readouterr().out
+    assert run(monkeypatch, "generate", folder / "model", "--max-tokens", 5) == 0
+
+
+def test_schedules_are_compared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path
+) -> None:
+    assert run(monkeypatch, "bench", model_folder, "--tokens", 3, "--repeats", 1) == 0
+    assert "sweep over synchronous" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--frobnicate"], "--frobnicate"),
+        (["frobnicate"], "frobnicate"),
+        (["generate", "no-such-folder"], "no-such-folder"),
+        (["generate", "--max-tokens", "many"], "--max-tokens"),
+        (["generate", "--dtype", "float8"], "--dtype"),
+        (["generate", "MODEL", "--temperature", "3"], "temperature"),
+        (["generate", "MODEL", "--max-tokens", "100000"], "max_tokens"),
+        (["evaluate", "MODEL"], "--data"),
+        (["evaluate", "MODEL", "--data", "no-such-file"], "no-such-file"),
+        (["train", "frobnicate", "--data", "x"], "frobnicate"),
+        (["train", "tiny", "--data", "x", "--set", "frob=1"], "frob"),
+        (["train", "tiny", "--data", "x", "--set", "total_tokens=many"], "total_tokens"),
+        (["bench", "MODEL", "--sequences", "0"], "sequences"),
+        (["serve", "no-such-folder"], "no-such-folder"),
+        (["serve", "MODEL", "--port", "99999"], "port"),
+        (["serve", "MODEL", "--context", "1"], "context"),
+        (["serve", "MODEL", "--schedule", "chaotic"], "--schedule"),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    model_folder: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = run(monkeypatch, *(str(model_folder) if a == "MODEL" else a for a in arguments))
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert complaint in captured.err
+
+
+def test_a_damaged_model_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for file in model_folder.iterdir():
+        (damaged / file.name).write_bytes(file.read_bytes())
+    (damaged / "model.safetensors").write_bytes(b"\0" * 100)
+    assert run(monkeypatch, "generate", damaged) == 2
+    assert "model.safetensors" in capsys.readouterr().err
