@@ -9,5 +9,5 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=3000)
+settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=1000)
 settings.load_profile("default")

@@ -41,7 +41,7 @@ MAY_IMPORT = {
 """Which of our own packages a package may import. The cli, and the package that only names what it exports, may all."""
 
 ABOVE_ALL = (CORE, f"{CORE}.cli")
-SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "sse_starlette", "uvicorn")
+SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn")
 TORCH_FREE = ("engine.sequence", "engine.scheduler", "engine.kv_cache", "engine.policies")
 READS_ENVIRONMENT = "server.settings"
 LONGEST_FILE = 400

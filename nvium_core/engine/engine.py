@@ -11,6 +11,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Literal
 
+from nvium_core.engine.junction import Junction
 from nvium_core.engine.kv_cache import PagePool
 from nvium_core.engine.params import (
     DEFAULT_CACHE_TOKENS,
@@ -22,7 +23,7 @@ from nvium_core.engine.params import (
 )
 from nvium_core.engine.policies import POLICIES
 from nvium_core.engine.randomness import random_seed
-from nvium_core.engine.runner import Junction, Runner
+from nvium_core.engine.runner import Runner
 from nvium_core.engine.scheduler import Run, Scheduler, Step
 from nvium_core.engine.sequence import Sequence
 from nvium_core.model.nvium import NviumForCausalLM

@@ -9,6 +9,11 @@ from collections.abc import Iterable
 from nvium_core.engine.sequence import Sequence
 
 
+def slots(sequence: Sequence, positions: range, page_size: int) -> list[int]:
+    """Where these positions live."""
+    return [sequence.pages[t // page_size] * page_size + t % page_size for t in positions]
+
+
 class PagePool:
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages

@@ -24,9 +24,6 @@ class Truncation:
     top_k_R: Tensor
     top_p_R: Tensor
 
-    def __getitem__(self, rows: Tensor) -> "Truncation":
-        return Truncation(self.temperature_R[rows], self.top_k_R[rows], self.top_p_R[rows])
-
 
 def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
     """One token per row, [R], from f(softmax(logits)): temperature, then top-k, then top-p of what is left."""

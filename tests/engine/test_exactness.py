@@ -99,7 +99,7 @@ def served(model: NviumForCausalLM, config: EngineConfig, plan: list[Request]) -
     return list(events.values())
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(models(), configs, st.lists(requests(), min_size=1, max_size=5))
 def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(
     model: NviumForCausalLM, config: EngineConfig, plan: list[Request]

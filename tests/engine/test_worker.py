@@ -17,7 +17,8 @@ from nvium_core import (
     SamplingParams,
     TokenStream,
 )
-from nvium_core.engine.runner import Junction, Runner
+from nvium_core.engine.junction import Junction
+from nvium_core.engine.runner import Runner
 from nvium_core.engine.scheduler import Step
 from tests.random_models import random_model
 
