@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
+from nvium_core.errors import NviumError
 from nvium_core.model.config import NviumConfig, even_exit_layers
 from nvium_core.training.data import Diet
 from nvium_core.training.schedule import LearningRate, RouterWarmup
@@ -14,7 +15,7 @@ from nvium_core.training.schedule import LearningRate, RouterWarmup
 MAX_VOCABULARY = 2**16  # token files hold 16 bits a token
 
 
-class RecipeError(ValueError):
+class RecipeError(NviumError, ValueError):
     """An unknown recipe, or a setting it does not have; the message names it."""
 
 
@@ -93,10 +94,10 @@ def tales() -> Recipe:
     """The embedded story-teller: 6.5M parameters, four exits, about two hours on two cores."""
     return Recipe(
         shape=Shape(num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024),
-        total_tokens=18_000_000,
+        total_tokens=16_400_000,
         tokens_per_step=4096,
         short_context=256,
-        long_context_share=0.12,
+        long_context_share=0.07,
         learning_rate=LearningRate(maximum=2e-3, warmup=0.02),
         depth=Depth(beta=0.02, target=0.68),
         diet=Diet(simple_share=0.25, short_characters=4000, simple_epochs=2.0, other_epochs=0.5),
