@@ -1,8 +1,8 @@
 # make serve | test | check | format : each works on a fresh clone and makes .venv on its first run.
 
 PYTHON ?= python3
-HOST ?= 127.0.0.1
-PORT ?= 8000
+# Options of `nvium serve`, such as SERVE_ARGS='--port 9000'; the environment's NVIUM_… count too.
+SERVE_ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8
 
 # Where PyTorch comes from. Without a GPU its own index of CPU builds, falling back to what pip finds by itself
@@ -17,7 +17,7 @@ SOURCES := nvium_core server loadtest tests
 .PHONY: serve test check format clean
 
 serve: .venv/serve.stamp
-	$(BIN)/nvium serve --host $(HOST) --port $(PORT)
+	$(BIN)/nvium serve $(SERVE_ARGS)
 
 test: .venv/test.stamp
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nvium_core.engine.worker import EngineWorker as EngineWorker
     from nvium_core.engine.worker import TokenStream as TokenStream
     from nvium_core.engine.worker import WorkerState as WorkerState
+    from nvium_core.errors import NviumError as NviumError
     from nvium_core.loading import LoadedModel as LoadedModel
     from nvium_core.loading import load_model as load_model
     from nvium_core.model.checkpoint import CheckpointError as CheckpointError
@@ -33,6 +34,7 @@ _HOME = {
     "Device": "choices",
     "Precision": "choices",
     "Schedule": "choices",
+    "NviumError": "errors",
     "Completion": "engine.engine",
     "Engine": "engine.engine",
     "EngineError": "engine.engine",

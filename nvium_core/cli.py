@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nvium_core.choices import Device, Precision, Schedule
+from nvium_core.errors import NviumError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +40,7 @@ def main() -> None:
         status = typer.main.get_command(app)(standalone_mode=False)
     except UsageError as error:
         fail(error.format_message())  # type: ignore[attr-defined]
-    except (ValueError, OSError, RuntimeError) as error:
+    except (NviumError, OSError) as error:
         fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
@@ -129,7 +130,7 @@ def stream_to(
     prompt_ids = loaded.tokenizer(prompt).input_ids
     engine.add("prompt", prompt_ids, params)
     decoder, completion = DecodeStream(prompt_ids, skip_special_tokens=True), Completion()
-    console.print(Text(prompt, "dim"), end="")
+    console.print(Text(prompt, "dim"), end="", soft_wrap=True)
     started = time.monotonic()
     while engine.has_work:
         for event in engine.step():
@@ -137,7 +138,7 @@ def stream_to(
                 raise EngineError(event.message)
             completion.append(event)
             text = decoder.step(loaded.tokenizer.backend_tokenizer, event.token_id)
-            console.print(Text(text or "", exit_colour(event.exit)), end="")
+            console.print(Text(text or "", exit_colour(event.exit)), end="", soft_wrap=True)
     summarise(console, completion, loaded.model.config.exit_layers or [], time.monotonic() - started)
 
 
@@ -155,7 +156,7 @@ def summarise(
     mean_depth = sum(exit_layers[exit_ - 1] for exit_ in completion.exits) / exit_layers[-1] / num_tokens
     parts = [Text(f"exit {k} (layer {depth}): {used[k]}", exit_colour(k)) for k, depth in enumerate(exit_layers, 1)]
     rate = f"{num_tokens} tokens, {num_tokens / seconds:.1f} tokens/s, mean depth {mean_depth:.2f}"
-    console.print(Text("\n\n") + Text(" · ").join([Text(rate), *parts]))
+    console.print(Text("\n\n") + Text(" · ").join([Text(rate), *parts]), soft_wrap=True)
 
 
 @app.command()

@@ -27,9 +27,9 @@ class Admission:
             raise Overloaded(message, code="queue_full", retry_after_seconds=RETRY_QUEUE_SECONDS)
         self.num_present += num_choices
 
-    def leave(self) -> None:
-        """One choice has ended."""
-        self.num_present -= 1
+    def leave(self, num_choices: int = 1) -> None:
+        """Choices have ended."""
+        self.num_present -= num_choices
         assert self.num_present >= 0
 
     def drain(self) -> None:
@@ -39,3 +39,7 @@ class Admission:
 
 def draining() -> Overloaded:
     return Overloaded("the server is shutting down", code="draining", retry_after_seconds=RETRY_DRAINING_SECONDS)
+
+
+def stopped() -> Overloaded:
+    return Overloaded("the engine has stopped", code="engine_stopped", retry_after_seconds=RETRY_DRAINING_SECONDS)

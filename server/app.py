@@ -1,6 +1,7 @@
 """The application: model and settings in, an ASGI app out; and `run`, which serves it until told to stop."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,6 +20,9 @@ from server.settings import Settings
 
 ENDPOINTS = {"/v1/completions": "completions"}
 """Paths whose requests are recorded, and their names in metrics and logs."""
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
 
 STOP_SECONDS = 5
 """How long ending connections, and then the device thread, may take once nothing is waited for any more."""
@@ -52,18 +56,28 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 def run(settings: Settings) -> None:
     """Load the model and serve it until SIGTERM or SIGINT, then let running requests finish.
 
-    Raises `CheckpointError` for a model, and `InvalidRequest` for settings, that cannot be used.
+    Raises `CheckpointError`, `InvalidRequest` or `OSError` for a model, settings or an address that cannot be used.
     """
     configure_logs()
     disable_created_metrics()
-    app = create_app(load_model(settings.model, settings.device, settings.dtype), settings)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=STOP_SECONDS,
-    )
-    DrainingServer(config, app.state.service).run()
+    with listen(settings.host, settings.port) as listener:
+        app = create_app(load_model(settings.model, settings.device, settings.dtype), settings)
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=STOP_SECONDS,
+        )
+        DrainingServer(config, app.state.service).run(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The socket to serve on, taken before the model is loaded. Raises `OSError` naming the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

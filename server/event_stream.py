@@ -33,7 +33,7 @@ class EventStream(Response):
         self._keep_alive_seconds = keep_alive_seconds
         self._on_disconnect = on_disconnect
         self._on_close = on_close
-        self._num_sent = 0
+        self._sent = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tasks = [asyncio.create_task(job) for job in (self._stream(send), disconnected(receive), self._live(send))]
@@ -53,15 +53,16 @@ class EventStream(Response):
     async def _stream(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for event in self._events:
-            self._num_sent += 1
+            self._sent.set()
             await send({"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _live(self, send: Send) -> None:
         """A comment whenever nothing else was sent for a while."""
-        num_sent = -1
         while True:
-            if num_sent == self._num_sent:
+            try:
+                async with asyncio.timeout(self._keep_alive_seconds):
+                    await self._sent.wait()
+                self._sent.clear()
+            except TimeoutError:
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-            num_sent = self._num_sent
-            await asyncio.sleep(self._keep_alive_seconds)

@@ -4,6 +4,7 @@ Whole and streamed answers are both made of these deltas, so they cannot differ.
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from nvium_core import TokenEvent, TokenStream
 from server.record import RequestRecord
 from server.schemas import CompletionRequest
 from server.service import Prompt, Service
-from server.text import Detokenizer, StopStrings
+from server.text import REPLACEMENT, Detokenizer, StopStrings
 
 FinishReason = Literal["stop", "length"]
 
@@ -37,7 +38,8 @@ class ChoiceText:
         self._includes_stop = request.include_stop_str_in_output
         self._stops = StopStrings(request.stops, include=self._includes_stop)
         echo_tokens = prompt.text is None and request.echo
-        self._detokenizer = Detokenizer(tokenizer, [] if echo_tokens else prompt.token_ids)
+        is_context = not (echo_tokens or (prompt.text or "").endswith(REPLACEMENT))
+        self._detokenizer = Detokenizer(tokenizer, prompt.token_ids if is_context else [])
         self._pending = (prompt.text or "") if request.echo else ""
         if echo_tokens:
             self._pending = "".join(map(self._detokenizer.push, prompt.token_ids))
@@ -144,19 +146,26 @@ async def pump(choice: Choice, arrivals: "asyncio.Queue[Delta | Exception]") -> 
         arrivals.put_nowait(error)
 
 
-def start(
-    service: Service, request: CompletionRequest, prompts: list[Prompt], seed: int, record: RequestRecord
-) -> Generation:
-    """Submit every choice of a request, or raise and submit none."""
-    params = [request.sampling(seed=seed, choice=choice) for choice in range(request.n)]
+def start(service: Service, request: CompletionRequest, prompts: list[Prompt], record: RequestRecord) -> Generation:
+    """Submit every choice of a request, or raise and leave none behind.
+
+    Without a seed each prompt gets one of its own, shared by its choices, as if it had been sent alone.
+    """
     for prompt in prompts:
-        service.engine.check(prompt.token_ids, params[0])
+        service.engine.check(prompt.token_ids, request.sampling(seed=0, choice=0))
     service.admission.enter(len(prompts) * request.n)
-    record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
     choices: list[Choice] = []
-    for prompt in prompts:
-        for choice_params in params:
-            text = ChoiceText(service.tokenizer, prompt, request)
-            stream = service.worker.submit(prompt.token_ids, choice_params)
-            choices.append(Choice(len(choices), prompt, text, stream, record))
+    try:
+        for prompt in prompts:
+            seed = secrets.randbits(63) if request.seed is None else request.seed
+            for number in range(request.n):
+                text = ChoiceText(service.tokenizer, prompt, request)
+                stream = service.worker.submit(prompt.token_ids, request.sampling(seed=seed, choice=number))
+                choices.append(Choice(len(choices), prompt, text, stream, record))
+    except BaseException:
+        for choice in choices:
+            choice.stream.cancel()
+        service.admission.leave(len(prompts) * request.n)
+        raise
+    record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
     return Generation(choices, service.admission.leave)

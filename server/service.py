@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvium_core import Engine, EngineConfig, EngineWorker, LoadedModel, SamplingParams
-from server.admission import Admission, draining
+from server.admission import Admission, draining, stopped
 from server.errors import ModelNotFound
 from server.metrics import Metrics
 from server.schemas import Model
@@ -62,12 +62,14 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        return self.is_warm and not self.admission.is_draining
+        return self.is_warm and self.worker.is_alive and not self.admission.is_draining
 
     def check_accepting(self) -> None:
         """Refuse early what could not be run."""
-        if self.admission.is_draining or not self.worker.is_alive:
+        if self.admission.is_draining:
             raise draining()
+        if not self.worker.is_alive:
+            raise stopped()
 
     def check_model(self, name: str) -> None:
         if name not in (self.name, ALIAS):

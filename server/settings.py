@@ -6,12 +6,16 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from nvium_core import Device, Precision, Schedule
+from nvium_core import Device, NviumError, Precision, Schedule
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class SettingsError(NviumError, ValueError):
+    """A setting that is not one; the message names it."""
 
 
 class Settings(BaseSettings):
@@ -44,9 +48,9 @@ class Settings(BaseSettings):
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
-    """Settings from what was given, then the environment, then the defaults. Raises `ValueError`, in one line."""
+    """Settings from what was given, then the environment, then the defaults. Raises `SettingsError`."""
     try:
         return Settings(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from error
+        raise SettingsError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from error

@@ -1,6 +1,7 @@
 """The command line, run in this process."""
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -44,6 +45,23 @@ def test_a_prompt_is_continued_the_same_way_for_the_same_seed(
     assert first.startswith("Once")
     assert "mean depth" in first
     assert first.rsplit("\n\n", 1)[0] == second.rsplit("\n\n", 1)[0]
+
+
+def test_a_long_prompt_is_not_broken_into_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path
+) -> None:
+    prompt = "word " * 60
+    assert run(monkeypatch, "generate", model_folder, "--prompt", prompt, "--max-tokens", 1) == 0
+    assert capsys.readouterr().out.startswith(prompt)
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run(monkeypatch, "serve", model_folder, "--port", port) == 2
+    assert f"127.0.0.1:{port}" in capsys.readouterr().err
 
 
 def test_a_model_is_evaluated_to_a_table_and_a_file(
@@ -92,9 +110,9 @@ def test_schedules_are_compared(
         (["train", "tiny", "--data", "x", "--set", "frob=1"], "frob"),
         (["train", "tiny", "--data", "x", "--set", "total_tokens=many"], "total_tokens"),
         (["bench", "MODEL", "--sequences", "0"], "sequences"),
-        (["serve", "no-such-folder"], "no-such-folder"),
+        (["serve", "no-such-folder", "--port", "0"], "no-such-folder"),
         (["serve", "MODEL", "--port", "99999"], "port"),
-        (["serve", "MODEL", "--context", "1"], "context"),
+        (["serve", "MODEL", "--context", "1", "--port", "0"], "context"),
         (["serve", "MODEL", "--schedule", "chaotic"], "--schedule"),
     ],
 )

@@ -26,6 +26,7 @@ from nvium_core.engine.randomness import random_seed
 from nvium_core.engine.runner import Runner
 from nvium_core.engine.scheduler import Run, Scheduler, Step
 from nvium_core.engine.sequence import Sequence
+from nvium_core.errors import NviumError
 from nvium_core.model.nvium import NviumForCausalLM
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,6 @@ class StepReport:
 
     block: int
     num_rows: int
-    num_piggybacked_rows: int
     seconds: float
     events: list[Event]
 
@@ -83,7 +83,7 @@ class Completion:
         self.finish_reason = event.finish_reason
 
 
-class EngineError(RuntimeError):
+class EngineError(NviumError, RuntimeError):
     """A sequence could not be run to its end."""
 
 
@@ -234,7 +234,7 @@ class Engine:
         self.scheduler.remove(sequence)
 
     def _report(self, step: Step, seconds: float, events: list[Event]) -> None:
-        self.last_report = StepReport(step.block + 1, step.num_rows, step.num_piggybacked_rows, seconds, events)
+        self.last_report = StepReport(step.block + 1, step.num_rows, seconds, events)
 
     def _context(self) -> int:
         limit = self.model_config.max_position_embeddings

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import get_args
 
 from nvium_core.choices import Schedule
+from nvium_core.errors import NviumError
 
 
-class InvalidRequest(ValueError):
+class InvalidRequest(NviumError, ValueError):
     """A request that cannot be served as asked; `field` names the offending part."""
 
     def __init__(self, field: str, message: str) -> None:
@@ -47,7 +48,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         require(self.max_tokens >= 1, "max_tokens", f"must be at least 1, got {self.max_tokens}")
         require(0 <= self.temperature <= 2, "temperature", f"must be between 0 and 2, got {self.temperature}")
-        require(self.top_k >= 0, "top_k", f"must not be negative (0 is off), got {self.top_k}")
+        require(0 <= self.top_k < 2**31, "top_k", f"must be between 0 (off) and 2³¹ − 1, got {self.top_k}")
         require(0 < self.top_p <= 1, "top_p", f"must be above 0 and at most 1, got {self.top_p}")
         require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits")
 

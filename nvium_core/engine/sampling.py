@@ -43,6 +43,7 @@ def _truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:
     mass_before_RV = sorted_RV.cumsum(-1) - sorted_RV
     top_p_R1 = truncation.top_p_R[:, None]
     cut_RV = (mass_before_RV >= top_p_R1 * sorted_RV.sum(-1, keepdim=True)) & (top_p_R1 < 1)
+    cut_RV[:, 0] = False  # top-p of the mass may underflow to nothing
     return torch.zeros_like(probs_RV).scatter(-1, order_RV, sorted_RV.masked_fill(cut_RV, 0))
 
 

@@ -34,11 +34,6 @@ class Step:
     def num_rows(self) -> int:
         return sum(len(run.rows) for run in self.runs)
 
-    @property
-    def num_piggybacked_rows(self) -> int:
-        """Rows that ride along behind a front."""
-        return sum(len(run.rows) - 1 for run in self.runs if run.reaches_front)
-
 
 class Scheduler:
     """Sequences wait, run, and leave; the older go first. Preempted ones wait again and lose nothing but time."""
@@ -51,6 +46,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.max_sequences = max_sequences
         self._seats = list(range(max_sequences - 1, -1, -1))
 
     def add(self, sequence: Sequence) -> None:
@@ -77,6 +73,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that pages and seats are each owned once, and that every staircase is one."""
         self.pool.check_integrity(self.running)
+        seats = [*self._seats, *(sequence.seat for sequence in self.running)]
+        assert len(seats) == self.max_sequences == len({*seats}), "a seat is leaked or taken twice"
         assert not any(sequence.pages or sequence.seat is not None for sequence in self.waiting)
         for sequence in self.running:
             stairs = [sequence.num_tokens, *sequence.filled]

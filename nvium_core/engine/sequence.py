@@ -56,8 +56,8 @@ class Sequence:
 
     @property
     def num_deferred_rows(self) -> int:
-        """Rows that have not passed every block, behind the front."""
-        return self.num_tokens - 1 - min(self.filled[-1], self.num_tokens - 1)
+        """Rows that have not passed every block though a front at or after them has spoken."""
+        return self.num_tokens - 1 - min(self.filled[-1], self.num_tokens - 1) if self.num_generated else 0
 
     def advance(self, block: int, rows: range) -> None:
         """Record that these rows, the first of the block's pending ones, have passed it."""

@@ -116,13 +116,16 @@ class EngineWorker:
         return time.monotonic() - self._beat
 
     def submit(self, token_ids: Tokens[int], params: SamplingParams) -> TokenStream:
-        """Queue a request from the running event loop, without blocking it. Raises `InvalidRequest` at once."""
+        """Queue a request from the running event loop, without blocking it.
+
+        Raises `InvalidRequest`, or `EngineError` once the thread has ended, at once.
+        """
         self.engine.check(token_ids, params)
-        if self._stopped:
-            raise EngineError(STOPPED)
         sequence_id = f"seq-{next(self._numbers)}"
         stream = TokenStream(sequence_id, lambda: self._commands.put(lambda: self._cancel(sequence_id)))
         self._commands.put(lambda: self._add(stream, token_ids, params))
+        if self._stopped:  # looked at last, as the thread may have ended in between and taken no more commands
+            raise EngineError(STOPPED)
         return stream
 
     def _loop(self) -> None:

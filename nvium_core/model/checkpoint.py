@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from nvium_core.errors import NviumError
 from nvium_core.model.config import NviumConfig
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", ".hydra/config.yaml"]
@@ -39,7 +40,7 @@ PUBLISHED_NAMES = {
 """Published (and Llama) tensor names → ours. `{last}` is the index of the final exit."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(NviumError, ValueError):
     """A model folder that cannot be loaded; the message names the file or tensor."""
 
 

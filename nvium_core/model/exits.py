@@ -28,11 +28,16 @@ class Router(nn.Module):
 
     def forward(self, x_XD: Tensor) -> Tensor:
         """log w, [X, 2]: log-probabilities of continuing and of exiting, float32 or better."""
-        h_XD = self.norm(self.fc2(F.gelu(self.fc1(x_XD))))
-        dtype = torch.promote_types(h_XD.dtype, torch.float32)
         with torch.autocast(x_XD.device.type, enabled=False):
-            logits_X2 = F.linear(h_XD.to(dtype), self.head.weight.to(dtype), self.head.bias.to(dtype))
-        return F.log_softmax(logits_X2 / self.temperature, dim=-1)
+            inner_XD = precise_linear(self.fc2, F.gelu(precise_linear(self.fc1, x_XD)))
+            logits_X2 = precise_linear(self.head, self.norm(inner_XD))
+            return F.log_softmax(logits_X2 / self.temperature, dim=-1)
+
+
+def precise_linear(layer: nn.Linear, x_XD: Tensor) -> Tensor:
+    """The layer in float32 or better, whatever its weights are stored in."""
+    dtype = torch.promote_types(layer.weight.dtype, torch.float32)
+    return F.linear(x_XD.to(dtype), layer.weight.to(dtype), layer.bias.to(dtype))
 
 
 class Adapter(nn.Module):

@@ -104,9 +104,9 @@ def truncated(logits: Sequence[float], temperature: float, top_k: int, top_p: fl
     if top_k:
         ranked = ranked[:top_k]
     wanted = top_p * sum(weights[token] for token in ranked)
-    kept, mass = set(), 0.0
+    kept, mass = set[int](), 0.0
     for token in ranked:
-        if top_p < 1 and mass >= wanted:
+        if kept and top_p < 1 and mass >= wanted:
             break
         kept.add(token)
         mass += weights[token]

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from nvium_core.errors import NviumError
+
 END_OF_TEXT = "<|endoftext|>"
 COMMON_WORDS = 1000
 WORD = re.compile(r"[a-z']+")
@@ -25,7 +27,7 @@ WORD = re.compile(r"[a-z']+")
 Tokens = NDArray[np.uint16]
 
 
-class DataError(ValueError):
+class DataError(NviumError, ValueError):
     """Text that cannot be used; the message names the file."""
 
 

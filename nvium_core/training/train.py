@@ -4,6 +4,7 @@ A run lives in one folder: `tokenizer/`, `tokens.npy`, `state.pt` (weights, opti
 done, `model/`, a standard Hugging Face folder.
 """
 
+import hashlib
 import json
 import pickle
 import time
@@ -20,9 +21,10 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from nvium_core.errors import NviumError
 from nvium_core.model.llama import RMSNorm
 from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.training.data import Batch, PackedStream, encode, read_documents
+from nvium_core.training.data import Batch, DataError, PackedStream, encode, read_documents
 from nvium_core.training.loss import Losses, batch_losses, objective
 from nvium_core.training.recipes import Recipe
 from nvium_core.training.schedule import DepthSteering
@@ -35,13 +37,13 @@ EXTENDABLE = {"total_tokens", "checkpoint_every"}
 """What may change when a run is resumed."""
 
 
-class TrainingError(RuntimeError):
+class TrainingError(NviumError, RuntimeError):
     """Training cannot go on; the last checkpoint is intact."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Where and how a recipe is run; none of it changes what is learned."""
+    """What a recipe reads, and where and how it is run."""
 
     data: Path
     folder: Path
@@ -69,13 +71,17 @@ def train(recipe: Recipe, options: RunOptions) -> Path:
 def prepare_text(recipe: Recipe, options: RunOptions) -> tuple[PreTrainedTokenizerBase, PackedStream]:
     """The tokenizer and the token stream, from the folder if an earlier start left them there."""
     tokenizer_folder, tokens_file = options.folder / "tokenizer", options.folder / "tokens.npy"
-    if not tokens_file.exists():
+    origin_file, origin = options.folder / "text.json", text_origin(recipe, options.data)
+    if tokens_file.exists():
+        check_origin(origin_file, origin)
+    else:
         documents = read_documents(options.data)
         shape = recipe.shape
         save_tokenizer(train_tokenizer(documents, shape.vocab_size, shape.context), tokenizer_folder)
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
         partial = tokens_file.with_name("tokens.partial.npy")
         np.save(partial, encode(recipe.diet.readings(documents, recipe.seed), tokenizer))
+        origin_file.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
         partial.replace(tokens_file)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     try:
@@ -83,6 +89,35 @@ def prepare_text(recipe: Recipe, options: RunOptions) -> tuple[PreTrainedTokeniz
     except (ValueError, EOFError) as error:
         raise TrainingError(f"{tokens_file}: damaged ({error}); delete it to begin again") from error
     return tokenizer, PackedStream(tokens, tokenizer.eos_token_id, recipe.seed)
+
+
+def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
+    """All that the tokens of a run depend on."""
+    try:
+        with data.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{data}: {error.strerror}") from error
+    shape = recipe.shape
+    return {
+        "data": digest,
+        "vocab_size": shape.vocab_size,
+        "context": shape.context,
+        "diet": asdict(recipe.diet),
+        "seed": recipe.seed,
+    }
+
+
+def check_origin(path: Path, origin: dict[str, Any]) -> None:
+    """Refuse to go on with tokens that were made of something else."""
+    try:
+        others = differences(json.loads(path.read_text(encoding="utf-8")), origin)
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path}: {error}; delete tokens.npy beside it to begin again") from error
+    if others:
+        raise TrainingError(
+            f"{path.parent}: holds tokens of other {', '.join(sorted(others))}; choose another --folder"
+        )
 
 
 class TrainingRun:

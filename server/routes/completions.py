@@ -1,7 +1,6 @@
 """`POST /v1/completions`: parse, admit, and answer whole or as a stream."""
 
 import json
-import secrets
 from collections.abc import AsyncIterator
 
 import structlog
@@ -51,8 +50,7 @@ async def begin(service: Service, body: CompletionRequest, record: RequestRecord
     service.check_model(body.model)
     body.check(max_n=limits.max_n, max_prompts=limits.max_prompts, max_new_tokens=limits.max_new_tokens)
     prompts = await service.read_prompts(body.prompts)
-    seed = secrets.randbits(63) if body.seed is None else body.seed
-    return generation.start(service, body, prompts, seed, record)
+    return generation.start(service, body, prompts, record)
 
 
 async def whole(

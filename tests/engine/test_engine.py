@@ -84,6 +84,7 @@ def test_a_request_that_cannot_be_served_is_refused_by_field(
         {"temperature": -1},
         {"temperature": 2.1},
         {"top_k": -1},
+        {"top_k": 2**31},
         {"top_p": 0},
         {"top_p": 1.1},
         {"seed": 2**63},
@@ -177,9 +178,48 @@ def test_a_duplicate_id_is_refused(model: NviumForCausalLM) -> None:
         engine.add("x", [1])
 
 
-def test_the_report_counts_rows_and_passengers(model: NviumForCausalLM) -> None:
+def test_the_report_says_which_block_ran_how_many_rows(model: NviumForCausalLM) -> None:
     engine = Engine(model)
     engine.add("x", [1, 2, 3], SamplingParams(max_tokens=1))
     engine.step()
     assert engine.last_report is not None
-    assert (engine.last_report.block, engine.last_report.num_rows, engine.last_report.num_piggybacked_rows) == (1, 3, 2)
+    assert (engine.last_report.block, engine.last_report.num_rows) == (1, 3)
+
+
+class LateFaultRunner(Runner):
+    """Fails in one block when a poisoned sequence is along, after the junction has been asked of everyone."""
+
+    poison = 16
+    faulty_block = 0
+    num_crowded_failures = 0
+
+    def _ask(self, step: Step, h_RD: torch.Tensor) -> list[Junction | None]:
+        answers = super()._ask(step, h_RD)
+        if step.block == self.faulty_block and any(self.poison in run.sequence.token_ids for run in step.runs):
+            self.num_crowded_failures += len(step.runs) > 1
+            raise RuntimeError("poisoned")
+        return answers
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_a_step_that_fails_late_leaves_its_other_sequences_as_they_were(block: int) -> None:
+    model = random_model([1, 2, 3], seed=9, context=32)
+    prompts = {"greedy": [1, 2], "sampled": [3], "greedy-too": [4]}
+    params = {
+        name: SamplingParams(max_tokens=8, seed=5, temperature=0.0 if "greedy" in name else 1.0, ignore_eos=True)
+        for name in prompts
+    }
+    undisturbed = {name: Engine(model).generate([prompts[name]], params[name])[0].token_ids for name in prompts}
+    engine = Engine(model)
+    runner = LateFaultRunner(model, num_pages=64, page_size=16, max_sequences=32)
+    runner.faulty_block = block
+    engine.runner = runner
+    for name, prompt in prompts.items():
+        engine.add(name, prompt, params[name])
+    for seed in range(8):
+        engine.add(
+            f"poisoned-{seed}", [16, 1], SamplingParams(max_tokens=8, seed=seed, temperature=0.0 if seed < 4 else 1)
+        )
+    events = drained(engine)
+    assert {name: [event.token_id for event in tokens(events[name])] for name in prompts} == undisturbed
+    assert runner.num_crowded_failures > 0

@@ -41,6 +41,11 @@ def test_equal_logits_are_truncated_to_the_lowest_ids() -> None:
         assert draw(torch.zeros(1, 6), truncation, float64([uniform])).tolist() == [token]
 
 
+def test_the_most_probable_token_survives_any_top_p() -> None:
+    truncation = Truncation(float64([2.0]), torch.tensor([1]), float64([5e-324]))
+    assert draw(torch.tensor([[0.0, 3.0, 1.0]]), truncation, float64([0.9])).tolist() == [1]
+
+
 def test_a_token_without_probability_is_never_drawn() -> None:
     probs = float64([[0.0, 0.5, 0.0, 0.5, 0.0]])
     almost_one = 1 - 2.0**-53

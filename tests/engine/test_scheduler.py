@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ def test_deferred_rows_ride_along_when_their_block_is_run_again() -> None:
     carry_out(next_step(scheduler), exiting={"0"})
     carry_out(next_step(scheduler))
     step = next_step(scheduler)
-    assert (step.block, step.num_rows, step.num_piggybacked_rows) == (1, 6, 5)
+    assert (step.block, [run.rows for run in step.runs]) == (1, [range(6)])
 
 
 def test_the_synchronous_schedule_finishes_a_row_before_the_next_token_begins() -> None:
@@ -101,6 +102,16 @@ def test_the_youngest_is_preempted_when_pages_run_out_and_keeps_its_tokens() -> 
     assert young.num_tokens == 5
     assert list(scheduler.waiting) == [young]
     scheduler.check_integrity()
+
+
+def test_a_seat_taken_twice_or_lost_is_found() -> None:
+    scheduler = scheduler_with()
+    first, second = newcomer(scheduler, 0, 2), newcomer(scheduler, 1, 2)
+    next_step(scheduler)
+    scheduler.check_integrity()
+    first.seat = second.seat
+    with pytest.raises(AssertionError, match="seat"):
+        scheduler.check_integrity()
 
 
 @given(

@@ -40,7 +40,9 @@ def test_the_picture_in_the_documentation_is_what_the_code_says() -> None:
     assert sequence.pending_rows(1) == range(13, 16)
     assert sequence.front_block == 1
     assert sequence.deepest_pending_block == 3
-    assert sequence.num_deferred_rows == 7
+    assert sequence.num_deferred_rows == 0
+    sequence.append(9)
+    assert sequence.num_deferred_rows == 8
 
 
 def test_a_spoken_token_waits_for_the_first_block_while_its_predecessors_wait_deeper() -> None:

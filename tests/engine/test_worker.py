@@ -15,6 +15,8 @@ from nvium_core import (
     InvalidRequest,
     NviumForCausalLM,
     SamplingParams,
+    StepReport,
+    TokenEvent,
     TokenStream,
 )
 from nvium_core.engine.junction import Junction
@@ -124,12 +126,34 @@ async def test_stopping_fails_what_is_running(model: NviumForCausalLM) -> None:
     assert not worker.is_alive
 
 
+class CountingRunner(Runner):
+    """Counts the Steps it carries out."""
+
+    num_steps = 0
+
+    def run(self, step: Step) -> list[Junction | None]:
+        self.num_steps += 1
+        return super().run(step)
+
+
 @pytest.mark.asyncio
-async def test_every_step_is_observed(model: NviumForCausalLM) -> None:
-    blocks: list[int] = []
-    worker = EngineWorker(Engine(model), observe=lambda report: blocks.append(report.block))
+async def test_every_step_is_observed_once_with_its_events(model: NviumForCausalLM) -> None:
+    reports: list[StepReport] = []
+    engine = Engine(model)
+    engine.runner = runner = CountingRunner(model, num_pages=64, page_size=16, max_sequences=32)
+    worker = EngineWorker(engine, observe=reports.append)
     worker.start()
-    await collect(worker.submit([1], PARAMS))
+    tokens = await collect(worker.submit([1], PARAMS))
     worker.stop(timeout=5)
-    assert set(blocks) <= {1, 2}
-    assert len(blocks) >= 12
+    assert len(reports) == runner.num_steps
+    spoken = [event for report in reports for event in report.events if isinstance(event, TokenEvent)]
+    assert [event.token_id for event in spoken] == tokens
+
+
+@pytest.mark.asyncio
+async def test_a_request_after_the_thread_has_ended_is_refused(model: NviumForCausalLM) -> None:
+    worker = EngineWorker(Engine(model))
+    worker.start()
+    worker.stop(timeout=5)
+    with pytest.raises(EngineError, match="stopped"):
+        worker.submit([1], PARAMS)

@@ -174,3 +174,18 @@ def test_a_body_is_json_as_curl_sends_it_too(server: LiveServer, content_type: s
     response = server.http.post("/v1/completions", content=body, headers=headers)
     assert response.status_code == 200
     assert response.json()["usage"]["completion_tokens"] >= 1
+
+
+def test_equal_prompts_without_a_seed_are_answered_differently(server: LiveServer) -> None:
+    first, second = server.complete(prompt=["Once", "Once"], max_tokens=20, seed=None).json()["choices"]
+    assert first["nvium"]["token_ids"] != second["nvium"]["token_ids"]
+
+
+def test_a_prompt_that_ends_in_a_replacement_character_stays_out_of_the_answer(server: LiveServer) -> None:
+    plain = server.complete(prompt="abc\ufffd", max_tokens=6, seed=2).json()["choices"][0]["text"]
+    echoed = server.complete(prompt="abc\ufffd", max_tokens=6, seed=2, echo=True).json()["choices"][0]["text"]
+    assert echoed == "abc\ufffd" + plain
+
+
+def test_the_smallest_nucleus_is_one_token(server: LiveServer) -> None:
+    assert server.complete(max_tokens=2, top_p=5e-324, top_k=1, temperature=2).status_code == 200

@@ -54,3 +54,25 @@ async def test_a_stream_ends_when_its_client_goes() -> None:
     sent, calls = await answered(pause=60, leave_after=0.02)
     assert sent == [b"", b"data: 1\n\n"]
     assert calls == ["disconnect", "close"]
+
+
+async def test_silence_is_broken_after_the_interval_whenever_it_began() -> None:
+    times: list[float] = []
+
+    async def early_then_silent() -> AsyncIterator[str]:
+        await asyncio.sleep(0.05)
+        yield "1"
+        await asyncio.sleep(60)
+
+    async def send(message: Message) -> None:
+        times.append(asyncio.get_running_loop().time())
+
+    async def receive() -> Message:
+        await asyncio.sleep(0.6)
+        return {"type": "http.disconnect"}
+
+    await EventStream(
+        early_then_silent(), headers={}, keep_alive_seconds=0.2, on_disconnect=lambda: None, on_close=lambda: None
+    )({"type": "http"}, receive, send)
+    _, event, comment, *_ = times
+    assert 0.15 < comment - event < 0.35

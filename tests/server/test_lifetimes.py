@@ -50,7 +50,9 @@ def test_a_failure_in_a_stream_is_an_event_and_then_the_end(byte_model: LoadedMo
         assert json.loads(error.removeprefix("data: "))["error"]["type"] == "server_error"
         assert done == "data: [DONE]"
         assert server.http.get("/livez").status_code == 503
-        assert server.complete(max_tokens=1).status_code == 503
+        assert server.http.get("/readyz").status_code == 503
+        refusal = server.complete(max_tokens=1)
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "engine_stopped")
 
 
 def test_a_failure_of_a_whole_response_is_an_internal_error(byte_model: LoadedModel) -> None:

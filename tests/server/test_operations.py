@@ -36,7 +36,7 @@ def test_metrics_count_what_was_served(server: LiveServer) -> None:
     assert gained == [*body["nvium"]["exit_counts"], 4, 1, 2, 20]
 
 
-def test_every_metric_of_the_contract_is_there(server: LiveServer) -> None:
+def test_requests_steps_and_the_engine_are_measured(server: LiveServer) -> None:
     server.complete(max_tokens=2)
     server.complete(model="other")
     page = server.http.get("/metrics").text

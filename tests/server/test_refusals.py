@@ -30,6 +30,7 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     ("temperature", {"temperature": "hot"}),
     ("top_p", {"top_p": 0}),
     ("top_k", {"top_k": -2}),
+    ("top_k", {"top_k": 10**30}),
     ("seed", {"seed": 2**63}),
     ("n", {"n": 0}),
     ("n", {"n": 129}),

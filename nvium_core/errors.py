@@ -1,0 +1,15 @@
+"""The errors that are told to whoever caused them, by message; anything else is a bug of ours.
+
+NviumError
+├── CheckpointError     a model folder that cannot be loaded         (model.checkpoint)
+├── InvalidRequest      a request or limit that cannot be served     (engine.params)
+├── EngineError         a sequence that could not be run to its end  (engine.engine)
+├── DataError           text that cannot be used                     (training.data)
+├── RecipeError         an unknown recipe or setting                 (training.recipes)
+├── TrainingError       training that cannot go on                   (training.train)
+└── SettingsError       a server setting that is not one             (server.settings)
+"""
+
+
+class NviumError(Exception):
+    """An error whose message says what to change."""
