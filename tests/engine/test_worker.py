@@ -75,6 +75,7 @@ async def test_a_cancelled_task_frees_its_sequence(worker: EngineWorker) -> None
     await until(lambda: worker.state.num_running == 1)
     task.cancel()
     await until(lambda: not worker.engine.has_work)
+    assert worker.engine.scheduler.pool.usage == 0
 
 
 @pytest.mark.asyncio

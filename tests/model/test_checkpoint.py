@@ -109,9 +109,12 @@ def test_many_faults_are_counted_not_listed(folder: Path) -> None:
 
 def test_rotary_tables_may_be_in_the_file_or_not(tmp_path: Path) -> None:
     folder = llama_folder(tmp_path, random_llama())
+    without = NviumForCausalLM.from_pretrained(folder).state_dict()
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     edit_tensors(folder, lambda tensors: tensors.update({name: torch.zeros(4)}))
-    NviumForCausalLM.from_pretrained(folder)
+    with_table = NviumForCausalLM.from_pretrained(folder).state_dict()
+    assert with_table.keys() == without.keys()
+    assert all(torch.equal(with_table[key], tensor) for key, tensor in without.items())
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])
