@@ -4,7 +4,6 @@ Neither side waits for the other: commands go through a queue, events reach the 
 """
 
 import asyncio
-import logging
 import queue
 import threading
 import time
@@ -17,8 +16,6 @@ from itertools import count
 
 from nvium_core.engine.engine import Engine, EngineError, Event, FailureEvent, StepReport, TokenEvent
 from nvium_core.engine.params import SamplingParams
-
-logger = logging.getLogger(__name__)
 
 STOPPED = "the engine has stopped"
 

@@ -193,7 +193,7 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
         targets = labels[:, 1:]
         kept = targets != -100
         log_w, log_p, exit_logits = (x[:, :-1][kept] for x in (log_w, log_p, exit_logits))
-        nll_XE = exit_nll(exit_logits.to(log_p.dtype), targets[kept])
+        nll_XE = torch.stack([token_nll(logits, targets[kept]) for logits in exit_logits.unbind(-2)], dim=-1)
         mix_loss = mixture.mixture_nll(log_p, nll_XE).mean()
         return {
             "loss": mix_loss,
@@ -204,12 +204,10 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
         }
 
 
-def exit_nll(exit_logits_XEV: Tensor, targets_X: Tensor) -> Tensor:
-    """−log π_k of the target at each exit, [X, E]."""
-    num_exits = exit_logits_XEV.shape[-2]
-    targets_XE = targets_X[..., None].expand(*targets_X.shape, num_exits)
-    flat = F.cross_entropy(exit_logits_XEV.flatten(0, -2), targets_XE.flatten(), reduction="none")
-    return flat.view(targets_XE.shape)
+def token_nll(logits_XV: Tensor, targets_X: Tensor) -> Tensor:
+    """−log softmax at the target, [X], in float32 or better."""
+    precise = logits_XV.to(torch.promote_types(logits_XV.dtype, torch.float32))
+    return F.cross_entropy(precise.flatten(0, -2), targets_X.flatten(), reduction="none").view(targets_X.shape)
 
 
 AutoConfig.register("nvium", NviumConfig)

@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from nvium_core.model import mixture
 from nvium_core.model.llama import causal_attention
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import NviumForCausalLM, token_nll
 from nvium_core.training.data import Batch
 
 
@@ -39,14 +38,8 @@ def token_losses(model: NviumForCausalLM, batch: Batch) -> TokenLosses:
     """What the losses are made of. Unlike the model's forward, never builds log π_mix over the vocabulary."""
     states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
     log_w, outputs = model.exit_outputs(states)
-    nll = [cross_entropy(model.lm_head(o_BTD), batch.targets) for o_BTD in outputs]
+    nll = [token_nll(model.lm_head(o_BTD), batch.targets) for o_BTD in outputs]
     return TokenLosses(log_w, mixture.log_exit_probs(log_w), torch.stack(nll, dim=-1))
-
-
-def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """−log softmax at the target, [B, T], in float32 or better."""
-    precise = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
-    return F.cross_entropy(precise.flatten(0, 1), targets_BT.flatten(), reduction="none").view(targets_BT.shape)
 
 
 def batch_losses(model: NviumForCausalLM, batch: Batch) -> Losses:
