@@ -4,4 +4,5 @@ from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
-Schedule = Literal["sweep", "synchronous"]
+Schedule = Literal["optimal", "sweep", "synchronous"]
+Sampling = Literal["exits", "mixture"]

@@ -12,13 +12,16 @@ class Policy(ABC):
     All sequences that wait for the chosen block move together.
     """
 
-    @abstractmethod
     def ready_block(self, sequence: Sequence) -> int:
         """The block this sequence has to run next."""
+        return sequence.front_block
 
     @abstractmethod
     def choose(self, num_waiting: Counts[int]) -> int:
         """The block to run, given how many sequences wait for each; at least one waits somewhere."""
+
+    def observe(self, block: int, *, num_rows: int, seconds: float, num_asked: int, num_left: int) -> None:  # noqa: B027 (most learn nothing)
+        """A Step is over: what it took, how many fronts were asked at its junction and how many of them left."""
 
 
 def deepest(num_waiting: Counts[int]) -> int:

@@ -1,0 +1,120 @@
+"""What a Step costs: seconds of each block by the number of rows, measured. Knows nothing of devices or of torch.
+
+Blocks count from 0. A block's junction is part of it.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from nvium_core.engine.params import require
+
+RATE = 0.05
+"""How much of what one observation says is believed, in the logarithm."""
+
+MAX_SURPRISE = 2.0
+"""No observation counts as further from the expected than this factor, so a process that was paused spoils nothing."""
+
+
+class StepCosts:
+    """t_k(r), the seconds block k takes for r rows: linear between measured points, and beyond them."""
+
+    def __init__(self, points: Mapping[int, Mapping[int, float]]) -> None:
+        """From {block: {rows: seconds}}. Raises `InvalidRequest` unless all blocks have points, all positive."""
+        require(points.keys() == {*range(len(points))} != set(), "costs", "must be given for every block, from 0 on")
+        for block, seconds in points.items():
+            is_positive = all(rows >= 1 and 0 < cost < math.inf for rows, cost in seconds.items())
+            require(len(seconds) > 0 and is_positive, "costs", f"block {block} needs positive seconds by positive rows")
+        self._rows = [sorted(points[block]) for block in range(len(points))]
+        self._seconds = [[points[block][rows] for rows in self._rows[block]] for block in range(len(points))]
+
+    @classmethod
+    def linear(cls, fixed: Sequence[float], per_row: Sequence[float]) -> Self:
+        """a_k + b_k·r, both in seconds, both per block."""
+        pairs = enumerate(zip(fixed, per_row, strict=True))
+        return cls({block: {1: a + b, 2: a + 2 * b} for block, (a, b) in pairs})
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """What `as_dict` gave, perhaps by way of JSON. Raises `InvalidRequest` for anything else."""
+        try:
+            points = [{int(rows): float(cost) for rows, cost in block.items()} for block in saved["blocks"]]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            points = []
+        require(len(points) > 0, "costs", 'must be {"blocks": [{rows: seconds, …}, …]}')
+        return cls(dict(enumerate(points)))
+
+    def as_dict(self) -> dict[str, list[dict[str, float]]]:
+        """For JSON: {"blocks": [{rows: seconds}, …]}, the rows as strings."""
+        return {"blocks": [{str(rows): cost for rows, cost in block.items()} for block in self.points.values()]}
+
+    @property
+    def points(self) -> dict[int, dict[int, float]]:
+        """{block: {rows: seconds}} as they now stand."""
+        pairs = enumerate(zip(self._rows, self._seconds, strict=True))
+        return {block: dict(zip(rows, seconds, strict=True)) for block, (rows, seconds) in pairs}
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._rows)
+
+    @property
+    def fixed(self) -> list[float]:
+        """a_k of the fit a_k + b_k·r, in seconds."""
+        return [_fit(rows, seconds)[0] for rows, seconds in zip(self._rows, self._seconds, strict=True)]
+
+    @property
+    def per_row(self) -> list[float]:
+        """b_k of the fit a_k + b_k·r, in seconds."""
+        return [_fit(rows, seconds)[1] for rows, seconds in zip(self._rows, self._seconds, strict=True)]
+
+    def seconds(self, block: int, rows: float) -> float:
+        """t_k(r); r may be a mean, so not whole."""
+        left, right = self._around(block, rows)
+        r0, r1 = self._rows[block][left], self._rows[block][right]
+        t0, t1 = self._seconds[block][left], self._seconds[block][right]
+        slope = (t1 - t0) / (r1 - r0) if left < right else 0.0
+        if r0 <= rows <= r1:
+            return t0 + slope * (rows - r0)
+        if rows < r0:
+            return max(t0 - max(slope, 0) * (r0 - rows), t0 * rows / r0)
+        return t1 + max(slope, 0) * (rows - r1)
+
+    def observe(self, block: int, rows: int, seconds: float) -> None:
+        """Let a step that was timed move the nearest points a little."""
+        surprise = seconds / self.seconds(block, rows)
+        surprise = min(max(surprise, 1 / MAX_SURPRISE), MAX_SURPRISE)
+        for index, share in self._nearest(block, rows):
+            self._seconds[block][index] *= surprise ** (RATE * share)
+
+    def _around(self, block: int, rows: float) -> tuple[int, int]:
+        """The two points whose line counts; the same one twice if there is no other."""
+        measured = self._rows[block]
+        right = min(max(bisect_right(measured, rows), 1), len(measured) - 1)
+        return max(right - 1, 0), right
+
+    def _nearest(self, block: int, rows: int) -> list[tuple[int, float]]:
+        """The points that an observation is about, with its share for each."""
+        left, right = self._around(block, rows)
+        r0, r1 = self._rows[block][left], self._rows[block][right]
+        if rows <= r0:
+            return [(left, 1.0)]
+        if rows >= r1:
+            return [(right, 1.0)]
+        return [(left, (r1 - rows) / (r1 - r0)), (right, (rows - r0) / (r1 - r0))]
+
+
+def _fit(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """a, b ≥ 0 with the least sum of squared relative errors of a + b·r."""
+    ones = sum(1 / t**2 for t in seconds)
+    mixed = sum(r / t**2 for r, t in zip(rows, seconds, strict=True))
+    squares = sum((r / t) ** 2 for r, t in zip(rows, seconds, strict=True))
+    to_fixed = sum(1 / t for t in seconds)
+    to_row = sum(r / t for r, t in zip(rows, seconds, strict=True))
+    determinant = ones * squares - mixed**2
+    if len(rows) == 1 or to_row * ones <= to_fixed * mixed:
+        return to_fixed / ones, 0.0
+    if to_fixed * squares <= to_row * mixed:
+        return 0.0, to_row / squares
+    return (to_fixed * squares - to_row * mixed) / determinant, (to_row * ones - to_fixed * mixed) / determinant

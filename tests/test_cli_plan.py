@@ -1,0 +1,76 @@
+"""`nvium plan`, run in this process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nvium_core.engine.costs import StepCosts
+from tests.test_cli import run
+
+
+def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: object) -> dict[str, dict[str, float]]:
+    """The written figures of one number of sequences, by policy."""
+    figures = tmp_path / "figures.json"
+    assert run(monkeypatch, "plan", *arguments, "--json", figures) == 0
+    return {row["policy"]: row for row in json.loads(figures.read_text())["rows"]}
+
+
+def test_every_schedule_is_shown_beside_synchronous(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = plan(monkeypatch, tmp_path, "--sequences", 2)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("synchronous", "sweep", "threshold", "optimal", "tokens/s"))
+    assert rows["synchronous"]["over_synchronous"] == 1
+    assert rows["optimal"]["over_synchronous"] == pytest.approx(1.26, rel=0.01)
+
+
+def test_milliseconds_become_tokens_per_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    costs = ("--routing", ".5,.5", "--fixed", "2,3", "--per-row", ".5", "--head", "1")
+    rows = plan(monkeypatch, tmp_path, "--sequences", 1, *costs)
+    assert rows["synchronous"]["tokens_per_second"] == pytest.approx(1000 / (2.5 + 3.5 + 1), rel=0.01)
+
+
+def test_saved_costs_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    saved = tmp_path / "costs.json"
+    saved.write_text(json.dumps(StepCosts.linear([0.004, 0.001], [0, 0]).as_dict()))
+    rows = plan(monkeypatch, tmp_path, "--sequences", 1, "--routing", ".5,.5", "--costs", saved)
+    assert rows["synchronous"]["tokens_per_second"] == pytest.approx(200, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--routing", ".5,.4"], "routing"),
+        (["--routing", "a,b"], "routing"),
+        (["--fixed", "1,2"], "fixed"),
+        (["--fixed=-1"], "fixed"),
+        (["--fixed", "0"], "fixed"),
+        (["--per-row=-1"], "per-row"),
+        (["--per-row", "nan"], "per-row"),
+        (["--head=-1"], "head"),
+        (["--sequences", "0"], "sequences"),
+        (["--sequences", "1.5"], "sequences"),
+        (["--costs", "no-such-file"], "no-such-file"),
+        (["--costs", "TEXT"], "costs"),
+        (["--costs", "TWO", "--fixed", "1"], "costs"),
+        (["--costs", "TWO"], "costs"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_option(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    complaint: str,
+) -> None:
+    files = {"TEXT": tmp_path / "text", "TWO": tmp_path / "two.json"}
+    files["TEXT"].write_text("{")
+    files["TWO"].write_text(json.dumps(StepCosts.linear([1, 1], [0, 0]).as_dict()))
+    code = run(monkeypatch, "plan", *(str(files.get(a, a)) for a in arguments))
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert complaint in captured.err
