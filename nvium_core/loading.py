@@ -65,8 +65,9 @@ def load_tokenizer(folder: Path, model: NviumForCausalLM) -> PreTrainedTokenizer
     """The folder's fast tokenizer, checked to fit the model's vocabulary."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder}: no usable tokenizer ({str(error).splitlines()[0]})") from error
+    except Exception as error:  # whatever transformers and tokenizers make of damaged files
+        reason = (str(error).splitlines() or [repr(error)])[0]
+        raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(f"{folder}: its tokenizer has no tokenizer.json, which streaming needs")
     if len(tokenizer) > model.config.vocab_size:

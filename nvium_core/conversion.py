@@ -1,0 +1,186 @@
+"""From a model in any layout that can be read to a folder in ours: configuration, weights, tokenizer.
+
+Weights are converted and written a shard at a time, so that memory holds one shard. The folder is written beside its
+place and moved there when it is complete, so that a conversion which fails leaves nothing behind.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from rich.console import Console
+from rich.progress import track
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
+
+from nvium_core.choices import Precision
+from nvium_core.errors import NviumError
+from nvium_core.loading import load_tokenizer
+from nvium_core.model.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.nvium import NviumForCausalLM
+
+TOKENIZER_FILE = "tokenizer.json"
+COMPANIONS = (
+    TOKENIZER_FILE,
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    GENERATION_CONFIG_NAME,
+)
+"""What is copied as it is."""
+
+MAX_SHARD_BYTES = 5_000_000_000
+
+
+class ConversionError(NviumError):
+    """A target that cannot be written; the message names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What was written. `num_bytes` counts the weights as stored."""
+
+    folder: Path
+    exit_layers: list[int]
+    num_parameters: int
+    dtype: torch.dtype
+    num_bytes: int
+    has_tokenizer: bool
+
+    def __str__(self) -> str:
+        """One line."""
+        num_exits = len(self.exit_layers)
+        kind = f"a {num_exits}-vium" if num_exits > 1 else "a univium (a plain Llama)"
+        depths = "exits after layers " if num_exits > 1 else "its exit after layer "
+        depths += ", ".join(map(str, self.exit_layers))
+        numbers = f"{self.num_parameters:,} parameters in {str(self.dtype).removeprefix('torch.')}"
+        lacks = "" if self.has_tokenizer else f"; it has no {TOKENIZER_FILE}, which serving needs"
+        return f"{self.folder}: {kind}, {depths}, {numbers}, {self.num_bytes / 1e6:,.1f} MB{lacks}"
+
+
+def convert(
+    source: str | PathLike[str],
+    target: str | PathLike[str],
+    dtype: Precision = "auto",
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    **hub_options: Any,
+) -> Conversion:
+    """Write the model `source` (a folder or Hub name in any of the three layouts) as the folder `target`.
+
+    `auto` keeps the precision that is stored, the widest of them if there are several. `hub_options` go to the Hub's
+    client. Raises `CheckpointError` naming what is missing or damaged in the source, and `ConversionError` if the
+    target is not empty or cannot be written.
+    """
+    place = check_target(Path(target))
+    checkpoint = read_checkpoint(source, **hub_options)
+    has_tokenizer = check(checkpoint)
+    precision = stored_precision(checkpoint) if dtype == "auto" else getattr(torch, dtype)
+    with written_whole(place) as folder:
+        write_config(checkpoint.config, precision, folder)
+        write_tensors(checkpoint.tensors, precision, max_shard_bytes, folder)
+        for file in companions(checkpoint.folder):
+            shutil.copyfile(file, folder / file.name)
+    num_parameters = sum(tensor.numel() for tensor in checkpoint.tensors.values())
+    return Conversion(
+        folder=Path(target),
+        exit_layers=list(checkpoint.config.exit_layers or []),
+        num_parameters=num_parameters,
+        dtype=precision,
+        num_bytes=num_parameters * precision.itemsize,
+        has_tokenizer=has_tokenizer,
+    )
+
+
+def check_target(target: Path) -> Path:
+    """Where the folder will be, links resolved; refused unless nothing is there or an empty folder."""
+    if target.exists() and not target.is_dir():
+        raise ConversionError(f"{target}: is a file, where a folder is to be written")
+    if target.exists() and any(target.iterdir()):
+        raise ConversionError(f"{target}: is not empty; choose another folder")
+    return target.resolve()
+
+
+def check(checkpoint: Checkpoint) -> bool:
+    """Refuse tensors that are not the model's and companions that are damaged; says whether there is a tokenizer."""
+    with torch.device("meta"):
+        model = NviumForCausalLM(checkpoint.config)
+    checkpoint.check_against(model)
+    files = companions(checkpoint.folder)
+    for file in files:
+        check_json(file)
+    has_tokenizer = checkpoint.folder / TOKENIZER_FILE in files
+    if has_tokenizer:
+        load_tokenizer(checkpoint.folder, model)
+    return has_tokenizer
+
+
+def companions(folder: Path) -> list[Path]:
+    return [folder / name for name in COMPANIONS if (folder / name).exists()]
+
+
+def check_json(file: Path) -> None:
+    """Refuse a .json file that does not hold an object."""
+    if file.suffix != ".json":
+        return
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file}: not a JSON object")
+
+
+def stored_precision(checkpoint: Checkpoint) -> torch.dtype:
+    """The narrowest precision that loses nothing of any tensor."""
+    return reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
+
+
+@contextmanager
+def written_whole(place: Path) -> Iterator[Path]:
+    """A fresh folder that becomes `place` if all goes well and vanishes if not."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as scratch:
+            folder = Path(scratch) / place.name
+            folder.mkdir()
+            yield folder
+            folder.replace(place)
+    except (OSError, SafetensorError) as error:
+        raise ConversionError(f"{place}: cannot be written ({error})") from error
+
+
+def write_config(config: NviumConfig, precision: torch.dtype, folder: Path) -> None:
+    config.architectures = [NviumForCausalLM.__name__]
+    config.dtype = precision
+    vars(config).pop("auto_map", None)  # names code that stays behind
+    config.to_json_file(folder / CONFIG_NAME)
+
+
+def write_tensors(tensors: dict[str, Tensor], precision: torch.dtype, max_shard_bytes: int, folder: Path) -> None:
+    """Beside the configuration: one safetensors file, or numbered shards and their index, as `save_pretrained` does."""
+    sizes = {name: torch.empty_like(tensors[name], dtype=precision, device="meta") for name in sorted(tensors)}
+    split = split_torch_state_dict_into_shards(sizes, max_shard_size=max_shard_bytes)
+    shards = split.filename_to_tensors.items()
+    for file, names in track(shards, "writing", len(shards), console=Console(stderr=True), transient=True):
+        shard = {name: tensors[name].to(precision).contiguous() for name in names}
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        shutil.copymode(folder / CONFIG_NAME, folder / file)  # some versions of safetensors write for the owner only
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,307 @@
+"""Models of every layout become folders of ours that mean the same, or nothing at all is written."""
+
+import json
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from nvium_core import CheckpointError, NviumError, NviumForCausalLM, load_model
+from nvium_core.conversion import ConversionError, convert
+from nvium_core.loading import embedded_model
+from tests.byte_model import load_byte_model
+from tests.model.llama_folders import llama_folder, random_llama
+from tests.model.test_published_layout import EXIT_LAYERS as PUBLISHED_EXITS
+from tests.model.test_published_layout import write_published
+from tests.random_models import random_model
+from tests.test_cli import run
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+TEXT = "Once upon a time, in a den"
+
+
+def our_folder(folder: Path) -> Path:
+    loaded = load_byte_model(context=64)
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def published_folder(folder: Path) -> Path:
+    write_published(folder, random_model(PUBLISHED_EXITS, seed=3, vocab_size=257))
+    load_byte_model().tokenizer.save_pretrained(folder)
+    return folder
+
+
+def hugging_face_folder(folder: Path) -> Path:
+    """A Llama as transformers writes it, with the embedded model's tokenizer."""
+    llama_folder(folder, random_llama(vocab_size=2048))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(embedded_model() / name, folder / name)
+    return folder
+
+
+LAYOUTS: dict[str, Callable[[Path], Path]] = {
+    "ours": our_folder,
+    "published": published_folder,
+    "llama": hugging_face_folder,
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return LAYOUTS[request.param](tmp_path / "source")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("dtype", ["auto", *DTYPES])
+def test_a_converted_model_has_the_sources_weights_and_answers(source: Path, tmp_path: Path, dtype: str) -> None:
+    written = convert(source, tmp_path / "target", dtype)  # type: ignore[arg-type]
+    before = NviumForCausalLM.from_pretrained(source, dtype=DTYPES.get(dtype, "auto"))
+    for after in (
+        NviumForCausalLM.from_pretrained(tmp_path / "target"),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "target"),
+    ):
+        assert isinstance(after, NviumForCausalLM) and after.dtype == before.dtype == written.dtype
+        weights = after.state_dict()
+        assert weights.keys() == before.state_dict().keys()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in before.state_dict().items())
+        with torch.inference_mode():
+            input_ids = torch.arange(20)[None]
+            assert torch.equal(after(input_ids).logits, before(input_ids).logits)
+
+
+def test_a_converted_model_is_loaded_and_tokenises_as_the_source(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "target")
+    loaded = load_model(str(tmp_path / "target"))
+    assert loaded.tokenizer(TEXT).input_ids == AutoTokenizer.from_pretrained(source)(TEXT).input_ids
+    assert loaded.model.config.exit_layers == NviumForCausalLM.from_pretrained(source).config.exit_layers
+
+
+def test_converting_again_changes_nothing(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "once")
+    convert(tmp_path / "once", tmp_path / "twice")
+    assert contents(tmp_path / "once") == contents(tmp_path / "twice")
+
+
+def test_a_llama_answers_as_transformers_says(tmp_path: Path) -> None:
+    llama = random_llama()
+    convert(llama_folder(tmp_path / "llama", llama), tmp_path / "target")
+    univium = NviumForCausalLM.from_pretrained(tmp_path / "target")
+    input_ids = torch.arange(20)[None]
+    with torch.inference_mode():
+        expected = llama(input_ids).logits.log_softmax(-1)
+        torch.testing.assert_close(univium(input_ids).logits, expected, rtol=0, atol=1e-4)
+
+
+def test_a_tied_head_stays_tied(tmp_path: Path) -> None:
+    convert(llama_folder(tmp_path / "llama", random_llama(tie_word_embeddings=True)), tmp_path / "target")
+    assert "lm_head.weight" not in load_file(tmp_path / "target" / "model.safetensors")
+    univium = NviumForCausalLM.from_pretrained(tmp_path / "target")
+    assert univium.lm_head.weight is univium.model.embed_tokens.weight
+
+
+def test_the_file_is_the_one_that_save_pretrained_writes(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "target")
+    NviumForCausalLM.from_pretrained(source).save_pretrained(tmp_path / "saved")
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "target" / name).read_bytes() == (tmp_path / "saved" / name).read_bytes()
+
+
+def test_a_large_model_is_sharded(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "target", max_shard_bytes=20_000)
+    assert len(list((tmp_path / "target").glob("model-*-of-*.safetensors"))) > 2
+    before, after = (NviumForCausalLM.from_pretrained(folder).state_dict() for folder in (source, tmp_path / "target"))
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_sharding_again_changes_nothing(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "once", max_shard_bytes=20_000)
+    convert(tmp_path / "once", tmp_path / "twice", max_shard_bytes=20_000)
+    assert contents(tmp_path / "once") == contents(tmp_path / "twice")
+
+
+def test_code_that_stays_behind_is_not_named(tmp_path: Path) -> None:
+    source = hugging_face_folder(tmp_path / "source")
+    fields = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(fields | {"auto_map": {"AutoConfig": "their_code.Config"}}))
+    convert(source, tmp_path / "target")
+    assert "auto_map" not in json.loads((tmp_path / "target" / "config.json").read_text())
+
+
+def test_of_several_precisions_the_widest_is_kept(tmp_path: Path) -> None:
+    source = hugging_face_folder(tmp_path / "source")
+    edit_tensors(source, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].bfloat16()}))
+    assert convert(source, tmp_path / "target").dtype == torch.float32
+
+
+def test_companions_are_copied_as_they_are(tmp_path: Path) -> None:
+    source = our_folder(tmp_path / "source")
+    (source / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "special_tokens_map.json").write_text('{"eos_token": "<|endoftext|>"}')
+    (source / "training.log").write_text("not ours to copy")
+    convert(source, tmp_path / "target")
+    before, after = contents(source), contents(tmp_path / "target")
+    assert after.keys() == before.keys() - {"training.log"}
+    assert all(after[name] == before[name] for name in after.keys() - {"model.safetensors", "config.json"})
+    assert GenerationConfig.from_pretrained(tmp_path / "target").eos_token_id == [3, 5]
+
+
+def test_a_model_of_the_hub_is_found_by_its_name(tmp_path: Path) -> None:
+    repository = tmp_path / "cache" / "models--someone--llama"
+    hugging_face_folder(repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    convert("someone/llama", tmp_path / "target", cache_dir=tmp_path / "cache", local_files_only=True)
+    assert load_model(str(tmp_path / "target")).model.config.num_exits == 1
+
+
+def test_the_command_says_in_one_line_what_was_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    published, target = published_folder(tmp_path / "published"), tmp_path / "deep" / "target"
+    assert run(monkeypatch, "convert", published, target, "--dtype", "bfloat16") == 0
+    num_parameters = sum(p.numel() for p in NviumForCausalLM.from_pretrained(target).parameters())
+    [line] = capsys.readouterr().out.splitlines()
+    expected = f"{target}: a 3-vium, exits after layers 1, 4, 5, {num_parameters:,} parameters in bfloat16"
+    assert line.startswith(expected) and "tokenizer" not in line
+
+
+def test_a_converted_llama_continues_a_prompt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "convert", hugging_face_folder(tmp_path / "llama"), tmp_path / "target") == 0
+    assert "a univium" in capsys.readouterr().out
+    assert run(monkeypatch, "generate", tmp_path / "target", "--prompt", TEXT, "--max-tokens", 5) == 0
+    assert capsys.readouterr().out.startswith(TEXT)
+
+
+def test_a_model_without_tokenizer_is_converted_and_the_lack_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    llama, target = llama_folder(tmp_path / "llama", random_llama()), tmp_path / "target"
+    assert run(monkeypatch, "convert", llama, target) == 0
+    assert "it has no tokenizer.json, which serving needs" in capsys.readouterr().out
+    assert NviumForCausalLM.from_pretrained(target).config.num_exits == 1
+
+
+def test_a_target_may_be_an_empty_folder_or_a_link_to_one(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    convert(source, tmp_path / "link")
+    assert load_model(str(tmp_path / "empty")).model.config.num_exits >= 1
+
+
+def test_whoever_may_read_one_file_may_read_all(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "target")
+    assert len({file.stat().st_mode for file in (tmp_path / "target").iterdir()}) == 1
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+    "truncated weights": (lambda folder: truncate(folder / "model.safetensors"), "model.safetensors"),
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    "truncated configuration": (lambda folder: truncate(folder / "config.json"), "config.json"),
+    "a missing tensor": (lambda folder: edit_tensors(folder, lambda t: t.pop("lm_head.weight")), "lm_head.weight"),
+    "an extra tensor": (
+        lambda folder: edit_tensors(folder, lambda t: t.update({"spare.weight": torch.zeros(2)})),
+        "spare.weight",
+    ),
+    "truncated tokenizer": (lambda folder: truncate(folder / "tokenizer.json"), "tokenizer.json"),
+    "an empty tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "no usable tokenizer"),
+    "a list for a tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("[]"), "tokenizer.json"),
+    "damaged settings": (lambda folder: (folder / "tokenizer_config.json").write_bytes(b"\xff"), "tokenizer_config"),
+    "damaged generation": (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config"),
+    "too many tokens": (
+        lambda folder: shutil.copyfile(embedded_model() / "tokenizer.json", folder / "tokenizer.json"),
+        "2048 tokens, but the model knows 257",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_source_is_named_in_one_line_and_nothing_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, damage: str
+) -> None:
+    source = our_folder(tmp_path / "source")
+    inflict, complaint = DAMAGES[damage]
+    inflict(source)
+    capsys.readouterr()
+    assert run(monkeypatch, "convert", source, tmp_path / "target") == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and complaint in captured.err
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["SOURCE", "SOURCE"], "is not empty"),
+        (["SOURCE", "FILE"], "is a file"),
+        (["SOURCE", "FILE/target"], "cannot be written"),
+        (["no-such-folder", "target"], "no-such-folder"),
+        (["SOURCE"], "target"),
+        (["SOURCE", "target", "--dtype", "float8"], "--dtype"),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    complaint: str,
+) -> None:
+    source = our_folder(tmp_path / "source")
+    before = contents(source)
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    places = {"SOURCE": str(source), "FILE": "file", "FILE/target": "file/target"}
+    assert run(monkeypatch, "convert", *(places.get(argument, argument) for argument in arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and complaint in captured.err.lower()
+    assert contents(source) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "file"}
+
+
+@contextmanager
+def no_file_larger_than(num_bytes: int) -> Iterator[None]:
+    """What a full disk does to whoever writes on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_runs_full_leaves_nothing_behind(tmp_path: Path) -> None:
+    source = our_folder(tmp_path / "source")
+    with no_file_larger_than(10_000), pytest.raises(ConversionError, match="target: cannot be written"):
+        convert(source, tmp_path / "target")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_both_errors_are_told_to_the_user() -> None:
+    assert issubclass(ConversionError, NviumError) and issubclass(CheckpointError, NviumError)
