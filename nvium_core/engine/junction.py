@@ -1,21 +1,37 @@
 """The junction after a block: which front rows speak, and which tokens.
 
+The router's answer comes to the host, and there every front goes one of three ways:
+- drawn from exits, it speaks if its uniform says so, from f(π_k);
+- at temperature 0, it speaks as soon as no later exit can change the argmax of Σ p_k g(π_k);
+- drawn from the mixture, it speaks at the last exit, from f(π_mix).
+
 Shapes: F front rows, R some of them, D width, V vocabulary.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from nvium_core.engine.randomness import ROUTE, TOKEN, Purpose, uniform
+from nvium_core.engine.adjustments import adjust
+from nvium_core.engine.front import Front
+from nvium_core.engine.partial_mixture import PartialMixtures
+from nvium_core.engine.randomness import TOKEN
 from nvium_core.engine.sampling import NO_TOKEN, Truncation, certified_argmax, draw
 from nvium_core.engine.sequence import Sequence
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import NviumForCausalLM
+
+MOST_SUMMED_ROWS = 256
+"""Distributions that are summed at once, which bounds the memory of their float64 copies."""
+
+Spoken = dict[int, int]
+"""Tokens by the row that spoke them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,63 +52,88 @@ class Junctions:
     def __init__(self, model: NviumForCausalLM, *, max_sequences: int) -> None:
         self._model = model
         self._device = model.device
-        self._mixture = torch.zeros(2, max_sequences, model.config.vocab_size, dtype=torch.float64, device=model.device)
-        """The partial mixtures of greedy sequences, by seat. Blocks take turns between the two, so that no Step
-        overwrites what it reads."""
+        self._last_block = model.config.num_exits - 1
+        self._mixtures = PartialMixtures(model, max_sequences=max_sequences)
 
     def ask(self, block: int, sequences: Items[Sequence], h_FD: Tensor) -> list[Junction]:
         """One answer per front row, given their hidden states after the block."""
         exit_ = cast(Exit, self._model.exits[block])
         x_FD = exit_.norm(h_FD)
-        log_w_F2 = exit_.route(x_FD).double()
-        sane_F = ~log_w_F2.isnan().any(-1)
-        greedy_F = self._tensor([s.params.is_greedy for s in sequences]) & sane_F
-        routed_F = self._uniforms(block, sequences, ROUTE) < log_w_F2[:, EXIT].exp()
-        speaks_F = (routed_F & ~greedy_F) | ~sane_F
-        token_F = torch.full(speaks_F.shape, NO_TOKEN, device=self._device)
-        drawn_F = speaks_F & sane_F
-        if bool(drawn_F.any()):
-            logits_RV = self._model.lm_head(exit_.adapter(x_FD[drawn_F]))
-            token_F[drawn_F] = self._draw(block, chosen(sequences, drawn_F), logits_RV)
-        if bool(greedy_F.any()):
-            logits_RV = self._model.lm_head(exit_.adapter(x_FD[greedy_F]))
-            decided = self._decide(block, chosen(sequences, greedy_F), logits_RV, log_w_F2[greedy_F])
-            token_F[greedy_F], speaks_F[greedy_F] = decided
-        answers = zip(speaks_F.tolist(), token_F.tolist(), log_w_F2.tolist(), strict=True)
-        return [Junction(token if speaks else None, log_w[EXIT], log_w[CONTINUE]) for speaks, token, log_w in answers]
+        log_w = exit_.route(x_FD).double().tolist()
+        fronts = [
+            Front(sequence, row, block, log_exit=log_w[row][EXIT], log_continue=log_w[row][CONTINUE])
+            for row, sequence in enumerate(sequences)
+        ]
+        spoken = self._speak(fronts, exit_, x_FD)
+        return [Junction(spoken.get(front.row), front.log_exit, front.log_continue) for front in fronts]
 
-    def _draw(self, block: int, sequences: Items[Sequence], logits_RV: Tensor) -> Tensor:
-        """A token from f(π_k) for each row, [R]."""
-        params = [s.params for s in sequences]
-        truncation = Truncation(
-            self._tensor([p.temperature for p in params], torch.float64),
-            self._tensor([p.top_k for p in params]),
-            self._tensor([p.top_p for p in params], torch.float64),
-        )
-        return draw(logits_RV, truncation, self._uniforms(block, sequences, TOKEN))
+    def _speak(self, fronts: list[Front], exit_: Exit, x_FD: Tensor) -> Spoken:
+        sane = [front for front in fronts if front.is_sane]
+        drawing = [front for front in sane if not front.needs_mixture and front.is_routed]
+        summing = [front for front in sane if front.needs_mixture]
+        spoken = {front.row: NO_TOKEN for front in fronts if not front.is_sane}
+        if drawing:
+            o_RD = exit_.adapter(x_FD[self._rows(drawing)])
+            spoken |= self._draw(drawing, self._model.lm_head(o_RD).double())
+        if summing:
+            o_RD = exit_.adapter(x_FD[self._rows(summing)])
+            exit_prob_R = self._float64([front.exit_probability for front in summing])
+            self._mixtures.keep(summing[0].block, self._seats(summing), o_RD, exit_prob_R)
+            spoken |= self._speak_for_mixture(summing)
+        return spoken
 
-    def _decide(
-        self, block: int, sequences: Items[Sequence], logits_RV: Tensor, log_w_R2: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Temperature 0: add this exit's share to the mixture so far; its argmax [R], and whether it is final [R]."""
-        log_reached_R = self._tensor([s.log_reached for s in sequences], torch.float64)
-        share_RV = (log_reached_R + log_w_R2[:, EXIT]).exp()[:, None] * logits_RV.double().softmax(-1)
-        seats_R = self._tensor([s.seat for s in sequences])
-        mixture_RV = share_RV + (self._mixture[(block - 1) % 2, seats_R] if block else 0)
-        self._mixture[block % 2, seats_R] = mixture_RV
-        token_R, certain_R = certified_argmax(mixture_RV, (log_reached_R + log_w_R2[:, CONTINUE]).exp())
-        is_last = block == self._model.config.num_exits - 1
-        return token_R, certain_R | is_last
+    def _speak_for_mixture(self, fronts: list[Front]) -> Spoken:
+        """Ask the head for those whose mixture may now decide, in portions of bounded memory."""
+        block = fronts[0].block
+        is_last = block == self._last_block
+        deciding = [front for front in fronts if not front.samples_mixture and (is_last or front.may_be_certain)]
+        complete = [front for front in fronts if front.samples_mixture and is_last]
+        spoken: Spoken = {}
+        for portion in portions([front for front in deciding if not front.might_have_been_certain], block + 1):
+            spoken |= self._decide(portion, range(block + 1))
+        for portion in portions([front for front in deciding if front.might_have_been_certain], 1):
+            spoken |= self._decide(portion, range(block, block + 1))
+        for portion in portions(complete, block + 1):
+            spoken |= self._draw_from_mixture(portion)
+        return spoken
 
-    def _uniforms(self, block: int, sequences: Items[Sequence], purpose: Purpose) -> Tensor:
-        return self._tensor(
-            [uniform(s.seed, s.params.choice, s.num_tokens - 1, block, purpose) for s in sequences], torch.float64
-        )
+    def _decide(self, fronts: list[Front], exits: range) -> Spoken:
+        """Temperature 0: with the shares of these exits the mixture is m_k; its argmax where that is final."""
+        g = partial(adjust, sequences=[front.sequence for front in fronts])
+        mixture_RV = self._mixtures.add(exits, self._seats(fronts), g)
+        token_R, certain_R = certified_argmax(mixture_RV, self._float64([front.remaining for front in fronts]))
+        is_final = certain_R.tolist() if exits[-1] < self._last_block else [True] * len(fronts)
+        return dict(compress(by_row(fronts, token_R), is_final))
 
-    def _tensor(self, values: Items[object], dtype: torch.dtype | None = None) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
+    def _draw_from_mixture(self, fronts: list[Front]) -> Spoken:
+        """A token from f(π_mix) for each row, log π_mix taking the place of logits."""
+        exits = range(self._last_block + 1)
+        log_mixture_RV = self._mixtures.add(exits, self._seats(fronts)).log()
+        return self._draw(fronts, log_mixture_RV)
+
+    def _draw(self, fronts: list[Front], logits_RV: Tensor) -> Spoken:
+        """A token from f of each row's logits, float64."""
+        adjust(logits_RV, [front.sequence for front in fronts])
+        truncation = Truncation.of([front.sequence.params for front in fronts], self._device)
+        uniform_R = self._float64([front.uniform(TOKEN) for front in fronts])
+        return dict(by_row(fronts, draw(logits_RV, truncation, uniform_R)))
+
+    def _rows(self, fronts: list[Front]) -> Tensor:
+        return torch.tensor([front.row for front in fronts], device=self._device)
+
+    def _seats(self, fronts: list[Front]) -> Tensor:
+        return torch.tensor([front.sequence.seat for front in fronts], device=self._device)
+
+    def _float64(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=self._device)
 
 
-def chosen(sequences: Items[Sequence], mask_F: Tensor) -> list[Sequence]:
-    """The sequences where the mask is True."""
-    return list(compress(sequences, mask_F.tolist()))
+def portions(fronts: list[Front], num_exits: int) -> Iterator[list[Front]]:
+    """The fronts, so many at a time that the distributions of their exits are bounded in number."""
+    size = max(1, MOST_SUMMED_ROWS // num_exits)
+    return (fronts[start : start + size] for start in range(0, len(fronts), size))
+
+
+def by_row(fronts: list[Front], token_R: Tensor) -> Iterator[tuple[int, int]]:
+    """(row, token) of each front."""
+    return zip([front.row for front in fronts], token_R.tolist(), strict=True)

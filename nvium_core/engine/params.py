@@ -1,9 +1,10 @@
 """What a request asks of the sampler and what an engine may use, checked before anything is allocated."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import get_args
 
-from nvium_core.choices import Schedule
+from nvium_core.choices import Sampling, Schedule
 from nvium_core.errors import NviumError
 
 
@@ -27,59 +28,139 @@ class ContextLengthExceeded(InvalidRequest):
         )
 
 
+MAX_LOGPROBS = 20
+"""Alternatives a request may ask for beside each token's own log-probability."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How to draw from the exit that speaks.
+    """What a request asks of its draws. Together all but the lengths and the numbers of choices are f, which is applied
+    to the logits of the exit that speaks, in this order: penalties, `logit_bias`, `min_tokens`; `temperature`; `min_p`,
+    `top_k`, `top_p` of the mass that is left.
 
-    `temperature` 0 is the argmax of π_mix. `top_k` 0 and `top_p` 1 truncate nothing. `seed` None draws one at random;
-    `choice` numbers the alternatives of one request, each with draws of its own. `max_tokens` counts every token,
-    end-of-text included; `stop_token_ids` end a sequence like end-of-text does, which `ignore_eos` disables.
+    `max_tokens` counts every token, end-of-text included; 0 is allowed where the prompt is scored.
+    `temperature` 0 is the argmax of Σ p_k g(π_k), g being f without temperature and what comes after it.
+    `top_k` 0, `top_p` 1 and `min_p` 0 truncate nothing; `min_p` drops tokens less probable than that share of the most
+    probable one. `presence_penalty` and `frequency_penalty` are taken off the logits of tokens generated so far, once
+    or per occurrence; `repetition_penalty` divides positive and multiplies negative logits of all tokens so far, those
+    of the prompt included. `logit_bias` is added by token id.
+    `min_tokens`: no end before so many tokens. `stop_token_ids` end a sequence as end-of-text does, which `ignore_eos`
+    disables. `seed` None draws one at random; `choice` is the number of the first alternative, and each has draws of
+    its own. `n` alternatives are wanted, the best of `best_of` (None: n) by mean log π_mix.
+    `sampling` "mixture" applies f to the explicit π_mix, so every token passes every exit.
+    `logprobs`: log π_mix before f of every token, with so many alternatives beside it; `prompt_logprobs`: of the
+    prompt's tokens too.
     """
 
     max_tokens: int = 16
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    seed: int | None = None
-    choice: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    seed: int | None = None
+    choice: int = 0
+    n: int = 1
+    best_of: int | None = None
+    sampling: Sampling = "exits"
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
-        require(self.max_tokens >= 1, "max_tokens", f"must be at least 1, got {self.max_tokens}")
-        require(0 <= self.temperature <= 2, "temperature", f"must be between 0 and 2, got {self.temperature}")
+        self._check_lengths()
+        self._check_distribution()
+        require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits")
+        require(0 <= self.choice < 2**31, "choice", f"must be between 0 and 2³¹ − 1, got {self.choice}")
+        require(self.n >= 1, "n", f"must be at least 1, got {self.n}")
+        require(self.num_choices >= self.n, "best_of", f"must be at least n ({self.n}), got {self.best_of}")
+        require(self.sampling in get_args(Sampling), "sampling", f"must be exits or mixture, got {self.sampling!r}")
+        in_range = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
+        require(in_range, "logprobs", f"must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}")
+        need = "must come with logprobs, which says how many alternatives to give"
+        require(self.logprobs is not None or not self.prompt_logprobs, "prompt_logprobs", need)
+
+    def _check_lengths(self) -> None:
+        least = 0 if self.prompt_logprobs else 1
+        require(self.max_tokens >= least, "max_tokens", f"must be at least {least}, got {self.max_tokens}")
+        require(self.max_tokens > 0 or self.num_choices == 1, "n", "must be 1 where no tokens are asked for")
+        require(self.min_tokens >= 0, "min_tokens", f"must not be negative, got {self.min_tokens}")
+        fits = self.min_tokens <= self.max_tokens
+        require(fits, "min_tokens", f"{self.min_tokens} is more than max_tokens, which is {self.max_tokens}")
+
+    def _check_distribution(self) -> None:
+        for name, lowest, highest in RANGES:
+            value = getattr(self, name)
+            require(lowest <= value <= highest, name, f"must be between {lowest} and {highest}, got {value}")
         require(0 <= self.top_k < 2**31, "top_k", f"must be between 0 (off) and 2³¹ − 1, got {self.top_k}")
         require(0 < self.top_p <= 1, "top_p", f"must be above 0 and at most 1, got {self.top_p}")
-        require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits")
+        penalty = self.repetition_penalty
+        require(0 < penalty <= 2, "repetition_penalty", f"must be above 0 and at most 2, got {penalty}")
+        for token_id, bias in self.logit_bias.items():
+            require(-100 <= bias <= 100, "logit_bias", f"must be between -100 and 100, got {bias} for token {token_id}")
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def num_choices(self) -> int:
+        """Alternatives to generate, of which `n` are wanted."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Asked for, or needed to rank the choices."""
+        return self.logprobs is not None or self.num_choices > self.n
+
+
+RANGES = (
+    ("temperature", 0, 2),
+    ("min_p", 0, 1),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """What an engine may use.
 
-    `max_sequences` run at once, the rest wait. `max_rows_per_step` bounds a step, so it also chunks prompts.
-    `cache_tokens` is the capacity of the key/value cache in token positions (None: room for every sequence's full
-    context, but no more than `DEFAULT_CACHE_TOKENS`). `context` None is the model's own.
+    `max_sequences` run at once, the rest wait. `max_rows_per_step` bounds a step; while sequences with few rows run,
+    long runs (prompts) may take only `chunk_rows` of them. Nobody is passed over for more than `max_wait_steps`.
+    The key/value cache holds `cache_tokens` positions, or as many as fit into `cache_memory`, such as "2GiB" or "10%"
+    of the device's memory. With neither: room for every sequence's full context, within `DEFAULT_CACHE_MEMORY`.
+    `prefix_caching` keeps complete pages to be found again. `context` None is the model's own.
     """
 
-    schedule: Schedule = "sweep"
+    schedule: Schedule = "optimal"
     max_sequences: int = 32
     max_rows_per_step: int = 256
+    chunk_rows: int = 64
+    max_wait_steps: int = 64
     page_size: int = 16
     cache_tokens: int | None = None
+    cache_memory: str | None = None
+    prefix_caching: bool = True
     context: int | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         require(self.schedule in get_args(Schedule), "schedule", f"no such schedule: {self.schedule!r}")
-        for field in ("max_sequences", "max_rows_per_step", "page_size"):
-            require(getattr(self, field) >= 1, field, f"must be at least 1, got {getattr(self, field)}")
+        for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps", "page_size"):
+            require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
+        require(self.cache_tokens is None or self.cache_tokens >= 1, "cache_tokens", "must be at least 1")
+        both = self.cache_tokens is not None and self.cache_memory is not None
+        require(not both, "cache_memory", "contradicts cache_tokens; give one of them")
 
 
-DEFAULT_CACHE_TOKENS = 32_768
+DEFAULT_CACHE_MEMORY = "25%"
+"""At most, where nothing is said."""
 
 
 def require(condition: bool, field: str, message: str) -> None:

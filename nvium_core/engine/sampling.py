@@ -1,13 +1,16 @@
-"""Drawing tokens: f, the inverse CDF, and the certified argmax of the mixture (for temperature 0).
+"""Drawing tokens: temperature and truncation, the inverse CDF, and the certified argmax of the mixture.
 
 All in float64 and in token-id order, ties to the lowest id, so that a draw is a function of its distribution and its
 uniform. Shapes: R rows, V vocabulary.
 """
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from nvium_core.engine.params import SamplingParams
 
 CERTAINTY_MARGIN = 1e-9
 """ε of the certificate: more than float64 rounding can move a sum of probabilities."""
@@ -18,20 +21,38 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class Truncation:
-    """Per row: temperature > 0, top-k (0 is off) and top-p (1 is off)."""
+    """Per row: temperature > 0, log min-p (-inf is off), top-k (0 is off) and top-p (1 is off).
+
+    `ranks` says whether any row asks for top-k or top-p, which have to sort.
+    """
 
     temperature_R: Tensor
+    log_min_p_R: Tensor
     top_k_R: Tensor
     top_p_R: Tensor
+    ranks: bool
+
+    @classmethod
+    def of(cls, params: Items[SamplingParams], device: torch.device) -> "Truncation":
+        """What these requests ask for, a row each. Temperature 0 leaves the first of the most probable tokens."""
+        top_k = [1 if p.is_greedy else p.top_k for p in params]
+        min_p = [1 if p.is_greedy else p.min_p for p in params]
+        return cls(
+            torch.tensor([1 if p.is_greedy else p.temperature for p in params], dtype=torch.float64, device=device),
+            torch.tensor(min_p, dtype=torch.float64, device=device).log(),
+            torch.tensor(top_k, device=device),
+            torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
+            ranks=any(top_k) or any(p.top_p < 1 for p in params),
+        )
 
 
 def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
-    """One token per row, [R], from f(softmax(logits)): temperature, then top-k, then top-p of what is left."""
-    below_peak_RV = logits_RV.double() - logits_RV.double().amax(-1, keepdim=True)
-    probs_RV = (below_peak_RV / truncation.temperature_R[:, None]).softmax(-1)
-    if bool((truncation.top_k_R > 0).any() | (truncation.top_p_R < 1).any()):
-        probs_RV = _truncate(probs_RV, truncation)
-    return inverse_cdf(probs_RV, uniform_R)
+    """One token per row, [R], from softmax(logits) after temperature, min-p, top-k, and top-p of what is left."""
+    precise_RV = logits_RV.double()
+    below_peak_RV = (precise_RV - precise_RV.amax(-1, keepdim=True)) / truncation.temperature_R[:, None]
+    below_peak_RV = below_peak_RV.masked_fill(below_peak_RV < truncation.log_min_p_R[:, None], -torch.inf)
+    probs_RV = below_peak_RV.softmax(-1)
+    return inverse_cdf(_truncate(probs_RV, truncation) if truncation.ranks else probs_RV, uniform_R)
 
 
 def _truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:

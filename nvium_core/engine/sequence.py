@@ -5,29 +5,60 @@
     block 2  █████████████░░░        The front row, 15, has passed block 1 and did not exit there,
     block 1  ████████████████        so the sequence is ready for block 2, with 13 and 14 riding along.
 
-Blocks and positions count from 0 in code. Knows nothing of devices, models or other sequences.
+Row t, once it has passed every block, tells log π_mix of token t + 1: it can be *scored*. A sequence that was asked for
+log-probabilities *owes* its tokens until then.
+
+Blocks and positions count from 0 in code. Knows nothing of devices, models or pages, and of other sequences only that
+the choices of one request share a prompt.
 """
 
 from collections.abc import Sequence as Tokens
+from typing import Literal
 
 from nvium_core.engine.params import SamplingParams
 
+FinishReason = Literal["stop", "length"]
+
+SCORE_WINDOW = 32
+"""Rows of one sequence that may be on their way to being scored: how late a log-probability may come."""
+
 
 class Sequence:
-    """Row t of block k is done iff t < filled[k]; num_tokens ≥ filled[0] ≥ filled[1] ≥ … always."""
+    """Row t of block k is done iff t < filled[k]; num_rows ≥ filled[0] ≥ filled[1] ≥ … always."""
 
     def __init__(
-        self, sequence_id: str, prompt: Tokens[int], params: SamplingParams, *, seed: int, num_blocks: int, arrival: int
+        self,
+        request_id: str,
+        prompt: Tokens[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        num_blocks: int,
+        arrival: int,
+        choice: int = 0,
+        stop_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        self.id = sequence_id
+        self.id = request_id
+        self.choice = choice
         self.params = params
         self.seed = seed
         self.arrival = arrival
+        self.stop_token_ids = stop_token_ids
         self.token_ids = list(prompt)
         self.num_prompt_tokens = len(prompt)
+        self.siblings: list[Sequence] = [self]
+        """The request's living choices, this one among them; the first leads and prefills for all."""
+        self.finish_reason: FinishReason | None = None
+        """Set when the last token has been spoken; a sequence that owes no scores is then over."""
+        self.num_scored = 0 if params.prompt_logprobs and choice == params.choice else len(prompt) - 1
+        """Rows before this one need no scores, or have been given them. A prompt is scored by its first choice."""
         self.filled = [0] * num_blocks
         self.pages: list[int] = []
+        self.page_digests: list[bytes] = []
+        """What names the content of each full page of tokens; filled in by the pool as it needs them."""
         self.seat: int | None = None
+        self.last_step = 0
+        """When it last was run, in Steps of its scheduler."""
         self.log_reached = 0.0
         """log Π (1 − w_j) over the junctions at which the front row has continued."""
 
@@ -39,10 +70,25 @@ class Sequence:
     def num_generated(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
 
+    @property
+    def num_rows(self) -> int:
+        """Rows worth computing: all, until the last token has been spoken, whose own row says nothing any more."""
+        return self.num_tokens - (self.finish_reason is not None)
+
+    @property
+    def num_cacheable_rows(self) -> int:
+        """Rows that need not be computed if someone else has: not the front, nor any that is to be scored."""
+        return min(self.num_scored, self.num_rows - 1) if self.params.needs_logprobs else self.num_rows - 1
+
     def pending_rows(self, block: int) -> range:
-        """Positions that have reached this block and not passed it."""
-        arrived = self.filled[block - 1] if block else self.num_tokens
-        return range(self.filled[block], arrived)
+        """Positions that have reached this block and not passed it, as far as they may go."""
+        return range(self.filled[block], self.filled[block - 1] if block else self._num_rows_let_in)
+
+    @property
+    def _num_rows_let_in(self) -> int:
+        if self.params.needs_logprobs:
+            return min(self.num_rows, self.num_scored + SCORE_WINDOW)
+        return self.num_rows
 
     @property
     def front_block(self) -> int:
@@ -53,6 +99,20 @@ class Sequence:
     def deepest_pending_block(self) -> int:
         """The last block that any row waits for."""
         return max(block for block in range(len(self.filled)) if self.pending_rows(block))
+
+    @property
+    def must_catch_up(self) -> bool:
+        """Scores are due: it has ended, or no further row is let in before some are told."""
+        is_held_up = self.params.needs_logprobs and self.filled[0] == self.num_scored + SCORE_WINDOW
+        return is_held_up or self.finish_reason is not None
+
+    @property
+    def owes_scores(self) -> bool:
+        return self.params.needs_logprobs and self.num_scored < self.num_tokens - 1
+
+    def rows_to_score(self, rows: range) -> range:
+        """Those of the rows whose scores are wanted."""
+        return range(max(rows.start, self.num_scored), rows.stop if self.params.needs_logprobs else 0)
 
     @property
     def num_deferred_rows(self) -> int:
@@ -69,7 +129,11 @@ class Sequence:
         self.token_ids.append(token_id)
         self.log_reached = 0.0
 
+    def start_at(self, num_rows: int) -> None:
+        """Begin with these rows done in every block, because their pages were found."""
+        self.filled = [num_rows] * len(self.filled)
+
     def reset(self) -> None:
         """Forget all that was computed, but no token: the staircase of a sequence that lost its cache."""
-        self.filled = [0] * len(self.filled)
+        self.start_at(0)
         self.log_reached = 0.0

@@ -1,0 +1,92 @@
+"""Temperature 0 over a text: whether certified tokens are the explicit mixture's, and how many leave early for it.
+
+Shapes: T positions of a window, E exits, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.progress import track
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from nvium_core.engine.sampling import certified_argmax
+from nvium_core.evaluation.perplexity import windows
+from nvium_core.model import mixture
+from nvium_core.model.nvium import NviumForCausalLM
+
+UNDECIDED = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreedyEvaluation:
+    """What temperature 0 does at every position of a text, the text itself being what was said before.
+
+    `agreement` is the share of positions whose certified token is the argmax of the explicit log π_mix, which must
+    be 1. `exit_counts` say how many positions were decided at each exit, `early_share` how many before the last, and
+    `mean_depth` is the mean l_k / L of where they were.
+    """
+
+    num_tokens: int
+    agreement: float
+    early_share: float
+    exit_counts: list[int]
+    mean_depth: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def evaluate_greedy(
+    model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
+) -> GreedyEvaluation:
+    """Decide every token of every document once, each with at least half a context before it where there is one."""
+    end, context = tokenizer.eos_token_id, model.config.max_position_embeddings
+    num_agreeing, exit_counts_E = 0, torch.zeros(model.config.num_exits, dtype=torch.long)
+    for document in track(documents, "deciding", disable=not show_progress):
+        token_ids = [end, *tokenizer.encode(document, add_special_tokens=False, verbose=False), end]
+        for start, first_target, stop in windows(len(token_ids), context):
+            certified_T, exit_T, explicit_T = decide(model, token_ids[start : stop - 1], first_target - 1 - start)
+            num_agreeing += int((certified_T == explicit_T).sum())
+            exit_counts_E += exit_T.bincount(minlength=len(exit_counts_E)).cpu()
+    return evaluation(num_agreeing, exit_counts_E, model.config.exit_layers or [])
+
+
+def evaluation(num_agreeing: int, exit_counts_E: Tensor, exit_layers: Sequence[int]) -> GreedyEvaluation:
+    """The counts as shares."""
+    num_tokens = int(exit_counts_E.sum())
+    depths_E = torch.tensor(exit_layers, dtype=torch.float64) / exit_layers[-1]
+    return GreedyEvaluation(
+        num_tokens=num_tokens,
+        agreement=num_agreeing / num_tokens,
+        early_share=1 - int(exit_counts_E[-1]) / num_tokens,
+        exit_counts=exit_counts_E.tolist(),
+        mean_depth=float((exit_counts_E * depths_E).sum()) / num_tokens,
+    )
+
+
+@torch.inference_mode()
+def decide(model: NviumForCausalLM, token_ids: Sequence[int], first: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Behind token_ids[first:], each [T]: the certified token, the exit (from 0) it was certain at, and the argmax of
+    the explicit log π_mix."""
+    out = model(torch.tensor([token_ids], device=model.device), output_exit_logits=True)
+    exit_prob_TE, exit_logits_TEV = out.exit_probs[0, first:].double(), out.exit_logits[0, first:]
+    explicit_T = mixture.log_mixture(exit_prob_TE.log(), exit_logits_TEV).argmax(-1)
+    return *first_certain(exit_prob_TE, exit_logits_TEV), explicit_T
+
+
+def first_certain(exit_prob_TE: Tensor, exit_logits_TEV: Tensor) -> tuple[Tensor, Tensor]:
+    """The token [T] and the exit [T], from 0, at which the partial mixture is certain of it."""
+    remaining_TE = exit_prob_TE.sum(-1, keepdim=True) - exit_prob_TE.cumsum(-1)
+    partial_mixture_TV = torch.zeros_like(exit_logits_TEV[:, 0], dtype=torch.float64)
+    token_T = exit_T = torch.full_like(exit_prob_TE[:, 0], UNDECIDED, dtype=torch.long)
+    for exit_, logits_TV in enumerate(exit_logits_TEV.unbind(1)):
+        partial_mixture_TV += exit_prob_TE[:, exit_, None] * logits_TV.double().softmax(-1)
+        candidate_T, certain_T = certified_argmax(partial_mixture_TV, remaining_TE[:, exit_])
+        is_last = exit_ == exit_logits_TEV.shape[1] - 1
+        decided_T = (exit_T == UNDECIDED) & (certain_T | is_last)
+        token_T = torch.where(decided_T, candidate_T, token_T)
+        exit_T = torch.where(decided_T, exit_, exit_T)
+    return token_T, exit_T
