@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nvium_core.choices import Device as Device
     from nvium_core.choices import Precision as Precision
+    from nvium_core.choices import Sampling as Sampling
     from nvium_core.choices import Schedule as Schedule
-    from nvium_core.engine.engine import Completion as Completion
     from nvium_core.engine.engine import Engine as Engine
     from nvium_core.engine.engine import EngineError as EngineError
-    from nvium_core.engine.engine import FailureEvent as FailureEvent
-    from nvium_core.engine.engine import StepReport as StepReport
-    from nvium_core.engine.engine import TokenEvent as TokenEvent
+    from nvium_core.engine.events import Completion as Completion
+    from nvium_core.engine.events import FailureEvent as FailureEvent
+    from nvium_core.engine.events import PromptEvent as PromptEvent
+    from nvium_core.engine.events import Score as Score
+    from nvium_core.engine.events import StepReport as StepReport
+    from nvium_core.engine.events import TokenEvent as TokenEvent
+    from nvium_core.engine.events import best as best
+    from nvium_core.engine.events import mean_logprob as mean_logprob
     from nvium_core.engine.params import ContextLengthExceeded as ContextLengthExceeded
     from nvium_core.engine.params import EngineConfig as EngineConfig
     from nvium_core.engine.params import InvalidRequest as InvalidRequest
@@ -33,14 +38,19 @@ if TYPE_CHECKING:
 _HOME = {
     "Device": "choices",
     "Precision": "choices",
+    "Sampling": "choices",
     "Schedule": "choices",
     "NviumError": "errors",
-    "Completion": "engine.engine",
     "Engine": "engine.engine",
     "EngineError": "engine.engine",
-    "FailureEvent": "engine.engine",
-    "StepReport": "engine.engine",
-    "TokenEvent": "engine.engine",
+    "Completion": "engine.events",
+    "FailureEvent": "engine.events",
+    "PromptEvent": "engine.events",
+    "Score": "engine.events",
+    "StepReport": "engine.events",
+    "TokenEvent": "engine.events",
+    "best": "engine.events",
+    "mean_logprob": "engine.events",
     "ContextLengthExceeded": "engine.params",
     "EngineConfig": "engine.params",
     "InvalidRequest": "engine.params",

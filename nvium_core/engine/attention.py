@@ -12,13 +12,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nvium_core.engine.kv_cache import slots
-from nvium_core.engine.scheduler import Run
+from nvium_core.engine.scheduler import SHORT_RUN, Run
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.llama import Attend, dense_attention
-
-LONG_RUN = 16
-"""Runs of more rows attend alone; shorter ones are padded to a common shape and attend together."""
-
 
 @dataclass(frozen=True)
 class AttentionGroup:
@@ -40,7 +36,7 @@ class PagedAttention:
     def __init__(self, config: NviumConfig, *, num_pages: int, page_size: int, like: Tensor) -> None:
         """`like` gives precision and device."""
         self._page_size = page_size
-        self._null_slot = num_pages * page_size
+        self.null_slot = num_pages * page_size
         """Nobody's and always zero: what padding attends to, though masked, must not be another sequence's NaN."""
         heads = config.num_key_value_heads or config.num_attention_heads
         shape = (config.num_hidden_layers, num_pages * page_size + 1, heads, config.head_dim or 0)
@@ -74,7 +70,7 @@ class PagedAttention:
         for run in runs:
             placed = (run, first_row)
             first_row += len(run.rows)
-            if len(run.rows) > LONG_RUN:
+            if len(run.rows) > SHORT_RUN:
                 groups.append(self._group([placed]))
             else:
                 short.append(placed)
@@ -86,7 +82,7 @@ class PagedAttention:
         keys = [torch.tensor(slots(run.sequence, range(run.rows.stop), self._page_size)) for run, _ in placed_runs]
         row_BQ = pad_sequence(rows, batch_first=True)
         position_BQ = pad_sequence(positions, batch_first=True)
-        slot_BS = pad_sequence(keys, batch_first=True, padding_value=self._null_slot)
+        slot_BS = pad_sequence(keys, batch_first=True, padding_value=self.null_slot)
         mask_BQS = position_BQ[:, :, None] >= torch.arange(slot_BS.shape[1])
         sources = [torch.arange(len(r)) + b * row_BQ.shape[1] for b, r in enumerate(rows)]
         device = self._keys.device

@@ -6,81 +6,39 @@ Knows token ids only, no text.
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import replace
+from operator import attrgetter
 
+from nvium_core.engine.calibration import assumed_costs, measure_costs
+from nvium_core.engine.costs import StepCosts
+from nvium_core.engine.events import (
+    Completion,
+    Event,
+    FailureEvent,
+    PromptEvent,
+    Score,
+    StepReport,
+    TokenEvent,
+    best,
+)
+from nvium_core.engine.exit_frequencies import ExitFrequencies
 from nvium_core.engine.junction import Junction
 from nvium_core.engine.kv_cache import PagePool
-from nvium_core.engine.params import (
-    DEFAULT_CACHE_TOKENS,
-    ContextLengthExceeded,
-    EngineConfig,
-    InvalidRequest,
-    SamplingParams,
-    require,
-)
-from nvium_core.engine.policies import POLICIES
+from nvium_core.engine.memory import cache_size
+from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, InvalidRequest, SamplingParams, require
+from nvium_core.engine.policies import POLICIES, Optimal, Policy
 from nvium_core.engine.randomness import random_seed
-from nvium_core.engine.runner import Runner
-from nvium_core.engine.scheduler import Run, Scheduler, Step
-from nvium_core.engine.sequence import Sequence
+from nvium_core.engine.runner import Outcome, Runner
+from nvium_core.engine.sampling import NO_TOKEN
+from nvium_core.engine.scheduler import Scheduler, Step
+from nvium_core.engine.sequence import FinishReason, Sequence
 from nvium_core.errors import NviumError
 from nvium_core.model.nvium import NviumForCausalLM
 
 logger = logging.getLogger(__name__)
-
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """A token was spoken. `exit` counts from 1; `exit_probability` is p_k of the exit taken."""
-
-    sequence_id: str
-    token_id: int
-    exit: int
-    exit_probability: float
-    finish_reason: FinishReason | None
-
-
-@dataclass(frozen=True, slots=True)
-class FailureEvent:
-    """A sequence ended because running it failed; others are not affected."""
-
-    sequence_id: str
-    message: str
-
-
-Event = TokenEvent | FailureEvent
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What one Step did: the block (1-based), its rows, the time it took and what came of it."""
-
-    block: int
-    num_rows: int
-    seconds: float
-    events: list[Event]
-
-
-@dataclass
-class Completion:
-    """All that one sequence spoke. `exits` count from 1."""
-
-    token_ids: list[int] = field(default_factory=list)
-    exits: list[int] = field(default_factory=list)
-    exit_probabilities: list[float] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-
-    def append(self, event: TokenEvent) -> None:
-        """Take the next token."""
-        self.token_ids.append(event.token_id)
-        self.exits.append(event.exit)
-        self.exit_probabilities.append(event.exit_probability)
-        self.finish_reason = event.finish_reason
 
 
 class EngineError(NviumError, RuntimeError):
@@ -91,61 +49,67 @@ class Engine:
     def __init__(self, model: NviumForCausalLM, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
         self.model_config = model.config
+        self._vocab_size = model.config.vocab_size
         self.context = self._context()
+        self.cache_size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)
         self._stop_ids = eos_token_ids(model)
-        num_pages = self._num_pages()
-        pool = PagePool(num_pages, self.config.page_size)
-        self.scheduler = Scheduler(
-            POLICIES[self.config.schedule](),
-            pool,
-            num_blocks=model.config.num_exits,
-            max_sequences=self.config.max_sequences,
-            max_rows=self.config.max_rows_per_step,
-        )
+        self.pool = PagePool(self.cache_size.num_pages, self.config.page_size, keeps_pages=self.config.prefix_caching)
+        policy = self._policy(assumed_costs(model.config))
+        self.scheduler = Scheduler(policy, self.pool, self.config, num_blocks=model.config.num_exits)
         self.runner = Runner(
-            model, num_pages=num_pages, page_size=self.config.page_size, max_sequences=self.config.max_sequences
+            model,
+            num_pages=self.pool.num_pages,
+            page_size=self.pool.page_size,
+            max_sequences=self.config.max_sequences,
+            is_deterministic=self.config.deterministic,
         )
-        self._sequences: dict[str, Sequence] = {}
+        self._requests: dict[str, list[Sequence]] = {}
+        """Each request's living choices."""
+        self._untold: dict[Sequence, deque[TokenEvent]] = {}
+        """Tokens that were spoken and wait for their scores."""
         self._num_arrived = 0
         self.last_report: StepReport | None = None
 
     def add(self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams | None = None) -> None:
-        """Take a request in. Raises `InvalidRequest`, naming the field, for one that can never be served."""
+        """Take a request in. Raises `InvalidRequest`, naming the field, for one that can never be served.
+
+        Each of its choices (`best_of`, or else `n` of them) becomes a sequence and tells events of its own.
+        """
         params = params or SamplingParams()
         self.check(token_ids, params)
-        require(sequence_id not in self._sequences, "sequence_id", f"{sequence_id!r} is already running")
+        require(sequence_id not in self._requests, "sequence_id", f"{sequence_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
-        sequence = Sequence(
-            sequence_id,
-            token_ids,
-            params,
-            seed=seed,
-            num_blocks=self.model_config.num_exits,
-            arrival=self._num_arrived,
-        )
-        self._num_arrived += 1
-        self._sequences[sequence_id] = sequence
-        self.scheduler.add(sequence)
+        choices = range(params.choice, params.choice + params.num_choices)
+        sequences = [self._sequence(sequence_id, token_ids, params, seed=seed, choice=choice) for choice in choices]
+        self._requests[sequence_id] = sequences
+        for sequence in sequences:
+            sequence.siblings = sequences
+            self.scheduler.add(sequence)
 
     def check(self, token_ids: Tokens[int], params: SamplingParams) -> None:
         """Raise `InvalidRequest` if a request with these tokens and parameters can never be served."""
-        vocab_size = self.model_config.vocab_size
         require(len(token_ids) > 0, "prompt", "must hold at least one token")
-        for token in (*token_ids, *params.stop_token_ids):
-            if not 0 <= token < vocab_size:
-                name = "prompt" if token in token_ids else "stop_token_ids"
-                raise InvalidRequest(name, f"token id {token} is outside the vocabulary of {vocab_size}")
-        if len(token_ids) + params.max_tokens > self.context:
+        self._check_vocabulary("prompt", token_ids)
+        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        self._check_vocabulary("logit_bias", params.logit_bias)
+        num_positions = len(token_ids) + params.max_tokens
+        if num_positions > self.context:
             raise ContextLengthExceeded(len(token_ids), params.max_tokens, self.context)
+        capacity = self.pool.num_pages * self.pool.page_size
+        message = f"{num_positions} tokens are asked for in all, and the cache holds {capacity}"
+        require(num_positions <= capacity, "max_tokens" if len(token_ids) < capacity else "prompt", message)
+        is_something = params.max_tokens > 0 or len(token_ids) > 1
+        require(is_something, "max_tokens", "must be at least 1: a prompt of one token has nothing to score")
 
-    def cancel(self, sequence_id: str) -> None:
-        """Drop a sequence at once; unknown and finished ids are ignored."""
-        if sequence := self._sequences.pop(sequence_id, None):
-            self.scheduler.remove(sequence)
+    def cancel(self, sequence_id: str, choice: int | None = None) -> None:
+        """Drop a request, or one of its choices, at once; unknown and finished ones are ignored."""
+        for sequence in list(self._requests.get(sequence_id, [])):
+            if choice in (None, sequence.choice):
+                self._end(sequence)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences)
+        return bool(self._requests)
 
     def step(self) -> list[Event]:
         """Schedule, run, record, report. Nothing to do gives no events."""
@@ -156,33 +120,75 @@ class Engine:
         started = time.monotonic()
         outcomes = self._run(step)
         events = self._record(step, outcomes)
-        self._report(step, time.monotonic() - started, events)
+        self._report(step, time.monotonic() - started, outcomes, events)
         return events
 
     def generate(self, prompts: Iterable[Tokens[int]], params: SamplingParams | None = None) -> list[Completion]:
-        """Run prompts to their ends together, on an otherwise idle engine; completions in the order of the prompts."""
-        completions: dict[str, Completion] = {}
+        """Run prompts to their ends together, on an otherwise idle engine.
+
+        The best `n` completions of the first prompt, then those of the second, and so on.
+        """
+        params = params or SamplingParams()
+        choices: dict[str, list[Completion]] = {}
         try:
             for number, prompt in enumerate(prompts):
                 self.add(f"generate-{number}", prompt, params)
-                completions[f"generate-{number}"] = Completion()
+                choices[f"generate-{number}"] = [Completion() for _ in range(params.num_choices)]
             while self.has_work:
                 for event in self.step():
                     if isinstance(event, FailureEvent):
                         raise EngineError(event.message)
-                    completions[event.sequence_id].append(event)
+                    choices[event.sequence_id][event.choice - params.choice].append(event)
         finally:
-            for sequence_id in completions:
+            for sequence_id in choices:
                 self.cancel(sequence_id)
-        return list(completions.values())
+        rank = attrgetter("mean_logprob")
+        return [chosen for completions in choices.values() for chosen in best(completions, params.n, rank)]
+
+    def calibrate(self) -> StepCosts:
+        """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or so."""
+        require(not self.has_work, "engine", "must be idle to be calibrated")
+        max_sequences = self.config.max_sequences
+        costs = measure_costs(self.runner, self.pool, self.model_config, max_sequences=max_sequences)
+        self.scheduler.policy = self._policy(costs)
+        return costs
 
     def check_integrity(self) -> None:
         """Assert that nothing is leaked, owned twice or out of order."""
         self.scheduler.check_integrity()
-        held = {s.id for s in (*self.scheduler.waiting, *self.scheduler.running)}
-        assert held == self._sequences.keys()
+        held = {*self.scheduler.waiting, *self.scheduler.running}
+        assert held == {sequence for choices in self._requests.values() for sequence in choices}
+        assert self._untold.keys() <= held
+        assert all(self._requests.values())
 
-    def _run(self, step: Step) -> list[Junction | Exception | None]:
+    def _policy(self, costs: StepCosts) -> Policy:
+        if self.config.schedule == "optimal":
+            return Optimal(costs, ExitFrequencies.even(self.model_config.num_exits))
+        return POLICIES[self.config.schedule]()
+
+    def _sequence(
+        self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams, *, seed: int, choice: int
+    ) -> Sequence:
+        sequence = Sequence(
+            sequence_id,
+            token_ids,
+            params,
+            seed=seed,
+            choice=choice,
+            num_blocks=self.scheduler.num_blocks,
+            arrival=self._num_arrived,
+            stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids),
+        )
+        sequence.finish_reason = None if params.max_tokens else "length"
+        self._num_arrived += 1
+        return sequence
+
+    def _check_vocabulary(self, name: str, token_ids: Iterable[int]) -> None:
+        for token in token_ids:
+            if not 0 <= token < self._vocab_size:
+                raise InvalidRequest(name, f"token id {token} is outside the vocabulary of {self._vocab_size}")
+
+    def _run(self, step: Step) -> list[Outcome | Exception]:
         """The Step's outcomes. If it fails, each sequence runs alone, so that only the guilty one ends."""
         try:
             return list(self.runner.run(step))
@@ -193,47 +199,75 @@ class Engine:
             logger.warning("a step of %d sequences failed; running each alone", len(step.runs))
             return [outcome for run in step.runs for outcome in self._run(Step(step.block, [run]))]
 
-    def _record(self, step: Step, outcomes: list[Junction | Exception | None]) -> list[Event]:
-        """Move the staircases on; tokens and endings become events."""
+    def _record(self, step: Step, outcomes: list[Outcome | Exception]) -> list[Event]:
+        """Move the staircases on; tokens, scores and endings become events."""
         events: list[Event] = []
         for run, outcome in zip(step.runs, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 events.append(self._fail(run.sequence, "running the model failed"))
                 continue
             run.sequence.advance(step.block, run.rows)
-            if outcome is not None:
-                events += self._pass_junction(run, step.block, outcome)
+            if outcome.junction is not None and outcome.junction.token_id == NO_TOKEN:
+                events.append(self._fail(run.sequence, "the model's output is not finite"))
+                continue
+            if step.block == self.scheduler.num_blocks - 1:
+                self.pool.publish(run.sequence, since=run.rows.start)
+            if outcome.junction is not None:
+                events += self._pass_junction(run.sequence, step.block, outcome.junction)
+            events += self._tell(run.sequence, outcome.scores)
         return events
 
-    def _pass_junction(self, run: Run, block: int, junction: Junction) -> list[Event]:
-        sequence = run.sequence
+    def _pass_junction(self, sequence: Sequence, block: int, junction: Junction) -> list[Event]:
+        """Go on, or speak; what is spoken is told at once unless its score is asked for."""
         if junction.token_id is None:
             sequence.log_reached += junction.log_continue
             return []
-        if junction.token_id < 0:
-            return [self._fail(sequence, "the model's output is not finite")]
         probability = math.exp(sequence.log_reached + junction.log_exit)
         sequence.append(junction.token_id)
-        reason = self._finish_reason(sequence)
-        if reason:
+        sequence.finish_reason = finish_reason(sequence)
+        event = TokenEvent(
+            sequence.id, junction.token_id, block + 1, probability, sequence.finish_reason, sequence.choice
+        )
+        if sequence.params.needs_logprobs:
+            self._untold.setdefault(sequence, deque()).append(event)
+            return []
+        if event.finish_reason:
             self._end(sequence)
-        return [TokenEvent(sequence.id, junction.token_id, block + 1, probability, reason)]
+        return [event]
 
-    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        params, token = sequence.params, sequence.token_ids[-1]
-        if token in params.stop_token_ids or (token in self._stop_ids and not params.ignore_eos):
-            return "stop"
-        return "length" if sequence.num_generated == params.max_tokens else None
+    def _tell(self, sequence: Sequence, scores: list[Score]) -> list[Event]:
+        """Deliver what has waited for these scores; the last of them ends the sequence."""
+        if not scores:
+            return []
+        num_of_prompt = max(0, sequence.num_prompt_tokens - 1 - sequence.num_scored)
+        of_prompt, of_tokens = scores[:num_of_prompt], scores[num_of_prompt:]
+        sequence.num_scored += len(scores)
+        is_over = sequence.finish_reason is not None and not sequence.owes_scores
+        events: list[Event] = []
+        if of_prompt:
+            reason = sequence.finish_reason if is_over and not of_tokens else None
+            events.append(PromptEvent(sequence.id, tuple(of_prompt), reason, sequence.choice))
+        events += [replace(self._untold[sequence].popleft(), score=score) for score in of_tokens]
+        if is_over:
+            self._end(sequence)
+        return events
 
     def _fail(self, sequence: Sequence, message: str) -> FailureEvent:
         self._end(sequence)
-        return FailureEvent(sequence.id, message)
+        return FailureEvent(sequence.id, message, sequence.choice)
 
     def _end(self, sequence: Sequence) -> None:
-        del self._sequences[sequence.id]
         self.scheduler.remove(sequence)
+        self._untold.pop(sequence, None)
+        if not self._requests[sequence.id]:
+            del self._requests[sequence.id]
 
-    def _report(self, step: Step, seconds: float, events: list[Event]) -> None:
+    def _report(self, step: Step, seconds: float, outcomes: list[Outcome | Exception], events: list[Event]) -> None:
+        asked = [outcome.junction for outcome in outcomes if isinstance(outcome, Outcome) and outcome.junction]
+        num_left = sum(junction.token_id is not None for junction in asked)
+        self.scheduler.policy.observe(
+            step.block, num_rows=step.num_rows, seconds=seconds, num_asked=len(asked), num_left=num_left
+        )
         self.last_report = StepReport(step.block + 1, step.num_rows, seconds, events)
 
     def _context(self) -> int:
@@ -242,13 +276,12 @@ class Engine:
         require(1 < context <= limit, "context", f"must be between 2 and the model's {limit}, got {context}")
         return context
 
-    def _num_pages(self) -> int:
-        """Pages for `cache_tokens` positions, and never fewer than one sequence of full context needs."""
-        wanted = self.config.cache_tokens
-        if wanted is None:
-            wanted = max(self.context, min(self.config.max_sequences * self.context, DEFAULT_CACHE_TOKENS))
-        require(wanted >= self.context, "cache_tokens", f"must hold one full context of {self.context}, got {wanted}")
-        return -(-wanted // self.config.page_size)
+
+def finish_reason(sequence: Sequence) -> FinishReason | None:
+    """Why the token just spoken is the last one, if it is."""
+    if sequence.token_ids[-1] in sequence.stop_token_ids:
+        return "stop"
+    return "length" if sequence.num_generated == sequence.params.max_tokens else None
 
 
 def eos_token_ids(model: NviumForCausalLM) -> frozenset[int]:

@@ -1,4 +1,8 @@
-"""Who runs next: admission, the choice of a Step, and preemption when pages run out. Torch-free."""
+"""Who runs next: admission, the choice of a Step, and preemption when pages run out. Torch-free.
+
+A run of many rows is *long*: a prompt on its way, or what an early leaver has put off. Long runs would stall everyone
+else, so while others are short they share a small part of a Step's rows, and take turns with Steps without them.
+"""
 
 from bisect import insort
 from collections import deque
@@ -7,8 +11,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from nvium_core.engine.kv_cache import PagePool
+from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.policies import Policy
 from nvium_core.engine.sequence import Sequence
+
+SHORT_RUN = 16
+"""Rows beyond which a run is long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +46,17 @@ class Step:
 class Scheduler:
     """Sequences wait, run, and leave; the older go first. Preempted ones wait again and lose nothing but time."""
 
-    def __init__(self, policy: Policy, pool: PagePool, *, num_blocks: int, max_sequences: int, max_rows: int) -> None:
+    def __init__(self, policy: Policy, pool: PagePool, config: EngineConfig, *, num_blocks: int) -> None:
         self.policy = policy
         self.pool = pool
+        self.config = config
         self.num_blocks = num_blocks
-        self.max_rows = max_rows
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self.max_sequences = max_sequences
-        self._seats = list(range(max_sequences - 1, -1, -1))
+        self._seats = list(range(config.max_sequences - 1, -1, -1))
+        self._num_steps = 0
+        self._long_ran = False
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -56,64 +65,19 @@ class Scheduler:
         """The next Step, or None when there is nothing to do."""
         self._admit()
         while self.running:
-            ready = [self.policy.ready_block(sequence) for sequence in self.running]
-            block = self.policy.choose([ready.count(k) for k in range(self.num_blocks)])
-            candidates = [s for s, ready_block in zip(self.running, ready, strict=True) if ready_block == block]
-            if runs := list(self._runs(block, candidates)):
-                return Step(block, runs)
+            ready = {sequence: self._ready_block(sequence) for sequence in self.running}
+            block = self._choose(ready)
+            if runs := list(self._runs(block, ready)):
+                return self._note(Step(block, runs))
         return None
 
     def remove(self, sequence: Sequence) -> None:
         """Let a finished, cancelled or failed sequence go."""
+        sequence.siblings.remove(sequence)
         if sequence.seat is None:
             self.waiting.remove(sequence)
         else:
             self._vacate(sequence)
-
-    def check_integrity(self) -> None:
-        """Assert that pages and seats are each owned once, and that every staircase is one."""
-        self.pool.check_integrity(self.running)
-        seats = [*self._seats, *(sequence.seat for sequence in self.running)]
-        assert len(seats) == self.max_sequences == len({*seats}), "a seat is leaked or taken twice"
-        assert not any(sequence.pages or sequence.seat is not None for sequence in self.waiting)
-        for sequence in self.running:
-            stairs = [sequence.num_tokens, *sequence.filled]
-            assert stairs == sorted(stairs, reverse=True), "the staircase is not monotone"
-            assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
-
-    def _admit(self) -> None:
-        """Let waiting sequences in while there are seats, and pages for all the tokens of everyone inside."""
-        while self.waiting and self._seats:
-            promised = sum(self._missing_pages(sequence) for sequence in (*self.running, self.waiting[0]))
-            if promised > self.pool.num_free:
-                return
-            sequence = self.waiting.popleft()
-            sequence.seat = self._seats.pop()
-            insort(self.running, sequence, key=attrgetter("arrival"))
-
-    def _missing_pages(self, sequence: Sequence) -> int:
-        return self.pool.num_pages_for(sequence.num_tokens) - len(sequence.pages)
-
-    def _runs(self, block: int, candidates: list[Sequence]) -> Iterator[Run]:
-        """Pending rows of the candidates, oldest first, within the row budget and the pages to be had."""
-        budget = self.max_rows
-        granted: set[str] = set()
-        for sequence in candidates:
-            rows = sequence.pending_rows(block)[:budget]
-            if not rows or sequence.seat is None or not self._make_room(sequence, rows.stop, granted):
-                continue
-            budget -= len(rows)
-            granted.add(sequence.id)
-            yield Run(sequence, rows, reaches_front=rows.stop == sequence.num_tokens)
-
-    def _make_room(self, sequence: Sequence, num_positions: int, granted: set[str]) -> bool:
-        """Pages for the first `num_positions`, preempting the youngest if need be; False if it must wait itself."""
-        while not self.pool.grow(sequence, num_positions):
-            victim = next((s for s in reversed(self.running) if s.id not in granted), sequence)
-            self.preempt(victim)
-            if victim is sequence:
-                return False
-        return True
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a sequence's pages and put it back at the head of the queue."""
@@ -122,9 +86,111 @@ class Scheduler:
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1
 
+    def check_integrity(self) -> None:
+        """Assert that pages and seats are each accounted for once, and that every staircase is one."""
+        self.pool.check_integrity(self.running)
+        seats = [*self._seats, *(sequence.seat for sequence in self.running)]
+        assert len(seats) == self.config.max_sequences == len({*seats}), "a seat is leaked or taken twice"
+        assert not any(sequence.pages or sequence.seat is not None for sequence in self.waiting)
+        for sequence in self.running:
+            stairs = [sequence.num_rows, *sequence.filled]
+            assert stairs == sorted(stairs, reverse=True), "the staircase is not monotone"
+            assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
+
+    def _admit(self) -> None:
+        """Let waiting sequences in while there are seats, and pages for the tokens of all and one each to grow into."""
+        if not (self.waiting and self._seats):
+            return
+        promised = sum(1 + self._missing_pages(sequence, len(sequence.pages)) for sequence in self.running)
+        while self._seats and (sequence := next((s for s in self.waiting if not self._is_held(s)), None)):
+            found = self.pool.find(sequence)
+            missing = self._missing_pages(sequence, len(found))
+            if promised + missing > self.pool.num_free_without(found):
+                return
+            promised += 1 + missing
+            self._seat(sequence, found)
+
+    def _missing_pages(self, sequence: Sequence, num_pages: int) -> int:
+        """Pages it needs for all its tokens, beyond so many."""
+        return max(0, self.pool.num_pages_for(sequence.num_tokens) - num_pages)
+
+    def _seat(self, sequence: Sequence, found: list[int]) -> None:
+        self.waiting.remove(sequence)
+        self.pool.share(sequence, found)
+        sequence.seat = self._seats.pop()
+        sequence.last_step = self._num_steps
+        insort(self.running, sequence, key=attrgetter("arrival"))
+
+    def _is_held(self, sequence: Sequence) -> bool:
+        """It is to share the pages of a prompt that another choice of its request is about to complete."""
+        leader = sequence.siblings[0]
+        return leader is not sequence and self._prefills_for_others(leader)
+
+    def _prefills_for_others(self, sequence: Sequence) -> bool:
+        shared_rows = self.pool.num_rows_in_full_pages(sequence.num_prompt_tokens - 1)
+        return len(sequence.siblings) > 1 and sequence.siblings[0] is sequence and sequence.filled[-1] < shared_rows
+
+    def _ready_block(self, sequence: Sequence) -> int:
+        if sequence.must_catch_up or self._prefills_for_others(sequence):
+            return sequence.deepest_pending_block
+        return self.policy.ready_block(sequence)
+
+    def _choose(self, ready: dict[Sequence, int]) -> int:
+        """The policy's choice, unless somebody has waited too long. Long runs count every other time."""
+        longest_waiting = min(self.running, key=attrgetter("last_step"))
+        if self._num_steps - longest_waiting.last_step >= self.config.max_wait_steps:
+            return ready[longest_waiting]
+        short = [block for sequence, block in ready.items() if not is_long(sequence, block)]
+        counted = short if short and self._long_ran else list(ready.values())
+        return self.policy.choose([counted.count(block) for block in range(self.num_blocks)])
+
+    def _runs(self, block: int, ready: dict[Sequence, int]) -> Iterator[Run]:
+        """Pending rows of those who are ready, within the row budget and the pages to be had.
+
+        Short runs come first, who waited longest before others; then long ones, the older first.
+        """
+        rows_left = self.config.max_rows_per_step
+        has_short = any(not is_long(*waiting) for waiting in ready.items())
+        granted: set[Sequence] = set()
+        for sequence in self._in_turn(block, ready):
+            if has_short and is_long(sequence, block):
+                rows_left = min(rows_left, self.config.chunk_rows)
+            rows = sequence.pending_rows(block)[:rows_left]
+            if rows and sequence.seat is not None and self._make_room(sequence, rows.stop, granted):
+                rows_left -= len(rows)
+                granted.add(sequence)
+                yield Run(sequence, rows, reaches_front=rows.stop == sequence.num_tokens)
+
+    def _in_turn(self, block: int, ready: dict[Sequence, int]) -> list[Sequence]:
+        candidates = [sequence for sequence, ready_block in ready.items() if ready_block == block]
+        short = [sequence for sequence in candidates if not is_long(sequence, block)]
+        long = [sequence for sequence in candidates if is_long(sequence, block)]
+        return sorted(short, key=attrgetter("last_step")) + long
+
+    def _make_room(self, sequence: Sequence, num_positions: int, granted: set[Sequence]) -> bool:
+        """Pages for the first `num_positions`, preempting the youngest if need be; False if it must wait itself."""
+        while not self.pool.grow(sequence, num_positions):
+            victim = next((s for s in reversed(self.running) if s not in granted), sequence)
+            self.preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _note(self, step: Step) -> Step:
+        self._num_steps += 1
+        self._long_ran = any(is_long(run.sequence, step.block) for run in step.runs)
+        for run in step.runs:
+            run.sequence.last_step = self._num_steps
+        return step
+
     def _vacate(self, sequence: Sequence) -> None:
         assert sequence.seat is not None
         self.running.remove(sequence)
         self.pool.release(sequence)
         self._seats.append(sequence.seat)
         sequence.seat = None
+
+
+def is_long(sequence: Sequence, block: int) -> bool:
+    """More rows wait for this block than a short run has."""
+    return len(sequence.pending_rows(block)) > SHORT_RUN

@@ -12,12 +12,17 @@ from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Tokens
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
-from nvium_core.engine.engine import Engine, EngineError, Event, FailureEvent, StepReport, TokenEvent
+from nvium_core.engine.engine import Engine, EngineError
+from nvium_core.engine.events import Event, FailureEvent, PromptEvent, StepReport, TokenEvent
 from nvium_core.engine.params import SamplingParams
 
 STOPPED = "the engine has stopped"
+
+Key = tuple[str, int]
+"""A request's id and the number of one of its choices."""
 
 IDLE_WAIT_SECONDS = 0.5
 """How often an idle worker shows that it lives."""
@@ -31,18 +36,20 @@ class WorkerState:
     num_waiting: int = 0
     num_deferred_rows: int = 0
     num_preemptions: int = 0
+    num_cached_prompt_tokens: int = 0
     kv_cache_usage: float = 0.0
 
 
 class TokenStream:
-    """The tokens of one request, for the event loop that submitted it.
+    """What one choice of a request tells, for the event loop that submitted it.
 
-    Iterating gives lists of `TokenEvent`, each with all that arrived since the last; it ends after the event with a
-    finish reason, or with `EngineError`. Closing or cancelling the iteration frees the sequence.
+    Iterating gives lists of events, each with all that arrived since the last; it ends after the event with a finish
+    reason, or with `EngineError`. Closing or cancelling the iteration frees the sequence.
     """
 
-    def __init__(self, sequence_id: str, cancel: Callable[[], None]) -> None:
+    def __init__(self, sequence_id: str, choice: int, cancel: Callable[[], None]) -> None:
         self.sequence_id = sequence_id
+        self.choice = choice
         self.admitted_at: float | None = None
         """When the sequence left the queue, by `time.monotonic()`; known by the time its first token arrives."""
         self._cancel = cancel
@@ -63,17 +70,17 @@ class TokenStream:
         self._events += events
         self._arrived.set()
 
-    async def __aiter__(self) -> AsyncIterator[list[TokenEvent]]:
+    async def __aiter__(self) -> AsyncIterator[list[TokenEvent | PromptEvent]]:
         try:
             while not self._done:
                 await self._arrived.wait()
                 self._arrived.clear()
                 events, self._events = self._events, []
-                tokens = [event for event in events if isinstance(event, TokenEvent)]
+                told = [event for event in events if not isinstance(event, FailureEvent)]
                 failures = [event for event in events if isinstance(event, FailureEvent)]
-                self._done |= bool(failures) or any(event.finish_reason for event in tokens)
-                if tokens:
-                    yield tokens
+                self._done |= bool(failures) or any(event.finish_reason for event in told)
+                if told:
+                    yield told
                 if failures:
                     raise EngineError(failures[0].message)
         finally:
@@ -88,8 +95,8 @@ class EngineWorker:
         self.state = WorkerState()
         self._observe = observe
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._streams: dict[str, TokenStream] = {}
-        self._queued: dict[str, TokenStream] = {}
+        self._streams: dict[Key, TokenStream] = {}
+        self._queued: dict[Key, TokenStream] = {}
         self._numbers = count()
         self._stopped = False
         self._beat = time.monotonic()
@@ -112,18 +119,23 @@ class EngineWorker:
         """Age of the last Step, or of the last look at an empty queue."""
         return time.monotonic() - self._beat
 
-    def submit(self, token_ids: Tokens[int], params: SamplingParams) -> TokenStream:
-        """Queue a request from the running event loop, without blocking it.
+    def submit(self, token_ids: Tokens[int], params: SamplingParams) -> list[TokenStream]:
+        """Queue a request from the running event loop, without blocking it; a stream for each of its choices.
 
         Raises `InvalidRequest`, or `EngineError` once the thread has ended, at once.
         """
         self.engine.check(token_ids, params)
-        sequence_id = f"seq-{next(self._numbers)}"
-        stream = TokenStream(sequence_id, lambda: self._commands.put(lambda: self._cancel(sequence_id)))
-        self._commands.put(lambda: self._add(stream, token_ids, params))
+        sequence_id = f"request-{next(self._numbers)}"
+        choices = range(params.choice, params.choice + params.num_choices)
+        streams = [TokenStream(sequence_id, choice, partial(self.cancel, sequence_id, choice)) for choice in choices]
+        self._commands.put(lambda: self._add(streams, token_ids, params))
         if self._stopped:  # looked at last, as the thread may have ended in between and taken no more commands
             raise EngineError(STOPPED)
-        return stream
+        return streams
+
+    def cancel(self, sequence_id: str, choice: int) -> None:
+        """Free a choice, soon; without effect once it has ended. Never blocks."""
+        self._commands.put(lambda: self._cancel(sequence_id, choice))
 
     def _loop(self) -> None:
         try:
@@ -153,37 +165,43 @@ class EngineWorker:
         self._deliver(events)
         if self._observe and self.engine.last_report:
             self._observe(self.engine.last_report)
+        if not self.engine.has_work:
+            self.engine.check_integrity()
 
     def _fail_everything(self) -> None:
         """End every stream, those still in the queue included."""
         while not self._commands.empty():
             if command := self._commands.get():
                 command()
-        self._deliver([FailureEvent(sequence_id, STOPPED) for sequence_id in self._streams])
+        self._deliver([FailureEvent(sequence_id, STOPPED, choice) for sequence_id, choice in self._streams])
 
-    def _add(self, stream: TokenStream, token_ids: Tokens[int], params: SamplingParams) -> None:
-        self._streams[stream.sequence_id] = self._queued[stream.sequence_id] = stream
-        self.engine.add(stream.sequence_id, token_ids, params)
+    def _add(self, streams: list[TokenStream], token_ids: Tokens[int], params: SamplingParams) -> None:
+        by_choice = {(stream.sequence_id, stream.choice): stream for stream in streams}
+        self._streams |= by_choice
+        self._queued |= by_choice
+        self.engine.add(streams[0].sequence_id, token_ids, params)
 
-    def _cancel(self, sequence_id: str) -> None:
-        self._streams.pop(sequence_id, None)
-        self._queued.pop(sequence_id, None)
-        self.engine.cancel(sequence_id)
+    def _cancel(self, sequence_id: str, choice: int) -> None:
+        self._streams.pop((sequence_id, choice), None)
+        self._queued.pop((sequence_id, choice), None)
+        self.engine.cancel(sequence_id, choice)
 
     def _note_admissions(self, when: float) -> None:
         """Stamp the streams whose sequences the last Step took out of the queue."""
-        waiting = {sequence.id for sequence in self.engine.scheduler.waiting} if self._queued else set()
-        for sequence_id in self._queued.keys() - waiting:
-            self._queued.pop(sequence_id).admitted_at = when
+        if self._queued:
+            waiting = {(sequence.id, sequence.choice) for sequence in self.engine.scheduler.waiting}
+            for key in self._queued.keys() - waiting:
+                self._queued.pop(key).admitted_at = when
 
     def _deliver(self, events: list[Event]) -> None:
         """Hand events to their streams, with one call into each loop concerned."""
         per_loop: dict[asyncio.AbstractEventLoop, list[tuple[TokenStream, Event]]] = defaultdict(list)
         for event in events:
-            if stream := self._streams.get(event.sequence_id):
+            key = (event.sequence_id, event.choice)
+            if stream := self._streams.get(key):
                 per_loop[stream.loop].append((stream, event))
                 if isinstance(event, FailureEvent) or event.finish_reason:
-                    del self._streams[event.sequence_id]
+                    del self._streams[key]
         for loop, deliveries in per_loop.items():
             with suppress(RuntimeError):  # a loop that has closed wants nothing more
                 loop.call_soon_threadsafe(hand_over, deliveries)
@@ -196,6 +214,7 @@ class EngineWorker:
             num_waiting=len(scheduler.waiting),
             num_deferred_rows=sum(sequence.num_deferred_rows for sequence in scheduler.running),
             num_preemptions=scheduler.num_preemptions,
+            num_cached_prompt_tokens=scheduler.pool.num_rows_found,
             kv_cache_usage=scheduler.pool.usage,
         )
         self._beat = time.monotonic()

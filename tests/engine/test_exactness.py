@@ -1,6 +1,6 @@
 """The pillar: whatever else runs and however it is scheduled, a request's tokens and exits are Algorithm 1's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams, TokenEvent
+from nvium_core import Engine, EngineConfig, NviumForCausalLM, PromptEvent, SamplingParams, TokenEvent
 from nvium_core.engine import randomness
 from nvium_core.model import reference
 from tests.random_models import random_model
@@ -37,52 +37,90 @@ def models(draw: st.DrawFn) -> NviumForCausalLM:
     )
 
 
+distributions = st.fixed_dictionaries(
+    {
+        "sampling": st.sampled_from(["exits", "exits", "mixture"]),
+        "temperature": st.sampled_from([1.0, 1.0, 0.6, 1.7, 0.0]),
+        "top_k": st.sampled_from([0, 0, 1, 4]),
+        "top_p": st.sampled_from([1.0, 1.0, 0.8, 0.3]),
+        "min_p": st.sampled_from([0.0, 0.0, 0.07, 0.5, 1.0]),
+        "presence_penalty": st.sampled_from([0.0, 0.0, 0.7, 2.0, -1.1]),
+        "frequency_penalty": st.sampled_from([0.0, 0.0, 0.3, 2.0, -0.9]),
+        "repetition_penalty": st.sampled_from([1.0, 1.0, 1.3, 2.0, 0.6]),
+        "logit_bias": st.just({})
+        | st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.sampled_from([-100.0, -2.5, 1.3, 100.0]), max_size=4),
+    }
+)
+"""What a request asks of the distributions, f."""
+
+
+SHARED_PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
+"""What prompts may begin with, so that they find each other's pages."""
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    prompt = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14))
+    beginning = SHARED_PROMPT[: draw(st.just(0) | st.integers(0, len(SHARED_PROMPT)))]
+    prompt = beginning + draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20 - len(beginning)))
+    logprobs = draw(st.sampled_from([None, None, 0, 2]))
     params = SamplingParams(
         max_tokens=draw(st.integers(1, min(8, CONTEXT - len(prompt)))),
-        temperature=draw(st.sampled_from([1.0, 1.0, 0.6, 1.7, 0.0])),
-        top_k=draw(st.sampled_from([0, 0, 1, 4])),
-        top_p=draw(st.sampled_from([1.0, 1.0, 0.8, 0.3])),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
         choice=draw(st.integers(0, 3)),
+        n=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        logprobs=logprobs,
+        prompt_logprobs=logprobs is not None and draw(st.booleans()),
         stop_token_ids=(STOP,) if draw(st.booleans()) else (),
         ignore_eos=draw(st.booleans()),
+        **draw(distributions),
     )
+    params = replace(params, min_tokens=draw(st.just(0) | st.integers(0, params.max_tokens)))
     return Request(prompt, params, draw(st.integers(0, 12)), draw(st.none() | st.none() | st.integers(1, 20)))
 
 
 configs = st.builds(
     EngineConfig,
-    schedule=st.sampled_from(["sweep", "synchronous"]),
+    schedule=st.sampled_from(["optimal", "sweep", "synchronous"]),
     max_sequences=st.integers(1, 4),
     max_rows_per_step=st.integers(1, 24),
+    chunk_rows=st.integers(1, 24),
+    max_wait_steps=st.integers(1, 30),
     page_size=st.integers(1, 6),
     cache_tokens=st.integers(CONTEXT, 2 * CONTEXT),
+    prefix_caching=st.sampled_from([True, True, False]),
+    deterministic=st.sampled_from([False] * 7 + [True]),
 )
 
 
-def expected(model: NviumForCausalLM, request: Request) -> list[tuple[int, int]]:
+def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[tuple[int, int]]:
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {0})
-    spoken = reference.sample(
-        model,
-        request.prompt,
-        params.max_tokens,
-        partial(randomness.uniform, params.seed, params.choice),
+    wishes = reference.Wishes(
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        min_tokens=params.min_tokens,
         stop_token_ids=stops,
+        sampling=params.sampling,
     )
+    uniform = partial(randomness.uniform, params.seed, choice)
+    spoken = reference.sample(model, request.prompt, params.max_tokens, uniform, wishes)
     return [(s.token_id, s.exit) for s in spoken]
 
 
-def served(model: NviumForCausalLM, config: EngineConfig, plan: list[Request]) -> list[list[TokenEvent]]:
-    """Run the plan, adding and cancelling at the planned steps; every request's events."""
+Told = dict[tuple[int, int], list[TokenEvent]]
+"""What each choice of each request was told."""
+
+
+def served(model: NviumForCausalLM, config: EngineConfig, plan: list[Request]) -> Told:
+    """Run the plan, adding and cancelling at the planned steps."""
     engine = Engine(model, config)
-    events: dict[str, list[TokenEvent]] = {str(i): [] for i in range(len(plan))}
+    told: Told = {(i, r.params.choice + j): [] for i, r in enumerate(plan) for j in range(r.params.n)}
     now = 0
     while engine.has_work or now <= max(request.arrives for request in plan):
         for i, request in enumerate(plan):
@@ -91,12 +129,21 @@ def served(model: NviumForCausalLM, config: EngineConfig, plan: list[Request]) -
             if request.is_cancelled is not None and request.arrives + request.is_cancelled == now:
                 engine.cancel(str(i))
         for event in engine.step():
-            assert isinstance(event, TokenEvent)
-            events[event.sequence_id].append(event)
+            if isinstance(event, TokenEvent):
+                told[int(event.sequence_id), event.choice].append(event)
+            else:
+                assert isinstance(event, PromptEvent)
         engine.check_integrity()
         now += 1
-    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_pages
-    return list(events.values())
+    assert engine.pool.num_free == engine.pool.num_pages
+    return told
+
+
+@torch.no_grad()
+def explicit_logprobs(model: NviumForCausalLM, prompt: list[int], token_ids: list[int]) -> list[float]:
+    """log π_mix of the tokens behind the prompt, from a forward pass over all of them."""
+    log_mixture_TV = model(torch.tensor([prompt + token_ids])).logits[0]
+    return [float(log_mixture_TV[t, token]) for t, token in enumerate(token_ids, start=len(prompt) - 1)]
 
 
 @settings(max_examples=3 * settings().max_examples)
@@ -104,14 +151,19 @@ def served(model: NviumForCausalLM, config: EngineConfig, plan: list[Request]) -
 def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(
     model: NviumForCausalLM, config: EngineConfig, plan: list[Request]
 ) -> None:
-    for request, events in zip(plan, served(model, config, plan), strict=True):
+    for (number, choice), events in served(model, config, plan).items():
+        request = plan[number]
         tokens_and_exits = [(event.token_id, event.exit) for event in events]
-        full = expected(model, request)
+        full = expected(model, request, choice)
         if request.is_cancelled is None or (events and events[-1].finish_reason):
             assert tokens_and_exits == full
             assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
         else:
             assert tokens_and_exits == full[: len(events)]
+        if request.params.logprobs is not None:
+            scores = [event.score.logprob for event in events if event.score]
+            explicit = explicit_logprobs(model, request.prompt, [event.token_id for event in events])
+            assert scores == pytest.approx(explicit, abs=1e-10)
 
 
 def test_exit_probabilities_are_those_of_algorithm_1() -> None:

@@ -1,0 +1,75 @@
+"""What a Step costs on this device: measured on an idle engine before it serves, or assumed until it is."""
+
+import time
+from statistics import fmean
+
+import torch
+
+from nvium_core.engine.costs import StepCosts
+from nvium_core.engine.kv_cache import PagePool
+from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.runner import Runner
+from nvium_core.engine.scheduler import Run, Step
+from nvium_core.engine.sequence import Sequence
+from nvium_core.model.config import NviumConfig
+
+ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+"""What is measured; in between and beyond, costs are taken to be linear."""
+
+POSITION = 64
+"""How long the sequences are that are measured, if the cache holds them."""
+
+REPEATS = 5
+"""Runs of every step. Each draws anew who leaves, as that decides what the head is asked for; the slowest is not counted.
+"""
+
+ASSUMED_ROWS = 32
+"""Rows that cost as much as running a block at all does, until measured."""
+
+
+def assumed_costs(config: NviumConfig) -> StepCosts:
+    """Costs in proportion to the blocks' layers: their ratios are all that a schedule depends on."""
+    layers = [float(len(block)) for block in config.blocks]
+    return StepCosts.linear(layers, [cost / ASSUMED_ROWS for cost in layers])
+
+
+def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> StepCosts:
+    """Time every block with more and more rows, one of each sequence as long as there are seats. Takes a second or so.
+
+    Nothing else may be running; what the cache holds for nobody is left as it is.
+    """
+    points: dict[int, dict[int, float]] = {block: {} for block in range(config.num_exits)}
+    for num_rows in ROW_COUNTS:
+        sequences = stand_ins(num_rows, pool, config, max_sequences=max_sequences)
+        if sum(map(len, sequences.values())) == num_rows:
+            for block, costs in points.items():
+                step = Step(block, [Run(s, rows, reaches_front=True) for s, rows in sequences.items()])
+                costs[num_rows] = fmean(sorted(seconds(runner, step, turn) for turn in range(REPEATS))[:-1])
+        for sequence in sequences:
+            pool.release(sequence)
+    return StepCosts(points)
+
+
+def stand_ins(num_rows: int, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> dict[Sequence, range]:
+    """Sequences with as many rows between them, as even as can be; fewer if the pool is too small."""
+    num_sequences = min(num_rows, max_sequences)
+    stand_ins: dict[Sequence, range] = {}
+    for seat in range(num_sequences):
+        own_rows = num_rows // num_sequences + (seat < num_rows % num_sequences)
+        length = min(max(POSITION, own_rows), config.max_position_embeddings)
+        sequence = Sequence("stand-in", [0] * length, SamplingParams(), seed=seat, num_blocks=1, arrival=seat)
+        if own_rows <= length and pool.grow(sequence, length):
+            sequence.seat = seat
+            stand_ins[sequence] = range(length - own_rows, length)
+    return stand_ins
+
+
+def seconds(runner: Runner, step: Step, turn: int) -> float:
+    """One timed run, after which the device has nothing left to do."""
+    for number, run in enumerate(step.runs):
+        run.sequence.seed = turn * len(step.runs) + number
+    started = time.perf_counter()
+    runner.run(step)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started

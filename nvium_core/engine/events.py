@@ -1,0 +1,108 @@
+"""What an engine tells: tokens, scores of the prompt, failures; and what becomes of them when they are collected."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from nvium_core.engine.sequence import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """log π_mix of a token, before f; and the most probable tokens in its place, (id, log π_mix) each, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A token was spoken. `exit` counts from 1; `exit_probability` is p_k of the exit taken.
+
+    `choice` is its number among the request's alternatives. `score` comes with requests that ask for logprobs; their
+    tokens are told once it is known.
+    """
+
+    sequence_id: str
+    token_id: int
+    exit: int
+    exit_probability: float
+    finish_reason: FinishReason | None
+    choice: int = 0
+    score: Score | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEvent:
+    """Scores of further tokens of the prompt, in order, the second token's first. Ends a request for no tokens."""
+
+    sequence_id: str
+    scores: tuple[Score, ...]
+    finish_reason: FinishReason | None
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FailureEvent:
+    """A sequence ended because running it failed; others are not affected."""
+
+    sequence_id: str
+    message: str
+    choice: int = 0
+
+
+Event = TokenEvent | PromptEvent | FailureEvent
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one Step did: the block (1-based), its rows, the time it took and what came of it."""
+
+    block: int
+    num_rows: int
+    seconds: float
+    events: list[Event]
+
+
+@dataclass
+class Completion:
+    """All that one choice spoke. `exits` count from 1; `scores` and `prompt_scores` are there if asked for."""
+
+    token_ids: list[int] = field(default_factory=list)
+    exits: list[int] = field(default_factory=list)
+    exit_probabilities: list[float] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    prompt_scores: list[Score] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def append(self, event: TokenEvent | PromptEvent) -> None:
+        """Take the next event."""
+        self.finish_reason = event.finish_reason
+        if isinstance(event, PromptEvent):
+            self.prompt_scores += event.scores
+            return
+        self.token_ids.append(event.token_id)
+        self.exits.append(event.exit)
+        self.exit_probabilities.append(event.exit_probability)
+        if event.score is not None:
+            self.scores.append(event.score)
+
+
+    @property
+    def mean_logprob(self) -> float:
+        """Mean log π_mix per token, if scores were asked for."""
+        return mean_logprob(self.scores)
+
+
+def mean_logprob(scores: Items[Score]) -> float:
+    """Mean log π_mix per token."""
+    return sum(score.logprob for score in scores) / len(scores)
+
+
+Choice = TypeVar("Choice")
+
+
+def best(choices: Items[Choice], n: int, rank: Callable[[Choice], float]) -> list[Choice]:
+    """The n choices that rank highest, best first; as they are if there are no more than n."""
+    return list(choices) if len(choices) <= n else sorted(choices, key=rank, reverse=True)[:n]
