@@ -62,6 +62,7 @@ def run(settings: Settings) -> None:
     disable_created_metrics()
     with listen(settings.host, settings.port) as listener:
         app = create_app(load_model(settings.model, settings.device, settings.dtype), settings)
+        app.state.service.introduce()
         config = uvicorn.Config(
             app,
             host=settings.host,

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from nvium_core import TokenEvent
+from nvium_core import TokenEvent, best, mean_logprob
 from server.generation import Choice, Delta, FinishReason, Generation
 from server.schemas import (
     Completion,
@@ -35,6 +35,8 @@ class CompletionWriter:
             "system_fingerprint": service.fingerprint,
         }
         self._options = request.stream_options or StreamOptions()
+        self._num_choices = request.best_of or request.n
+        self._num_generated = 0
         self._exit_counts: Counter[int] = Counter()
         self._begun: set[Choice] = set()
 
@@ -48,15 +50,27 @@ class CompletionWriter:
         tokens: defaultdict[Choice, list[TokenEvent]] = defaultdict(list)
         reasons: dict[Choice, FinishReason | None] = {}
         async for delta in self._generation.deltas():
-            self._count(delta.tokens)
             texts[delta.choice] += delta.text
             tokens[delta.choice] += delta.tokens
             reasons[delta.choice] = delta.finish_reason
-        choices = [self._choice(c, texts[c], tokens[c], reasons[c]) for c in self._generation.choices]
+        self._num_generated = sum(map(len, tokens.values()))
+        chosen = self._best(tokens)
+        for index, choice in enumerate(chosen):
+            choice.index = index
+            self._count(tokens[choice])
+        choices = [self._choice(c, texts[c], tokens[c], reasons[c]) for c in chosen]
         return Completion(**self._envelope, choices=choices, usage=self._usage(), **self._summary())
+
+    def _best(self, tokens: dict[Choice, list[TokenEvent]]) -> list[Choice]:
+        """The n choices of each prompt to answer with."""
+        choices, per_prompt = self._generation.choices, self._num_choices
+        groups = [choices[first : first + per_prompt] for first in range(0, len(choices), per_prompt)]
+        scores = {choice: [event.score for event in events if event.score] for choice, events in tokens.items()}
+        return [c for group in groups for c in best(group, self._request.n, lambda c: mean_logprob(scores[c]))]
 
     def chunk(self, delta: Delta) -> Completion:
         """The chunk for one delta; the last one of the request carries the summary."""
+        self._num_generated += len(delta.tokens)
         self._count(delta.tokens)
         choice = self._choice(delta.choice, delta.text, delta.tokens, delta.finish_reason)
         summary = self._summary() if self._generation.is_finished else {}
@@ -99,9 +113,9 @@ class CompletionWriter:
         return {"nvium": ExitSummary(exit_counts=counts, mean_depth=mean_depth)}
 
     def _usage(self) -> Usage:
-        """Every prompt is counted once, however many choices it has."""
-        num_prompt = sum(len(choice.prompt.token_ids) for choice in self._generation.choices) // self._request.n
-        num_generated = self._exit_counts.total()
+        """Every prompt is counted once, however many choices it has; of the tokens, also those not answered with."""
+        num_prompt = sum(len(choice.prompt.token_ids) for choice in self._generation.choices[:: self._num_choices])
+        num_generated = self._num_generated
         return Usage(prompt_tokens=num_prompt, completion_tokens=num_generated, total_tokens=num_prompt + num_generated)
 
     def _chunk_usage(self) -> dict[str, Any]:

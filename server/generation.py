@@ -79,12 +79,13 @@ class Choice:
 
     async def deltas(self) -> AsyncIterator[Delta]:
         async for events in self.stream:
-            self._note_arrival(len(events))
-            text, num_taken, finish_reason = self._text.take(events)
+            tokens = [event for event in events if isinstance(event, TokenEvent)]
+            self._note_arrival(len(tokens))
+            text, num_taken, finish_reason = self._text.take(tokens)
             if finish_reason:
                 self.stream.cancel()
-            self._record.served(events[:num_taken], finish_reason)
-            yield Delta(self, text, events[:num_taken], finish_reason)
+            self._record.served(tokens[:num_taken], finish_reason)
+            yield Delta(self, text, tokens[:num_taken], finish_reason)
 
     def _note_arrival(self, num_tokens: int) -> None:
         now = time.monotonic()
@@ -151,21 +152,21 @@ def start(service: Service, request: CompletionRequest, prompts: list[Prompt], r
 
     Without a seed each prompt gets one of its own, shared by its choices, as if it had been sent alone.
     """
+    num_choices = len(prompts) * request.sampling(seed=0).num_choices
     for prompt in prompts:
-        service.engine.check(prompt.token_ids, request.sampling(seed=0, choice=0))
-    service.admission.enter(len(prompts) * request.n)
+        service.engine.check(prompt.token_ids, request.sampling(seed=0))
+    service.admission.enter(num_choices)
     choices: list[Choice] = []
     try:
         for prompt in prompts:
             seed = secrets.randbits(63) if request.seed is None else request.seed
-            for number in range(request.n):
+            for stream in service.worker.submit(prompt.token_ids, request.sampling(seed=seed)):
                 text = ChoiceText(service.tokenizer, prompt, request)
-                stream = service.worker.submit(prompt.token_ids, request.sampling(seed=seed, choice=number))
                 choices.append(Choice(len(choices), prompt, text, stream, record))
     except BaseException:
         for choice in choices:
             choice.stream.cancel()
-        service.admission.leave(len(prompts) * request.n)
+        service.admission.leave(num_choices)
         raise
     record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
     return Generation(choices, service.admission.leave)

@@ -117,3 +117,6 @@ class WorkerCollector(Collector):
         yield GaugeMetricFamily("nvium_deferred_rows", "Rows whose upper blocks are put off.", state.num_deferred_rows)
         yield GaugeMetricFamily("nvium_kv_cache_usage_ratio", "Share of cache pages in use.", state.kv_cache_usage)
         yield CounterMetricFamily("nvium_preemptions", "Sequences that lost their cache.", state.num_preemptions)
+        yield CounterMetricFamily(
+            "nvium_cached_prompt_tokens", "Rows taken from the cache of prefixes.", state.num_cached_prompt_tokens
+        )

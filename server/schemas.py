@@ -83,16 +83,7 @@ class NviumOptions(RequestBody):
 
 
 class CompletionRequest(RequestBody):
-    NEUTRAL: ClassVar[dict[str, Any]] = {
-        "suffix": "",
-        "logprobs": None,
-        "presence_penalty": 0,
-        "frequency_penalty": 0,
-        "repetition_penalty": 1,
-        "logit_bias": {},
-        "min_p": 0,
-        "min_tokens": 0,
-    }
+    NEUTRAL: ClassVar[dict[str, Any]] = {"suffix": "", "logprobs": None}
     """Fields that cannot be honoured yet, with the value that asks for nothing."""
 
     model: str
@@ -115,14 +106,15 @@ class CompletionRequest(RequestBody):
     user: str | None = None
     nvium: NviumOptions = NviumOptions()
 
-    suffix: str = ""
-    logprobs: int | None = None
+    min_p: float = 0
     presence_penalty: float = 0
     frequency_penalty: float = 0
     repetition_penalty: float = 1
     logit_bias: dict[str, float] = {}
-    min_p: float = 0
     min_tokens: int = 0
+
+    suffix: str = ""
+    logprobs: int | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -135,18 +127,33 @@ class CompletionRequest(RequestBody):
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    def sampling(self, *, seed: int, choice: int) -> SamplingParams:
-        """What this asks of the engine for one choice. Raises `InvalidRequest`."""
+    def sampling(self, *, seed: int) -> SamplingParams:
+        """What this asks of the engine. Raises `InvalidRequest`."""
         return SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
-            seed=seed,
-            choice=choice,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self._logit_bias(),
+            min_tokens=self.min_tokens,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
+            seed=seed,
+            n=self.n,
+            best_of=self.best_of,
+            sampling=self.nvium.sampling,
         )
+
+    def _logit_bias(self) -> dict[int, float]:
+        """By token id; JSON's keys are text."""
+        for token_id in self.logit_bias:
+            is_number = token_id.isascii() and token_id.isdecimal()
+            check(is_number, "logit_bias", f"its keys must be token ids, got {token_id!r}")
+        return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
 
     def check(self, *, max_n: int, max_prompts: int, max_new_tokens: int) -> Self:
         """Raise `InvalidField` for what is out of bounds or cannot be honoured."""
@@ -157,16 +164,21 @@ class CompletionRequest(RequestBody):
         check(len(self.stops) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} stop strings are allowed")
         check(all(self.stops), "stop", "a stop string must not be empty")
         check(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
-        total = num_prompts * self.n * self.max_tokens
-        message = f"prompts × n × max_tokens is {total}, more than the {max_new_tokens} allowed"
+        self._check_best_of(max_n)
+        total = num_prompts * (self.best_of or self.n) * self.max_tokens
+        message = f"prompts × choices × max_tokens is {total}, more than the {max_new_tokens} allowed"
         check(total <= max_new_tokens, "max_tokens", message)
         return self
+
+    def _check_best_of(self, max_n: int) -> None:
+        if self.best_of is not None:
+            in_range = self.n <= self.best_of <= max_n
+            check(in_range, "best_of", f"must be between n ({self.n}) and {max_n}, got {self.best_of}")
+            check(not self.stream or self.best_of == self.n, "best_of", "more than n cannot be ranked in a stream")
 
     def _check_unsupported(self) -> None:
         for name, neutral in self.NEUTRAL.items():
             check(getattr(self, name) == neutral, name, f"not supported yet; only {json.dumps(neutral)} is")
-        check(self.best_of in (None, self.n), "best_of", "not supported yet unless equal to n")
-        check(self.nvium.sampling == "exits", "nvium.sampling", "'mixture' is not supported yet")
         options = self.stream_options or StreamOptions()
         check(not options.include_obfuscation, "stream_options.include_obfuscation", "not supported; only false is")
 

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from nvium_core import Engine, EngineConfig, EngineWorker, LoadedModel, SamplingParams
 from server.admission import Admission, draining, stopped
 from server.errors import ModelNotFound
 from server.metrics import Metrics
 from server.schemas import Model
 from server.settings import Settings
+
+log = structlog.get_logger("nvium.server")
 
 ALIAS = "default"
 LONG_TEXT = 10_000
@@ -49,10 +53,28 @@ class Service:
         self.tokenizer = loaded.tokenizer.backend_tokenizer
         self.is_warm = False
 
+    def introduce(self) -> None:
+        """Say what is served and what its cache takes."""
+        cache = self.engine.cache_size
+        log.info(
+            "serving",
+            model=self.name,
+            fingerprint=self.fingerprint,
+            context=self.engine.context,
+            max_sequences=self.settings.max_sequences,
+            cache=str(cache),
+            cache_bytes=cache.num_bytes,
+            cache_pages=cache.num_pages,
+        )
+        if cache.num_tokens < self.engine.context:
+            log.warning("the cache is smaller than the context; longer requests are refused", tokens=cache.num_tokens)
+
     def warm_up(self) -> None:
-        """Run a few tokens through every block, before the device thread starts."""
+        """Run a few tokens through every block and measure what Steps cost, before the device thread starts."""
         num_tokens = min(WARM_UP_TOKENS, self.engine.context - 1)
         self.engine.generate([[0]], SamplingParams(max_tokens=num_tokens, seed=0, ignore_eos=True))
+        costs = self.engine.calibrate()
+        log.info("calibrated", block_ms=milliseconds(costs.fixed), row_ms=milliseconds(costs.per_row))
         self.is_warm = True
 
     @property
@@ -96,12 +118,21 @@ class Service:
         return [Prompt(self._tokenize(p).input_ids, p) if isinstance(p, str) else Prompt(p) for p in prompts]
 
 
+def milliseconds(costs: Sequence[float]) -> list[float]:
+    return [round(1000 * seconds, 4) for seconds in costs]
+
+
 def engine_config(settings: Settings) -> EngineConfig:
     return EngineConfig(
         schedule=settings.schedule,
         max_sequences=settings.max_sequences,
         max_rows_per_step=settings.max_rows_per_step,
+        chunk_rows=settings.chunk_rows,
+        max_wait_steps=settings.max_wait_steps,
+        cache_memory=settings.cache_memory,
         cache_tokens=settings.cache_tokens,
+        prefix_caching=settings.prefix_caching,
+        deterministic=settings.deterministic,
         context=settings.context,
     )
 
@@ -112,7 +143,8 @@ def fingerprint(loaded: LoadedModel, settings: Settings) -> str:
     for name, tensor in sorted(loaded.model.state_dict().items()):
         digest.update(f"{name} {list(tensor.shape)} {sample(tensor)}".encode())
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    return f"{digest.hexdigest()[:12]}-{dtype}-{settings.schedule}"
+    mode = f"{settings.schedule}-deterministic" if settings.deterministic else settings.schedule
+    return f"{digest.hexdigest()[:12]}-{dtype}-{mode}"
 
 
 def sample(tensor: Any) -> list[float]:

@@ -28,11 +28,16 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     device: Device = "auto"
     dtype: Precision = "auto"
-    schedule: Schedule = "sweep"
+    schedule: Schedule = "optimal"
+    deterministic: bool = False
 
     max_sequences: Positive = 32
     max_rows_per_step: Positive = 256
+    chunk_rows: Positive = 64
+    max_wait_steps: Positive = 64
+    cache_memory: str | None = None
     cache_tokens: Positive | None = None
+    prefix_caching: bool = True
     context: Positive | None = None
 
     max_queue: Annotated[int, Field(ge=0, description="choices that may wait beyond those that can run")] = 1024

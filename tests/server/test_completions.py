@@ -5,7 +5,7 @@ import pytest
 
 from nvium_core import Engine, LoadedModel, SamplingParams
 from tests.byte_model import EXIT_LAYERS, NAME, token_ids
-from tests.server.live_server import LiveServer
+from tests.server.live_server import LiveServer, wait_until
 
 Json = dict[str, Any]
 
@@ -39,6 +39,45 @@ def test_an_ordinary_client_reads_a_stream_to_the_same_text(server: LiveServer) 
     whole = client.completions.create(model="default", prompt="Once", max_tokens=30, seed=3)
     chunks = client.completions.create(model="default", prompt="Once", max_tokens=30, seed=3, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+
+
+def test_every_sampling_field_reaches_the_engine(server: LiveServer, byte_model: LoadedModel) -> None:
+    asked = {
+        "max_tokens": 20,
+        "seed": 5,
+        "min_p": 0.05,
+        "presence_penalty": 0.4,
+        "frequency_penalty": -0.3,
+        "repetition_penalty": 1.3,
+        "min_tokens": 12,
+    }
+    params = SamplingParams(**asked, logit_bias={101: 3.0}, sampling="mixture")  # type: ignore[arg-type]
+    [expected] = Engine(byte_model.model).generate([token_ids("Once")], params)
+    body = server.complete(**asked, logit_bias={"101": 3}, nvium={"sampling": "mixture"}).json()
+    assert body["choices"][0]["nvium"]["token_ids"] == expected.token_ids
+    assert body["nvium"]["exit_counts"] == [0] * (len(EXIT_LAYERS) - 1) + [len(expected.token_ids)]
+    assert len(expected.token_ids) >= 12
+
+
+def test_the_best_of_several_are_ranked_by_their_mean_log_probability(
+    server: LiveServer, byte_model: LoadedModel
+) -> None:
+    params = SamplingParams(max_tokens=10, seed=5, n=2, best_of=5)
+    expected = Engine(byte_model.model).generate([token_ids("Once")], params)
+    body = server.complete(max_tokens=10, seed=5, n=2, best_of=5).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert [choice["nvium"]["token_ids"] for choice in body["choices"]] == [c.token_ids for c in expected]
+    assert sum(body["nvium"]["exit_counts"]) == sum(len(c.token_ids) for c in expected)
+    assert body["usage"]["prompt_tokens"] == 4
+    assert body["usage"]["completion_tokens"] > sum(body["nvium"]["exit_counts"])
+
+
+def test_a_prompt_seen_before_is_taken_from_the_cache(server: LiveServer) -> None:
+    prompt = "A prompt that is long enough to fill more than a page of the cache."
+    first = server.complete(prompt=prompt, max_tokens=6).json()["choices"]
+    before = server.gauge("nvium_cached_prompt_tokens_total")
+    assert same(server.complete(prompt=prompt, max_tokens=6).json()["choices"][0]["nvium"], first[0]["nvium"])
+    wait_until(lambda: server.gauge("nvium_cached_prompt_tokens_total") == before + 64)
 
 
 def same(first: Json, second: Json) -> bool:
