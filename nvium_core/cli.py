@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nvium_core.bench import experiments
+from nvium_core.bench.experiments import Experiment
 from nvium_core.choices import Device, Precision, Schedule
 from nvium_core.errors import NviumError
 
@@ -73,11 +75,20 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on [8000].")] = None,
     device: Annotated[Device | None, typer.Option(help="auto is CUDA where there is one.")] = None,
     dtype: Annotated[Precision | None, typer.Option(help="auto is float32 on CPU, bfloat16 on CUDA.")] = None,
-    schedule: Annotated[Schedule | None, typer.Option(help="Which block next [sweep].")] = None,
+    schedule: Annotated[Schedule | None, typer.Option(help="Which block next [optimal].")] = None,
+    deterministic: Annotated[
+        bool | None, typer.Option("--deterministic", help="Same bits whatever else runs; slower.")
+    ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together [the model's].")] = None,
     max_sequences: Annotated[int | None, typer.Option(help="Sequences that run at once [32].")] = None,
     max_rows_per_step: Annotated[int | None, typer.Option(help="Rows of one step; cuts long prompts [256].")] = None,
-    cache_tokens: Annotated[int | None, typer.Option(help="Positions the key/value cache holds.")] = None,
+    chunk_rows: Annotated[int | None, typer.Option(help="Rows of them for prompts while others speak [64].")] = None,
+    max_wait_steps: Annotated[int | None, typer.Option(help="Steps a sequence may be passed over [64].")] = None,
+    cache_memory: Annotated[
+        str | None, typer.Option(help="For the key/value cache, such as 2GiB or 10% [what is needed, at most 25%].")
+    ] = None,
+    cache_tokens: Annotated[int | None, typer.Option(help="Or the positions it holds.")] = None,
+    prefix_caching: Annotated[bool | None, typer.Option(help="Keep prompts' pages to be found again [on].")] = None,
     max_queue: Annotated[int | None, typer.Option(help="Choices that may wait [1024].")] = None,
     max_prompts: Annotated[int | None, typer.Option(help="Prompts of one request [1024].")] = None,
     max_n: Annotated[int | None, typer.Option(help="Choices per prompt [128].")] = None,
@@ -103,7 +114,8 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is the argmax of π_mix.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
-    schedule: Annotated[Schedule, typer.Option(help="Which block next.")] = "sweep",
+    schedule: Annotated[Schedule, typer.Option(help="Which block next.")] = "optimal",
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Same bits on every run; slower.")] = False,
     device: DeviceOption = "auto",
     dtype: PrecisionOption = "auto",
 ) -> None:
@@ -113,7 +125,7 @@ def generate(
     from nvium_core import Engine, EngineConfig, SamplingParams, load_model
 
     loaded = load_model(model, device, dtype)
-    engine = Engine(loaded.model, EngineConfig(schedule=schedule, max_sequences=1))
+    engine = Engine(loaded.model, EngineConfig(schedule=schedule, deterministic=deterministic, max_sequences=1))
     params = SamplingParams(max_tokens=max_tokens, seed=seed, temperature=temperature, top_p=top_p)
     stream_to(Console(highlight=False), loaded, engine, prompt, params)
 
@@ -125,7 +137,7 @@ def stream_to(
     from rich.text import Text
     from tokenizers.decoders import DecodeStream
 
-    from nvium_core import Completion, EngineError, TokenEvent
+    from nvium_core import Completion, EngineError, FailureEvent, TokenEvent
 
     prompt_ids = loaded.tokenizer(prompt).input_ids
     engine.add("prompt", prompt_ids, params)
@@ -134,8 +146,9 @@ def stream_to(
     started = time.monotonic()
     while engine.has_work:
         for event in engine.step():
-            if not isinstance(event, TokenEvent):
+            if isinstance(event, FailureEvent):
                 raise EngineError(event.message)
+            assert isinstance(event, TokenEvent)
             completion.append(event)
             text = decoder.step(loaded.tokenizer.backend_tokenizer, event.token_id)
             console.print(Text(text or "", exit_colour(event.exit)), end="", soft_wrap=True)
@@ -186,6 +199,7 @@ def train(
 def evaluate(
     data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
     model: ModelArgument = None,
+    greedy: Annotated[bool, typer.Option(help="Temperature 0 too: is it the argmax, how often does it leave.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
     device: DeviceOption = "auto",
     dtype: PrecisionOption = "auto",
@@ -193,36 +207,94 @@ def evaluate(
     """Perplexity of π_mix and of each exit alone, routing and mean depth on a text."""
     from nvium_core import load_model
     from nvium_core.evaluation import perplexity
+    from nvium_core.evaluation.greedy import evaluate_greedy
     from nvium_core.training.data import read_documents
 
     documents = read_documents(data)
     loaded = load_model(model, device, dtype)
     figures = perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress=True).as_dict()
+    if greedy:
+        decided = evaluate_greedy(loaded.model, loaded.tokenizer, documents, show_progress=True).as_dict()
+        figures |= {f"greedy_{name}": value for name, value in decided.items()}
     print_figures(figures)
     if json_file:
         json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 @app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="A folder or Hub name: our layout, the published one, or a Llama.")],
+    target: Annotated[Path, typer.Argument(help="The folder to write; nothing may be in it yet.")],
+    dtype: Annotated[Precision, typer.Option(help="auto keeps what is stored.")] = "auto",
+) -> None:
+    """Write a model of any layout as a folder of ours."""
+    from nvium_core import conversion
+
+    print(conversion.convert(source, target, dtype))
+
+
+@app.command()
 def bench(
-    model: ModelArgument = None,
-    sequences: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
-    tokens: Annotated[int, typer.Option(help="Tokens each of them generates.")] = 128,
-    repeats: Annotated[int, typer.Option(help="Runs of each schedule, taking turns.")] = 5,
+    experiment: Annotated[Experiment, typer.Argument(help="What to measure.")] = "schedules",
+    model: Annotated[str | None, typer.Option(help="A folder or Hub name; the embedded model if left out.")] = None,
+    shape: Annotated[str | None, typer.Option(help="Random weights instead: layers x width, such as 24x768.")] = None,
+    routing: Annotated[str | None, typer.Option(help="With --shape: p_1,p_2,… [the paper's].")] = None,
+    sequences: Annotated[str | None, typer.Option(help="Sequences at once, one or several numbers.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens each of them generates.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns that count; contenders alternate.")] = None,
+    requests: Annotated[int | None, typer.Option(help="With determinism and soak: how many.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's choice if left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw them, into a .png.")] = None,
     device: DeviceOption = "auto",
     dtype: PrecisionOption = "auto",
 ) -> None:
-    """Tokens per second of each schedule, interleaved, and the ratio to `synchronous`."""
-    from nvium_core import load_model
-    from nvium_core.bench import schedules
+    """Measure the engine in this process. What is left out, the experiment chooses.
 
-    loaded = load_model(model, device, dtype)
-    figures = schedules.compare(loaded, num_sequences=sequences, num_tokens=tokens, repeats=repeats, threads=threads)
-    print_figures(figures)
+    schedules: tokens/s of each over synchronous, and as simulated; memory: waste in the cache; prefix: first token with
+    a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost; determinism: what differs in
+    company; soak: leaks; costs: a step's, for nvium plan.
+    """
+    from rich.console import Console
+
+    from nvium_core.bench import harness
+    from nvium_core.bench.plan import counts
+
+    options = {"tokens": tokens, "repeats": repeats, "requests": requests}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if sequences is not None:
+        given["sequences"] = counts(sequences, "sequences")
+    experiments.check(experiment, given, json_file, plot)
+    harness.use_threads(threads)
+    subject = harness.load_subject(model, shape, routing, device, dtype)
+    figures = experiments.measure(experiment, subject, given)
+    Console().print(experiments.table(figures))
+    experiments.save(figures, json_file, plot)
+
+
+@app.command()
+def plan(
+    routing: Annotated[str, typer.Option(help="Probability of each exit, p_1,p_2,…")] = ".146,.26,.345,.247",
+    sequences: Annotated[str, typer.Option(help="Sequences at once, one or several numbers.")] = "1,2,4,8,16",
+    fixed: Annotated[str | None, typer.Option(help="Milliseconds of a block, however few its rows [1].")] = None,
+    per_row: Annotated[str | None, typer.Option(help="Milliseconds a block takes more for every row [0].")] = None,
+    head: Annotated[float, typer.Option(help="Milliseconds of the head, per token.")] = 0.0,
+    costs: Annotated[Path | None, typer.Option(help="Measured costs (JSON), instead of --fixed and --per-row.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+) -> None:
+    """What each schedule would give, simulated: tokens per second, waits, and gaps between tokens. Needs no model.
+
+    --fixed and --per-row take one number, or one for each block.
+    """
+    from rich.console import Console
+
+    from nvium_core.bench import plan as planning
+
+    loads = planning.loads(routing, sequences, fixed, per_row, head, costs)
+    rows = planning.compare(loads)
+    Console().print(planning.table(rows))
     if json_file:
-        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps(planning.as_dict(loads, rows), indent=2) + "\n", encoding="utf-8")
 
 
 def print_figures(figures: dict[str, Any]) -> None:

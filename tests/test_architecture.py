@@ -27,12 +27,14 @@ CORE = "nvium_core"
 WORDS, ERRORS = f"{CORE}.choices", f"{CORE}.errors"
 MODEL, ENGINE, TRAINING = f"{CORE}.model", f"{CORE}.engine", f"{CORE}.training"
 LOADING, EVALUATION, BENCH = f"{CORE}.loading", f"{CORE}.evaluation", f"{CORE}.bench"
+CONVERSION = f"{CORE}.conversion"
 
 MAY_IMPORT = {
     WORDS: (),
     ERRORS: (),
     MODEL: (WORDS, ERRORS, MODEL),
     LOADING: (WORDS, ERRORS, MODEL),
+    CONVERSION: (WORDS, ERRORS, MODEL, LOADING),
     ENGINE: (WORDS, ERRORS, MODEL, ENGINE),
     TRAINING: (WORDS, ERRORS, MODEL, TRAINING),
     EVALUATION: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TRAINING, EVALUATION),
@@ -44,7 +46,19 @@ MAY_IMPORT = {
 
 ABOVE_ALL = (CORE, f"{CORE}.cli")
 SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn")
-TORCH_FREE = ("engine.sequence", "engine.scheduler", "engine.kv_cache", "engine.policies")
+TORCH_FREE = (
+    "engine.sequence",
+    "engine.scheduler",
+    "engine.kv_cache",
+    "engine.policies",
+    "engine.costs",
+    "engine.exit_frequencies",
+    "engine.events",
+    "engine.front",
+    "engine.randomness",
+    "bench.simulator",
+    "bench.plan",
+)
 READS_ENVIRONMENT = "server.settings"
 LONGEST_FILE = 400
 

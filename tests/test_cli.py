@@ -87,13 +87,6 @@ def test_a_recipe_is_trained_and_its_model_speaks(
     assert run(monkeypatch, "generate", folder / "model", "--max-tokens", 5) == 0
 
 
-def test_schedules_are_compared(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path
-) -> None:
-    assert run(monkeypatch, "bench", model_folder, "--tokens", 3, "--repeats", 1) == 0
-    assert "sweep over synchronous" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -109,7 +102,7 @@ def test_schedules_are_compared(
         (["train", "frobnicate", "--data", "x"], "frobnicate"),
         (["train", "tiny", "--data", "x", "--set", "frob=1"], "frob"),
         (["train", "tiny", "--data", "x", "--set", "total_tokens=many"], "total_tokens"),
-        (["bench", "MODEL", "--sequences", "0"], "sequences"),
+        (["bench", "--model", "MODEL", "--sequences", "0"], "sequences"),
         (["serve", "no-such-folder", "--port", "0"], "no-such-folder"),
         (["serve", "MODEL", "--port", "99999"], "port"),
         (["serve", "MODEL", "--context", "1", "--port", "0"], "context"),

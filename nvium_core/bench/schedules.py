@@ -1,54 +1,197 @@
-"""How much the schedules gain: tokens per second of each, measured in turns so that a noisy machine is fair to all."""
+"""How much the schedules gain over `synchronous`, and how much of what the simulator promises.
+
+Measured while all sequences run: neither prompts nor the last ones to finish count. Every sequence has draws of its
+own, since equal ones would move together and any schedule would do.
+"""
 
 import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
-from typing import Any, get_args
+from typing import get_args
 
-import torch
 from rich.progress import track
+from rich.table import Table
 
+from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio, sound
+from nvium_core.bench.simulator import Load, simulate
 from nvium_core.choices import Schedule
+from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.params import EngineConfig, SamplingParams, require
-from nvium_core.loading import LoadedModel
+from nvium_core.engine.events import TokenEvent
+from nvium_core.engine.params import SamplingParams, require
+from nvium_core.engine.policies import Optimal, Policy, Sweep, Synchronous
+from nvium_core.engine.policies.optimal import solved
 
-PROMPT = "Once upon a time there was a"
+BASELINE: Schedule = "synchronous"
+LEAST_RATIO = 0.97
+"""No schedule may be slower than this share of `synchronous`, at any load."""
+
+SPARE_FACTOR, SPARE_TOKENS = 2, 64
+"""How many more tokens sequences may speak than they do on average, so that none ends while all are measured."""
 
 
-def compare(
-    loaded: LoadedModel, *, num_sequences: int, num_tokens: int, repeats: int, threads: int | None
-) -> dict[str, Any]:
-    """Median tokens/s of each schedule, the median of the ratios to `synchronous` of the same turn."""
-    require(num_sequences >= 1, "sequences", "must be at least 1")
-    require(repeats >= 1, "repeats", "must be at least 1")
-    if threads:
-        torch.set_num_threads(threads)
-    config = {"max_sequences": num_sequences}
-    engines = {name: Engine(loaded.model, EngineConfig(schedule=name, **config)) for name in get_args(Schedule)}
-    prompts = [loaded.tokenizer(PROMPT).input_ids] * num_sequences
-    rates: dict[str, list[float]] = {name: [] for name in engines}
-    for turn in track(range(repeats + 1), "measuring", transient=True):
-        for name, engine in engines.items():
-            rates[name].append(tokens_per_second(engine, prompts, num_tokens, seed=turn))
-    measured = {name: turns[1:] for name, turns in rates.items()}  # the first turn warms up
-    ratios = {
-        f"{name}_over_synchronous": median(a / b for a, b in zip(turns, measured["synchronous"], strict=True))
-        for name, turns in measured.items()
-        if name != "synchronous"
-    }
+def measure(
+    subject: Subject,
+    *,
+    sequences: Items[int] = (1,),
+    tokens: int = 128,
+    repeats: int = 5,
+    simulated_tokens: int = 10_000,
+) -> Figures:
+    """A row for each number of sequences, which speak `tokens` each on average while they are timed."""
+    room = subject.context - len(subject.prompt)
+    require(tokens <= room, "tokens", f"after the prompt there is room for {room}, got {tokens}")
+    rows = [compare(subject, number, tokens, repeats, simulated_tokens) for number in sequences]
+    return {"tokens": tokens, "repeats": repeats, "rows": rows}
+
+
+@dataclass(slots=True)
+class Spell:
+    """What was seen while all sequences ran."""
+
+    seconds: float = 0.0
+    exits: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.exits.total() / self.seconds
+
+
+Spells = Mapping[str, Items[Spell]]
+"""Of every schedule, turn by turn."""
+
+
+def compare(subject: Subject, num_sequences: int, num_tokens: int, repeats: int, simulated_tokens: int) -> Figures:
+    """Each schedule's tokens per second, as a ratio to `synchronous`, and what the simulator has to say."""
+    engines = {name: _engine(subject, name, num_sequences, num_tokens) for name in get_args(Schedule)}
+    calibrated = pointwise_median([engine.calibrate() for engine in engines.values()])
+    optimal = prepared(engines["optimal"], num_sequences)
+    prompts = [subject.prompt] * num_sequences
+    contenders = {name: partial(spell, engine, prompts, num_tokens) for name, engine in engines.items()}
+    spells = interleaved(contenders, repeats, f"{num_sequences} sequences")
+    routing = shares(spells, subject.model.config.num_exits)
+    costs = {"calibrated": calibrated, "learnt": optimal.costs}
+    loads = {way: Load(routing=routing, costs=costs[way], num_sequences=num_sequences) for way in costs}
+    schedules = beside(spells, {way: predict(load, simulated_tokens) for way, load in loads.items()})
     return {
-        "model": loaded.name,
         "sequences": num_sequences,
-        "tokens": num_tokens,
-        "threads": torch.get_num_threads(),
-        **{f"{name}_tokens_per_second": median(turns) for name, turns in measured.items()},
-        **ratios,
+        "routing": routing,
+        **{f"{way}_costs": costs[way].as_dict() for way in costs},
+        "schedules": schedules,
+        "optimal_is_never_slower": schedules["optimal"][f"over_{BASELINE}"] >= LEAST_RATIO,
     }
 
 
-def tokens_per_second(engine: Engine, prompts: list[list[int]], num_tokens: int, seed: int) -> float:
-    """One run; schedules given the same seed speak the same tokens."""
-    params = SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True)
+def shares(spells: Spells, num_exits: int) -> tuple[float, ...]:
+    """p_k as observed; it is the same whatever the schedule."""
+    exits = sum((turn.exits for turns in spells.values() for turn in turns), Counter[int]())
+    return tuple(exits[k] / exits.total() for k in range(1, num_exits + 1))
+
+
+def _engine(subject: Subject, schedule: Schedule, num_sequences: int, num_tokens: int) -> Engine:
+    """A cache that holds everybody, so that nothing but the schedule is seen."""
+    pages = -(-(len(subject.prompt) + most_tokens(subject.context, len(subject.prompt), num_tokens)) // 16) + 2
+    return subject.engine(schedule=schedule, max_sequences=num_sequences, cache_tokens=num_sequences * pages * 16)
+
+
+def most_tokens(context: int, num_prompt_tokens: int, num_tokens: int) -> int:
+    """What a sequence may speak if it is luckier than the others, as far as the context goes."""
+    return min(SPARE_FACTOR * num_tokens + SPARE_TOKENS, context - num_prompt_tokens)
+
+
+def pointwise_median(measured: Items[StepCosts]) -> StepCosts:
+    points = [costs.points for costs in measured]
+    return StepCosts(
+        {
+            block: {rows: median(other[block][rows] for other in points) for rows in seconds}
+            for block, seconds in points[0].items()
+        }
+    )
+
+
+def prepared(engine: Engine, num_sequences: int) -> Optimal:
+    """The engine's schedule, its tables solved before the clock runs."""
+    policy = engine.scheduler.policy
+    assert isinstance(policy, Optimal)
+    for number in range(1, num_sequences + 1):
+        policy.solve_now(number)
+    return policy
+
+
+def spell(engine: Engine, prompts: list[list[int]], num_tokens: int, turn: int) -> Spell:
+    """From when all have spoken, until `num_tokens` each have been spoken on average."""
+    if isinstance(engine.scheduler.policy, Optimal):
+        engine.scheduler.policy.wait()
+    for number, prompt in enumerate(prompts):
+        limit = most_tokens(engine.context, len(prompt), num_tokens)
+        params = SamplingParams(max_tokens=limit, seed=turn * len(prompts) + number, ignore_eos=True)
+        engine.add(str(number), prompt, params)
+    try:
+        return _seen(engine, len(prompts), num_tokens * len(prompts))
+    finally:
+        for number in range(len(prompts)):
+            engine.cancel(str(number))
+
+
+def _seen(engine: Engine, num_sequences: int, num_tokens: int) -> Spell:
+    speakers, seen = set[str](), Spell()
+    while engine.has_work and len(speakers) < num_sequences:
+        speakers |= {event.sequence_id for event in tokens_of(engine)}
     started = time.perf_counter()
-    engine.generate(prompts, params)
-    return len(prompts) * num_tokens / (time.perf_counter() - started)
+    while engine.has_work and seen.exits.total() < num_tokens:
+        seen.exits.update(event.exit for event in tokens_of(engine))
+    seen.seconds = time.perf_counter() - started
+    return seen
+
+
+def tokens_of(engine: Engine) -> Iterator[TokenEvent]:
+    """What the next Step tells."""
+    return map(sound, engine.step())
+
+
+def predict(load: Load, num_tokens: int) -> dict[str, float]:
+    """The simulator's tokens per second. A block's costs include its junction, so the head is free."""
+    policies: dict[Schedule, Policy] = {
+        "optimal": solved(load.problem, load.num_sequences),
+        "sweep": Sweep(),
+        "synchronous": Synchronous(),
+    }
+    simulated = track(policies.items(), "simulating", transient=True)
+    return {name: simulate(policy, load, num_tokens=num_tokens).tokens_per_second for name, policy in simulated}
+
+
+def beside(spells: Spells, predicted: Mapping[str, Mapping[str, float]]) -> dict[str, Figures]:
+    """Measured and predicted ratios, the latter by costs as calibrated beforehand and as learnt while measuring."""
+    rates = {name: [turn.tokens_per_second for turn in turns] for name, turns in spells.items()}
+    return {name: _beside(rates, predicted, name) for name in rates}
+
+
+def _beside(rates: Mapping[str, list[float]], predicted: Mapping[str, Mapping[str, float]], name: str) -> Figures:
+    ratio = median_ratio(rates[name], rates[BASELINE])
+    foreseen = {way: simulated[name] / simulated[BASELINE] for way, simulated in predicted.items()}
+    return {
+        "tokens_per_second": median(rates[name]),
+        f"over_{BASELINE}": ratio,
+        f"predicted_over_{BASELINE}": foreseen["calibrated"],
+        f"predicted_as_learnt_over_{BASELINE}": foreseen["learnt"],
+        "share_of_predicted": ratio / foreseen["calibrated"],
+        "share_of_predicted_as_learnt": ratio / foreseen["learnt"],
+        "turns": rates[name],
+    }
+
+
+def table(figures: Figures) -> Table:
+    names = "over_synchronous", "predicted_over_synchronous", "share_of_predicted", "share_of_predicted_as_learnt"
+    columns = "at once", "schedule", "tokens/s", "speed-up", "predicted", "share", "learnt"
+    result = Table(
+        *columns, caption="Over synchronous; shares of what is predicted from costs as calibrated and as learnt."
+    )
+    for row in figures["rows"]:
+        for name, seen in row["schedules"].items():
+            rate, ratios = f"{seen['tokens_per_second']:.1f}", (f"{seen[ratio]:.3f}" for ratio in names)
+            result.add_row(str(row["sequences"]), name, rate, *ratios, end_section=name == BASELINE)
+    return result

@@ -1,0 +1,64 @@
+"""The experiments by name: what they take, what they find, and where it goes. Imports only what is asked for.
+
+An experiment is a module of its name with `measure(subject, …)`, whose keywords are its options, and `table(figures)`.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from nvium_core.engine.params import require
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from nvium_core.bench.harness import Figures, Subject
+
+Experiment = Literal["schedules", "memory", "prefix", "chunking", "logprobs", "determinism", "soak", "costs"]
+
+Given = Mapping[str, Any]
+"""Options that were given, by name; the others are for the experiment to choose."""
+
+
+def check(experiment: Experiment, given: Given, json_file: Path | None = None, plot: Path | None = None) -> None:
+    """Raise `InvalidRequest`, naming the option, for one that cannot be followed; before anything is measured."""
+    known = inspect.signature(_module(experiment).measure).parameters
+    for option, value in given.items():
+        require(option in known, option, f"means nothing to {experiment}")
+        require(not isinstance(value, int) or value >= 1, option, f"must be at least 1, got {value}")
+    for option, file in {"json": json_file, "plot": plot}.items():
+        require(file is None or file.parent.is_dir(), option, f"no such folder: {file and file.parent}")
+    if plot:
+        require(experiment in _plots(), "plot", f"there is nothing to draw of {experiment}")
+        require(plot.suffix == ".png", "plot", f"must be a .png, got {plot.name}")
+
+
+def measure(experiment: Experiment, subject: "Subject", given: Given) -> "Figures":
+    """What was measured, on what, and what was found, for JSON."""
+    return {"experiment": experiment, **subject.as_dict(), **_module(experiment).measure(subject, **given)}
+
+
+def table(figures: "Figures") -> "Table":
+    """The figures that matter most."""
+    shown: Table = _module(figures["experiment"]).table(figures)
+    return shown
+
+
+def save(figures: "Figures", json_file: Path | None = None, plot: Path | None = None) -> None:
+    """Write the figures, and draw them, where asked to."""
+    if json_file:
+        json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if plot:
+        _plots()[figures["experiment"]](figures).savefig(plot)
+
+
+def _module(experiment: str) -> Any:
+    return import_module(f"nvium_core.bench.{experiment}")
+
+
+def _plots() -> Mapping[str, Callable[["Figures"], Any]]:
+    plots: Mapping[str, Callable[[Figures], Any]] = import_module("nvium_core.bench.plots").PLOTS
+    return plots

@@ -1,0 +1,197 @@
+"""What the experiments share: a model to be measured, runs that are timed, and turns that are taken.
+
+Contenders take turns, so that a noisy machine is fair to all: what is reported is the median of the turns' ratios.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+from rich.progress import track
+from rich.table import Table
+
+from nvium_core.bench.plan import numbers
+from nvium_core.bench.shapes import PAPER_ROUTING, random_model
+from nvium_core.choices import Device, Precision
+from nvium_core.engine.engine import Engine, EngineError
+from nvium_core.engine.events import Completion, Event, FailureEvent
+from nvium_core.engine.params import EngineConfig, SamplingParams, require
+from nvium_core.loading import LoadedModel, load_model, resolve_device, resolve_dtype
+from nvium_core.model.nvium import NviumForCausalLM
+
+PROMPT = "Once upon a time there was a"
+PROMPT_TOKENS = 8
+"""Of a prompt for a model without a tokenizer."""
+
+Figures = dict[str, Any]
+"""What an experiment found, for JSON."""
+
+Request = tuple[list[int], SamplingParams]
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The model that is measured, and a short prompt for it."""
+
+    name: str
+    model: NviumForCausalLM
+    prompt: list[int]
+
+    @property
+    def context(self) -> int:
+        return self.model.config.max_position_embeddings
+
+    def engine(self, **config: Any) -> Engine:
+        """A fresh engine; `config` as for `EngineConfig`."""
+        return Engine(self.model, EngineConfig(**config))
+
+    def random_tokens(self, count: int, seed: object) -> list[int]:
+        """A prompt that is like no other."""
+        draws = random.Random(str(seed))
+        return [draws.randrange(self.model.config.vocab_size) for _ in range(count)]
+
+    def as_dict(self) -> Figures:
+        return {
+            "model": self.name,
+            "device": str(self.model.device),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+        }
+
+
+def use_threads(threads: int | None) -> None:
+    """On the CPU; None leaves PyTorch its choice."""
+    if threads is not None:
+        require(threads >= 1, "threads", f"must be at least 1, got {threads}")
+        torch.set_num_threads(threads)
+
+
+def load_subject(
+    model: str | None, shape: str | None, routing: str | None, device: Device, dtype: Precision
+) -> Subject:
+    """A folder, a Hub name or the embedded model; or random weights of a shape, "24x768", and a forced routing."""
+    require(routing is None or shape is not None, "routing", "can be forced on random weights only; give a shape too")
+    if shape is None:
+        return subject_of(load_model(model, device, dtype))
+    require(model is None, "shape", "cannot be given together with a model")
+    return random_subject(shape, numbers(routing, "routing") if routing else PAPER_ROUTING, device, dtype)
+
+
+def subject_of(loaded: LoadedModel) -> Subject:
+    return Subject(loaded.name, loaded.model, loaded.tokenizer(PROMPT).input_ids)
+
+
+def random_subject(shape: str, routing: Items[float], device: Device, dtype: Precision) -> Subject:
+    place = resolve_device(device)
+    model = random_model(
+        shape, num_exits=len(routing), routing=routing, dtype=resolve_dtype(dtype, place), device=place
+    )
+    return Subject(f"random-{shape}", model, list(range(1, PROMPT_TOKENS + 1)))
+
+
+@dataclass(slots=True)
+class Timed:
+    """What came of requests that were started together. Times are in seconds from then.
+
+    `first_token_seconds` and `completions` have an entry for each choice of each request, in order.
+    """
+
+    seconds: float
+    first_token_seconds: list[float] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+    @property
+    def spoken(self) -> list[tuple[list[int], list[int]]]:
+        """Tokens and exits of every choice."""
+        return [(completion.token_ids, completion.exits) for completion in self.completions]
+
+
+def timed(engine: Engine, requests: Items[Request], after_step: Callable[[list[Event]], None] | None = None) -> Timed:
+    """Run requests to their ends together, on an idle engine. Raises `EngineError` if one fails."""
+    started = time.perf_counter()
+    first_seconds: dict[tuple[str, int], float] = {}
+    completions = {key: Completion() for number, request in enumerate(requests) for key in keys(number, request)}
+    for number, (prompt, params) in enumerate(requests):
+        engine.add(str(number), prompt, params)
+    while engine.has_work:
+        events = engine.step()
+        now = time.perf_counter() - started
+        for event in events:
+            completions[event.sequence_id, event.choice].append(sound(event))
+            first_seconds.setdefault((event.sequence_id, event.choice), now)
+        if after_step:
+            after_step(events)
+    seconds = time.perf_counter() - started
+    return Timed(seconds, [first_seconds[key] for key in completions], list(completions.values()))
+
+
+def keys(number: int, request: Request) -> list[tuple[str, int]]:
+    """What its events are known by."""
+    params = request[1]
+    return [(str(number), choice) for choice in range(params.choice, params.choice + params.num_choices)]
+
+
+def sound(event: Event) -> Any:
+    """The event, unless it is a failure."""
+    if isinstance(event, FailureEvent):
+        raise EngineError(event.message)
+    return event
+
+
+def take_turns(turn: Callable[[int], Result], repeats: int, label: str) -> list[Result]:
+    """What every turn gave but the first, which warms up; shows progress on a terminal."""
+    return [turn(number) for number in track(range(repeats + 1), label, transient=True)][1:]
+
+
+def interleaved(contenders: Mapping[str, Callable[[int], Result]], repeats: int, label: str) -> dict[str, list[Result]]:
+    """What each contender gave, turn by turn. Every other turn goes in reverse order."""
+
+    def turn(number: int) -> dict[str, Result]:
+        order = list(contenders.items())[:: -1 if number % 2 else 1]
+        return {name: contender(number) for name, contender in order}
+
+    turns = take_turns(turn, repeats, label)
+    return {name: [results[name] for results in turns] for name in contenders}
+
+
+def median_ratio(values: Items[float], baselines: Items[float]) -> float:
+    """The median of the turns' ratios."""
+    return median(value / baseline for value, baseline in zip(values, baselines, strict=True))
+
+
+def num_differing(some: Items[Items[int]], others: Items[Items[int]]) -> int:
+    """Places at which lists of numbers differ, those that only one of them has among them."""
+    pairs = list(zip(some, others, strict=True))
+    unequal = sum(a != b for one, other in pairs for a, b in zip(one, other, strict=False))
+    return unequal + sum(abs(len(one) - len(other)) for one, other in pairs)
+
+
+def plain_table(figures: Mapping[str, Any]) -> Table:
+    """A name and a value on each line; longer lists and tables are left to the JSON."""
+    table = Table("figure", "value")
+    for name, value in figures.items():
+        if not isinstance(value, list | dict):
+            table.add_row(name.replace("_", " "), shown(value))
+    return table
+
+
+def shown(value: object) -> str:
+    """Four digits are more than is known."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,91 @@
+"""What log-probabilities cost: throughput and time to first token, and how many tokens late they are told."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from functools import partial
+from statistics import mean, median
+
+from rich.table import Table
+
+from nvium_core.bench.harness import Figures, Subject, Timed, interleaved, median_ratio, timed
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.events import Event, TokenEvent
+from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.sequence import Sequence
+
+NUM_LOGPROBS = 5
+
+WAYS: dict[str, int | None] = {"without": None, "with": NUM_LOGPROBS}
+
+
+def measure(subject: Subject, *, sequences: Items[int] = (1, 8), tokens: int = 64, repeats: int = 9) -> Figures:
+    """A row for each number of sequences, of `tokens` each."""
+    rows = [compare(subject, number, tokens, repeats) for number in sequences]
+    return {"logprobs": NUM_LOGPROBS, "tokens": tokens, "repeats": repeats, "rows": rows}
+
+
+def compare(subject: Subject, num_sequences: int, num_tokens: int, repeats: int) -> Figures:
+    engine = subject.engine(max_sequences=num_sequences, prefix_caching=False)
+    engine.calibrate()
+    contenders = {
+        name: partial(run, subject, engine, num_sequences, num_tokens, logprobs) for name, logprobs in WAYS.items()
+    }
+    turns = interleaved(contenders, repeats, f"{num_sequences} sequences")
+    rates = {name: [timing.tokens_per_second for timing in timings] for name, timings in turns.items()}
+    first = {name: [median(timing.first_token_seconds) for timing in timings] for name, timings in turns.items()}
+    tokens = {name: [timing.spoken for timing in timings] for name, timings in turns.items()}
+    return {
+        "sequences": num_sequences,
+        **{f"tokens_per_second_{name}": median(values) for name, values in rates.items()},
+        **{f"first_token_ms_{name}": 1000 * median(values) for name, values in first.items()},
+        "throughput_with_over_without": median_ratio(rates["with"], rates["without"]),
+        "first_token_with_over_without": median_ratio(first["with"], first["without"]),
+        "tokens_are_identical": tokens["with"] == tokens["without"],
+        **delays(subject, engine, num_sequences, num_tokens),
+    }
+
+
+def run(
+    subject: Subject, engine: Engine, num_sequences: int, num_tokens: int, logprobs: int | None, turn: int
+) -> Timed:
+    return timed(engine, requests(subject, num_sequences, num_tokens, logprobs, turn))
+
+
+def requests(
+    subject: Subject, num_sequences: int, num_tokens: int, logprobs: int | None, turn: int
+) -> list[tuple[list[int], SamplingParams]]:
+    """Each with draws of its own."""
+    seeds = range(turn * num_sequences, (turn + 1) * num_sequences)
+    params = [SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True, logprobs=logprobs) for seed in seeds]
+    return [(subject.prompt, each) for each in params]
+
+
+def delays(subject: Subject, engine: Engine, num_sequences: int, num_tokens: int) -> Figures:
+    """How many tokens a sequence has spoken beyond the one it tells."""
+    seen: list[int] = []
+    timed(engine, requests(subject, num_sequences, num_tokens, NUM_LOGPROBS, turn=1), delay_counter(engine, seen))
+    return {"mean_delay_tokens": mean(seen), "most_delay_tokens": max(seen)}
+
+
+def delay_counter(engine: Engine, seen: list[int]) -> Callable[[list[Event]], None]:
+    """For use after each Step; adds an entry for every token told."""
+    sequences: dict[str, Sequence] = {}
+    num_told: dict[str, int] = {}
+
+    def count(events: list[Event]) -> None:
+        sequences.update((sequence.id, sequence) for sequence in engine.scheduler.running)
+        for event in events:
+            if isinstance(event, TokenEvent) and event.sequence_id in sequences:
+                told = num_told[event.sequence_id] = num_told.get(event.sequence_id, 0) + 1
+                seen.append(sequences[event.sequence_id].num_generated - told)
+
+    return count
+
+
+def table(figures: Figures) -> Table:
+    names = "throughput_with_over_without", "first_token_with_over_without", "mean_delay_tokens"
+    columns = "sequences", "throughput", "first token", "mean delay in tokens"
+    result = Table(*columns, caption=f"With {figures['logprobs']} log-probabilities a token, over without.")
+    for row in figures["rows"]:
+        result.add_row(str(row["sequences"]), *(f"{row[name]:.3f}" for name in names))
+    return result

@@ -1,0 +1,79 @@
+"""`nvium bench`, run in this process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.byte_model import load_byte_model
+from tests.test_cli import run
+
+
+@pytest.fixture(scope="module")
+def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "bytes"
+    loaded = load_byte_model(context=256)
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_schedules_are_compared_where_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, byte_model: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    small = ("--model", byte_model, "--dtype", "float64", "--tokens", 3, "--repeats", 1)
+    assert run(monkeypatch, "bench", "--json", figures, *small) == 0
+    assert "speed-up" in capsys.readouterr().out
+    written = json.loads(figures.read_text())
+    assert (written["experiment"], written["model"], written["dtype"]) == ("schedules", "bytes", "float64")
+    assert [row["sequences"] for row in written["rows"]] == [1]
+
+
+def test_a_shape_is_measured_with_the_routing_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    figures, plot = tmp_path / "figures.json", tmp_path / "costs.png"
+    shape = ("--shape", "2x128", "--routing", "1,0", "--dtype", "float32")
+    assert run(monkeypatch, "bench", "costs", *shape, "--json", figures, "--plot", plot) == 0
+    assert "block 2" in capsys.readouterr().out
+    assert len(json.loads(figures.read_text())["blocks"]) == 2
+    assert plot.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["chaos"], "chaos"),
+        (["--sequences", "0"], "sequences"),
+        (["--sequences", "1,x"], "sequences"),
+        (["--tokens", "0"], "tokens"),
+        (["--tokens", "1024"], "tokens"),
+        (["--repeats", "0"], "repeats"),
+        (["--threads", "0"], "threads"),
+        (["--requests", "5"], "requests"),
+        (["soak", "--tokens", "5"], "tokens"),
+        (["soak", "--requests", "0"], "requests"),
+        (["prefix", "--plot", "a.png"], "plot"),
+        (["--plot", "a.gif"], "plot"),
+        (["--plot", "nowhere/a.png"], "nowhere"),
+        (["--json", "nowhere/a.json"], "nowhere"),
+        (["--shape", "2x3"], "shape"),
+        (["--shape", "2x128", "--model", "x"], "shape"),
+        (["--routing", ".5,.5"], "routing"),
+        (["--model", "no-such-folder"], "no-such-folder"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_option(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "bench", *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert complaint in captured.err

@@ -1,0 +1,178 @@
+"""Each experiment once, on a tiny model: what it finds that does not depend on time."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from rich.console import Console
+
+from nvium_core import InvalidRequest, SamplingParams
+from nvium_core.bench import chunking, determinism, experiments, logprobs, prefix, soak
+from nvium_core.bench.chunking import Scene
+from nvium_core.bench.experiments import Experiment
+from nvium_core.bench.harness import Figures, timed
+from nvium_core.engine.costs import StepCosts
+from tests.bench.tiny import tiny_subject
+
+SMALL: dict[str, Mapping[str, Any]] = {
+    "schedules": {"sequences": (1, 2), "tokens": 4, "repeats": 1, "simulated_tokens": 200},
+    "memory": {"sequences": (3,), "tokens": 20, "every": 5},
+    "prefix": {"prefix_tokens": 48, "tokens": 5, "repeats": 1},
+    "chunking": {"sequences": (2,), "tokens": 4, "repeats": 1},
+    "logprobs": {"sequences": (2,), "tokens": 6, "repeats": 1},
+    "determinism": {"requests": 8, "sequences": (1,), "tokens": 30, "repeats": 1},
+    "soak": {"requests": 60, "every": 20},
+    "costs": {},
+}
+
+
+@cache
+def found(name: Experiment) -> Figures:
+    """An experiment's figures, measured once."""
+    return experiments.measure(name, tiny_subject(), SMALL[name])
+
+
+@pytest.mark.parametrize("name", get_args(Experiment))
+def test_figures_are_shown_saved_and_drawn(name: Experiment, tmp_path: Path) -> None:
+    saved, drawn = tmp_path / "figures.json", tmp_path / "figures.png"
+    has_plot = name in {"schedules", "memory", "chunking", "soak", "costs"}
+    experiments.check(name, SMALL[name], saved, drawn if has_plot else None)
+    experiments.save(found(name), saved, drawn if has_plot else None)
+    read = json.loads(saved.read_text())
+    assert read.keys() == found(name).keys()
+    assert {name: read[name] for name in ("experiment", "model", "device", "dtype")} == {
+        "experiment": name,
+        "model": "tiny",
+        "device": "cpu",
+        "dtype": "float64",
+    }
+    assert not has_plot or drawn.read_bytes().startswith(b"\x89PNG")
+    console = Console(width=120, record=True)
+    console.print(experiments.table(read))
+    assert len(console.export_text().splitlines()) > 4
+
+
+def test_a_known_prefix_changes_no_token() -> None:
+    figures = found("prefix")
+    assert figures["warm_outputs_are_identical"]
+    assert figures["forked_outputs_are_identical"]
+    assert figures["rows_found"] == 2 * 48
+
+
+def test_outputs_that_differ_are_noticed() -> None:
+    subject = tiny_subject()
+    one, other = (timed(subject.engine(), [([1], SamplingParams(max_tokens=30, seed=seed))]) for seed in (1, 2))
+    assert not prefix.agreement("these", [(one, other)])["these_outputs_are_identical"]
+
+
+def test_streams_are_heard_before_while_and_after_the_newcomer_waits() -> None:
+    [row] = found("chunking")["rows"]
+    assert row["ways"].keys() == {"chunked", "whole"}
+    for way in row["ways"].values():
+        ends = [end for end, _ in way["gaps"]]
+        assert min(ends) < 0 < way["first_token_ms"] < max(ends)
+        assert way["median_gap_ms"] <= way["p99_gap_ms"] <= way["worst_gap_ms"]
+
+
+def test_a_gap_counts_as_disturbed_if_any_part_of_it_lies_in_the_newcomers_wait() -> None:
+    scene = Scene({"0": [-3.0, -2.0, 1.0, 6.0, 8.0], chunking.NEWCOMER: [5.0, 9.0]})
+    assert scene.quiet_gaps == [1.0]
+    assert scene.disturbed_gaps == [3.0, 5.0]
+    assert scene.first_token_seconds == 5.0
+
+
+def test_log_probabilities_change_no_token_and_come_late() -> None:
+    [row] = found("logprobs")["rows"]
+    assert row["tokens_are_identical"]
+    assert 0 < row["mean_delay_tokens"] <= row["most_delay_tokens"] < 6
+
+
+def test_what_is_told_as_it_is_spoken_is_not_late() -> None:
+    subject, seen = tiny_subject(), list[int]()
+    engine = subject.engine(max_sequences=2)
+    requests = logprobs.requests(subject, 2, 6, None, turn=0)
+    timed(engine, requests, logprobs.delay_counter(engine, seen))
+    assert seen == [0] * 12
+
+
+def test_nothing_differs_in_company_though_company_is_unsettling() -> None:
+    modes = found("determinism")["modes"]
+    for mode in modes.values():
+        assert mode["preemptions"] > 0
+        assert mode["rows_found"] > 0
+        assert mode["chunks"] > 0
+        assert [group["at_a_time"] for group in mode["groups"]] == [1, 4, 8]
+    assert modes["deterministic"]["differing_tokens"] == modes["deterministic"]["differing_exits"] == 0
+
+
+def test_what_differs_in_company_is_counted() -> None:
+    subject = tiny_subject()
+    requests = determinism.mixed_requests(subject, 3, 10)
+    expected = [determinism.alone(subject, request, is_deterministic=False) for request in reversed(requests)]
+    seen = determinism.in_company(subject, requests, 2, is_deterministic=False, expected=expected)
+    assert seen["differing_tokens"] > 0
+
+
+def test_every_request_is_answered_once_or_cancelled_and_nothing_leaks() -> None:
+    figures = found("soak")
+    assert figures["is_sound"]
+    assert figures["answered_once"] + figures["cancelled"] == 60
+    assert min(figures[name] for name in ("cancelled", "scored_tokens", "rows_found")) > 0
+    assert figures["failed"] == figures["stuck"] == figures["leaked_pages"] == figures["told_after_the_end"] == 0
+    assert figures["choices"] > 60
+    assert [sample["requests"] for sample in figures["samples"]] == [0, 20, 40, 60]
+
+
+def test_a_model_gone_wrong_is_not_sound() -> None:
+    subject = tiny_subject()
+    subject.model.lm_head.weight.data.fill_(float("nan"))
+    figures = soak.measure(subject, requests=5, every=5)
+    assert not figures["is_sound"]
+    assert figures["failed"] + figures["cancelled"] == 5
+    assert figures["failed"] > 0
+
+
+def test_growth_is_bytes_by_request() -> None:
+    samples = [{"requests": n, "resident_bytes": 1000 + 3 * n} for n in (100, 200, 400)]
+    assert soak.slope(samples, "resident_bytes") == pytest.approx(3)
+    assert soak.slope(samples[:1], "resident_bytes") == 0
+
+
+def test_saved_costs_are_what_planning_reads() -> None:
+    costs = StepCosts.from_dict(json.loads(json.dumps(found("costs"))))
+    assert costs.num_blocks == 3
+    assert [1000 * seconds for seconds in costs.fixed] == pytest.approx(found("costs")["fixed_ms"])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "field"),
+    [
+        ("soak", {"sequences": (1,)}, "sequences"),
+        ("schedules", {"requests": 3}, "requests"),
+        ("costs", {"tokens": 3}, "tokens"),
+        ("schedules", {"tokens": 0}, "tokens"),
+        ("chunking", {"repeats": 0}, "repeats"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_by_name(name: Experiment, given: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field}: "):
+        experiments.check(name, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "json_file", "plot", "field"),
+    [
+        ("prefix", None, "a.png", "plot"),
+        ("schedules", None, "a.txt", "plot"),
+        ("schedules", None, "nowhere/a.png", "plot"),
+        ("schedules", "nowhere/a.json", None, "json"),
+    ],
+)
+def test_places_that_cannot_be_written_are_refused_before_anything_is_measured(
+    tmp_path: Path, name: Experiment, json_file: str | None, plot: str | None, field: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field}: "):
+        experiments.check(name, {}, *(tmp_path / file if file else None for file in (json_file, plot)))
