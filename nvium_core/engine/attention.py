@@ -16,6 +16,7 @@ from nvium_core.engine.scheduler import SHORT_RUN, Run
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.llama import Attend, dense_attention
 
+
 @dataclass(frozen=True)
 class AttentionGroup:
     """Runs that attend in one call.

@@ -20,8 +20,7 @@ POSITION = 64
 """How long the sequences are that are measured, if the cache holds them."""
 
 REPEATS = 5
-"""Runs of every step. Each draws anew who leaves, as that decides what the head is asked for; the slowest is not counted.
-"""
+"""Runs of every step, the slowest not counted. Each draws anew who leaves, which decides what the head is asked for."""
 
 ASSUMED_ROWS = 32
 """Rows that cost as much as running a block at all does, until measured."""
@@ -36,7 +35,7 @@ def assumed_costs(config: NviumConfig) -> StepCosts:
 def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> StepCosts:
     """Time every block with more and more rows, one of each sequence as long as there are seats. Takes a second or so.
 
-    Nothing else may be running; what the cache holds for nobody is left as it is.
+    Nothing else may be running. Pages kept for their content are given away if there are no others.
     """
     points: dict[int, dict[int, float]] = {block: {} for block in range(config.num_exits)}
     for num_rows in ROW_COUNTS:
@@ -53,10 +52,11 @@ def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_se
 def stand_ins(num_rows: int, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> dict[Sequence, range]:
     """Sequences with as many rows between them, as even as can be; fewer if the pool is too small."""
     num_sequences = min(num_rows, max_sequences)
+    room = pool.num_free // num_sequences * pool.page_size
     stand_ins: dict[Sequence, range] = {}
     for seat in range(num_sequences):
         own_rows = num_rows // num_sequences + (seat < num_rows % num_sequences)
-        length = min(max(POSITION, own_rows), config.max_position_embeddings)
+        length = min(max(POSITION, own_rows), config.max_position_embeddings, room)
         sequence = Sequence("stand-in", [0] * length, SamplingParams(), seed=seat, num_blocks=1, arrival=seat)
         if own_rows <= length and pool.grow(sequence, length):
             sequence.seat = seat

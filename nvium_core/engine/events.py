@@ -88,7 +88,6 @@ class Completion:
         if event.score is not None:
             self.scores.append(event.score)
 
-
     @property
     def mean_logprob(self) -> float:
         """Mean log π_mix per token, if scores were asked for."""

@@ -138,34 +138,40 @@ class Scheduler:
     def _choose(self, ready: dict[Sequence, int]) -> int:
         """The policy's choice, unless somebody has waited too long. Long runs count every other time."""
         longest_waiting = min(self.running, key=attrgetter("last_step"))
-        if self._num_steps - longest_waiting.last_step >= self.config.max_wait_steps:
+        if self._is_overdue(longest_waiting):
             return ready[longest_waiting]
         short = [block for sequence, block in ready.items() if not is_long(sequence, block)]
         counted = short if short and self._long_ran else list(ready.values())
         return self.policy.choose([counted.count(block) for block in range(self.num_blocks)])
 
-    def _runs(self, block: int, ready: dict[Sequence, int]) -> Iterator[Run]:
-        """Pending rows of those who are ready, within the row budget and the pages to be had.
+    def _is_overdue(self, sequence: Sequence) -> bool:
+        return self._num_steps - sequence.last_step >= self.config.max_wait_steps
 
-        Short runs come first, who waited longest before others; then long ones, the older first.
-        """
-        rows_left = self.config.max_rows_per_step
-        has_short = any(not is_long(*waiting) for waiting in ready.items())
+    def _runs(self, block: int, ready: dict[Sequence, int]) -> Iterator[Run]:
+        """Pending rows of those who are ready, within the row budget and the pages to be had."""
+        rows_left = chunk_left = self.config.max_rows_per_step
+        if any(not is_long(*waiting) for waiting in ready.items()):
+            chunk_left = min(chunk_left, self.config.chunk_rows)
         granted: set[Sequence] = set()
         for sequence in self._in_turn(block, ready):
-            if has_short and is_long(sequence, block):
-                rows_left = min(rows_left, self.config.chunk_rows)
-            rows = sequence.pending_rows(block)[:rows_left]
+            is_chunk = is_long(sequence, block)
+            rows = sequence.pending_rows(block)[: min(rows_left, chunk_left) if is_chunk else rows_left]
             if rows and sequence.seat is not None and self._make_room(sequence, rows.stop, granted):
                 rows_left -= len(rows)
+                chunk_left -= len(rows) if is_chunk else 0
                 granted.add(sequence)
                 yield Run(sequence, rows, reaches_front=rows.stop == sequence.num_tokens)
 
     def _in_turn(self, block: int, ready: dict[Sequence, int]) -> list[Sequence]:
-        candidates = [sequence for sequence, ready_block in ready.items() if ready_block == block]
-        short = [sequence for sequence in candidates if not is_long(sequence, block)]
-        long = [sequence for sequence in candidates if is_long(sequence, block)]
-        return sorted(short, key=attrgetter("last_step")) + long
+        """Those who are overdue, then short runs, who waited longest before others, then long ones, the older first."""
+
+        def turn(sequence: Sequence) -> tuple[bool, bool, int]:
+            if self._is_overdue(sequence):
+                return False, False, sequence.last_step
+            is_chunk = is_long(sequence, block)
+            return True, is_chunk, sequence.arrival if is_chunk else sequence.last_step
+
+        return sorted((sequence for sequence, ready_block in ready.items() if ready_block == block), key=turn)
 
     def _make_room(self, sequence: Sequence, num_positions: int, granted: set[Sequence]) -> bool:
         """Pages for the first `num_positions`, preempting the youngest if need be; False if it must wait itself."""

@@ -1,5 +1,6 @@
 """The engine's edges: limits, endings, cancelling, failures that stay with their sequence."""
 
+import math
 from collections.abc import Sequence as Items
 
 import pytest
@@ -15,8 +16,8 @@ from nvium_core import (
     SamplingParams,
     TokenEvent,
 )
-from nvium_core.engine.junction import Junction
-from nvium_core.engine.runner import Runner
+from nvium_core.engine.params import RANGES
+from nvium_core.engine.runner import Outcome, Runner
 from nvium_core.engine.scheduler import Step
 from tests.random_models import random_model
 
@@ -63,6 +64,9 @@ def test_requests_without_a_seed_differ(model: NviumForCausalLM) -> None:
         ([17], {}, "prompt"),
         ([-1], {}, "prompt"),
         ([1], {"stop_token_ids": (99,)}, "stop_token_ids"),
+        ([1], {"logit_bias": {17: 1.0}}, "logit_bias"),
+        ([1], {"logit_bias": {-1: 1.0}}, "logit_bias"),
+        ([1], {"max_tokens": 0, "logprobs": 0, "prompt_logprobs": True}, "max_tokens"),
         ([1] * 32, {"max_tokens": 1}, "prompt"),
         ([1] * 20, {"max_tokens": 13}, "max_tokens"),
     ],
@@ -77,18 +81,44 @@ def test_a_request_that_cannot_be_served_is_refused_by_field(
     assert not engine.has_work
 
 
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         {"max_tokens": 0},
-        {"temperature": -1},
-        {"temperature": 2.1},
+        {"max_tokens": -1, "logprobs": 0, "prompt_logprobs": True},
+        {"min_tokens": -1},
+        {"min_tokens": 17},
+        {"temperature": NAN},
         {"top_k": -1},
         {"top_k": 2**31},
         {"top_p": 0},
         {"top_p": 1.1},
+        {"top_p": NAN},
+        {"min_p": NAN},
+        {"presence_penalty": NAN},
+        {"frequency_penalty": NAN},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": 2.1},
+        {"repetition_penalty": NAN},
+        {"logit_bias": {1: 100.1}},
+        {"logit_bias": {1: 0.0, 2: -100.1}},
+        {"logit_bias": {1: NAN}},
         {"seed": 2**63},
+        {"seed": -(2**63) - 1},
+        {"choice": -1},
+        {"choice": 2**31},
+        {"n": 0},
+        {"best_of": 1, "n": 2},
+        {"best_of": 0},
+        {"sampling": "beam"},
+        {"logprobs": -1},
+        {"logprobs": 21},
+        {"prompt_logprobs": True},
     ],
+    ids=str,
 )
 def test_sampling_parameters_out_of_range_are_refused_by_name(settings: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest) as refusal:
@@ -96,12 +126,95 @@ def test_sampling_parameters_out_of_range_are_refused_by_name(settings: dict[str
     assert refusal.value.field == next(iter(settings))
 
 
+@pytest.mark.parametrize(("field", "lowest", "highest"), RANGES)
+def test_a_range_holds_its_bounds_and_nothing_beyond(field: str, lowest: float, highest: float) -> None:
+    for value in (lowest, highest):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+    for value in (math.nextafter(lowest, -math.inf), math.nextafter(highest, math.inf), math.inf, -math.inf):
+        with pytest.raises(InvalidRequest, match=f"^{field}: must be between {lowest} and {highest}"):
+            SamplingParams(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_tokens": 0, "logprobs": 0, "prompt_logprobs": True},
+        {"min_tokens": 16},
+        {"top_k": 2**31 - 1},
+        {"top_p": 1},
+        {"top_p": 1e-300},
+        {"repetition_penalty": 2},
+        {"logit_bias": {1: 100.0, 2: -100.0}},
+        {"seed": 2**63 - 1},
+        {"seed": -(2**63)},
+        {"choice": 2**31 - 1},
+        {"best_of": 2, "n": 2},
+        {"logprobs": 20},
+    ],
+    ids=str,
+)
+def test_the_last_value_that_is_allowed_is_served(model: NviumForCausalLM, settings: dict[str, float]) -> None:
+    params = SamplingParams(**settings)  # type: ignore[arg-type]
+    completions = Engine(model).generate([[1, 2]], params)
+    assert len(completions) == params.n
+    assert all(completion.finish_reason for completion in completions)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"schedule": "random"},
+        {"max_sequences": 0},
+        {"max_rows_per_step": 0},
+        {"chunk_rows": 0},
+        {"max_wait_steps": 0},
+        {"page_size": 0},
+        {"cache_tokens": 0},
+        {"cache_memory": "1GiB", "cache_tokens": 512},
+    ],
+    ids=str,
+)
+def test_engine_configurations_out_of_range_are_refused_by_name(settings: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        EngineConfig(**settings)  # type: ignore[arg-type]
+    assert refusal.value.field == next(iter(settings))
+
+
+def test_a_request_larger_than_the_whole_cache_is_refused_at_once_and_smaller_ones_are_served(
+    model: NviumForCausalLM,
+) -> None:
+    engine = Engine(model, EngineConfig(page_size=4, cache_tokens=16))
+    with pytest.raises(InvalidRequest, match=r"^max_tokens: 17 tokens are asked for in all, and the cache holds 16"):
+        engine.add("x", [1] * 10, SamplingParams(max_tokens=7))
+    with pytest.raises(InvalidRequest, match=r"^prompt: 18 tokens"):
+        engine.add("x", [1] * 17, SamplingParams(max_tokens=1))
+    assert not engine.has_work
+    (completion,) = engine.generate([[1] * 10], SamplingParams(max_tokens=6, ignore_eos=True))
+    assert len(completion.token_ids) == 6
+
+
+def test_one_choice_is_cancelled_and_the_others_go_on(model: NviumForCausalLM) -> None:
+    params = SamplingParams(max_tokens=5, seed=8, n=3, ignore_eos=True)
+    expected = [completion.token_ids for completion in Engine(model).generate([[1, 2]], params)]
+    engine = Engine(model)
+    engine.add("x", [1, 2], params)
+    engine.step()
+    engine.cancel("x", 1)
+    engine.cancel("x", 7)
+    engine.check_integrity()
+    events = tokens([event for events in drained(engine).values() for event in events])
+    for choice in (0, 2):
+        told = [event.token_id for event in events if event.choice == choice]
+        assert told == expected[choice][-len(told) :]
+    assert {event.choice for event in events} == {0, 2}
+
+
 def test_an_overlong_request_is_refused_with_the_numbers(model: NviumForCausalLM) -> None:
     with pytest.raises(ContextLengthExceeded, match=r"32 tokens; the prompt has 20 and 13 more"):
         Engine(model).add("x", [1] * 20, SamplingParams(max_tokens=13))
 
 
-@pytest.mark.parametrize("settings", [{"context": 33}, {"context": 1}, {"cache_tokens": 31}])
+@pytest.mark.parametrize("settings", [{"context": 33}, {"context": 1}, {"cache_memory": "1TB"}])
 def test_an_engine_that_could_not_hold_one_sequence_is_refused(
     model: NviumForCausalLM, settings: dict[str, int]
 ) -> None:
@@ -127,7 +240,7 @@ class FaultyRunner(Runner):
 
     poison = 16
 
-    def run(self, step: Step) -> list[Junction | None]:
+    def run(self, step: Step) -> list[Outcome]:
         if any(self.poison in run.sequence.token_ids for run in step.runs):
             raise RuntimeError("poisoned")
         return super().run(step)
@@ -196,7 +309,7 @@ class LateFaultRunner(Runner):
     faulty_block = 0
     num_crowded_failures = 0
 
-    def _ask(self, step: Step, h_RD: torch.Tensor) -> list[Junction | None]:
+    def _ask(self, step: Step, h_RD: torch.Tensor) -> list[Outcome]:
         answers = super()._ask(step, h_RD)
         if step.block == self.faulty_block and any("poisoned" in run.sequence.id for run in step.runs):
             self.num_crowded_failures += len(step.runs) > 1

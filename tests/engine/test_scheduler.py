@@ -6,21 +6,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core import SamplingParams
+from nvium_core import EngineConfig, SamplingParams
 from nvium_core.choices import Schedule
+from nvium_core.engine.costs import StepCosts
+from nvium_core.engine.exit_frequencies import ExitFrequencies
 from nvium_core.engine.kv_cache import PagePool
-from nvium_core.engine.policies import POLICIES
-from nvium_core.engine.scheduler import Scheduler, Step
+from nvium_core.engine.policies import POLICIES, Optimal, Policy
+from nvium_core.engine.scheduler import Scheduler, Step, is_long
 from nvium_core.engine.sequence import Sequence
 
 CONTEXT = 20
 
 
 def scheduler_with(
-    schedule: Schedule = "sweep", num_blocks: int = 3, num_pages: int = 40, max_sequences: int = 8, max_rows: int = 100
+    schedule: Schedule = "sweep",
+    num_blocks: int = 3,
+    num_pages: int = 40,
+    max_sequences: int = 8,
+    max_rows: int = 100,
+    **settings: int,
 ) -> Scheduler:
     pool = PagePool(num_pages, page_size=2)
-    return Scheduler(POLICIES[schedule](), pool, num_blocks=num_blocks, max_sequences=max_sequences, max_rows=max_rows)
+    config = EngineConfig(max_sequences=max_sequences, max_rows_per_step=max_rows, **settings)  # type: ignore[arg-type]
+    return Scheduler(policy_of(schedule, num_blocks), pool, config, num_blocks=num_blocks)
+
+
+def policy_of(schedule: Schedule, num_blocks: int) -> Policy:
+    if schedule == "optimal":
+        costs = StepCosts.linear([1.0] * num_blocks, [1 / 32] * num_blocks)
+        return Optimal(costs, ExitFrequencies.even(num_blocks))
+    return POLICIES[schedule]()
 
 
 def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int) -> Sequence:
@@ -93,13 +108,13 @@ def test_sequences_beyond_the_limit_wait_their_turn() -> None:
 
 def test_the_youngest_is_preempted_when_pages_run_out_and_keeps_its_tokens() -> None:
     scheduler = scheduler_with(num_pages=4)
-    old, young = newcomer(scheduler, 0, 4), newcomer(scheduler, 1, 4)
+    old, young = newcomer(scheduler, 0, 4), newcomer(scheduler, 1, 2)
     carry_out(next_step(scheduler), exiting={"0", "1"})
     step = next_step(scheduler)
     assert [run.sequence for run in step.runs] == [old]
     assert scheduler.num_preemptions == 1
     assert young.filled == [0, 0, 0]
-    assert young.num_tokens == 5
+    assert young.num_tokens == 3
     assert list(scheduler.waiting) == [young]
     scheduler.check_integrity()
 
@@ -114,8 +129,125 @@ def test_a_seat_taken_twice_or_lost_is_found() -> None:
         scheduler.check_integrity()
 
 
+@pytest.mark.parametrize("num_steps_between", [0, 1])
+@pytest.mark.parametrize(("num_pages", "num_admitted"), [(4, 1), (5, 2)])
+def test_a_newcomer_leaves_those_who_run_a_page_each_to_grow_into(
+    num_steps_between: int, num_pages: int, num_admitted: int
+) -> None:
+    scheduler = scheduler_with(num_pages=num_pages)
+    newcomer(scheduler, 0, 4)
+    for _ in range(num_steps_between):
+        carry_out(next_step(scheduler))
+    newcomer(scheduler, 1, 4)
+    next_step(scheduler)
+    assert len(scheduler.running) == num_admitted
+
+
+def test_a_newcomer_alone_may_take_every_page() -> None:
+    scheduler = scheduler_with(num_pages=4)
+    newcomer(scheduler, 0, 8)
+    assert next_step(scheduler).num_rows == 8
+
+
+def test_nobody_overtakes_one_who_waits_for_pages() -> None:
+    scheduler = scheduler_with(num_pages=6)
+    newcomer(scheduler, 0, 4)
+    newcomer(scheduler, 1, 10)
+    newcomer(scheduler, 2, 1)
+    next_step(scheduler)
+    assert [sequence.id for sequence in scheduler.running] == ["0"]
+
+
+def test_choices_that_wait_for_their_leader_hold_up_nobody_behind_them() -> None:
+    scheduler = scheduler_with()
+    choices = [newcomer(scheduler, arrival, 9) for arrival in range(3)]
+    for sequence in choices:
+        sequence.siblings = choices
+    newcomer(scheduler, 3, 2)
+    carry_out(next_step(scheduler))
+    assert [sequence.id for sequence in scheduler.running] == ["0", "3"]
+    scheduler.remove(choices[0])
+    next_step(scheduler)
+    assert [sequence.id for sequence in scheduler.running] == ["1", "3"]
+
+
+def test_short_runs_go_before_long_ones_which_share_a_chunk() -> None:
+    scheduler = scheduler_with(num_pages=200, chunk_rows=6)
+    for arrival, num_tokens in enumerate([50, 40, 3, 2]):
+        newcomer(scheduler, arrival, num_tokens)
+    step = next_step(scheduler)
+    assert [(run.sequence.id, len(run.rows)) for run in step.runs] == [("2", 3), ("3", 2), ("0", 6)]
+
+
+def test_long_runs_alone_may_take_all_rows() -> None:
+    scheduler = scheduler_with(num_pages=200, chunk_rows=6)
+    newcomer(scheduler, 0, 50)
+    newcomer(scheduler, 1, 70)
+    assert [len(run.rows) for run in next_step(scheduler).runs] == [50, 50]
+
+
+schedules = st.sampled_from(["optimal", "sweep", "synchronous"])
+
+
 @given(
-    st.sampled_from(["sweep", "synchronous"]),
+    schedules,
+    st.integers(1, 4),
+    st.integers(1, 20),
+    st.lists(st.integers(1, 60), min_size=2, max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_while_some_are_short_long_runs_take_a_chunk_at_most_and_every_other_turn(
+    schedule: Schedule, num_blocks: int, chunk_rows: int, prompts: list[int], rng: random.Random
+) -> None:
+    scheduler = scheduler_with(schedule, num_blocks, num_pages=1000, max_rows=400, chunk_rows=chunk_rows)
+    sequences = [newcomer(scheduler, arrival, num_tokens) for arrival, num_tokens in enumerate(prompts)]
+    num_without_short = 0
+    for _ in range(60):
+        step = next_step(scheduler)
+        long_runs = [run for run in step.runs if is_long(run.sequence, step.block)]
+        some_are_short = any(not is_long(s, scheduler._ready_block(s)) for s in sequences)
+        assert sum(len(run.rows) for run in long_runs) <= (chunk_rows if some_are_short else 400)
+        is_without_short = some_are_short and len(long_runs) == len(step.runs)
+        num_without_short = num_without_short + 1 if is_without_short else 0
+        assert num_without_short <= 1
+        speak_at_random(step, num_blocks, rng)
+
+
+def speak_at_random(step: Step, num_blocks: int, rng: random.Random) -> None:
+    carry_out(step, exiting={r.sequence.id for r in step.runs if step.block == num_blocks - 1 or rng.random() < 0.4})
+
+
+@given(
+    schedules,
+    st.integers(1, 4),
+    st.integers(1, 12),
+    st.integers(4, 100),
+    st.integers(1, 20),
+    st.lists(st.integers(1, 60), min_size=1, max_size=6),
+    st.randoms(use_true_random=False),
+)
+def test_nobody_who_runs_is_passed_over_for_long(
+    schedule: Schedule,
+    num_blocks: int,
+    max_wait_steps: int,
+    max_rows: int,
+    chunk_rows: int,
+    prompts: list[int],
+    rng: random.Random,
+) -> None:
+    settings = {"max_wait_steps": max_wait_steps, "chunk_rows": chunk_rows}
+    scheduler = scheduler_with(schedule, num_blocks, num_pages=2000, max_rows=max_rows, **settings)
+    waited = {newcomer(scheduler, arrival, num_tokens): 0 for arrival, num_tokens in enumerate(prompts)}
+    for _ in range(100):
+        step = next_step(scheduler)
+        waited = {sequence: steps + 1 for sequence, steps in waited.items()}
+        waited |= {run.sequence: 0 for run in step.runs}
+        assert max(waited.values()) <= max_wait_steps + len(prompts)
+        speak_at_random(step, num_blocks, rng)
+
+
+@given(
+    st.sampled_from(["optimal", "sweep", "synchronous"]),
     st.integers(1, 4),
     st.integers(CONTEXT // 2, 30),
     st.integers(1, 5),

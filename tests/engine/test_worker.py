@@ -19,8 +19,7 @@ from nvium_core import (
     TokenEvent,
     TokenStream,
 )
-from nvium_core.engine.junction import Junction
-from nvium_core.engine.runner import Runner
+from nvium_core.engine.runner import Outcome, Runner
 from nvium_core.engine.scheduler import Step
 from tests.random_models import random_model
 
@@ -41,8 +40,9 @@ async def worker(model: NviumForCausalLM) -> AsyncIterator[EngineWorker]:
     worker.engine.check_integrity()
 
 
-async def collect(stream: TokenStream) -> list[int]:
-    return [event.token_id async for events in stream for event in events]
+async def collect(streams: list[TokenStream]) -> list[int]:
+    (stream,) = streams
+    return [event.token_id async for events in stream for event in events if isinstance(event, TokenEvent)]
 
 
 async def until(condition: object, seconds: float = 2.0) -> None:
@@ -61,7 +61,7 @@ async def test_streams_give_what_the_engine_alone_would_give(worker: EngineWorke
 
 @pytest.mark.asyncio
 async def test_leaving_a_stream_early_frees_its_sequence(worker: EngineWorker) -> None:
-    stream = worker.submit([1], SamplingParams(max_tokens=500, ignore_eos=True))
+    (stream,) = worker.submit([1], SamplingParams(max_tokens=500, ignore_eos=True))
     iterator = aiter(stream)
     await anext(iterator)
     await iterator.aclose()
@@ -98,7 +98,7 @@ async def test_the_event_loop_stays_responsive_while_the_device_works(worker: En
 class SlowRunner(Runner):
     """Takes its time over every Step."""
 
-    def run(self, step: Step) -> list[Junction | None]:
+    def run(self, step: Step) -> list[Outcome]:
         time.sleep(0.3)
         return super().run(step)
 
@@ -132,7 +132,7 @@ class CountingRunner(Runner):
 
     num_steps = 0
 
-    def run(self, step: Step) -> list[Junction | None]:
+    def run(self, step: Step) -> list[Outcome]:
         self.num_steps += 1
         return super().run(step)
 

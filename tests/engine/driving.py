@@ -1,0 +1,55 @@
+"""Running an engine to the end of its work, with its accounts checked after every Step."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from collections.abc import Sequence as Tokens
+from dataclasses import replace
+
+import torch
+
+from nvium_core import Completion, Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
+from nvium_core.engine.events import Event
+
+Key = tuple[str, int]
+"""A request's id and the number of one of its choices."""
+
+MOST_STEPS = 20_000
+
+
+def events_of(engine: Engine) -> Iterator[Event]:
+    """All that is told until nothing is left to do."""
+    for _ in range(MOST_STEPS):
+        if not engine.has_work:
+            return
+        yield from engine.step()
+        engine.check_integrity()
+    raise AssertionError("the work does not end")
+
+
+def drained(engine: Engine) -> dict[Key, Completion]:
+    """What each choice tells until nothing is left to do; none may fail, nor leave a page behind."""
+    told: dict[Key, Completion] = defaultdict(Completion)
+    for event in events_of(engine):
+        assert not isinstance(event, FailureEvent), event
+        told[event.sequence_id, event.choice].append(event)
+    assert engine.pool.num_free == engine.pool.num_pages
+    return dict(told)
+
+
+def alone(model: NviumForCausalLM, prompt: Tokens[int], params: SamplingParams) -> Completion:
+    """What the first choice of a request tells when nothing else runs and nothing is remembered."""
+    config = EngineConfig(schedule="sweep", max_sequences=1, prefix_caching=False)
+    (completion,) = Engine(model, config).generate([prompt], replace(params, n=1, best_of=None))
+    return completion
+
+
+@torch.no_grad()
+def log_mixtures(model: NviumForCausalLM, token_ids: Tokens[int]) -> torch.Tensor:
+    """log π_mix behind every token, [T, V], from one full forward pass."""
+    return model(torch.tensor([list(token_ids)])).logits[0]
+
+
+def logprobs_of(model: NviumForCausalLM, token_ids: Tokens[int]) -> list[float]:
+    """log π_mix of every token but the first."""
+    log_mix_TV = log_mixtures(model, token_ids)
+    return [float(log_mix_TV[t, token]) for t, token in enumerate(token_ids[1:])]

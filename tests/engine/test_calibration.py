@@ -1,0 +1,89 @@
+"""What Steps cost: measured without a trace, or assumed."""
+
+import pytest
+
+from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams
+from nvium_core.engine.calibration import ROW_COUNTS, assumed_costs, measure_costs
+from nvium_core.engine.policies import Optimal
+from tests.engine.driving import alone
+from tests.random_models import random_model
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+PARAMS = SamplingParams(max_tokens=7, seed=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> NviumForCausalLM:
+    return random_model([1, 2, 4], seed=2, width=8, num_heads=2, num_key_heads=1, context=128)
+
+
+def test_costs_are_assumed_in_proportion_to_the_layers() -> None:
+    costs = assumed_costs(random_model([1, 3, 6]).config)
+    for rows in (1, 5, 200):
+        first, second, third = (costs.seconds(block, rows) for block in range(3))
+        assert (second, third) == pytest.approx((2 * first, 3 * first))
+    assert costs.seconds(0, 33) < 2 * costs.seconds(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "row_counts"),
+    [
+        ({}, ROW_COUNTS),
+        ({"max_sequences": 1}, ROW_COUNTS),
+        ({"max_sequences": 3, "cache_tokens": 128 * 3}, ROW_COUNTS),
+        ({"context": 24, "cache_tokens": 24, "max_sequences": 1}, (1, 2, 4, 8, 16)),
+        ({"context": 24, "cache_tokens": 48, "max_sequences": 2}, (1, 2, 4, 8, 16, 32)),
+    ],
+    ids=["room for all", "one seat", "three seats", "one small context", "two small contexts"],
+)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_every_number_of_rows_that_fits_is_measured(
+    model: NviumForCausalLM, settings: dict[str, int], row_counts: tuple[int, ...], deterministic: bool
+) -> None:
+    engine = Engine(model, EngineConfig(page_size=4, deterministic=deterministic, **settings))  # type: ignore[arg-type]
+    points = engine.calibrate().points
+    assert points.keys() == {0, 1, 2}
+    for costs in points.values():
+        assert tuple(costs) == row_counts
+        assert min(costs.values()) > 0
+
+
+def test_a_measurement_leaves_the_cache_as_it_was(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(schedule="synchronous", page_size=4, max_sequences=2))
+    engine.generate([PROMPT], PARAMS)
+    measure_costs(engine.runner, engine.pool, engine.model_config, max_sequences=2)
+    assert engine.pool.num_free == engine.pool.num_pages
+    engine.check_integrity()
+    (again,) = engine.generate([PROMPT], PARAMS)
+    assert engine.pool.num_rows_found == 8
+    assert again.token_ids == alone(model, PROMPT, PARAMS).token_ids
+
+
+def test_what_a_measurement_writes_over_is_not_found_again(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(schedule="synchronous", page_size=4, max_sequences=1, cache_tokens=128))
+    long_prompt = [t % 17 for t in range(120)]
+    (before,) = engine.generate([long_prompt], PARAMS)
+    engine.calibrate()
+    (after,) = engine.generate([long_prompt], PARAMS)
+    assert engine.pool.num_rows_found < 116
+    assert (before.token_ids, before.exits) == (after.token_ids, after.exits)
+
+
+def test_an_engine_goes_by_what_was_measured_and_says_the_same(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(schedule="optimal"))
+    (before,) = engine.generate([PROMPT], PARAMS)
+    costs = engine.calibrate()
+    policy = engine.scheduler.policy
+    assert isinstance(policy, Optimal)
+    assert policy.costs is costs
+    (after,) = engine.generate([PROMPT], PARAMS)
+    assert (before.token_ids, before.exits) == (after.token_ids, after.exits)
+
+
+def test_a_busy_engine_is_not_measured(model: NviumForCausalLM) -> None:
+    engine = Engine(model)
+    engine.add("x", PROMPT, PARAMS)
+    with pytest.raises(InvalidRequest, match="must be idle"):
+        engine.calibrate()
+    engine.cancel("x")
+    engine.calibrate()

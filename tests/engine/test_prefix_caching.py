@@ -1,0 +1,301 @@
+"""Complete pages are found again by what is in them, and by nothing else."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
+from nvium_core.choices import Schedule
+from nvium_core.engine.kv_cache import PagePool
+from nvium_core.engine.sequence import Sequence
+from tests.engine.driving import alone, drained, logprobs_of
+from tests.random_models import random_model
+
+PAGE_SIZE = 4
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+PARAMS = SamplingParams(max_tokens=6, seed=2, ignore_eos=True)
+NUM_BLOCKS = 3
+
+
+@pytest.fixture(scope="module")
+def model() -> NviumForCausalLM:
+    return random_model([1, 2, 3], seed=5, width=8, num_heads=2, num_key_heads=1, context=64)
+
+
+def engine_with(model: NviumForCausalLM, schedule: Schedule = "synchronous", **settings: object) -> Engine:
+    return Engine(model, EngineConfig(schedule=schedule, page_size=PAGE_SIZE, **settings))  # type: ignore[arg-type]
+
+
+def num_rows_found(engine: Engine, prompt: list[int], params: SamplingParams = PARAMS) -> int:
+    """Rows that a request, run to its end, did not have to compute."""
+    before = engine.pool.num_rows_found
+    engine.generate([prompt], params)
+    return engine.pool.num_rows_found - before
+
+
+@pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_who_asks_again_starts_higher_and_is_told_the_same(
+    model: NviumForCausalLM, schedule: Schedule, temperature: float
+) -> None:
+    params = SamplingParams(max_tokens=20, seed=2, temperature=temperature, ignore_eos=True)
+    engine = engine_with(model, schedule)
+    (first,) = engine.generate([PROMPT], params)
+    assert engine.pool.num_rows_found == 0
+    (second,) = engine.generate([PROMPT], params)
+    assert engine.pool.num_rows_found == 8
+    assert (first.token_ids, first.exits) == (second.token_ids, second.exits)
+    assert first.exit_probabilities == pytest.approx(second.exit_probabilities, abs=1e-12)
+
+
+def test_rows_that_were_found_are_not_computed(model: NviumForCausalLM) -> None:
+    engine = engine_with(model)
+    engine.generate([PROMPT], PARAMS)
+    engine.add("again", PROMPT, PARAMS)
+    engine.step()
+    assert engine.last_report is not None
+    assert engine.last_report.num_rows == len(PROMPT) - 8
+
+
+def test_the_next_turn_of_a_conversation_finds_the_turns_before(model: NviumForCausalLM) -> None:
+    engine = engine_with(model)
+    (answer,) = engine.generate([PROMPT], SamplingParams(max_tokens=7, seed=2, ignore_eos=True))
+    conversation = [*PROMPT, *answer.token_ids, 7, 7]
+    (reply,) = engine.generate([conversation], PARAMS)
+    assert engine.pool.num_rows_found == 16
+    assert reply.token_ids == alone(model, conversation, PARAMS).token_ids
+
+
+@pytest.mark.parametrize("num_tokens", [4, 5, 7, 8, 9, 12, 13])
+def test_the_front_row_is_never_found(model: NviumForCausalLM, num_tokens: int) -> None:
+    engine = engine_with(model)
+    prompt = (PROMPT * 2)[:num_tokens]
+    (first,) = engine.generate([prompt], PARAMS)
+    assert num_rows_found(engine, prompt) == (num_tokens - 1) // PAGE_SIZE * PAGE_SIZE
+    assert engine.generate([prompt], PARAMS)[0].token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("changed", range(len(PROMPT)))
+def test_a_page_is_found_only_behind_the_same_pages(model: NviumForCausalLM, changed: int) -> None:
+    engine = engine_with(model)
+    engine.generate([PROMPT], PARAMS)
+    other = [*PROMPT[:changed], PROMPT[changed] + 1, *PROMPT[changed + 1 :]]
+    (completion,) = engine.generate([other], PARAMS)
+    assert engine.pool.num_rows_found == min(changed // PAGE_SIZE * PAGE_SIZE, 8)
+    assert completion.token_ids == alone(model, other, PARAMS).token_ids
+
+
+def test_nothing_is_found_where_nothing_is_kept(model: NviumForCausalLM) -> None:
+    engine = engine_with(model, prefix_caching=False)
+    engine.generate([PROMPT], PARAMS)
+    assert num_rows_found(engine, PROMPT) == 0
+
+
+def test_a_prompt_that_is_to_be_scored_is_computed_anew_and_may_then_be_found(model: NviumForCausalLM) -> None:
+    engine = engine_with(model)
+    scored = SamplingParams(max_tokens=3, seed=2, ignore_eos=True, logprobs=0, prompt_logprobs=True)
+    engine.generate([PROMPT], PARAMS)
+    (completion,) = engine.generate([PROMPT], scored)
+    assert engine.pool.num_rows_found == 0
+    assert [score.logprob for score in completion.prompt_scores] == pytest.approx(logprobs_of(model, PROMPT))
+    assert num_rows_found(engine, PROMPT) == 8
+
+
+def test_scores_of_generated_tokens_do_not_keep_a_prompt_from_being_found(model: NviumForCausalLM) -> None:
+    engine = engine_with(model)
+    engine.generate([PROMPT], PARAMS)
+    assert num_rows_found(engine, PROMPT, SamplingParams(max_tokens=3, logprobs=0)) == 8
+
+
+def test_who_lost_its_pages_finds_them_again(model: NviumForCausalLM) -> None:
+    params = SamplingParams(max_tokens=24, seed=5, ignore_eos=True)
+    prompts = [[token, 1, 2, 3, 4, 5, 6, 7, 8] for token in range(4)]
+    engine = engine_with(model, cache_tokens=72)
+    for number, prompt in enumerate(prompts):
+        engine.add(str(number), prompt, params)
+    told = drained(engine)
+    assert engine.scheduler.num_preemptions > 0
+    assert engine.pool.num_rows_found > 0
+    for number, prompt in enumerate(prompts):
+        assert told[str(number), 0].token_ids == alone(model, prompt, params).token_ids
+
+
+def sequence_with(tokens: list[int]) -> Sequence:
+    return Sequence("s", tokens, SamplingParams(), seed=0, num_blocks=NUM_BLOCKS, arrival=0)
+
+
+def complete(pool: PagePool, tokens: list[int]) -> Sequence:
+    """A sequence of which every row has passed every block."""
+    sequence = sequence_with(tokens)
+    assert pool.grow(sequence, len(tokens))
+    for block in range(NUM_BLOCKS):
+        sequence.advance(block, sequence.pending_rows(block))
+    pool.publish(sequence, since=0)
+    return sequence
+
+
+def test_a_page_is_shared_once_it_has_passed_every_block() -> None:
+    pool, sequence, twin = PagePool(8, page_size=2), sequence_with([1, 2, 3, 4, 5]), sequence_with([1, 2, 3, 4, 5])
+    pool.grow(sequence, 5)
+    for block in range(NUM_BLOCKS):
+        for rows in (range(3), range(3, 5)):
+            sequence.advance(block, rows)
+            pool.publish(sequence, since=rows.start)
+            num_complete = sequence.filled[-1] // 2
+            assert pool.find(twin) == sequence.pages[:num_complete]
+
+
+def test_the_least_recently_used_page_goes_first_and_late_pages_before_early_ones() -> None:
+    pool = PagePool(4, page_size=2)
+    old, recent = complete(pool, [1, 1, 1, 1]), complete(pool, [2, 2, 2, 2])
+    (old_first, old_second), (recent_first, recent_second) = old.pages, recent.pages
+    pool.release(old)
+    pool.release(recent)
+    taker = sequence_with([3] * 8)
+    for num_pages, taken in enumerate([old_second, old_first, recent_second, recent_first], start=1):
+        assert pool.grow(taker, 2 * num_pages)
+        assert taker.pages[-1] == taken
+
+
+def test_being_found_is_being_used() -> None:
+    pool = PagePool(2, page_size=2)
+    first, second = complete(pool, [1, 1]), complete(pool, [2, 2])
+    (page,) = second.pages
+    pool.release(first)
+    pool.release(second)
+    again = sequence_with([1, 1, 1])
+    pool.share(again, pool.find(again))
+    pool.release(again)
+    taker = sequence_with([3, 3])
+    pool.grow(taker, 2)
+    assert taker.pages == [page]
+
+
+def test_pages_with_nothing_worth_keeping_go_before_those_with_something() -> None:
+    pool = PagePool(3, page_size=2)
+    kept, blank = complete(pool, [1, 1]), sequence_with([2, 2])
+    pool.grow(blank, 2)
+    pool.release(kept)
+    pool.release(blank)
+    taker = sequence_with([3, 3, 3, 3])
+    pool.grow(taker, 4)
+    assert pool.find(sequence_with([1, 1, 1])) != []
+
+
+def test_a_page_counts_as_had_by_all_who_share_it() -> None:
+    pool = PagePool(4, page_size=2)
+    first = complete(pool, [1, 1, 2, 2])
+    twin = sequence_with([1, 1, 2, 2, 3])
+    pool.share(twin, pool.find(twin))
+    assert twin.pages == first.pages
+    assert twin.filled == [4] * NUM_BLOCKS
+    pool.check_integrity([first, twin])
+    pool.release(first)
+    assert pool.num_free == 2
+    pool.check_integrity([twin])
+
+
+@dataclass
+class PlainPool:
+    """The slow, obvious pool: contents by page as tuples of all tokens up to the page's end."""
+
+    num_pages: int
+    content: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    unowned: list[int] = field(default_factory=list)
+    """Pages with content that nobody owns, least recently used first."""
+
+    def found(self, tokens: list[int]) -> list[int]:
+        pages = {content: page for page, content in self.content.items()}
+        found = list[int]()
+        for end in range(PAGE_SIZE, len(tokens), PAGE_SIZE):
+            if tuple(tokens[:end]) not in pages:
+                break
+            found.append(pages[tuple(tokens[:end])])
+        return found
+
+    def taken(self, page: int, owned: Counter[int]) -> None:
+        """Check that it was the right page to give, and forget what was in it."""
+        blank = {*range(self.num_pages)} - owned.keys() - {*self.unowned}
+        assert page in blank if blank else page == self.unowned.pop(0)
+        self.content.pop(page, None)
+
+    def completed(self, sequence: Sequence, since: int) -> None:
+        for index in range(since // PAGE_SIZE, sequence.filled[-1] // PAGE_SIZE):
+            page, content = sequence.pages[index], tuple(sequence.token_ids[: (index + 1) * PAGE_SIZE])
+            if page not in self.content and content not in self.content.values():
+                self.content[page] = content
+
+    def released(self, pages: list[int], owned: Counter[int]) -> None:
+        self.unowned += [page for page in reversed(pages) if page in self.content and owned[page] == 1]
+
+
+class TwoPools:
+    """A real pool and a plain one, to which the same happens."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.pool = PagePool(num_pages, PAGE_SIZE)
+        self.plain = PlainPool(num_pages)
+        self.living = list[Sequence]()
+
+    @property
+    def owned(self) -> Counter[int]:
+        return Counter(page for sequence in self.living for page in sequence.pages)
+
+    def begin(self, tokens: list[int]) -> None:
+        sequence = sequence_with(tokens)
+        found = self.pool.find(sequence)
+        assert found == self.plain.found(tokens)
+        assert self.pool.num_free_without(found) == self.plain.num_pages - len(self.owned.keys() | {*found})
+        self.plain.unowned = [page for page in self.plain.unowned if page not in found]
+        self.pool.share(sequence, found)
+        assert sequence.filled == [len(found) * PAGE_SIZE] * NUM_BLOCKS
+        self.living.append(sequence)
+
+    def go_on(self, sequence: Sequence, block: int, most_rows: int) -> None:
+        rows = sequence.pending_rows(block)[:most_rows]
+        before, num_pages_before = self.owned, len(sequence.pages)
+        num_missing = max(0, -(-rows.stop // PAGE_SIZE) - num_pages_before)
+        has_grown = self.pool.grow(sequence, rows.stop)
+        assert has_grown == (num_missing <= self.plain.num_pages - len(before))
+        assert len(sequence.pages) == num_pages_before + num_missing * has_grown
+        for page in sequence.pages[num_pages_before:]:
+            self.plain.taken(page, before)
+            before[page] += 1
+        if has_grown:
+            self._pass(sequence, block, rows)
+
+    def _pass(self, sequence: Sequence, block: int, rows: range) -> None:
+        sequence.advance(block, rows)
+        if block == NUM_BLOCKS - 1:
+            self.pool.publish(sequence, since=rows.start)
+            self.plain.completed(sequence, since=rows.start)
+
+    def end(self, sequence: Sequence) -> None:
+        self.plain.released(sequence.pages, self.owned)
+        self.pool.release(sequence)
+        self.living.remove(sequence)
+
+    def check(self) -> None:
+        self.pool.check_integrity(self.living)
+        assert self.pool.num_free == self.plain.num_pages - len(self.owned)
+
+
+tokens = st.lists(st.integers(0, 1), min_size=1, max_size=5 * PAGE_SIZE)
+
+
+@given(st.integers(5, 12), st.data())
+def test_the_pool_equals_one_that_looks_everything_up(num_pages: int, data: st.DataObject) -> None:
+    pools = TwoPools(num_pages)
+    for _ in range(data.draw(st.integers(1, 25))):
+        action = data.draw(st.sampled_from(["begin", "go on", "go on", "go on", "end"])) if pools.living else "begin"
+        if action == "begin":
+            pools.begin(data.draw(tokens))
+        elif action == "end":
+            pools.end(data.draw(st.sampled_from(pools.living)))
+        else:
+            block, most_rows = data.draw(st.tuples(st.integers(0, NUM_BLOCKS - 1), st.integers(1, 20)))
+            pools.go_on(data.draw(st.sampled_from(pools.living)), block, most_rows)
+        pools.check()
