@@ -215,7 +215,14 @@ class Engine:
             if outcome.junction is not None:
                 events += self._pass_junction(run.sequence, step.block, outcome.junction)
             events += self._tell(run.sequence, outcome.scores)
+            if self._is_over(run.sequence):
+                self._end(run.sequence)
         return events
+
+    def _is_over(self, sequence: Sequence) -> bool:
+        """It has spoken its last, and neither scores nor the prompt that others wait for are due."""
+        has_spoken = sequence.finish_reason is not None and not sequence.owes_scores
+        return has_spoken and not self.scheduler.prefills_for_others(sequence)
 
     def _pass_junction(self, sequence: Sequence, block: int, junction: Junction) -> list[Event]:
         """Go on, or speak; what is spoken is told at once unless its score is asked for."""
@@ -231,25 +238,18 @@ class Engine:
         if sequence.params.needs_logprobs:
             self._untold.setdefault(sequence, deque()).append(event)
             return []
-        if event.finish_reason:
-            self._end(sequence)
         return [event]
 
     def _tell(self, sequence: Sequence, scores: list[Score]) -> list[Event]:
-        """Deliver what has waited for these scores; the last of them ends the sequence."""
-        if not scores:
-            return []
+        """Deliver what has waited for these scores."""
         num_of_prompt = max(0, sequence.num_prompt_tokens - 1 - sequence.num_scored)
         of_prompt, of_tokens = scores[:num_of_prompt], scores[num_of_prompt:]
         sequence.num_scored += len(scores)
-        is_over = sequence.finish_reason is not None and not sequence.owes_scores
         events: list[Event] = []
         if of_prompt:
-            reason = sequence.finish_reason if is_over and not of_tokens else None
+            reason = sequence.finish_reason if sequence.params.max_tokens == 0 and not sequence.owes_scores else None
             events.append(PromptEvent(sequence.id, tuple(of_prompt), reason, sequence.choice))
         events += [replace(self._untold[sequence].popleft(), score=score) for score in of_tokens]
-        if is_over:
-            self._end(sequence)
         return events
 
     def _fail(self, sequence: Sequence, message: str) -> FailureEvent:

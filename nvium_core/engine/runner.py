@@ -23,6 +23,9 @@ from nvium_core.engine.scoring import Ledger
 from nvium_core.engine.sequence import Sequence
 from nvium_core.model.nvium import NviumForCausalLM
 
+SCORES_AT_ONCE = 32
+"""Rows that are scored together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -51,7 +54,8 @@ class Runner:
         self._attention = attention(model.config, num_pages=num_pages, page_size=page_size, like=weight)
         self._tile_size = tile_size(model) if is_deterministic else None
         self._junctions = Junctions(model, max_sequences=max_sequences)
-        self._ledger = Ledger(model, max_sequences=max_sequences)
+        rows_at_once = 1 if is_deterministic else SCORES_AT_ONCE
+        self._ledger = Ledger(model, max_sequences=max_sequences, rows_at_once=rows_at_once)
         self._hidden = weight.new_zeros(num_pages * page_size + 1, model.config.hidden_size)
         """Each row's hidden state at the last boundary it has passed, in the row's cache slot; zero for padding."""
 

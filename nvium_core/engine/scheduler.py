@@ -86,6 +86,12 @@ class Scheduler:
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1
 
+    def prefills_for_others(self, sequence: Sequence) -> bool:
+        """Other choices of its request wait to share the prompt's pages that it is to complete."""
+        if len(sequence.siblings) == 1 or sequence.siblings[0] is not sequence or not self.pool.keeps_pages:
+            return False
+        return sequence.filled[-1] < self.pool.num_rows_in_full_pages(sequence.num_prompt_tokens - 1)
+
     def check_integrity(self) -> None:
         """Assert that pages and seats are each accounted for once, and that every staircase is one."""
         self.pool.check_integrity(self.running)
@@ -124,14 +130,10 @@ class Scheduler:
     def _is_held(self, sequence: Sequence) -> bool:
         """It is to share the pages of a prompt that another choice of its request is about to complete."""
         leader = sequence.siblings[0]
-        return leader is not sequence and self._prefills_for_others(leader)
-
-    def _prefills_for_others(self, sequence: Sequence) -> bool:
-        shared_rows = self.pool.num_rows_in_full_pages(sequence.num_prompt_tokens - 1)
-        return len(sequence.siblings) > 1 and sequence.siblings[0] is sequence and sequence.filled[-1] < shared_rows
+        return leader is not sequence and self.prefills_for_others(leader)
 
     def _ready_block(self, sequence: Sequence) -> int:
-        if sequence.must_catch_up or self._prefills_for_others(sequence):
+        if sequence.must_catch_up or self.prefills_for_others(sequence):
             return sequence.deepest_pending_block
         return self.policy.ready_block(sequence)
 

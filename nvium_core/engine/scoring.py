@@ -19,13 +19,12 @@ from nvium_core.engine.sequence import SCORE_WINDOW
 from nvium_core.model import mixture
 from nvium_core.model.nvium import NviumForCausalLM
 
-SCORES_AT_ONCE = 32
-"""Rows whose exits' logits, [S, E, V], are held at the same time."""
-
 
 class Ledger:
-    def __init__(self, model: NviumForCausalLM, *, max_sequences: int) -> None:
+    def __init__(self, model: NviumForCausalLM, *, max_sequences: int, rows_at_once: int) -> None:
+        """`rows_at_once` bounds the rows whose exits' logits, [S, E, V], are held at the same time."""
         config = model.config
+        self._rows_at_once = rows_at_once
         self._model = model
         self._states = model.lm_head.weight.new_zeros(
             config.num_exits - 1, max_sequences * SCORE_WINDOW, config.hidden_size
@@ -48,8 +47,8 @@ class Ledger:
     def _hear(self, states_ESD: Tensor, targets: list[int], num_top: list[int]) -> Iterator[Score]:
         """Score rows whose next tokens are known, a few at a time."""
         most = min(max(num_top), self._model.config.vocab_size)
-        for first in range(0, len(targets), SCORES_AT_ONCE):
-            part = slice(first, first + SCORES_AT_ONCE)
+        for first in range(0, len(targets), self._rows_at_once):
+            part = slice(first, first + self._rows_at_once)
             log_mix_SV = self._log_mixture(states_ESD[:, part])
             target_S1 = torch.tensor(targets[part], device=log_mix_SV.device)[:, None]
             logprobs = log_mix_SV.gather(-1, target_S1)[:, 0].tolist()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -41,8 +42,11 @@ def plan_of(num_requests: int) -> list[Request]:
     """Prompts of all lengths, most of which share a beginning."""
     prompts = [[*PREFIX[: 14 - number % 4], number, *range(number)] for number in range(num_requests)]
     return [
-        (prompt, SamplingParams(max_tokens=20, seed=number, temperature=number % 3 / 2, ignore_eos=True))
-        for number, prompt in enumerate(prompts)
+        (
+            prompt,
+            SamplingParams(max_tokens=20, seed=number, temperature=number % 3 / 2, ignore_eos=True, logprobs=scores),
+        )
+        for number, (prompt, scores) in enumerate(zip(prompts, cycle([None, None, 2]), strict=False))
     ]
 
 

@@ -100,6 +100,24 @@ def test_a_leader_that_speaks_early_still_completes_the_prompt_for_the_others(
     assert engine.pool.num_rows_found == 3 * NUM_SHARED
 
 
+def test_a_leader_that_has_said_all_stays_until_the_prompt_is_complete(model: NviumForCausalLM) -> None:
+    seed = next(seed for seed in range(100) if first_exits(model, seed) == 1)
+    engine = engine_with(model)
+    (completion,) = engine.generate([PROMPT], SamplingParams(max_tokens=1, seed=seed))
+    engine.add("x", PROMPT, SamplingParams(max_tokens=1, seed=seed, n=4))
+    told = list(events_of(engine))
+    assert sorted(event.choice for event in told) == [0, 1, 2, 3]
+    assert told[0] == TokenEvent("x", completion.token_ids[0], 1, completion.exit_probabilities[0], "length")
+    assert engine.pool.num_rows_found == 3 * NUM_SHARED
+
+
+def test_nobody_waits_for_pages_that_will_not_be_kept(model: NviumForCausalLM) -> None:
+    engine = engine_with(model, prefix_caching=False)
+    engine.add("x", PROMPT, PARAMS)
+    engine.step()
+    assert len(engine.scheduler.running) == 4
+
+
 def test_the_others_wait_until_the_leader_has_completed_the_prompt(model: NviumForCausalLM) -> None:
     engine = engine_with(model, max_rows_per_step=3)
     engine.add("x", PROMPT, PARAMS)
