@@ -7,7 +7,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tokenizers import Tokenizer
@@ -152,15 +152,16 @@ def start(service: Service, request: CompletionRequest, prompts: list[Prompt], r
 
     Without a seed each prompt gets one of its own, shared by its choices, as if it had been sent alone.
     """
-    num_choices = len(prompts) * request.sampling(seed=0).num_choices
+    params = request.sampling()
+    num_choices = len(prompts) * params.num_choices
     for prompt in prompts:
-        service.engine.check(prompt.token_ids, request.sampling(seed=0))
+        service.engine.check(prompt.token_ids, params)
     service.admission.enter(num_choices)
     choices: list[Choice] = []
     try:
         for prompt in prompts:
             seed = secrets.randbits(63) if request.seed is None else request.seed
-            for stream in service.worker.submit(prompt.token_ids, request.sampling(seed=seed)):
+            for stream in service.worker.submit(prompt.token_ids, replace(params, seed=seed)):
                 text = ChoiceText(service.tokenizer, prompt, request)
                 choices.append(Choice(len(choices), prompt, text, stream, record))
     except BaseException:

@@ -127,7 +127,7 @@ class CompletionRequest(RequestBody):
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    def sampling(self, *, seed: int) -> SamplingParams:
+    def sampling(self) -> SamplingParams:
         """What this asks of the engine. Raises `InvalidRequest`."""
         return SamplingParams(
             max_tokens=self.max_tokens,
@@ -142,7 +142,7 @@ class CompletionRequest(RequestBody):
             min_tokens=self.min_tokens,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
-            seed=seed,
+            seed=self.seed,
             n=self.n,
             best_of=self.best_of,
             sampling=self.nvium.sampling,
@@ -151,7 +151,7 @@ class CompletionRequest(RequestBody):
     def _logit_bias(self) -> dict[int, float]:
         """By token id; JSON's keys are text."""
         for token_id in self.logit_bias:
-            is_number = token_id.isascii() and token_id.isdecimal()
+            is_number = token_id.isascii() and token_id.isdecimal() and token_id == token_id.lstrip("0").rjust(1, "0")
             check(is_number, "logit_bias", f"its keys must be token ids, got {token_id!r}")
         return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
 

@@ -19,6 +19,9 @@ from nvium_core.engine.params import InvalidRequest, require
 NUM_TOKENS = 10_000
 """Spoken by every policy under every load: rates are then good to about half a percent."""
 
+MOST_SEQUENCES = 1000
+"""With more, too few of them would speak twice."""
+
 Row = dict[str, Any]
 
 
@@ -49,8 +52,8 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
 def counts(text: str, option: str) -> tuple[int, ...]:
     """Whole numbers from 1 on, separated by commas."""
     values = numbers(text, option)
-    is_whole = all(value >= 1 and value.is_integer() for value in values)
-    require(is_whole, option, f"must be whole numbers from 1 on, got {text!r}")
+    is_whole = all(1 <= value <= MOST_SEQUENCES and value.is_integer() for value in values)
+    require(is_whole, option, f"must be whole numbers from 1 to {MOST_SEQUENCES}, got {text!r}")
     return tuple(map(int, values))
 
 

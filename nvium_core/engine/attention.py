@@ -39,8 +39,10 @@ class PagedAttention:
         self._page_size = page_size
         self.null_slot = num_pages * page_size
         """Nobody's and always zero: what padding attends to, though masked, must not be another sequence's NaN."""
+        self.padding_slot = self.null_slot + 1
+        """Where rows that are nobody's leave their keys and values, which nobody reads."""
         heads = config.num_key_value_heads or config.num_attention_heads
-        shape = (config.num_hidden_layers, num_pages * page_size + 1, heads, config.head_dim or 0)
+        shape = (config.num_hidden_layers, num_pages * page_size + 2, heads, config.head_dim or 0)
         self._keys = like.new_zeros(shape)
         self._values = like.new_zeros(shape)
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
+from numbers import Integral
 from operator import attrgetter
 
 from nvium_core.engine.calibration import assumed_costs, measure_costs
@@ -98,6 +99,8 @@ class Engine:
         capacity = self.pool.num_pages * self.pool.page_size
         message = f"{num_positions} tokens are asked for in all, and the cache holds {capacity}"
         require(num_positions <= capacity, "max_tokens" if len(token_ids) < capacity else "prompt", message)
+        can_speak = params.min_tokens == 0 or len(self._stops(params)) < self._vocab_size
+        require(can_speak, "min_tokens", "forbids every token, since all of them are stop tokens")
         is_something = params.max_tokens > 0 or len(token_ids) > 1
         require(is_something, "max_tokens", "must be at least 1: a prompt of one token has nothing to score")
 
@@ -166,6 +169,11 @@ class Engine:
             return Optimal(costs, ExitFrequencies.even(self.model_config.num_exits))
         return POLICIES[self.config.schedule]()
 
+    def check_idle(self) -> None:
+        """Assert that an engine without work holds nothing: what `check_integrity` asks, at no cost."""
+        assert not self.scheduler.running and not self.scheduler.waiting and not self._untold
+        assert self.pool.num_free == self.pool.num_pages, "a page is leaked"
+
     def _sequence(
         self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams, *, seed: int, choice: int
     ) -> Sequence:
@@ -177,16 +185,20 @@ class Engine:
             choice=choice,
             num_blocks=self.scheduler.num_blocks,
             arrival=self._num_arrived,
-            stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids),
+            stop_token_ids=self._stops(params),
         )
         sequence.finish_reason = None if params.max_tokens else "length"
         self._num_arrived += 1
         return sequence
 
+    def _stops(self, params: SamplingParams) -> frozenset[int]:
+        """All tokens that end such a request."""
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids)
+
     def _check_vocabulary(self, name: str, token_ids: Iterable[int]) -> None:
         for token in token_ids:
-            if not 0 <= token < self._vocab_size:
-                raise InvalidRequest(name, f"token id {token} is outside the vocabulary of {self._vocab_size}")
+            if not (is_whole(token) and 0 <= token < self._vocab_size):
+                raise InvalidRequest(name, f"token id {token!r} is outside the vocabulary of {self._vocab_size}")
 
     def _run(self, step: Step) -> list[Outcome | Exception]:
         """The Step's outcomes. If it fails, each sequence runs alone, so that only the guilty one ends."""
@@ -253,6 +265,8 @@ class Engine:
         return events
 
     def _fail(self, sequence: Sequence, message: str) -> FailureEvent:
+        """End it alone. Its pages may be what is wrong, so nobody may find them."""
+        self.pool.forget(sequence)
         self._end(sequence)
         return FailureEvent(sequence.id, message, sequence.choice)
 
@@ -275,6 +289,11 @@ class Engine:
         context = self.config.context or limit
         require(1 < context <= limit, "context", f"must be between 2 and the model's {limit}, got {context}")
         return context
+
+
+def is_whole(token_id: object) -> bool:
+    """An integer of any kind, NumPy's among them."""
+    return isinstance(token_id, Integral)
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:

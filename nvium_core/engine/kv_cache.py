@@ -80,6 +80,12 @@ class PagePool:
                 self._page_named[name] = page
                 self._name_of[page] = name
 
+    def forget(self, sequence: Sequence) -> None:
+        """Let nobody find the sequence's pages any more, because what is in them cannot be trusted."""
+        for page in sequence.pages:
+            if page in self._name_of:
+                del self._page_named[self._name_of.pop(page)]
+
     def find(self, sequence: Sequence) -> list[int]:
         """The pages, complete in every block, that already hold the sequence's first rows."""
         found = []

@@ -49,7 +49,8 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
     Raises `InvalidRequest` for a budget that does not hold a single page.
     """
     bytes_each = page_bytes(model, config.page_size, like.dtype)
-    affordable = parse_cache_memory(config.cache_memory or DEFAULT_CACHE_MEMORY, like.device) // bytes_each
+    budget = DEFAULT_CACHE_MEMORY if config.cache_memory is None else config.cache_memory
+    affordable = parse_cache_memory(budget, like.device) // bytes_each
     if config.cache_tokens is not None:
         num_pages = -(-config.cache_tokens // config.page_size)
     elif config.cache_memory is not None:
@@ -57,7 +58,10 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
     else:
         num_pages = min(affordable, config.max_sequences * -(-context // config.page_size))
     require(num_pages >= 1, "cache_memory", f"{config.cache_memory} does not hold one page of {bytes_each:,} bytes")
-    return CacheSize(num_pages, config.page_size, num_pages * bytes_each, device_memory(like.device))
+    size = CacheSize(num_pages, config.page_size, num_pages * bytes_each, device_memory(like.device))
+    message = f"{num_pages * config.page_size:,} need {size.num_bytes:,} bytes, more than the device has"
+    require(size.num_bytes <= size.device_bytes, "cache_tokens", message)
+    return size
 
 
 def parse_cache_memory(text: str, device: torch.device) -> int:

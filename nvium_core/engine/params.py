@@ -31,6 +31,12 @@ class ContextLengthExceeded(InvalidRequest):
 MAX_LOGPROBS = 20
 """Alternatives a request may ask for beside each token's own log-probability."""
 
+MAX_CHOICES = 1024
+MAX_BIASES = 1024
+
+WHOLE = ("max_tokens", "min_tokens", "top_k", "seed", "choice", "n", "best_of", "logprobs")
+OPTIONAL = ("seed", "best_of", "logprobs")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
@@ -73,17 +79,30 @@ class SamplingParams:
     prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         self._check_lengths()
         self._check_distribution()
         require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits")
         require(0 <= self.choice < 2**31, "choice", f"must be between 0 and 2³¹ − 1, got {self.choice}")
         require(self.n >= 1, "n", f"must be at least 1, got {self.n}")
         require(self.num_choices >= self.n, "best_of", f"must be at least n ({self.n}), got {self.best_of}")
+        name = "n" if self.best_of is None else "best_of"
+        require(self.num_choices <= MAX_CHOICES, name, f"must be at most {MAX_CHOICES}, got {self.num_choices}")
         require(self.sampling in get_args(Sampling), "sampling", f"must be exits or mixture, got {self.sampling!r}")
         in_range = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
         require(in_range, "logprobs", f"must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}")
         need = "must come with logprobs, which says how many alternatives to give"
         require(self.logprobs is not None or not self.prompt_logprobs, "prompt_logprobs", need)
+
+    def _check_kinds(self) -> None:
+        for name in WHOLE:
+            value = getattr(self, name)
+            is_left_out = value is None and name in OPTIONAL
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            require(is_left_out or is_whole, name, f"must be a whole number, got {value!r}")
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            value = getattr(self, name)
+            require(isinstance(value, int | float), name, f"must be a number, got {value!r}")
 
     def _check_lengths(self) -> None:
         least = 0 if self.prompt_logprobs else 1
@@ -101,6 +120,8 @@ class SamplingParams:
         require(0 < self.top_p <= 1, "top_p", f"must be above 0 and at most 1, got {self.top_p}")
         penalty = self.repetition_penalty
         require(0 < penalty <= 2, "repetition_penalty", f"must be above 0 and at most 2, got {penalty}")
+        num_biases = len(self.logit_bias)
+        require(num_biases <= MAX_BIASES, "logit_bias", f"at most {MAX_BIASES} tokens, got {num_biases}")
         for token_id, bias in self.logit_bias.items():
             require(-100 <= bias <= 100, "logit_bias", f"must be between -100 and 100, got {bias} for token {token_id}")
 
@@ -132,7 +153,7 @@ class EngineConfig:
     """What an engine may use.
 
     `max_sequences` run at once, the rest wait. `max_rows_per_step` bounds a step; while sequences with few rows run,
-    long runs (prompts) may take only `chunk_rows` of them. Nobody is passed over for more than `max_wait_steps`.
+    long runs (prompts) may take only `chunk_rows` of them. Who has not run for `max_wait_steps` steps goes first.
     The key/value cache holds `cache_tokens` positions, or as many as fit into `cache_memory`, such as "2GiB" or "10%"
     of the device's memory. With neither: room for every sequence's full context, within `DEFAULT_CACHE_MEMORY`.
     `prefix_caching` keeps complete pages to be found again. `context` None is the model's own.
@@ -155,9 +176,12 @@ class EngineConfig:
         for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps", "page_size"):
             require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
         require(self.cache_tokens is None or self.cache_tokens >= 1, "cache_tokens", "must be at least 1")
+        require(self.max_sequences <= MAX_SEQUENCES, "max_sequences", f"must be at most {MAX_SEQUENCES}")
         both = self.cache_tokens is not None and self.cache_memory is not None
         require(not both, "cache_memory", "contradicts cache_tokens; give one of them")
 
+
+MAX_SEQUENCES = 65_536
 
 DEFAULT_CACHE_MEMORY = "25%"
 """At most, where nothing is said."""

@@ -56,7 +56,7 @@ class Runner:
         self._junctions = Junctions(model, max_sequences=max_sequences)
         rows_at_once = 1 if is_deterministic else SCORES_AT_ONCE
         self._ledger = Ledger(model, max_sequences=max_sequences, rows_at_once=rows_at_once)
-        self._hidden = weight.new_zeros(num_pages * page_size + 1, model.config.hidden_size)
+        self._hidden = weight.new_zeros(num_pages * page_size + 2, model.config.hidden_size)
         """Each row's hidden state at the last boundary it has passed, in the row's cache slot; zero for padding."""
 
     @torch.inference_mode()
@@ -73,7 +73,7 @@ class Runner:
         """Take rows through the block, [R, D]. Tiles are filled up with rows that are nobody's."""
         backbone, num_rows = self._model.model, step.num_rows
         num_padding = 0 if self._tile_size is None else self._tile_size - num_rows
-        slots_R = self._tensor(self._slots(step) + [self._attention.null_slot] * num_padding)
+        slots_R = self._tensor(self._slots(step) + [self._attention.padding_slot] * num_padding)
         positions_R = self._tensor([position for run in step.runs for position in run.rows] + [0] * num_padding)
         h_RD = self._hidden[slots_R] if step.block else self._embedded(step, num_padding)
         attend = self._attention.over(step.runs, slots_R)

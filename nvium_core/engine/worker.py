@@ -166,7 +166,7 @@ class EngineWorker:
         if self._observe and self.engine.last_report:
             self._observe(self.engine.last_report)
         if not self.engine.has_work:
-            self.engine.check_integrity()
+            self.engine.check_idle()
 
     def _fail_everything(self) -> None:
         """End every stream, those still in the queue included."""

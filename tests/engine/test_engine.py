@@ -337,3 +337,43 @@ def test_a_step_that_fails_late_leaves_its_other_sequences_as_they_were(block: i
     events = drained(engine)
     assert {name: [event.token_id for event in tokens(events[name])] for name in prompts} == undisturbed
     assert runner.num_crowded_failures > 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 4.5),
+        ("max_tokens", "4"),
+        ("min_tokens", True),
+        ("top_k", 1.5),
+        ("seed", 1.5),
+        ("n", 1.5),
+        ("n", 2000),
+        ("best_of", "all"),
+        ("logprobs", True),
+        ("temperature", None),
+        ("top_p", "most"),
+        ("logit_bias", dict.fromkeys(range(1025), 1.0)),
+    ],
+)
+def test_values_of_another_kind_or_number_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+    assert refusal.value.field == field
+
+
+def test_tokens_that_are_no_whole_numbers_are_refused(model: NviumForCausalLM) -> None:
+    with pytest.raises(InvalidRequest, match="prompt"):
+        Engine(model).add("x", [1.5])  # type: ignore[list-item]
+
+
+def test_a_minimum_that_forbids_every_token_is_refused(model: NviumForCausalLM) -> None:
+    params = SamplingParams(max_tokens=3, min_tokens=2, stop_token_ids=tuple(range(17)))
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        Engine(model).add("x", [1], params)
+
+
+@pytest.mark.parametrize("settings", [{"cache_tokens": 10**15}, {"cache_memory": ""}, {"max_sequences": 10**9}])
+def test_an_engine_that_no_machine_could_hold_is_refused(model: NviumForCausalLM, settings: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(settings))):
+        Engine(model, EngineConfig(**settings))  # type: ignore[arg-type]

@@ -4,14 +4,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
+from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
 from nvium_core.engine.kv_cache import PagePool
+from nvium_core.engine.runner import Runner
+from nvium_core.engine.scheduler import Step
 from nvium_core.engine.sequence import Sequence
-from tests.engine.driving import alone, drained, logprobs_of
+from tests.engine.driving import alone, drained, events_of, logprobs_of
 from tests.random_models import random_model
 
 PAGE_SIZE = 4
@@ -299,3 +302,27 @@ def test_the_pool_equals_one_that_looks_everything_up(num_pages: int, data: st.D
             block, most_rows = data.draw(st.tuples(st.integers(0, NUM_BLOCKS - 1), st.integers(1, 20)))
             pools.go_on(data.draw(st.sampled_from(pools.living)), block, most_rows)
         pools.check()
+
+
+class OnceBroken(Runner):
+    """The first Step it carries out leaves one row of its results not a number."""
+
+    is_broken = True
+
+    def _carry(self, step: Step) -> torch.Tensor:
+        h_RD = super()._carry(step)
+        if self.is_broken:
+            self.is_broken = False
+            h_RD[2] = torch.nan
+        return h_RD
+
+
+def test_pages_of_a_sequence_that_failed_are_not_found(model: NviumForCausalLM) -> None:
+    engine = engine_with(model, max_rows_per_step=8)
+    engine.runner.__class__ = OnceBroken
+    prompt = [number % 7 for number in range(20)]
+    engine.add("broken", prompt, PARAMS)
+    assert [type(event) for event in events_of(engine)] == [FailureEvent]
+    (after,) = engine.generate([prompt], PARAMS)
+    expected = alone(model, prompt, PARAMS)
+    assert (after.token_ids, after.exits) == (expected.token_ids, expected.exits)
