@@ -160,7 +160,9 @@ def truncated(logits: Sequence[float], wishes: Wishes) -> list[float]:
     the first; the k most probable; and the fewest of those that hold top-p of their mass."""
     weights = tempered(logits, wishes.temperature)
     ranked = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
-    ranked = [token for token in ranked if weights[token] >= wishes.min_p]
+    if wishes.min_p:  # compared as logarithms, where tokens less than rounding apart in probability still differ
+        below_peak = [(logit - max(logits)) / wishes.temperature for logit in logits]
+        ranked = [token for token in ranked if below_peak[token] >= math.log(wishes.min_p)]
     if wishes.top_k:
         ranked = ranked[: wishes.top_k]
     wanted = wishes.top_p * sum(weights[token] for token in ranked)
