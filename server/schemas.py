@@ -1,6 +1,7 @@
 """The bodies of requests and responses. Fields of responses are sent if they were set, so null is said on purpose."""
 
 import json
+import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -18,6 +19,8 @@ from nvium_core import SamplingParams
 from server.errors import InvalidField
 
 MAX_STOP_STRINGS = 4
+
+TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 
 class RequestBody(BaseModel):
@@ -151,8 +154,8 @@ class CompletionRequest(RequestBody):
     def _logit_bias(self) -> dict[int, float]:
         """By token id; JSON's keys are text."""
         for token_id in self.logit_bias:
-            is_number = token_id.isascii() and token_id.isdecimal() and token_id == token_id.lstrip("0").rjust(1, "0")
-            check(is_number, "logit_bias", f"its keys must be token ids, got {token_id!r}")
+            is_token_id = TOKEN_ID.fullmatch(token_id) is not None
+            check(is_token_id, "logit_bias", f"its keys must be token ids, got {token_id!r}")
         return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
 
     def check(self, *, max_n: int, max_prompts: int, max_new_tokens: int) -> Self:
@@ -171,9 +174,8 @@ class CompletionRequest(RequestBody):
         return self
 
     def _check_best_of(self, max_n: int) -> None:
-        if self.best_of is not None:
-            in_range = self.n <= self.best_of <= max_n
-            check(in_range, "best_of", f"must be between n ({self.n}) and {max_n}, got {self.best_of}")
+        if self.best_of is not None:  # that it is not below n, the engine's parameters say
+            check(self.best_of <= max_n, "best_of", f"must be at most {max_n}, got {self.best_of}")
             check(not self.stream or self.best_of == self.n, "best_of", "more than n cannot be ranked in a stream")
 
     def _check_unsupported(self) -> None:

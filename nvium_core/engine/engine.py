@@ -164,15 +164,15 @@ class Engine:
         assert self._untold.keys() <= held
         assert all(self._requests.values())
 
-    def _policy(self, costs: StepCosts) -> Policy:
-        if self.config.schedule == "optimal":
-            return Optimal(costs, ExitFrequencies.even(self.model_config.num_exits))
-        return POLICIES[self.config.schedule]()
-
     def check_idle(self) -> None:
         """Assert that an engine without work holds nothing: what `check_integrity` asks, at no cost."""
         assert not self.scheduler.running and not self.scheduler.waiting and not self._untold
         assert self.pool.num_free == self.pool.num_pages, "a page is leaked"
+
+    def _policy(self, costs: StepCosts) -> Policy:
+        if self.config.schedule == "optimal":
+            return Optimal(costs, ExitFrequencies.even(self.model_config.num_exits))
+        return POLICIES[self.config.schedule]()
 
     def _sequence(
         self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams, *, seed: int, choice: int

@@ -36,6 +36,13 @@ MAX_BIASES = 1024
 
 WHOLE = ("max_tokens", "min_tokens", "top_k", "seed", "choice", "n", "best_of", "logprobs")
 OPTIONAL = ("seed", "best_of", "logprobs")
+NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+RANGES = (
+    ("temperature", 0, 2),
+    ("min_p", 0, 1),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +107,7 @@ class SamplingParams:
             is_left_out = value is None and name in OPTIONAL
             is_whole = isinstance(value, int) and not isinstance(value, bool)
             require(is_left_out or is_whole, name, f"must be a whole number, got {value!r}")
-        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        for name in NUMBERS:
             value = getattr(self, name)
             require(isinstance(value, int | float), name, f"must be a number, got {value!r}")
 
@@ -138,14 +145,6 @@ class SamplingParams:
     def needs_logprobs(self) -> bool:
         """Asked for, or needed to rank the choices."""
         return self.logprobs is not None or self.num_choices > self.n
-
-
-RANGES = (
-    ("temperature", 0, 2),
-    ("min_p", 0, 1),
-    ("presence_penalty", -2, 2),
-    ("frequency_penalty", -2, 2),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,25 +63,26 @@ class Runner:
     def run(self, step: Step) -> list[Outcome]:
         """Run the Step; one outcome per run."""
         parts = [step] if self._tile_size is None else tiles(step, self._tile_size)
-        h_RD = torch.cat([self._carry(part) for part in parts])
+        carried, own_slots = zip(*(self._carry(part) for part in parts), strict=True)
+        h_RD = torch.cat(carried)
         junctions = self._ask(step, h_RD)
         scores = self._score(step, h_RD, junctions)
-        self._hidden[self._tensor(self._slots(step))] = h_RD
+        self._hidden[torch.cat(own_slots)] = h_RD
         return [Outcome(*outcome) for outcome in zip(junctions, scores, strict=True)]
 
-    def _carry(self, step: Step) -> Tensor:
-        """Take rows through the block, [R, D]. Tiles are filled up with rows that are nobody's."""
+    def _carry(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Take rows through the block, [R, D], and say their slots, [R]. Tiles are filled up with rows that are
+        nobody's."""
         backbone, num_rows = self._model.model, step.num_rows
         num_padding = 0 if self._tile_size is None else self._tile_size - num_rows
-        slots_R = self._tensor(self._slots(step) + [self._attention.padding_slot] * num_padding)
+        own_slots = [slot for run in step.runs for slot in slots(run.sequence, run.rows, self._page_size)]
+        slots_R = self._tensor(own_slots + [self._attention.padding_slot] * num_padding)
         positions_R = self._tensor([position for run in step.runs for position in run.rows] + [0] * num_padding)
         h_RD = self._hidden[slots_R] if step.block else self._embedded(step, num_padding)
         attend = self._attention.over(step.runs, slots_R)
         rotary = backbone.rotary(positions_R, h_RD.dtype)
-        return backbone.run(h_RD, self._model.config.blocks[step.block], rotary, attend)[:num_rows]
-
-    def _slots(self, step: Step) -> list[int]:
-        return [slot for run in step.runs for slot in slots(run.sequence, run.rows, self._page_size)]
+        h_RD = backbone.run(h_RD, self._model.config.blocks[step.block], rotary, attend)
+        return h_RD[:num_rows], slots_R[:num_rows]
 
     def _embedded(self, step: Step, num_padding: int) -> Tensor:
         token_ids = [token for run in step.runs for token in run.sequence.token_ids[run.rows.start : run.rows.stop]]

@@ -66,9 +66,10 @@ class Scheduler:
         self._admit()
         while self.running:
             ready = {sequence: self._ready_block(sequence) for sequence in self.running}
-            block = self._choose(ready)
-            if runs := list(self._runs(block, ready)):
-                return self._note(Step(block, runs))
+            long = {sequence for sequence, block in ready.items() if is_long(sequence, block)}
+            block = self._choose(ready, long)
+            if runs := list(self._runs(block, ready, long)):
+                return self._note(Step(block, runs), long)
         return None
 
     def remove(self, sequence: Sequence) -> None:
@@ -137,26 +138,26 @@ class Scheduler:
             return sequence.deepest_pending_block
         return self.policy.ready_block(sequence)
 
-    def _choose(self, ready: dict[Sequence, int]) -> int:
+    def _choose(self, ready: dict[Sequence, int], long: set[Sequence]) -> int:
         """The policy's choice, unless somebody has waited too long. Long runs count every other time."""
         longest_waiting = min(self.running, key=attrgetter("last_step"))
         if self._is_overdue(longest_waiting):
             return ready[longest_waiting]
-        short = [block for sequence, block in ready.items() if not is_long(sequence, block)]
+        short = [block for sequence, block in ready.items() if sequence not in long]
         counted = short if short and self._long_ran else list(ready.values())
         return self.policy.choose([counted.count(block) for block in range(self.num_blocks)])
 
     def _is_overdue(self, sequence: Sequence) -> bool:
         return self._num_steps - sequence.last_step >= self.config.max_wait_steps
 
-    def _runs(self, block: int, ready: dict[Sequence, int]) -> Iterator[Run]:
+    def _runs(self, block: int, ready: dict[Sequence, int], long: set[Sequence]) -> Iterator[Run]:
         """Pending rows of those who are ready, within the row budget and the pages to be had."""
         rows_left = chunk_left = self.config.max_rows_per_step
-        if any(not is_long(*waiting) for waiting in ready.items()):
+        if len(long) < len(ready):
             chunk_left = min(chunk_left, self.config.chunk_rows)
         granted: set[Sequence] = set()
-        for sequence in self._in_turn(block, ready):
-            is_chunk = is_long(sequence, block)
+        for sequence in self._in_turn(block, ready, long):
+            is_chunk = sequence in long
             rows = sequence.pending_rows(block)[: min(rows_left, chunk_left) if is_chunk else rows_left]
             if rows and sequence.seat is not None and self._make_room(sequence, rows.stop, granted):
                 rows_left -= len(rows)
@@ -164,14 +165,13 @@ class Scheduler:
                 granted.add(sequence)
                 yield Run(sequence, rows, reaches_front=rows.stop == sequence.num_tokens)
 
-    def _in_turn(self, block: int, ready: dict[Sequence, int]) -> list[Sequence]:
+    def _in_turn(self, block: int, ready: dict[Sequence, int], long: set[Sequence]) -> list[Sequence]:
         """Those who are overdue, then short runs, who waited longest before others, then long ones, the older first."""
 
         def turn(sequence: Sequence) -> tuple[bool, bool, int]:
             if self._is_overdue(sequence):
                 return False, False, sequence.last_step
-            is_chunk = is_long(sequence, block)
-            return True, is_chunk, sequence.arrival if is_chunk else sequence.last_step
+            return True, sequence in long, sequence.arrival if sequence in long else sequence.last_step
 
         return sorted((sequence for sequence, ready_block in ready.items() if ready_block == block), key=turn)
 
@@ -184,9 +184,9 @@ class Scheduler:
                 return False
         return True
 
-    def _note(self, step: Step) -> Step:
+    def _note(self, step: Step, long: set[Sequence]) -> Step:
         self._num_steps += 1
-        self._long_ran = any(is_long(run.sequence, step.block) for run in step.runs)
+        self._long_ran = any(run.sequence in long for run in step.runs)
         for run in step.runs:
             run.sequence.last_step = self._num_steps
         return step

@@ -85,9 +85,11 @@ def next_tokens(step: Step, spoken: Items[int]) -> Iterator[int]:
     """The tokens after those rows; a front's own is the one it has just spoken."""
     answers = iter(spoken)
     for run in step.runs:
-        front = [next(answers)] if run.reaches_front else []
-        known = [*run.sequence.token_ids, *front]
-        yield from (known[t + 1] for t in run.sequence.rows_to_score(run.rows))
+        known, rows = run.sequence.token_ids, run.sequence.rows_to_score(run.rows)
+        yield from known[rows.start + 1 : rows.stop + 1]
+        if run.reaches_front:
+            spoken_here = next(answers)
+            yield from [spoken_here] if rows else []
 
 
 def num_alternatives(step: Step) -> list[int]:
