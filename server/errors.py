@@ -5,6 +5,7 @@ ApiError
 ├── ModelNotFound     404
 ├── BodyTooLarge      413  found before parsing
 ├── Overloaded        503  queue full, draining or stopped; come back later
+├── DeadlineExceeded  503  waited for its turn longer than a request may take
 └── InternalError     500  says nothing about what happened inside
 """
 
@@ -73,6 +74,15 @@ class Overloaded(ApiError):
     def __init__(self, message: str, *, code: str, retry_after_seconds: int) -> None:
         super().__init__(message, code=code)
         self.headers = {"retry-after": str(retry_after_seconds)}
+
+
+class DeadlineExceeded(ApiError):
+    status = 503
+    type = "server_error"
+    code = "deadline_exceeded"
+
+    def __init__(self) -> None:
+        super().__init__("the request's time was over before its turn came")
 
 
 class InternalError(ApiError):

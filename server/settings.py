@@ -46,6 +46,8 @@ class Settings(BaseSettings):
     max_new_tokens: Annotated[int, Field(ge=1, description="choices × max_tokens of one request")] = 262_144
     max_body_bytes: Positive = 2_000_000
 
+    request_seconds: Seconds | None = None
+    slow_client_seconds: Seconds = 60
     drain_seconds: Seconds = 30
     keep_alive_seconds: Seconds = 15
     stall_seconds: Seconds = 30
