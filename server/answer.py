@@ -70,6 +70,11 @@ def told_in_stream(error: Exception, record: RequestRecord) -> list[str]:
 
 
 def ignored_params(body: GenerationRequest) -> dict[str, str]:
-    """The header that names what was not understood, made safe for a header."""
-    names = ["".join(c if c.isascii() and (c.isalnum() or c in "_-.") else "?" for c in n) for n in body.unknown_fields]
-    return {"x-nvium-ignored-params": ", ".join(names)[:1000]} if names else {}
+    """The header that names what was not understood."""
+    names = ", ".join(map(harmless, body.unknown_fields))
+    return {"x-nvium-ignored-params": names[:1000]} if names else {}
+
+
+def harmless(name: str) -> str:
+    """Safe in a header."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name)

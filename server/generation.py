@@ -157,8 +157,9 @@ def start(
     record: RequestRecord,
     *,
     echo: bool = False,
+    stops: Sequence[str] = (),
 ) -> Generation:
-    """Submit every choice of a request, or raise and leave none behind.
+    """Submit every choice of a request, or raise and leave none behind. `stops` are beside those it asks for.
 
     Without a seed each prompt gets one of its own, shared by its choices, as if it had been sent alone.
     """
@@ -176,7 +177,7 @@ def start(
     owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
     record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
     choices = [
-        Choice(number, prompt, choice_text(service, request, prompt, echo=echo), record)
+        Choice(number, prompt, choice_text(service, request, prompt, stops, echo=echo), record)
         for number, prompt in enumerate(owners)
     ]
     return Generation(stream, choices, service.admission.leave, service.deadline(record.arrived))
@@ -186,6 +187,8 @@ def seed_for(request: GenerationRequest) -> int:
     return secrets.randbits(63) if request.seed is None else request.seed
 
 
-def choice_text(service: Service, request: GenerationRequest, prompt: Prompt, *, echo: bool) -> ChoiceText:
+def choice_text(
+    service: Service, request: GenerationRequest, prompt: Prompt, stops: Sequence[str], *, echo: bool
+) -> ChoiceText:
     include_stop = request.include_stop_str_in_output
-    return ChoiceText(service.tokenizer, prompt, request.stops, include_stop=include_stop, echo=echo)
+    return ChoiceText(service.tokenizer, prompt, [*request.stops, *stops], include_stop=include_stop, echo=echo)

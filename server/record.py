@@ -23,6 +23,7 @@ class RequestRecord:
         self._metrics = metrics
         self.request_id = request_id
         self.endpoint = endpoint
+        self.user: str | None = None
         self.arrived = time.monotonic()
         self.status: int | None = None
         self.finish_reasons: list[str] = []
@@ -85,6 +86,7 @@ class RequestRecord:
             "request",
             request_id=self.request_id,
             endpoint=self.endpoint,
+            user=self.user,
             outcome=self.outcome,
             status=self.status,
             finish=self.finish_reasons,

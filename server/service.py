@@ -9,12 +9,12 @@ from typing import Any
 import structlog
 from llguidance.hf import from_tokenizer
 
-from nvium_core import Engine, EngineConfig, EngineWorker, LoadedModel, SamplingParams
+from nvium_core import Engine, EngineConfig, EngineWorker, InvalidRequest, LoadedModel, SamplingParams
 from server.admission import Admission, draining, stopped
+from server.chat_template import ChatTemplate
 from server.choice_text import Prompt
 from server.errors import ModelNotFound
 from server.metrics import Metrics
-from server.schemas.body import check
 from server.schemas.generation import Limits
 from server.schemas.models import Model
 from server.settings import Settings
@@ -48,6 +48,7 @@ class Service:
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
         self.vocabulary = TokenBytes(from_tokenizer(loaded.tokenizer))
+        self.chat_template = ChatTemplate(loaded.tokenizer)
         self.limits = Limits(**{name: getattr(settings, name) for name in Limits.model_fields})
         self.is_warm = False
 
@@ -99,7 +100,13 @@ class Service:
         """Refuse a request that asks for too many in all."""
         allowed = self.limits.max_new_tokens
         message = f"prompts × choices × max_tokens is {num_tokens}, more than the {allowed} allowed"
-        check(num_tokens <= allowed, "max_tokens", message)
+        if num_tokens > allowed:
+            raise InvalidRequest("max_tokens", message)
+
+    def room(self, num_prompt_tokens: int, num_choices: int) -> int:
+        """How many tokens each choice may have where nothing is said; at least one, for the engine to refuse."""
+        of_context = self.engine.context - num_prompt_tokens
+        return max(1, min(of_context, self.limits.max_new_tokens // num_choices))
 
     def deadline(self, arrived: float) -> float | None:
         """When a request that arrived then, both by `time.monotonic()`, has had its time."""

@@ -53,8 +53,11 @@ class RequestBody(BaseModel):
 
     def _nested(self) -> "Iterator[tuple[str, RequestBody]]":
         for name in type(self).model_fields:
-            if isinstance(value := getattr(self, name), RequestBody):
+            value = getattr(self, name)
+            if isinstance(value, RequestBody):
                 yield name, value
+            elif isinstance(value, list):
+                yield from ((f"{name}[{i}]", item) for i, item in enumerate(value) if isinstance(item, RequestBody))
 
 
 class ResponseBody(BaseModel):

@@ -1,14 +1,18 @@
 """What completions and chat have in common: how to sample, when to stop, what to tell."""
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from nvium_core import SamplingParams
+from nvium_core import InvalidRequest, SamplingParams
 from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, check, described
 
 MAX_STOP_STRINGS = 4
+
+MAX_LOGGED_CHARACTERS = 64
 
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -72,7 +76,26 @@ class GenerationRequest(RequestBody):
         """Alternatives to generate for each prompt."""
         return self.n
 
-    def sampling(self, max_tokens: int, **more: Any) -> SamplingParams:
+    @property
+    def own_names(self) -> dict[str, str]:
+        """What this endpoint calls fields of the engine's, where it has other names."""
+        return {}
+
+    @property
+    def who(self) -> str | None:
+        """The client's user, made safe for a log."""
+        return None if self.user is None else loggable(self.user)
+
+    @contextmanager
+    def in_own_names(self) -> Iterator[None]:
+        """What the engine refuses within is told of this endpoint's fields."""
+        try:
+            yield
+        except InvalidRequest as error:
+            error.field = self.own_names.get(error.field, error.field)
+            raise
+
+    def sampling(self, max_tokens: int, *, also_stops_at: Sequence[int] = (), **more: Any) -> SamplingParams:
         """What this asks of the engine. Raises `InvalidRequest`."""
         return SamplingParams(
             max_tokens=max_tokens,
@@ -85,7 +108,7 @@ class GenerationRequest(RequestBody):
             repetition_penalty=self.repetition_penalty,
             logit_bias=self._logit_bias(),
             min_tokens=self.min_tokens,
-            stop_token_ids=tuple(self.stop_token_ids),
+            stop_token_ids=(*self.stop_token_ids, *also_stops_at),
             ignore_eos=self.ignore_eos,
             seed=self.seed,
             n=self.n,
@@ -107,6 +130,11 @@ class GenerationRequest(RequestBody):
             is_token_id = TOKEN_ID.fullmatch(token_id) is not None
             check(is_token_id, "logit_bias", f"its keys must be token ids, got {token_id!r}")
         return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
+
+
+def loggable(name: str) -> str:
+    """What can be printed of it, and no more than a line has room for."""
+    return "".join(character if character.isprintable() else "?" for character in name[:MAX_LOGGED_CHARACTERS])
 
 
 class TokenExits(ResponseBody):
