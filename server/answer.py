@@ -13,6 +13,7 @@ from server.errors import as_api_error
 from server.event_stream import DONE, EventStream
 from server.generation import Generation
 from server.record import RequestRecord
+from server.schemas.body import RequestBody
 from server.schemas.generation import GenerationRequest
 from server.service import Service
 from server.writer import Writer
@@ -69,7 +70,7 @@ def told_in_stream(error: Exception, record: RequestRecord) -> list[str]:
     return [json.dumps(told.body), DONE]
 
 
-def ignored_params(body: GenerationRequest) -> dict[str, str]:
+def ignored_params(body: RequestBody) -> dict[str, str]:
     """The header that names what was not understood."""
     names = ", ".join(map(harmless, body.unknown_fields))
     return {"x-nvium-ignored-params": names[:1000]} if names else {}

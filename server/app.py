@@ -14,11 +14,16 @@ from server.drain import DrainingServer
 from server.errors import install_error_handlers
 from server.logs import configure_logs
 from server.middleware import BodyLimit, JsonBodies, RequestFrame
-from server.routes import chat, completions, health, metrics, models
+from server.routes import chat, completions, health, metrics, models, tokens
 from server.service import Service
 from server.settings import Settings
 
-ENDPOINTS = {"/v1/completions": "completions", "/v1/chat/completions": "chat_completions"}
+ENDPOINTS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat_completions",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+}
 """Paths whose requests are recorded, and their names in metrics and logs."""
 
 BACKLOG = 2048
@@ -36,7 +41,7 @@ def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
     app.add_middleware(JsonBodies)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(RequestFrame, metrics=service.metrics, endpoints=ENDPOINTS)
-    for routes in (completions, chat, models, health, metrics):
+    for routes in (completions, chat, tokens, models, health, metrics):
         app.include_router(routes.router)
     return app
 

@@ -38,6 +38,7 @@ class Service:
         self.name = loaded.name
         self.created = int(time.time())
         self.num_layers = loaded.model.config.num_hidden_layers
+        self.vocab_size = loaded.model.config.vocab_size
         self.exit_layers = list(loaded.model.config.exit_layers or [])
         self.engine = Engine(loaded.model, engine_config(settings))
         self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
@@ -119,6 +120,11 @@ class Service:
             return await asyncio.to_thread(self._read, prompts)
         return self._read(prompts)
 
+    def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text, after those that the model's texts begin with."""
+        token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
+        return token_ids
+
     def card(self) -> Model:
         """The model's entry in the list of models."""
         names = (*Limits.model_fields, "max_queue", "max_body_bytes")
@@ -131,7 +137,7 @@ class Service:
         )
 
     def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
-        return [Prompt(self._tokenize(p).input_ids, p) if isinstance(p, str) else Prompt(p) for p in prompts]
+        return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
 
 
 def milliseconds(costs: Sequence[float]) -> list[float]:

@@ -9,17 +9,30 @@ from nvium_core import SamplingParams
 from server.schemas.body import NeutralOnly, ResponseBody, Text, check
 from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits, loggable
 from server.schemas.messages import Messages, check_messages
+from server.schemas.tools import Tool, ToolChoice, Tools, callable_tools
 
 
 class ChatRequest(GenerationRequest):
     messages: Messages
     max_completion_tokens: int | None = None
+    """Without one, the rest of the context, within the server's limit."""
     max_tokens: int | None = None
+    """The old name of `max_completion_tokens`; both are taken if they agree."""
     logprobs: bool = False
+    """log π_mix of every token."""
     top_logprobs: int | None = None
+    """0 to 20 alternatives; only with `logprobs`."""
+
+    tools: Tools = []
+    tool_choice: ToolChoice | None = None
+    """`none`, `required` or a named function; `auto`, the default with tools, is refused."""
+    parallel_tool_calls: bool = True
+    """One call is made, whether more are allowed or not."""
 
     safety_identifier: Text | None = None
+    """Stands in the log line of the request, before `user`."""
     prompt_cache_key: Text | None = None
+    """Prefixes are always shared, whatever their key."""
     prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
     prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
     service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
@@ -49,6 +62,12 @@ class ChatRequest(GenerationRequest):
     def for_template(self) -> list[dict[str, Any]]:
         """The messages as chat templates expect them."""
         return [message.for_template() for message in self.messages]
+
+    def callable_tools(self) -> list[Tool]:
+        """Of which one is called. Raises `InvalidField`."""
+        tools = callable_tools(self.tools, self.tool_choice)
+        check(not tools or self.form() is None, "tool_choice", "a call has a form of its own; give no other")
+        return tools
 
     def params(self, room: int, end_of_turn: Sequence[int]) -> SamplingParams:
         """What this asks of the engine, whose context has so much room left. Raises `InvalidRequest`."""

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from nvium_core import InvalidRequest, SamplingParams
 from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, check, described
+from server.schemas.formats import Form, ResponseFormat, StructuredOutputs
 
 MAX_STOP_STRINGS = 4
 
@@ -30,12 +31,15 @@ class Limits(ResponseBody):
 class StreamOptions(RequestBody):
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    """Usage so far in every chunk."""
     include_obfuscation: Annotated[bool, NeutralOnly(False)] = False
 
 
 class NviumOptions(RequestBody):
     sampling: Literal["exits", "mixture"] = "exits"
+    """Whether the exit that speaks or the explicit mixture is sampled."""
     metadata: bool = True
+    """Whether exits are told."""
 
 
 class GenerationRequest(RequestBody):
@@ -44,9 +48,13 @@ class GenerationRequest(RequestBody):
     """
 
     model: Text
+    """Its id, or `default`."""
     n: int = 1
+    """Choices that share one prompt; choice j draws from (seed, j)."""
     seed: int | None = None
+    """64 bits; without one, draws are fresh."""
     temperature: float = 1.0
+    """0 to 2; 0 is the argmax of the mixture."""
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0
@@ -54,17 +62,28 @@ class GenerationRequest(RequestBody):
     frequency_penalty: float = 0
     repetition_penalty: float = 1
     logit_bias: dict[str, float] = {}
+    """By token id, −100 to 100."""
 
     stop: Stops = []
+    """At most four strings."""
     stop_token_ids: list[int] = []
     min_tokens: int = 0
+    """No end before so many."""
     ignore_eos: bool = False
+    """Neither end-of-text nor what ends a turn of the chat template ends the text."""
     include_stop_str_in_output: bool = False
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """Not with `response_format`."""
 
     stream: bool = False
     stream_options: StreamOptions | None = None
+    """Only with `stream`."""
     return_token_ids: bool = False
+    """Adds those of the prompt and of each choice."""
     user: Text | None = None
+    """Stands in the log line of the request, its first 64 characters."""
     nvium: NviumOptions = NviumOptions()
 
     @property
@@ -80,6 +99,14 @@ class GenerationRequest(RequestBody):
     def own_names(self) -> dict[str, str]:
         """What this endpoint calls fields of the engine's, where it has other names."""
         return {}
+
+    def form(self) -> Form | None:
+        """The form that the text shall have. Raises `InvalidField` if there are two."""
+        asked = self.response_format.form() if self.response_format else None
+        if self.structured_outputs is None:
+            return asked
+        check(asked is None, "structured_outputs", "contradicts response_format; give one of them")
+        return self.structured_outputs.form()
 
     @property
     def who(self) -> str | None:

@@ -7,8 +7,6 @@ from pydantic import Field
 
 from server.schemas.body import NeutralOnly, RequestBody, Text, check, described
 
-FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-
 MAX_MESSAGES = 4096
 
 ROLES_WITH_CONTENT = ("system", "developer", "user", "tool")
@@ -17,9 +15,11 @@ ROLES_WITH_CONTENT = ("system", "developer", "user", "tool")
 
 class ContentPart(RequestBody):
     type: Text
+    """`text`, or of the assistant `refusal`; images, sounds and files are refused."""
     text: Text | None = None
     refusal: Text | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
+    """Prefixes are always shared, wherever they end."""
 
     def said(self, param: str) -> str:
         """Its text. Raises `InvalidField` for images, sounds and files."""
@@ -58,6 +58,7 @@ class Message(RequestBody):
     """One turn. What a content's parts say is joined by newlines; a refusal is what the assistant said."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    """A developer's is a system message."""
     content: Content | None = None
     refusal: Text | None = None
     name: Annotated[Text, Field(pattern=r"^[^\s<|\\/>]{1,64}$")] | None = None
