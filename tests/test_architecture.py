@@ -48,6 +48,7 @@ ABOVE_ALL = (CORE, f"{CORE}.cli")
 SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn")
 TORCH_FREE = (
     "engine.sequence",
+    "engine.waiting_line",
     "engine.scheduler",
     "engine.kv_cache",
     "engine.policies",

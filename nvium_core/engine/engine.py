@@ -71,17 +71,23 @@ class Engine:
         self._num_arrived = 0
         self.last_report: StepReport | None = None
 
-    def add(self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams | None = None) -> None:
+    def add(
+        self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams | None = None, *, tenant: str = ""
+    ) -> None:
         """Take a request in. Raises `InvalidRequest`, naming the field, for one that can never be served.
 
-        Each of its choices (`best_of`, or else `n` of them) becomes a sequence and tells events of its own.
+        Each of its choices (`best_of`, or else `n` of them) becomes a sequence and tells events of its own. Tenants
+        whose sequences wait take turns.
         """
         params = params or SamplingParams()
         self.check(token_ids, params)
         require(sequence_id not in self._requests, "sequence_id", f"{sequence_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
         choices = range(params.choice, params.choice + params.num_choices)
-        sequences = [self._sequence(sequence_id, token_ids, params, seed=seed, choice=choice) for choice in choices]
+        sequences = [
+            self._sequence(sequence_id, token_ids, params, seed=seed, choice=choice, tenant=tenant)
+            for choice in choices
+        ]
         self._requests[sequence_id] = sequences
         for sequence in sequences:
             sequence.siblings = sequences
@@ -175,7 +181,7 @@ class Engine:
         return POLICIES[self.config.schedule]()
 
     def _sequence(
-        self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams, *, seed: int, choice: int
+        self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams, *, seed: int, choice: int, tenant: str
     ) -> Sequence:
         sequence = Sequence(
             sequence_id,
@@ -186,6 +192,7 @@ class Engine:
             num_blocks=self.scheduler.num_blocks,
             arrival=self._num_arrived,
             stop_token_ids=self._stops(params),
+            tenant=tenant,
         )
         sequence.finish_reason = None if params.max_tokens else "length"
         self._num_arrived += 1

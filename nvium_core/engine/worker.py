@@ -52,6 +52,8 @@ class TokenStream:
         self.choice = choice
         self.admitted_at: float | None = None
         """When the sequence left the queue, by `time.monotonic()`; known by the time its first token arrives."""
+        self.num_cached_prompt_tokens: int | None = None
+        """Rows of the prompt that needed no computing, known as soon."""
         self._cancel = cancel
         self.loop = asyncio.get_running_loop()
         self._events: list[Event] = []
@@ -119,7 +121,7 @@ class EngineWorker:
         """Age of the last Step, or of the last look at an empty queue."""
         return time.monotonic() - self._beat
 
-    def submit(self, token_ids: Tokens[int], params: SamplingParams) -> list[TokenStream]:
+    def submit(self, token_ids: Tokens[int], params: SamplingParams, tenant: str = "") -> list[TokenStream]:
         """Queue a request from the running event loop, without blocking it; a stream for each of its choices.
 
         Raises `InvalidRequest`, or `EngineError` once the thread has ended, at once.
@@ -128,7 +130,7 @@ class EngineWorker:
         sequence_id = f"request-{next(self._numbers)}"
         choices = range(params.choice, params.choice + params.num_choices)
         streams = [TokenStream(sequence_id, choice, partial(self.cancel, sequence_id, choice)) for choice in choices]
-        self._commands.put(lambda: self._add(streams, token_ids, params))
+        self._commands.put(lambda: self._add(streams, token_ids, params, tenant))
         if self._stopped:  # looked at last, as the thread may have ended in between and taken no more commands
             raise EngineError(STOPPED)
         return streams
@@ -175,11 +177,11 @@ class EngineWorker:
                 command()
         self._deliver([FailureEvent(sequence_id, STOPPED, choice) for sequence_id, choice in self._streams])
 
-    def _add(self, streams: list[TokenStream], token_ids: Tokens[int], params: SamplingParams) -> None:
+    def _add(self, streams: list[TokenStream], token_ids: Tokens[int], params: SamplingParams, tenant: str) -> None:
         by_choice = {(stream.sequence_id, stream.choice): stream for stream in streams}
         self._streams |= by_choice
         self._queued |= by_choice
-        self.engine.add(streams[0].sequence_id, token_ids, params)
+        self.engine.add(streams[0].sequence_id, token_ids, params, tenant=tenant)
 
     def _cancel(self, sequence_id: str, choice: int) -> None:
         self._streams.pop((sequence_id, choice), None)
@@ -187,11 +189,11 @@ class EngineWorker:
         self.engine.cancel(sequence_id, choice)
 
     def _note_admissions(self, when: float) -> None:
-        """Stamp the streams whose sequences the last Step took out of the queue."""
-        if self._queued:
-            waiting = {(sequence.id, sequence.choice) for sequence in self.engine.scheduler.waiting}
-            for key in self._queued.keys() - waiting:
-                self._queued.pop(key).admitted_at = when
+        """Stamp the streams whose sequences the last Step was the first to let in."""
+        for sequence in self.engine.scheduler.admitted:
+            if stream := self._queued.pop((sequence.id, sequence.choice), None):
+                stream.admitted_at = when
+                stream.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens
 
     def _deliver(self, events: list[Event]) -> None:
         """Hand events to their streams, with one call into each loop concerned."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -158,3 +159,26 @@ async def test_a_request_after_the_thread_has_ended_is_refused(model: NviumForCa
     worker.stop(timeout=5)
     with pytest.raises(EngineError, match="stopped"):
         worker.submit([1], PARAMS)
+
+
+@pytest.mark.asyncio
+async def test_streams_of_different_tenants_are_let_in_by_turns(model: NviumForCausalLM) -> None:
+    worker = EngineWorker(Engine(model, EngineConfig(max_sequences=1)))
+    streams = [worker.submit([1], PARAMS, tenant)[0] for tenant in ["many", "many", "many", "few"]]
+    worker.start()
+    await asyncio.gather(*(collect([stream]) for stream in streams))
+    worker.stop(timeout=5)
+    many, second, third, few = [stream.admitted_at for stream in streams]
+    assert None not in (many, second, third, few)
+    assert many < few < second < third  # type: ignore[operator]
+
+
+@pytest.mark.asyncio
+async def test_each_choice_is_told_what_of_its_prompt_was_found(worker: EngineWorker) -> None:
+    found = []
+    for _ in range(2):
+        streams = worker.submit([1, 2, 3, 4] * 10, replace(PARAMS, n=2))
+        assert [stream.num_cached_prompt_tokens for stream in streams] == [None, None]
+        await asyncio.gather(*(collect([stream]) for stream in streams))
+        found.append([stream.num_cached_prompt_tokens for stream in streams])
+    assert found == [[0, 32], [32, 32]]
