@@ -54,6 +54,7 @@ TORCH_FREE = (
     "engine.policies",
     "engine.costs",
     "engine.exit_frequencies",
+    "engine.speedup",
     "engine.events",
     "engine.front",
     "engine.randomness",

@@ -13,7 +13,7 @@ from dataclasses import replace
 from numbers import Integral
 from operator import attrgetter
 
-from nvium_core.engine.calibration import assumed_costs, measure_costs
+from nvium_core.engine.calibration import assumed_costs, measure_bare_costs, measure_costs
 from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.events import (
     Completion,
@@ -36,6 +36,7 @@ from nvium_core.engine.runner import Outcome, Runner
 from nvium_core.engine.sampling import NO_TOKEN
 from nvium_core.engine.scheduler import Scheduler, Step
 from nvium_core.engine.sequence import FinishReason, Sequence
+from nvium_core.engine.speedup import PiggybackSpeedup
 from nvium_core.errors import NviumError
 from nvium_core.model.nvium import NviumForCausalLM
 
@@ -69,6 +70,7 @@ class Engine:
         self._untold: dict[Sequence, deque[TokenEvent]] = {}
         """Tokens that were spoken and wait for their scores."""
         self._num_arrived = 0
+        self.speedup = PiggybackSpeedup(max_rows_per_step=self.config.max_rows_per_step)
         self.last_report: StepReport | None = None
 
     def add(
@@ -126,6 +128,7 @@ class Engine:
         self.last_report = None
         if step is None:
             return []
+        self.speedup.begin(step, self.scheduler.running)
         started = time.monotonic()
         outcomes = self._run(step)
         events = self._record(step, outcomes)
@@ -155,10 +158,12 @@ class Engine:
         return [chosen for completions in choices.values() for chosen in best(completions, params.n, rank)]
 
     def calibrate(self) -> StepCosts:
-        """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or so."""
+        """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or two."""
         require(not self.has_work, "engine", "must be idle to be calibrated")
         max_sequences = self.config.max_sequences
         costs = measure_costs(self.runner, self.pool, self.model_config, max_sequences=max_sequences)
+        bare_costs = measure_bare_costs(self.runner, self.pool, self.model_config, max_sequences=max_sequences)
+        self.speedup.costs = bare_costs
         self.scheduler.policy = self._policy(costs)
         return costs
 
@@ -278,6 +283,8 @@ class Engine:
         return FailureEvent(sequence.id, message, sequence.choice)
 
     def _end(self, sequence: Sequence) -> None:
+        if sequence.seat is not None:
+            self.speedup.drop(sequence, self.scheduler.running)
         self.scheduler.remove(sequence)
         self._untold.pop(sequence, None)
         if not self._requests[sequence.id]:
@@ -289,6 +296,7 @@ class Engine:
         self.scheduler.policy.observe(
             step.block, num_rows=step.num_rows, seconds=seconds, num_asked=len(asked), num_left=num_left
         )
+        self.speedup.end(seconds)
         self.last_report = StepReport(step.block + 1, step.num_rows, seconds, events)
 
     def _context(self) -> int:

@@ -4,6 +4,7 @@ Neither side waits for the other: commands go through a queue, events reach the 
 """
 
 import asyncio
+import math
 import queue
 import threading
 import time
@@ -38,6 +39,8 @@ class WorkerState:
     num_preemptions: int = 0
     num_cached_prompt_tokens: int = 0
     kv_cache_usage: float = 0.0
+    piggyback_speedup: float = math.nan
+    """Time the same tokens would have taken block by block at full depth, over time spent; nan before any Step."""
 
 
 class TokenStream:
@@ -218,6 +221,7 @@ class EngineWorker:
             num_preemptions=scheduler.num_preemptions,
             num_cached_prompt_tokens=scheduler.pool.num_rows_found,
             kv_cache_usage=scheduler.pool.usage,
+            piggyback_speedup=self.engine.speedup.ratio,
         )
         self._beat = time.monotonic()
 

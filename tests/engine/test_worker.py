@@ -1,6 +1,7 @@
 """The device thread as an asyncio program sees it."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -182,3 +183,16 @@ async def test_each_choice_is_told_what_of_its_prompt_was_found(worker: EngineWo
         await asyncio.gather(*(collect([stream]) for stream in streams))
         found.append([stream.num_cached_prompt_tokens for stream in streams])
     assert found == [[0, 32], [32, 32]]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_calibrated", [True, False])
+async def test_the_speedup_is_told_where_costs_are_known(model: NviumForCausalLM, is_calibrated: bool) -> None:
+    worker = EngineWorker(Engine(model))
+    if is_calibrated:
+        worker.engine.calibrate()
+    assert math.isnan(worker.state.piggyback_speedup)
+    worker.start()
+    await collect(worker.submit([1], PARAMS))
+    worker.stop(timeout=5)
+    assert math.isnan(worker.state.piggyback_speedup) != is_calibrated
