@@ -54,8 +54,10 @@ def test_requests_steps_and_the_engine_are_measured(server: LiveServer) -> None:
         "nvium_deferred_rows",
         "nvium_kv_cache_usage_ratio",
         "nvium_preemptions_total",
+        "nvium_piggyback_speedup_ratio",
     ):
         assert f"\n{name}" in page
+    assert server.gauge("nvium_piggyback_speedup_ratio") > 0
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
