@@ -20,6 +20,9 @@ from starlette.responses import Response
 
 from nvium_core import ContextLengthExceeded, EngineError, InvalidRequest
 
+MAX_MESSAGE_CHARACTERS = 1000
+"""Beyond this a message, which may quote what was asked, is cut."""
+
 NESTED_FIELDS = ("stream_options", "nvium")
 
 
@@ -33,7 +36,7 @@ class ApiError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = message[:MAX_MESSAGE_CHARACTERS]
         self.param = param
         self.code = code or self.code
 
