@@ -2,7 +2,9 @@
 
 ApiError
 ├── InvalidField      400  a field of the request is wrong
+├── MalformedRequest  400  no HTTP
 ├── ModelNotFound     404
+├── RequestTimeout    408  did not arrive in time
 ├── BodyTooLarge      413  found before parsing
 ├── Overloaded        503  queue full, draining or stopped; come back later
 ├── DeadlineExceeded  503  waited for its turn longer than a request may take
@@ -51,6 +53,18 @@ class ApiError(Exception):
 class InvalidField(ApiError):
     def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
         super().__init__(f"{param}: {message}", param=param, code=code)
+
+
+class MalformedRequest(ApiError):
+    code = "malformed_request"
+
+
+class RequestTimeout(ApiError):
+    status = 408
+    code = "request_timeout"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the request did not arrive whole within {seconds:g} seconds")
 
 
 class ModelNotFound(ApiError):
