@@ -24,9 +24,14 @@ def model_folder(byte_model: LoadedModel, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_log_lines() -> Iterator[None]:
+    structlog.configure(processors=[], logger_factory=structlog.ReturnLoggerFactory())
+    yield
+    structlog.reset_defaults()
+
+
 @pytest.fixture(scope="session")
 def server(byte_model: LoadedModel) -> Iterator[LiveServer]:
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     with live_server(byte_model) as live:
         yield live
-    structlog.reset_defaults()
