@@ -4,12 +4,15 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client import disable_created_metrics
 
 from nvium_core import LoadedModel, load_model
+from server.connection import Connection
 from server.drain import DrainingServer
 from server.errors import install_error_handlers
 from server.logs import configure_logs
@@ -63,16 +66,25 @@ def run(settings: Settings) -> None:
     with listen(settings.host, settings.port) as listener:
         app = create_app(load_model(settings.model, settings.device, settings.dtype), settings)
         app.state.service.introduce()
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=listener.getsockname()[1],
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=STOP_SECONDS,
-        )
+        config = uvicorn_config(app, settings, port=listener.getsockname()[1], timeout_graceful_shutdown=STOP_SECONDS)
         DrainingServer(config, app.state.service).run(sockets=[listener])
+
+
+def uvicorn_config(app: FastAPI, settings: Settings, **more: Any) -> uvicorn.Config:
+    """How connections are served, wherever they come from."""
+    connection: Any = partial(
+        Connection, arrival_seconds=settings.arrival_seconds, slow_client_seconds=settings.slow_client_seconds
+    )
+    return uvicorn.Config(
+        app,
+        http=connection,
+        ws="none",
+        host=settings.host,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        **more,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -2,7 +2,9 @@
 
 ApiError
 ├── InvalidField      400  a field of the request is wrong
+├── MalformedRequest  400  no HTTP
 ├── ModelNotFound     404
+├── RequestTimeout    408  did not arrive in time
 ├── BodyTooLarge      413  found before parsing
 ├── Overloaded        503  queue full, draining or stopped; come back later
 ├── DeadlineExceeded  503  waited for its turn longer than a request may take
@@ -20,6 +22,9 @@ from starlette.responses import Response
 
 from nvium_core import ContextLengthExceeded, EngineError, InvalidRequest
 
+MAX_MESSAGE_CHARACTERS = 1000
+"""Beyond this a message, which may quote what was asked, is cut."""
+
 NESTED_FIELDS = ("stream_options", "nvium")
 
 
@@ -33,7 +38,7 @@ class ApiError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = message[:MAX_MESSAGE_CHARACTERS]
         self.param = param
         self.code = code or self.code
 
@@ -48,6 +53,18 @@ class ApiError(Exception):
 class InvalidField(ApiError):
     def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
         super().__init__(f"{param}: {message}", param=param, code=code)
+
+
+class MalformedRequest(ApiError):
+    code = "malformed_request"
+
+
+class RequestTimeout(ApiError):
+    status = 408
+    code = "request_timeout"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the request did not arrive whole within {seconds:g} seconds")
 
 
 class ModelNotFound(ApiError):

@@ -48,6 +48,7 @@ class Settings(BaseSettings):
 
     request_seconds: Seconds | None = None
     slow_client_seconds: Seconds = 60
+    arrival_seconds: Seconds = 60
     drain_seconds: Seconds = 30
     keep_alive_seconds: Seconds = 15
     stall_seconds: Seconds = 30

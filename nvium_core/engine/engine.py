@@ -98,12 +98,12 @@ class Engine:
     def check(self, token_ids: Tokens[int], params: SamplingParams) -> None:
         """Raise `InvalidRequest` if a request with these tokens and parameters can never be served."""
         require(len(token_ids) > 0, "prompt", "must hold at least one token")
-        self._check_vocabulary("prompt", token_ids)
-        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
-        self._check_vocabulary("logit_bias", params.logit_bias)
         num_positions = len(token_ids) + params.max_tokens
         if num_positions > self.context:
             raise ContextLengthExceeded(len(token_ids), params.max_tokens, self.context)
+        self._check_vocabulary("prompt", token_ids)
+        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        self._check_vocabulary("logit_bias", params.logit_bias)
         capacity = self.pool.num_pages * self.pool.page_size
         message = f"{num_positions} tokens are asked for in all, and the cache holds {capacity}"
         require(num_positions <= capacity, "max_tokens" if len(token_ids) < capacity else "prompt", message)
@@ -307,8 +307,8 @@ class Engine:
 
 
 def is_whole(token_id: object) -> bool:
-    """An integer of any kind, NumPy's among them."""
-    return isinstance(token_id, Integral)
+    """An integer of any kind, NumPy's among them; `int` is named because it is found much faster."""
+    return isinstance(token_id, (int, Integral))
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:

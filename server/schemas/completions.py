@@ -2,12 +2,15 @@
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from nvium_core import SamplingParams
-from server.schemas.body import NeutralOnly, ResponseBody, Text, check, described
+from server.schemas.body import NeutralOnly, ResponseBody, Text, Whole, check, described
 from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits
 
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Prompts = Annotated[
-    Text | list[Text] | list[int] | list[list[int]],
+    Text | Annotated[list[Text], Field(fail_fast=True)] | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)],
     described(
         "must be a string (valid Unicode), a list of strings, a list of token ids, or a list of lists of token ids"
     ),
@@ -16,7 +19,7 @@ Prompts = Annotated[
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
-    max_tokens: int = 16
+    max_tokens: Whole = 16
     best_of: int | None = None
     echo: bool = False
     logprobs: int | None = None

@@ -3,14 +3,21 @@
 import re
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from nvium_core import SamplingParams
-from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, check, described
+from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
 
 MAX_STOP_STRINGS = 4
+MAX_STOP_TOKENS = 1024
+MAX_BIASES = 1024
 
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
-Stops = Annotated[Text | list[Text], described("must be a string or a list of strings, valid Unicode")]
+Stops = Annotated[
+    Text | Annotated[list[Text], Field(fail_fast=True)],
+    described("must be a string or a list of strings, valid Unicode"),
+]
 
 
 class Limits(ResponseBody):
@@ -47,10 +54,10 @@ class GenerationRequest(RequestBody):
     presence_penalty: float = 0
     frequency_penalty: float = 0
     repetition_penalty: float = 1
-    logit_bias: dict[str, float] = {}
+    logit_bias: Annotated[dict[str, float], at_most(MAX_BIASES)] = {}
 
     stop: Stops = []
-    stop_token_ids: list[int] = []
+    stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKENS)] = []
     min_tokens: int = 0
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
