@@ -2,8 +2,10 @@
 
 ApiError
 ├── InvalidField      400  a field of the request is wrong
+├── InvalidKey        401  no key, or none that is known
 ├── ModelNotFound     404
 ├── BodyTooLarge      413  found before parsing
+├── RateLimited       429  too many requests with one key
 ├── Overloaded        503  queue full, draining or stopped; come back later
 └── InternalError     500  says nothing about what happened inside
 """
@@ -49,6 +51,15 @@ class InvalidField(ApiError):
         super().__init__(f"{param}: {message}", param=param, code=code)
 
 
+class InvalidKey(ApiError):
+    status = 401
+    code = "invalid_api_key"
+    headers = {"www-authenticate": "Bearer"}
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}; send a key of this server as `Authorization: Bearer KEY`")
+
+
 class ModelNotFound(ApiError):
     status = 404
     code = "model_not_found"
@@ -64,6 +75,16 @@ class BodyTooLarge(ApiError):
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"the request's body is larger than {max_bytes} bytes")
+
+
+class RateLimited(ApiError):
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, requests_per_minute: int, retry_after_seconds: int) -> None:
+        super().__init__(f"more than {requests_per_minute} requests in a minute; retry in {retry_after_seconds} s")
+        self.headers = {"retry-after": str(retry_after_seconds)}
 
 
 class Overloaded(ApiError):
