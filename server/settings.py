@@ -19,10 +19,12 @@ def comma_separated(value: object) -> object:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
-def origin(text: str) -> str:
-    if not ORIGIN.fullmatch(text):
+def as_sent(text: str) -> str:
+    """An origin, as browsers write it."""
+    origin = text.lower()
+    if not ORIGIN.fullmatch(origin):
         raise ValueError("must be an origin such as https://example.org, without a path, or *")
-    return text.lower()
+    return origin
 
 
 def endpoint(url: str) -> str:
@@ -35,7 +37,7 @@ Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 List = (NoDecode, BeforeValidator(comma_separated))
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], *List]
-Origins = Annotated[tuple[Annotated[str, AfterValidator(origin)], ...], *List]
+Origins = Annotated[tuple[Annotated[str, AfterValidator(as_sent)], ...], *List]
 Secrets = Annotated[tuple[SecretStr, ...], *List]
 Numbers = Annotated[tuple[float, ...], *List]
 

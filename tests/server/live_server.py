@@ -44,9 +44,12 @@ class LiveServer:
 
 @contextmanager
 def live_server(
-    model: LoadedModel, prepare: Callable[[FastAPI], None] = lambda _: None, **options: Any
+    model: LoadedModel,
+    prepare: Callable[[FastAPI], None] = lambda _: None,
+    build: Callable[[LoadedModel, Settings], FastAPI] = create_app,
+    **options: Any,
 ) -> Iterator[LiveServer]:
-    app = create_app(model, Settings(**options))
+    app = build(model, Settings(**options))
     prepare(app)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
