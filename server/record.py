@@ -48,6 +48,7 @@ class RequestRecord:
     def left_queue(self, seconds: float) -> None:
         """A choice began to run; the request's own wait is that of its first."""
         assert self.queued is not None
+        seconds = max(0.0, seconds)  # the device thread may be faster than the one that notes the submission
         self._metrics.queue_time.observe(seconds)
         left = self.queued + seconds
         self.left = left if self.left is None else min(left, self.left)

@@ -25,6 +25,9 @@ from server.settings import Settings, SettingsError
 
 SERVICE = "nvium"
 TRACES = "/v1/traces"
+EXPORT_SECONDS = 3
+"""How long a batch of spans may take, retries included; at the end the process waits for as much as four batches."""
+
 OPERATIONS = {"completions": "text_completion", "chat_completions": "chat"}
 """The conventions' names of our endpoints."""
 
@@ -54,7 +57,7 @@ def exporting_to(endpoint: str) -> TracerProvider:
         raise SettingsError(f"otlp_endpoint: needs `pip install 'nvium[tracing]'` ({error})") from error
     provider = sdk.TracerProvider(resource=Resource.create({"service.name": SERVICE}))
     url = endpoint.rstrip("/").removesuffix(TRACES) + TRACES
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=EXPORT_SECONDS)))
     return provider
 
 
