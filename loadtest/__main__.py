@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     add("--max-tokens", type=int, default=64, metavar="N", help="tokens per request, at most")
     add("--temperature", type=float, default=1.0)
     add("--seed", type=int, default=0, help="request i uses seed + i; also draws the arrivals")
+    add("--ignore-eos", action="store_true", help="go on to --max-tokens; not every server knows it")
     add("--prompts", type=Path, metavar="FILE", help=".jsonl (Spec-Bench's, or with `prompt`) or text, one per line")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="without a sign of life")
     add("--json", type=Path, metavar="FILE", help="write the report and every request's numbers here")
@@ -58,6 +59,7 @@ def workload(arguments: argparse.Namespace) -> Workload:
         rate=arguments.rate,
         temperature=arguments.temperature,
         seed=arguments.seed,
+        ignore_eos=arguments.ignore_eos,
     )
 
 

@@ -262,9 +262,9 @@ def bench(
 ) -> None:
     """Measure the engine in this process. What is left out, the experiment chooses.
 
-    schedules: tokens/s of each over synchronous, and as simulated; memory: waste in the cache; prefix: first token with
-    a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost; determinism: what differs in
-    company; soak: leaks; costs: a step's, for nvium plan.
+    schedules: tokens/s of each over synchronous, and as simulated; throughput: prompts included; memory: waste in the
+    cache; prefix: first token with a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost;
+    determinism: what differs in company; soak: leaks; costs: a step's, for nvium plan.
     """
     from rich.console import Console
 

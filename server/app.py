@@ -106,7 +106,7 @@ def run(settings: Settings) -> None:
         config = uvicorn.Config(
             app,
             host=settings.host,
-            port=settings.port,
+            port=listener.getsockname()[1],
             log_config=None,
             access_log=False,
             server_header=False,

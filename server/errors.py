@@ -7,6 +7,7 @@ ApiError
 ├── BodyTooLarge      413  found before parsing
 ├── RateLimited       429  too many requests with one key
 ├── Overloaded        503  queue full, draining or stopped; come back later
+├── DeadlineExceeded  503  waited for its turn longer than a request may take
 └── InternalError     500  says nothing about what happened inside
 """
 
@@ -94,6 +95,15 @@ class Overloaded(ApiError):
     def __init__(self, message: str, *, code: str, retry_after_seconds: int) -> None:
         super().__init__(message, code=code)
         self.headers = {"retry-after": str(retry_after_seconds)}
+
+
+class DeadlineExceeded(ApiError):
+    status = 503
+    type = "server_error"
+    code = "deadline_exceeded"
+
+    def __init__(self) -> None:
+        super().__init__("the request's time was over before its turn came")
 
 
 class InternalError(ApiError):

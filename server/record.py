@@ -11,6 +11,8 @@ from server.metrics import Metrics
 
 REJECTED = (401, 413, 429, 503)
 
+ABORTED = ("disconnected", "slow_client")
+
 log = structlog.get_logger("nvium.request")
 
 
@@ -79,12 +81,13 @@ class RequestRecord:
         if error.status in REJECTED and error.code:
             self._metrics.rejected.labels(error.code).inc()
 
-    def disconnected(self) -> None:
-        self.abort_cause = "disconnected"
+    def aborted(self, cause: str) -> None:
+        """The answer ends before its end, for the client's sake: `disconnected` or `slow_client`."""
+        self.abort_cause = cause
 
     @property
     def outcome(self) -> str:
-        if self.status is None or self.abort_cause == "disconnected":
+        if self.status is None or self.abort_cause in ABORTED:
             return "cancelled"
         if self.status in REJECTED:
             return "rejected"
