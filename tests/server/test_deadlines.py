@@ -39,7 +39,9 @@ def test_what_runs_ends_with_length_and_what_it_has(hurried: LiveServer) -> None
 
 
 def test_a_stream_ends_in_order(hurried: LiveServer) -> None:
-    chunks = list(hurried.client(strict=False).completions.create(model="default", prompt="Once", stream=True, extra_body=LONG))
+    chunks = list(
+        hurried.client(strict=False).completions.create(model="default", prompt="Once", stream=True, extra_body=LONG)
+    )
     assert chunks[-1].choices[0].finish_reason == "length"
     assert sum(chunks[-1].nvium["exit_counts"]) == sum(len(chunk.choices[0].nvium["token_ids"]) for chunk in chunks)
 

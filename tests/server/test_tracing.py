@@ -1,3 +1,5 @@
+import json
+import signal
 import subprocess
 import sys
 import threading
@@ -6,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +32,8 @@ from server.settings import Settings, SettingsError
 from server.tracing import Tracing, phases, tracer_provider
 from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.test_keys import bearer
+from tests.server.test_lifetimes import server_process
 
 SECRET = "the-fox-told-nobody"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -292,6 +297,27 @@ def test_spans_reach_the_endpoint_that_was_set(byte_model: LoadedModel, collecto
     service = {pair.key: pair.value.string_value for pair in resource.resource.attributes}["service.name"]
     names = [span.name for scope in resource.scope_spans for span in scope.spans]
     assert (service, sorted(names)) == ("nvium", ["decode", "prefill", "queue", f"text_completion {NAME}"])
+
+
+@pytest.mark.slow
+def test_a_server_that_is_told_to_stop_sends_what_is_left(
+    byte_model: LoadedModel, collector: Collector, tmp_path: Path
+) -> None:
+    byte_model.model.save_pretrained(tmp_path)
+    byte_model.tokenizer.save_pretrained(tmp_path)
+    options = {"model_aliases": NAME, "api_keys": "alice:sk-never-told", "otlp_endpoint": collector.url}
+    with server_process(tmp_path, **options) as (process, http):
+        assert http.post("/v1/completions", json=BODY).status_code == 401
+        assert http.post("/v1/completions", json=BODY, headers=bearer("sk-never-told")).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+        assert process.stderr
+        log = process.stderr.read()
+    spans = [s for _, message in collector.received for r in message.resource_spans for s in r.scope_spans[0].spans]
+    assert sorted(span.name.split()[0] for span in spans) == [*sorted(PHASES), *["text_completion"] * 2]
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert [line["key_id"] for line in lines if line["event"] == "request"] == ["", "alice"]
+    assert not any(word in log for word in (SECRET, "sk-never-told"))
 
 
 def test_an_endpoint_without_the_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
