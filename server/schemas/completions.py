@@ -2,8 +2,6 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from nvium_core import SamplingParams
 from server.schemas.body import NeutralOnly, ResponseBody, Text, check, described
 from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits
@@ -66,7 +64,7 @@ class CompletionLogprobs(ResponseBody):
 class CompletionChoice(GeneratedChoice):
     text: str
     logprobs: CompletionLogprobs | None
-    prompt_token_ids: list[int] = Field(default=[])
+    prompt_token_ids: list[int] | None = None
 
 
 class Completion(Generated):

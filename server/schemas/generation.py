@@ -3,8 +3,6 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from nvium_core import SamplingParams
 from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, check, described
 
@@ -141,7 +139,7 @@ class GeneratedChoice(ResponseBody):
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
-    token_ids: list[int] = Field(default=[])
+    token_ids: list[int] | None = None
     nvium: TokenExits | None = None
 
 
