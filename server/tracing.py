@@ -118,11 +118,15 @@ class Tracing:
 def phases(record: RequestRecord) -> Iterator[Phase]:
     """What a request went through, by the record's clock.
 
-    The last phase it reached ends with the request, or with its last token if it was completed: the rest is writing.
+    A request that was cut short was in its last phase until its end. One that was completed decoded until its last
+    token, the rest is writing; if it spoke none, as it only scored its prompt, then when it did what is not known.
     """
     assert record.closed is not None
+    is_whole = record.outcome == "completed"
+    if is_whole and record.spoke is None:
+        return
     starts = (record.queued, record.left, record.spoke)
-    end = record.last_told if record.outcome == "completed" and record.last_told else record.closed
+    end = record.last_told if is_whole and record.last_told else record.closed
     for name, start, following in zip(("queue", "prefill", "decode"), starts, (*starts[1:], None), strict=True):
         if start is not None:
             yield name, start, max(start, end if following is None else following)
