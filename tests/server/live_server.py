@@ -44,10 +44,13 @@ class LiveServer:
 
 @contextmanager
 def live_server(
-    model: LoadedModel, prepare: Callable[[FastAPI], None] = lambda _: None, **options: Any
+    model: LoadedModel,
+    prepare: Callable[[FastAPI], None] = lambda _: None,
+    build: Callable[[LoadedModel, Settings], FastAPI] = create_app,
+    **options: Any,
 ) -> Iterator[LiveServer]:
     settings = Settings(**options)
-    app = create_app(model, settings)
+    app = build(model, settings)
     prepare(app)
     server = uvicorn.Server(uvicorn_config(app, settings, port=0, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)

@@ -62,7 +62,7 @@ def test_requests_steps_and_the_engine_are_measured(server: LiveServer) -> None:
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIUM_PORT", "9000")
-    monkeypatch.setenv("NVIUM_LATENCY_BUCKETS", "[0.1, 1]")
+    monkeypatch.setenv("NVIUM_LATENCY_BUCKETS", "0.1, 1")
     assert (Settings().port, Settings().latency_buckets) == (9000, (0.1, 1.0))
     assert Settings(port=9001).port == 9001
 
