@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nvium_core.engine.params import EngineConfig as EngineConfig
     from nvium_core.engine.params import InvalidRequest as InvalidRequest
     from nvium_core.engine.params import SamplingParams as SamplingParams
+    from nvium_core.engine.worker import Admittance as Admittance
     from nvium_core.engine.worker import EngineRequest as EngineRequest
     from nvium_core.engine.worker import EngineWorker as EngineWorker
     from nvium_core.engine.worker import Key as Key
@@ -57,6 +58,7 @@ _HOME = {
     "EngineConfig": "engine.params",
     "InvalidRequest": "engine.params",
     "SamplingParams": "engine.params",
+    "Admittance": "engine.worker",
     "EngineRequest": "engine.worker",
     "EngineWorker": "engine.worker",
     "Key": "engine.worker",

@@ -1,6 +1,7 @@
 """From a checked request to its answer, whole or as a stream: what the two generating endpoints have in common."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 
 import structlog
@@ -20,6 +21,8 @@ from server.writer import Writer
 
 CLIENT_CLOSED_REQUEST = 499
 """Nobody is left to read it."""
+
+HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
 
 log = structlog.get_logger("nvium.server")
 
@@ -71,11 +74,6 @@ def told_in_stream(error: Exception, record: RequestRecord) -> list[str]:
 
 
 def ignored_params(body: RequestBody) -> dict[str, str]:
-    """The header that names what was not understood."""
-    names = ", ".join(map(harmless, body.unknown_fields))
-    return {"x-nvium-ignored-params": names[:1000]} if names else {}
-
-
-def harmless(name: str) -> str:
-    """Safe in a header."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name)
+    """The header that names what was not understood, made safe for a header."""
+    names = [HARMFUL_IN_HEADER.sub("?", name) or "?" for name in body.unknown_fields]
+    return {"x-nvium-ignored-params": ", ".join(names)[:1000].rstrip(", ")} if names else {}

@@ -28,6 +28,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     prompt = Prompt(await asyncio.to_thread(template.token_ids, body.for_template(), []))
     with body.in_own_names():
         params = body.params(service.room(len(prompt.token_ids), body.num_choices), template.stop_token_ids)
-        generated = start(service, body, params, [prompt], record, stops=() if body.ignore_eos else template.stops)
+        stops = () if body.ignore_eos else template.stops
+        generated = start(service, body, params, [prompt], record, tenant=request.state.key_id, stops=stops)
     writer = ChatWriter(service, body, generated, f"chatcmpl-{record.request_id}")
     return await answer(request, body, generated, writer)

@@ -35,12 +35,13 @@ def check_model(service: Service, name: str | None) -> None:
 
 def tokens(service: Service, body: TokenizeRequest) -> Tokens:
     token_ids = read(service, body)
-    names = [service.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
     return Tokens(
         count=len(token_ids),
         max_model_len=service.engine.context,
         tokens=token_ids,
-        token_strs=names if body.return_token_strs else None,
+        token_strs=[service.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+        if body.return_token_strs
+        else None,
     )
 
 

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    Field,
     GetJsonSchemaHandler,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -118,7 +120,20 @@ def encodable(text: str) -> str:
     return text
 
 
+def at_most(num_items: int) -> BeforeValidator:
+    """Refuses a list or object by its size alone: a long one with something wrong in every item takes seconds."""
+
+    def validate(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > num_items:
+            raise PydanticCustomError("too_many", f"at most {num_items} entries are allowed, got {len(value)}")
+        return value
+
+    return BeforeValidator(validate)
+
+
 Text = Annotated[str, AfterValidator(encodable)]
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""For what is calculated with: JSON's numbers may have more digits than Python prints."""
 
 
 def check(condition: bool, param: str, message: str) -> None:

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from nvium_core import SamplingParams
-from server.schemas.body import NeutralOnly, ResponseBody, Text, check
+from server.schemas.body import NeutralOnly, ResponseBody, Text, Whole, check
 from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits, loggable
 from server.schemas.messages import Messages, check_messages
 from server.schemas.tools import Tool, ToolChoice, Tools, callable_tools
@@ -14,9 +12,9 @@ from server.schemas.tools import Tool, ToolChoice, Tools, callable_tools
 
 class ChatRequest(GenerationRequest):
     messages: Messages
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     """Without one, the rest of the context, within the server's limit."""
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
     """The old name of `max_completion_tokens`; both are taken if they agree."""
     logprobs: bool = False
     """log π_mix of every token."""
@@ -123,10 +121,10 @@ class ChatChunkChoice(GeneratedChoice):
 class Chat(Generated):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
-    prompt_token_ids: list[int] = Field(default=[])
+    prompt_token_ids: list[int] | None = None
 
 
 class ChatChunk(Generated):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    prompt_token_ids: list[int] = Field(default=[])
+    prompt_token_ids: list[int] | None = None

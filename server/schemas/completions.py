@@ -5,11 +5,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from nvium_core import SamplingParams
-from server.schemas.body import NeutralOnly, ResponseBody, Text, check, described
+from server.schemas.body import NeutralOnly, ResponseBody, Text, Whole, check, described
 from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits
 
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Prompts = Annotated[
-    Text | list[Text] | list[int] | list[list[int]],
+    Text | Annotated[list[Text], Field(fail_fast=True)] | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)],
     described(
         "must be a string (valid Unicode), a list of strings, a list of token ids, or a list of lists of token ids"
     ),
@@ -18,7 +19,7 @@ Prompts = Annotated[
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
-    max_tokens: int = 16
+    max_tokens: Whole = 16
     """0 where an echoed prompt is scored."""
     best_of: int | None = None
     """Ranked by mean log π_mix; not above `n` in a stream."""
@@ -69,7 +70,7 @@ class CompletionLogprobs(ResponseBody):
 class CompletionChoice(GeneratedChoice):
     text: str
     logprobs: CompletionLogprobs | None
-    prompt_token_ids: list[int] = Field(default=[])
+    prompt_token_ids: list[int] | None = None
 
 
 class Completion(Generated):

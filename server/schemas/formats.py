@@ -43,7 +43,7 @@ class ResponseFormat(RequestBody):
 
 class StructuredOutputs(RequestBody):
     regex: Text | None = None
-    choice: list[Text] | None = None
+    choice: Annotated[list[Text], Field(fail_fast=True)] | None = None
     json_schema: Annotated[
         dict[str, Any] | Text | None, Field(alias="json"), described("must be a JSON schema, as an object or as text")
     ] = None

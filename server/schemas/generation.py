@@ -8,16 +8,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from nvium_core import InvalidRequest, SamplingParams
-from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, check, described
+from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
 from server.schemas.formats import Form, ResponseFormat, StructuredOutputs
 
 MAX_STOP_STRINGS = 4
+MAX_STOP_TOKENS = 1024
+MAX_BIASES = 1024
 
 MAX_LOGGED_CHARACTERS = 64
 
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
-Stops = Annotated[Text | list[Text], described("must be a string or a list of strings, valid Unicode")]
+Stops = Annotated[
+    Text | Annotated[list[Text], Field(fail_fast=True)],
+    described("must be a string or a list of strings, valid Unicode"),
+]
 
 
 class Limits(ResponseBody):
@@ -61,12 +66,12 @@ class GenerationRequest(RequestBody):
     presence_penalty: float = 0
     frequency_penalty: float = 0
     repetition_penalty: float = 1
-    logit_bias: dict[str, float] = {}
+    logit_bias: Annotated[dict[str, float], at_most(MAX_BIASES)] = {}
     """By token id, −100 to 100."""
 
     stop: Stops = []
     """At most four strings."""
-    stop_token_ids: list[int] = []
+    stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKENS)] = []
     min_tokens: int = 0
     """No end before so many."""
     ignore_eos: bool = False
@@ -196,7 +201,7 @@ class GeneratedChoice(ResponseBody):
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
-    token_ids: list[int] = Field(default=[])
+    token_ids: list[int] | None = None
     nvium: TokenExits | None = None
 
 

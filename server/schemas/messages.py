@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.schemas.body import NeutralOnly, RequestBody, Text, check, described
+from server.schemas.body import NeutralOnly, RequestBody, Text, at_most, check, described
 
 MAX_MESSAGES = 4096
+MAX_CALLS = 128
 
 ROLES_WITH_CONTENT = ("system", "developer", "user", "tool")
 """An assistant may have called a function instead."""
@@ -29,7 +30,10 @@ class ContentPart(RequestBody):
         return text or ""
 
 
-Content = Annotated[Text | list[ContentPart], described("must be a string or a list of text parts, valid Unicode")]
+Content = Annotated[
+    Text | Annotated[list[ContentPart], Field(fail_fast=True)],
+    described("must be a string or a list of text parts, valid Unicode"),
+]
 
 
 class FunctionCall(RequestBody):
@@ -63,7 +67,7 @@ class Message(RequestBody):
     refusal: Text | None = None
     name: Annotated[Text, Field(pattern=r"^[^\s<|\\/>]{1,64}$")] | None = None
     tool_call_id: Text | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] = []
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(MAX_CALLS)] = []
     audio: Annotated[Any, NeutralOnly(why=": there is no sound here")] = None
     function_call: Annotated[Any, NeutralOnly(why="; `tool_calls` replaced it")] = None
 
@@ -92,7 +96,7 @@ class Message(RequestBody):
         check(answers == (self.role == "tool"), f"{param}.tool_call_id", "must be given by role tool, and only by it")
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]
 
 
 def check_messages(messages: list[Message]) -> None:

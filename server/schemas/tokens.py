@@ -1,5 +1,9 @@
 """`POST /tokenize` and `/detokenize`."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from server.schemas.body import RequestBody, ResponseBody, Text, check
 from server.schemas.messages import Messages, check_messages
 from server.schemas.tools import Tools
@@ -37,7 +41,7 @@ class Tokens(ResponseBody):
 
 class DetokenizeRequest(RequestBody):
     model: Text | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
 class Detokenized(ResponseBody):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.schemas.body import RequestBody, Text, check, described
+from server.schemas.body import RequestBody, Text, at_most, check, described
 
 FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -40,7 +40,7 @@ class Tool(RequestBody):
         return {"type": self.type, "function": function}
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[list[Tool], Field(fail_fast=True), at_most(MAX_TOOLS)]
 
 
 class NamedFunction(RequestBody):
