@@ -1,12 +1,25 @@
 """The bodies of `/v1/chat/completions`, from the deltas of one request."""
 
+import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from server.generation import Delta, Generation
+from server.generation import Choice, Delta, Generation
 from server.logprobs import chat_logprobs
-from server.schemas.chat import Chat, ChatChoice, ChatChunk, ChatChunkChoice, ChatLogprobs, ChatMessage, ChatRequest
+from server.schemas.chat import (
+    CalledFunction,
+    Chat,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatLogprobs,
+    ChatMessage,
+    ChatRequest,
+    MadeToolCall,
+)
 from server.service import Service
+from server.tool_calls import ToolCallReader
 from server.writer import Writer
 
 
@@ -15,6 +28,8 @@ class ChatWriter(Writer):
         super().__init__(service, request, generation, response_id)
         self._request = request
         self._vocabulary = service.vocabulary
+        self._calls_tool = bool(request.callable_tools())
+        self._readers: defaultdict[Choice, ToolCallReader] = defaultdict(ToolCallReader)
 
     def whole(self, gained: Sequence[Delta]) -> Chat:
         choices = [ChatChoice(message=self._message(delta), **self._chat_choice(delta)) for delta in gained]
@@ -24,9 +39,12 @@ class ChatWriter(Writer):
         """A chunk for each choice that says who speaks."""
         for choice in self.generation.choices:
             more = self._prompt_token_ids() if choice.index == 0 else {}
-            yield self._chunk_of(Delta(choice), ChatMessage(role="assistant", content=""), **more)
+            message = ChatMessage(role="assistant", content=None if self._calls_tool else "")
+            yield self._chunk_of(Delta(choice), message, **more)
 
     def chunk(self, delta: Delta) -> ChatChunk:
+        if self._calls_tool:
+            return self._chunk_of(delta, ChatMessage(**self._tool_calls(delta, index=0)))
         is_empty = delta.finish_reason and not delta.text
         return self._chunk_of(delta, ChatMessage() if is_empty else ChatMessage(content=delta.text))
 
@@ -34,14 +52,31 @@ class ChatWriter(Writer):
         return ChatChunk(object="chat.completion.chunk", choices=[], **self._usage_chunk())
 
     def _message(self, delta: Delta) -> ChatMessage:
+        if self._calls_tool:
+            return ChatMessage(role="assistant", content=None, refusal=None, **self._tool_calls(delta))
         return ChatMessage(role="assistant", content=delta.text, refusal=None)
+
+    def _tool_calls(self, delta: Delta, **more: Any) -> dict[str, Any]:
+        """The call, or what is new of it; there is none before its name is whole."""
+        piece = self._readers[delta.choice].push(delta.text)
+        if piece.name:
+            function = CalledFunction(name=piece.name, arguments=piece.arguments)
+            call = MadeToolCall(id=f"call_{uuid.uuid4().hex}", type="function", function=function, **more)
+        elif piece.arguments:
+            call = MadeToolCall(function=CalledFunction(arguments=piece.arguments), **more)
+        else:
+            return {}
+        return {"tool_calls": [call]}
 
     def _chunk_of(self, delta: Delta, message: ChatMessage, **more: Any) -> ChatChunk:
         choice = ChatChunkChoice(delta=message, **self._chat_choice(delta))
         return ChatChunk(object="chat.completion.chunk", choices=[choice], **self._chunk(), **more)
 
     def _chat_choice(self, delta: Delta) -> dict[str, Any]:
-        return {**self._choice(delta, delta.choice.index), "logprobs": self._logprobs(delta)}
+        fields = self._choice(delta, delta.choice.index)
+        if delta.finish_reason == "stop" and self._readers[delta.choice].is_complete:
+            fields["finish_reason"] = "tool_calls"
+        return fields | {"logprobs": self._logprobs(delta)}
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         if not self._request.logprobs:

@@ -179,7 +179,7 @@ def start(
     owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
     record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
     choices = [
-        Choice(number, prompt, choice_text(service, request, prompt, stops, echo=echo), record)
+        Choice(number, prompt, choice_text(service, request, params, prompt, stops, echo=echo), record)
         for number, prompt in enumerate(owners)
     ]
     return Generation(stream, choices, service.admission.leave, service.deadline(record.arrived))
@@ -190,7 +190,19 @@ def seed_for(request: GenerationRequest) -> int:
 
 
 def choice_text(
-    service: Service, request: GenerationRequest, prompt: Prompt, stops: Sequence[str], *, echo: bool
+    service: Service,
+    request: GenerationRequest,
+    params: SamplingParams,
+    prompt: Prompt,
+    stops: Sequence[str],
+    *,
+    echo: bool,
 ) -> ChoiceText:
-    include_stop = request.include_stop_str_in_output
-    return ChoiceText(service.tokenizer, prompt, [*request.stops, *stops], include_stop=include_stop, echo=echo)
+    return ChoiceText(
+        service.tokenizer,
+        prompt,
+        [*request.stops, *stops],
+        stop_token_ids=service.engine.end_token_ids.union(params.stop_token_ids),
+        include_stop=request.include_stop_str_in_output,
+        echo=echo,
+    )

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import structlog
-from llguidance.hf import from_tokenizer
 
-from nvium_core import Engine, EngineConfig, EngineWorker, InvalidRequest, LoadedModel, SamplingParams
+from nvium_core import Constraint, Engine, EngineConfig, EngineWorker, InvalidRequest, LoadedModel, SamplingParams
 from server.admission import Admission, draining, stopped
 from server.chat_template import ChatTemplate
 from server.choice_text import Prompt
+from server.constraints import Constraints
 from server.errors import ModelNotFound
 from server.metrics import Metrics
+from server.schemas.formats import Form
 from server.schemas.generation import Limits
 from server.schemas.models import Model
 from server.settings import Settings
@@ -48,7 +49,8 @@ class Service:
         self.fingerprint = fingerprint(loaded, settings)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
-        self.vocabulary = TokenBytes(from_tokenizer(loaded.tokenizer))
+        self.constraints = Constraints(loaded.tokenizer, self.engine.end_token_ids)
+        self.vocabulary = TokenBytes(self.constraints.token_bytes)
         self.chat_template = ChatTemplate(loaded.tokenizer)
         self.limits = Limits(**{name: getattr(settings, name) for name in Limits.model_fields})
         self.is_warm = False
@@ -124,6 +126,10 @@ class Service:
         """The tokens of a text, after those that the model's texts begin with."""
         token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
         return token_ids
+
+    async def constraint(self, form: Form | None) -> Constraint | None:
+        """What holds an answer to its form. Raises `InvalidField`."""
+        return None if form is None else await asyncio.to_thread(self.constraints.compile, *form)
 
     def card(self) -> Model:
         """The model's entry in the list of models."""

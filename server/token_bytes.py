@@ -1,16 +1,16 @@
 """The bytes that each token of a vocabulary stands for, and a name for it that is text."""
 
-from llguidance import LLTokenizer
+from collections.abc import Callable
 
 
 class TokenBytes:
     """Unlike decoding token by token, this keeps leading spaces and parts of characters."""
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
 
     def __getitem__(self, token_id: int) -> bytes:
-        return self._tokenizer.decode_bytes([token_id])
+        return self._bytes_of(token_id)
 
     def name(self, token_id: int) -> str:
         """The token's text, or `bytes:` and its bytes in hexadecimal if they are no whole characters."""

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from nvium_core import SamplingParams
+from nvium_core import Constraint, SamplingParams
+from server.grammars import ToolCall
 from server.schemas.body import NeutralOnly, ResponseBody, Text, Whole, check
+from server.schemas.formats import Form
 from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits, loggable
 from server.schemas.messages import Messages, check_messages
 from server.schemas.tools import Tool, ToolChoice, Tools, callable_tools
@@ -57,22 +59,30 @@ class ChatRequest(GenerationRequest):
     def who(self) -> str | None:
         return super().who if self.safety_identifier is None else loggable(self.safety_identifier)
 
-    def for_template(self) -> list[dict[str, Any]]:
-        """The messages as chat templates expect them."""
-        return [message.for_template() for message in self.messages]
+    def for_template(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The messages and the tools as chat templates expect them; tools that may not be called are not shown."""
+        tools = [] if self.tool_choice == "none" else self.tools
+        return [message.for_template() for message in self.messages], [tool.for_template() for tool in tools]
 
     def callable_tools(self) -> list[Tool]:
         """Of which one is called. Raises `InvalidField`."""
-        tools = callable_tools(self.tools, self.tool_choice)
-        check(not tools or self.form() is None, "tool_choice", "a call has a form of its own; give no other")
-        return tools
+        return callable_tools(self.tools, self.tool_choice)
 
-    def params(self, room: int, end_of_turn: Sequence[int]) -> SamplingParams:
+    def form(self) -> Form | None:
+        asked = super().form()
+        if not (tools := self.callable_tools()):
+            return asked
+        check(asked is None, "tool_choice", "a call has a form of its own; give no other")
+        return Form("tools", ToolCall({tool.function.name: tool.function.schema_of_parameters for tool in tools}))
+
+    def params(self, constraint: Constraint | None, room: int, end_of_turn: Sequence[int]) -> SamplingParams:
         """What this asks of the engine, whose context has so much room left. Raises `InvalidRequest`."""
         asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         also_stops_at = () if self.ignore_eos else end_of_turn
-        return self.sampling(room if asked is None else asked, also_stops_at=also_stops_at, logprobs=logprobs)
+        return self.sampling(
+            room if asked is None else asked, constraint, also_stops_at=also_stops_at, logprobs=logprobs
+        )
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
@@ -100,12 +110,27 @@ class ChatLogprobs(ResponseBody):
     refusal: None = None
 
 
+class CalledFunction(ResponseBody):
+    name: str = ""
+    arguments: str
+
+
+class MadeToolCall(ResponseBody):
+    """A call, whole or, of a chunk, what is new of the one with this index."""
+
+    index: int = 0
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(ResponseBody):
-    """What the assistant says, whole or, of a chunk, what is new."""
+    """What the assistant says or calls, whole or, of a chunk, what is new."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     refusal: None = None
+    tool_calls: list[MadeToolCall] = []
 
 
 class ChatChoice(GeneratedChoice):

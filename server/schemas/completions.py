@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nvium_core import SamplingParams
+from nvium_core import Constraint, SamplingParams
 from server.schemas.body import NeutralOnly, ResponseBody, Text, Whole, check, described
 from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits
 
@@ -39,14 +39,16 @@ class CompletionRequest(GenerationRequest):
     def num_choices(self) -> int:
         return self.best_of or self.n
 
-    def params(self) -> SamplingParams:
-        """What this asks of the engine. Raises `InvalidRequest`.
+    def params(self, constraint: Constraint | None) -> SamplingParams:
+        """What this asks of the engine, within a constraint. Raises `InvalidRequest`.
 
         An echoed prompt is scored if log-probabilities are asked for, or nothing but the echo is.
         """
         scores_prompt = self.echo and (self.logprobs is not None or self.max_tokens == 0)
         logprobs = 0 if scores_prompt and self.logprobs is None else self.logprobs
-        return self.sampling(self.max_tokens, best_of=self.best_of, logprobs=logprobs, prompt_logprobs=scores_prompt)
+        return self.sampling(
+            self.max_tokens, constraint, best_of=self.best_of, logprobs=logprobs, prompt_logprobs=scores_prompt
+        )
 
     def check(self, limits: Limits) -> None:
         super().check(limits)

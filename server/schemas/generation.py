@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from nvium_core import InvalidRequest, SamplingParams
+from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
 from server.schemas.formats import Form, ResponseFormat, StructuredOutputs
 
@@ -106,7 +106,7 @@ class GenerationRequest(RequestBody):
         return {}
 
     def form(self) -> Form | None:
-        """The form that the text shall have. Raises `InvalidField` if there are two."""
+        """The form that the answer shall have. Raises `InvalidField` if there are two."""
         asked = self.response_format.form() if self.response_format else None
         if self.structured_outputs is None:
             return asked
@@ -127,7 +127,9 @@ class GenerationRequest(RequestBody):
             error.field = self.own_names.get(error.field, error.field)
             raise
 
-    def sampling(self, max_tokens: int, *, also_stops_at: Sequence[int] = (), **more: Any) -> SamplingParams:
+    def sampling(
+        self, max_tokens: int, constraint: Constraint | None, *, also_stops_at: Sequence[int] = (), **more: Any
+    ) -> SamplingParams:
         """What this asks of the engine. Raises `InvalidRequest`."""
         return SamplingParams(
             max_tokens=max_tokens,
@@ -141,6 +143,7 @@ class GenerationRequest(RequestBody):
             logit_bias=self._logit_bias(),
             min_tokens=self.min_tokens,
             stop_token_ids=(*self.stop_token_ids, *also_stops_at),
+            constraint=constraint,
             ignore_eos=self.ignore_eos,
             seed=self.seed,
             n=self.n,
@@ -155,6 +158,7 @@ class GenerationRequest(RequestBody):
         check(len(self.stops) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} stop strings are allowed")
         check(all(self.stops), "stop", "a stop string must not be empty")
         check(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
+        self.form()
 
     def _logit_bias(self) -> dict[int, float]:
         """By token id; JSON's keys are text."""

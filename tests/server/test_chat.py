@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from structlog.testing import capture_logs
 
 from nvium_core import Engine, LoadedModel, SamplingParams
 from tests.byte_model import END_OF_TEXT, NAME, load_byte_model, token_ids
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.test_refusals import error_of
 
 Json = dict[str, Any]
@@ -152,14 +153,18 @@ def test_a_tokenizers_own_template_is_used() -> None:
         assert body["prompt_token_ids"] == [0, *token_ids("<|endoftext|>")]
 
 
+def users_in(logs: Sequence[Any]) -> list[str | None]:
+    return [line["user"] for line in logs if line["event"] == "request"]
+
+
 def test_who_asks_stands_in_the_log_made_harmless(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server, capture_logs() as logs:
         server.chat(max_tokens=1, user="a\nb" + "x" * 100)
         server.chat(max_tokens=1, user="a", safety_identifier="b")
         server.complete(max_tokens=1, user="c")
         server.complete(max_tokens=1)
-    users = [line["user"] for line in logs if line["event"] == "request"]
-    assert users == ["a?b" + "x" * 61, "b", "c", None]
+        wait_until(lambda: len(users_in(logs)) == 4)
+    assert users_in(logs) == ["a?b" + "x" * 61, "b", "c", None]
     assert structlog.is_configured()
 
 

@@ -1,0 +1,152 @@
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.byte_model import NAME
+from tests.server.live_server import LiveServer
+from tests.server.test_refusals import error_of
+
+Json = dict[str, Any]
+
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {"size": {"enum": ["small", "großartig"]}, "parts": {"type": "array", "items": {"type": "boolean"}}},
+    "required": ["size", "parts"],
+    "additionalProperties": False,
+}
+
+ENDPOINTS = ["completions", "chat"]
+
+
+def ask(server: LiveServer, endpoint: str, **body: Any) -> Any:
+    return server.complete(**body) if endpoint == "completions" else server.chat(**body)
+
+
+def text_of(choice: Json) -> str:
+    text: str = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text
+
+
+def response_format(schema: Any = None, **more: Any) -> Json:
+    return {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, **more}}
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": response_format(SCHEMA, strict=True, description="a thing")},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+    ],
+)
+def test_an_answer_obeys_its_schema(server: LiveServer, endpoint: str, seed: int, fields: Json) -> None:
+    choices = ask(server, endpoint, max_tokens=200, seed=seed, n=2, **fields).json()["choices"]
+    for choice in choices:
+        if choice["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(text_of(choice)), SCHEMA)
+    assert "stop" in {choice["finish_reason"] for choice in choices}
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_json_object_is_one(server: LiveServer, endpoint: str) -> None:
+    bias = {str(ord("}") + 1): 8}
+    for format_ in ({"type": "json_object"}, response_format()):
+        choice = ask(server, endpoint, max_tokens=200, logit_bias=bias, response_format=format_).json()["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert isinstance(json.loads(text_of(choice)), dict)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_an_answer_matches_its_expression_or_is_one_of_the_choices(server: LiveServer, endpoint: str) -> None:
+    for seed in range(5):
+        asked = {"max_tokens": 50, "seed": seed}
+        matched = ask(server, endpoint, structured_outputs={"regex": "[a-f]{3}(é|日本)"}, **asked).json()["choices"][0]
+        assert re.fullmatch("[a-f]{3}(é|日本)", text_of(matched))
+        chosen = ask(server, endpoint, structured_outputs={"choice": ["yes", "no", "nö"]}, **asked).json()["choices"][0]
+        assert text_of(chosen) in ("yes", "no", "nö")
+        assert {matched["finish_reason"], chosen["finish_reason"]} == {"stop"}
+
+
+def test_neither_ignored_ends_nor_the_templates_own_stop_strings_reach_into_a_form(server: LiveServer) -> None:
+    form = {"structured_outputs": {"regex": "a\nUser:b"}}
+    for ignore_eos in (True, False):
+        choice = server.chat(max_tokens=50, ignore_eos=ignore_eos, **form).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("a\nUser:b", "stop")
+
+
+def test_the_clients_own_models_are_parsed(server: LiveServer) -> None:
+    class Thing(pydantic.BaseModel):
+        flag: bool
+        number: int = pydantic.Field(ge=0, lt=1000)
+
+    client = server.client()
+    parsed = client.chat.completions.parse(
+        model=NAME, messages=[{"role": "user", "content": "a"}], response_format=Thing, seed=1, max_tokens=60
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Thing)
+
+
+def test_text_is_the_neutral_format(server: LiveServer) -> None:
+    plain = server.chat(max_tokens=9).json()["choices"][0]["message"]["content"]
+    assert (
+        server.chat(max_tokens=9, response_format={"type": "text"}).json()["choices"][0]["message"]["content"] == plain
+    )
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), max_tokens=st.integers(1, 60), logprobs=st.booleans())
+def test_joined_chunks_equal_the_whole(
+    server: LiveServer, endpoint: str, seed: int, max_tokens: int, logprobs: bool
+) -> None:
+    asked = {"seed": seed, "max_tokens": max_tokens, "n": 2, "response_format": response_format(SCHEMA)}
+    whole = ask(server, endpoint, **asked).json()["choices"]
+    lines = ask(server, endpoint, stream=True, **asked).text.split("\n\n")[:-2]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    for choice in whole:
+        mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in mine) == text_of(choice)
+        assert mine[-1]["finish_reason"] == choice["finish_reason"]
+
+
+INVALID: list[tuple[str, Json]] = [
+    ("response_format", {"response_format": "json"}),
+    ("response_format.type", {"response_format": {"type": "xml"}}),
+    ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+    ("response_format.json_schema", {"response_format": response_format({}) | {"type": "text"}}),
+    ("response_format.json_schema.name", {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
+    ("response_format.json_schema.name", {"response_format": response_format({}, name="a b")}),
+    ("response_format.json_schema.schema", {"response_format": response_format([])}),
+    ("response_format.json_schema.schema", {"response_format": response_format({"type": "thing"})}),
+    ("response_format.json_schema.strict", {"response_format": response_format({}, strict="yes")}),
+    ("structured_outputs", {"structured_outputs": {}}),
+    ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
+    ("structured_outputs", {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}),
+    ("structured_outputs.regex", {"structured_outputs": {"regex": "(a"}}),
+    ("structured_outputs.choice", {"structured_outputs": {"choice": []}}),
+    ("structured_outputs.choice", {"structured_outputs": {"choice": [1]}}),
+    ("structured_outputs.json", {"structured_outputs": {"json": "{"}}),
+    ("structured_outputs.json", {"structured_outputs": {"json": "[]"}}),
+    ("structured_outputs.json", {"structured_outputs": {"json": 5}}),
+    ("structured_outputs.json", {"structured_outputs": {"json": "[" * 100_000}}),
+    ("min_tokens", {"structured_outputs": {"regex": "a"}, "min_tokens": 2, "max_tokens": 3}),
+]
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize(("param", "fields"), INVALID)
+def test_what_is_wrong_is_refused_with_the_name_of_its_field(
+    server: LiveServer, endpoint: str, param: str, fields: Json
+) -> None:
+    response = ask(server, endpoint, **fields)
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["param"] == param or error["param"].partition("[")[0] == param

@@ -1,0 +1,178 @@
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.byte_model import NAME, load_byte_model, token_ids
+from tests.server.live_server import LiveServer, live_server
+from tests.server.test_refusals import error_of
+
+Json = dict[str, Any]
+
+PARAMETERS: Json = {
+    "type": "object",
+    "properties": {"place": {"enum": ["Köln", "東京"]}, "when": {"enum": ["now", "later"]}},
+    "required": ["place", "when"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, **function: Any) -> Json:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+TOOLS = [tool("get_weather", description="The weather.", parameters=PARAMETERS, strict=True), tool("stop")]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def test_a_strict_client_gets_a_call_of_the_named_function(server: LiveServer) -> None:
+    client = server.client()
+    chat = client.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": "Hello"}],
+        tools=TOOLS,  # type: ignore[arg-type]
+        tool_choice=NAMED,  # type: ignore[arg-type]
+        seed=1,
+    )
+    choice = chat.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert choice.message.tool_calls
+    [call] = choice.message.tool_calls
+    assert call.type == "function"
+    assert call.id.startswith("call_")
+    assert call.function.name == "get_weather"
+    jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
+
+
+def test_one_of_the_functions_is_called_where_a_call_is_required(server: LiveServer) -> None:
+    names = set()
+    for seed in range(12):
+        choice = server.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed).json()[
+            "choices"
+        ][0]
+        [call] = choice["message"]["tool_calls"]
+        names.add(call["function"]["name"])
+        jsonschema.validate(
+            json.loads(call["function"]["arguments"]),
+            PARAMETERS if call["function"]["name"] == "get_weather" else {"const": {}},
+        )
+    assert names == {"get_weather", "stop"}
+
+
+def test_a_call_that_is_cut_says_so(server: LiveServer) -> None:
+    choice = server.chat(tools=TOOLS, tool_choice=NAMED, max_tokens=45).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    early = server.chat(tools=TOOLS, tool_choice=NAMED, max_tokens=12).json()["choices"][0]
+    assert (early["finish_reason"], early["message"]) == (
+        "length",
+        {"role": "assistant", "content": None, "refusal": None},
+    )
+
+
+def test_tools_that_may_not_be_called_change_nothing(server: LiveServer) -> None:
+    plain = server.chat(max_tokens=9, return_token_ids=True).json()
+    unused = server.chat(max_tokens=9, return_token_ids=True, tools=TOOLS, tool_choice="none").json()
+    assert unused["choices"][0]["message"] == plain["choices"][0]["message"]
+    assert unused["prompt_token_ids"] == plain["prompt_token_ids"]
+    assert server.chat(max_tokens=1, tools=[]).status_code == 200
+
+
+def test_the_model_is_told_of_tools_calls_and_their_results() -> None:
+    model = load_byte_model()
+    model.tokenizer.chat_template = (
+        "{{ tools[0].function.name }}{% for m in messages %}|{{ m.role }} {{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call.id }} {{ call.function.name }} {{ call.function.arguments.a }}"
+        "{% endfor %}{{ m.tool_call_id }}{% endfor %}"
+    )
+    called = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    ]
+    with live_server(model) as server:
+        asked = {"tools": [tool("f")], "tool_choice": "required", "max_tokens": 1, "return_token_ids": True}
+        body = server.chat(messages=messages, **asked).json()
+    assert body["prompt_token_ids"] == token_ids("f|user hi|assistant c1 f 1|tool 2c1")
+
+
+def streamed(server: LiveServer, **body: Any) -> list[Json]:
+    lines = server.chat(stream=True, **body).text.split("\n\n")[:-2]
+    return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+
+
+def test_a_stream_begins_a_call_with_its_name_and_goes_on_with_arguments(server: LiveServer) -> None:
+    first, *choices = streamed(server, tools=TOOLS, tool_choice=NAMED)
+    assert first["delta"] == {"role": "assistant", "content": None}
+    deltas = [choice["delta"]["tool_calls"][0] for choice in choices if choice["delta"]]
+    assert deltas[0]["index"] == 0
+    assert deltas[0]["id"].startswith("call_")
+    assert (deltas[0]["type"], deltas[0]["function"]) == ("function", {"name": "get_weather", "arguments": ""})
+    assert all(
+        list(delta) == ["index", "function"] and list(delta["function"]) == ["arguments"] for delta in deltas[1:]
+    )
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    max_tokens=st.integers(1, 90),
+    n=st.integers(1, 3),
+    stop=st.none() | st.sampled_from(['"', "o", "東", "}"]),
+)
+def test_joined_chunks_equal_the_whole(
+    server: LiveServer, seed: int, max_tokens: int, n: int, stop: str | None
+) -> None:
+    asked = {"tools": TOOLS, "tool_choice": "required", "seed": seed, "max_tokens": max_tokens, "n": n, "stop": stop}
+    whole = server.chat(**asked).json()["choices"]
+    chunks = streamed(server, **asked)
+    for choice in whole:
+        mine = [chunk for chunk in chunks if chunk["index"] == choice["index"]]
+        pieces = [call["function"] for chunk in mine for call in chunk["delta"].get("tool_calls", [])]
+        calls = [call["function"] for call in choice["message"].get("tool_calls", [])]
+        assert "".join(piece.get("name", "") for piece in pieces) == "".join(call["name"] for call in calls)
+        assert "".join(piece["arguments"] for piece in pieces) == "".join(call["arguments"] for call in calls)
+        assert mine[-1]["finish_reason"] == choice["finish_reason"]
+
+
+def test_the_clients_stream_helper_reads_a_call(server: LiveServer) -> None:
+    client = server.client()
+    asked: Json = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "tools": TOOLS, "seed": 2}
+    whole = client.chat.completions.create(**asked, tool_choice=NAMED)
+    with client.chat.completions.stream(**asked, tool_choice=NAMED) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+    assert whole.choices[0].message.tool_calls
+    assert [event.arguments for event in done] == [whole.choices[0].message.tool_calls[0].function.arguments]  # type: ignore[union-attr]
+
+
+INVALID: list[tuple[str, Json]] = [
+    ("tool_choice", {"tools": TOOLS}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": "auto"}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "x"}}}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tool_choice": NAMED}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}),
+    ("tools", {"tools": [tool("f"), tool("f")], "tool_choice": "required"}),
+    ("tools", {"tools": [tool("f")] * 129, "tool_choice": "none"}),
+    ("tools", {"tools": [tool("f", parameters={"type": "array"})], "tool_choice": "required"}),
+    ("tools", {"tools": [tool("f", parameters={"type": "object", "properties": 5})], "tool_choice": "required"}),
+    ("tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+    ("tools[0].function.name", {"tools": [tool("a b")]}),
+    ("tools[1].function.parameters", {"tools": [tool("a"), tool("b", parameters=[])]}),
+    ("parallel_tool_calls", {"parallel_tool_calls": "yes"}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), INVALID)
+def test_what_is_wrong_is_refused_with_the_name_of_its_field(server: LiveServer, param: str, fields: Json) -> None:
+    response = server.chat(**fields)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param
