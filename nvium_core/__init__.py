@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from nvium_core.choices import Precision as Precision
     from nvium_core.choices import Sampling as Sampling
     from nvium_core.choices import Schedule as Schedule
+    from nvium_core.engine.constraint import Constraint as Constraint
     from nvium_core.engine.engine import Engine as Engine
     from nvium_core.engine.engine import EngineError as EngineError
     from nvium_core.engine.events import Completion as Completion
@@ -44,6 +45,7 @@ _HOME = {
     "Sampling": "choices",
     "Schedule": "choices",
     "NviumError": "errors",
+    "Constraint": "engine.constraint",
     "Engine": "engine.engine",
     "EngineError": "engine.engine",
     "Completion": "engine.events",
