@@ -300,7 +300,7 @@ def test_a_line_is_json_whatever_it_holds() -> None:
 
 def test_what_of_a_prompt_was_known_is_in_the_line_once_for_all_its_choices(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server:
-        server.http.post("/v1/completions", json=BODY | {"prompt": "a" * 40})
+        server.http.post("/v1/completions", json=BODY | {"prompt": "a" * 40, "logprobs": 0})
         with log_lines() as log:
             answer = server.http.post("/v1/completions", json=BODY | {"prompt": ["a" * 40, "b"], "n": 2})
             wait_until(lambda: bool(log.of(answer.headers["x-request-id"])))
