@@ -4,17 +4,21 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from llguidance.hf import from_tokenizer
 
 from nvium_core import Engine, EngineConfig, EngineWorker, LoadedModel, SamplingParams
 from server.admission import Admission, draining, stopped
+from server.choice_text import Prompt
 from server.errors import ModelNotFound
 from server.metrics import Metrics
-from server.schemas import Model
+from server.schemas.body import check
+from server.schemas.generation import Limits
+from server.schemas.models import Model
 from server.settings import Settings
+from server.token_bytes import TokenBytes
 
 log = structlog.get_logger("nvium.server")
 
@@ -24,14 +28,6 @@ LONG_TEXT = 10_000
 
 WARM_UP_TOKENS = 4
 FINGERPRINT_SAMPLES = 64
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt's tokens, and its text if it came as text."""
-
-    token_ids: list[int]
-    text: str | None = None
 
 
 class Service:
@@ -51,6 +47,8 @@ class Service:
         self.fingerprint = fingerprint(loaded, settings)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
+        self.vocabulary = TokenBytes(from_tokenizer(loaded.tokenizer))
+        self.limits = Limits(**{name: getattr(settings, name) for name in Limits.model_fields})
         self.is_warm = False
 
     def introduce(self) -> None:
@@ -94,8 +92,19 @@ class Service:
             raise stopped()
 
     def check_model(self, name: str) -> None:
-        if name not in (self.name, ALIAS):
+        if name not in (self.name, ALIAS, *self.settings.model_aliases):
             raise ModelNotFound(name, self.name)
+
+    def check_new_tokens(self, num_tokens: int) -> None:
+        """Refuse a request that asks for too many in all."""
+        allowed = self.limits.max_new_tokens
+        message = f"prompts × choices × max_tokens is {num_tokens}, more than the {allowed} allowed"
+        check(num_tokens <= allowed, "max_tokens", message)
+
+    def deadline(self, arrived: float) -> float | None:
+        """When a request that arrived then, both by `time.monotonic()`, has had its time."""
+        seconds = self.settings.request_seconds
+        return None if seconds is None else arrived + seconds
 
     async def read_prompts(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
         """Tokenize those that are text."""
@@ -105,7 +114,7 @@ class Service:
 
     def card(self) -> Model:
         """The model's entry in the list of models."""
-        names = ("max_n", "max_prompts", "max_new_tokens", "max_queue", "max_body_bytes")
+        names = (*Limits.model_fields, "max_queue", "max_body_bytes")
         return Model(
             id=self.name,
             created=self.created,

@@ -54,7 +54,8 @@ class Engine:
         self._vocab_size = model.config.vocab_size
         self.context = self._context()
         self.cache_size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)
-        self._stop_ids = eos_token_ids(model)
+        self.end_token_ids = eos_token_ids(model)
+        """The model's end-of-text."""
         self.pool = PagePool(self.cache_size.num_pages, self.config.page_size, keeps_pages=self.config.prefix_caching)
         policy = self._policy(assumed_costs(model.config))
         self.scheduler = Scheduler(policy, self.pool, self.config, num_blocks=model.config.num_exits)
@@ -98,12 +99,12 @@ class Engine:
     def check(self, token_ids: Tokens[int], params: SamplingParams) -> None:
         """Raise `InvalidRequest` if a request with these tokens and parameters can never be served."""
         require(len(token_ids) > 0, "prompt", "must hold at least one token")
-        self._check_vocabulary("prompt", token_ids)
-        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
-        self._check_vocabulary("logit_bias", params.logit_bias)
         num_positions = len(token_ids) + params.max_tokens
         if num_positions > self.context:
             raise ContextLengthExceeded(len(token_ids), params.max_tokens, self.context)
+        self._check_vocabulary("prompt", token_ids)
+        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        self._check_vocabulary("logit_bias", params.logit_bias)
         capacity = self.pool.num_pages * self.pool.page_size
         message = f"{num_positions} tokens are asked for in all, and the cache holds {capacity}"
         require(num_positions <= capacity, "max_tokens" if len(token_ids) < capacity else "prompt", message)
@@ -205,7 +206,7 @@ class Engine:
 
     def _stops(self, params: SamplingParams) -> frozenset[int]:
         """All tokens that end such a request."""
-        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids)
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_token_ids)
 
     def _check_vocabulary(self, name: str, token_ids: Iterable[int]) -> None:
         for token in token_ids:
@@ -232,7 +233,7 @@ class Engine:
                 continue
             run.sequence.advance(step.block, run.rows)
             if outcome.junction is not None and outcome.junction.token_id == NO_TOKEN:
-                events.append(self._fail(run.sequence, "the model's output is not finite"))
+                events.append(self._fail_to_speak(run.sequence))
                 continue
             if step.block == self.scheduler.num_blocks - 1:
                 self.pool.publish(run.sequence, since=run.rows.start)
@@ -257,7 +258,13 @@ class Engine:
         sequence.append(junction.token_id)
         sequence.finish_reason = finish_reason(sequence)
         event = TokenEvent(
-            sequence.id, junction.token_id, block + 1, probability, sequence.finish_reason, sequence.choice
+            sequence.id,
+            junction.token_id,
+            block + 1,
+            probability,
+            sequence.finish_reason,
+            sequence.choice,
+            is_stop=junction.token_id in sequence.stop_token_ids,
         )
         if sequence.params.needs_logprobs:
             self._untold.setdefault(sequence, deque()).append(event)
@@ -281,6 +288,14 @@ class Engine:
         self.pool.forget(sequence)
         self._end(sequence)
         return FailureEvent(sequence.id, message, sequence.choice)
+
+    def _fail_to_speak(self, sequence: Sequence) -> FailureEvent:
+        """End one that could draw no token: nothing is allowed, or else the model is broken."""
+        if sequence.constraint is None or sequence.constraint.allows_any(self._vocab_size):
+            return self._fail(sequence, "the model's output is not finite")
+        self._end(sequence)
+        reason = "failed" if sequence.constraint.has_failed else "allows no token of the model"
+        return FailureEvent(sequence.id, f"the request's constraint {reason}", sequence.choice)
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.seat is not None:
@@ -307,13 +322,14 @@ class Engine:
 
 
 def is_whole(token_id: object) -> bool:
-    """An integer of any kind, NumPy's among them."""
-    return isinstance(token_id, Integral)
+    """An integer of any kind, NumPy's among them; `int` is named because it is found much faster."""
+    return isinstance(token_id, (int, Integral))
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:
     """Why the token just spoken is the last one, if it is."""
-    if sequence.token_ids[-1] in sequence.stop_token_ids:
+    is_satisfied = sequence.constraint is not None and sequence.constraint.is_over
+    if is_satisfied or sequence.token_ids[-1] in sequence.stop_token_ids:
         return "stop"
     return "length" if sequence.num_generated == sequence.params.max_tokens else None
 

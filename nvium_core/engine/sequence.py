@@ -15,6 +15,7 @@ the choices of one request share a prompt.
 from collections.abc import Sequence as Tokens
 from typing import Literal
 
+from nvium_core.engine.constraint import ConstraintState
 from nvium_core.engine.params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -47,6 +48,7 @@ class Sequence:
         self.seed = seed
         self.arrival = arrival
         self.stop_token_ids = stop_token_ids
+        self.constraint = None if params.constraint is None else ConstraintState(params.constraint)
         self.token_ids = list(prompt)
         self.num_prompt_tokens = len(prompt)
         self.siblings: list[Sequence] = [self]
@@ -135,6 +137,8 @@ class Sequence:
         """Take the token the front row spoke; its own row becomes the front."""
         self.token_ids.append(token_id)
         self.log_reached = 0.0
+        if self.constraint is not None:
+            self.constraint.advance(token_id)
 
     def start_at(self, num_rows: int) -> None:
         """Begin with these rows done in every block, because their pages were found."""

@@ -14,6 +14,7 @@ from nvium_core.engine.events import Event
 from nvium_core.engine.junction import Junction
 from nvium_core.engine.runner import Outcome, Runner
 from nvium_core.engine.scheduler import Step
+from tests.engine.automaton import Automaton, Rule
 from tests.engine.driving import Key, alone
 from tests.random_models import random_model
 
@@ -39,6 +40,7 @@ wishes = st.builds(
     seed=st.integers(0, 3),
     n=st.sampled_from([1, 1, 2, 3]),
     logprobs=st.sampled_from([None, None, 0, 2]),
+    constraint=st.sampled_from([None, None, Automaton(Rule(seed=1, vocab_size=11, length=9))]),
     ignore_eos=st.sampled_from([True, True, False]),
 )
 

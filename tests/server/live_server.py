@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from nvium_core import LoadedModel
-from server.app import create_app
+from server.app import create_app, uvicorn_config
 from server.service import Service
 from server.settings import Settings
 from tests.byte_model import NAME
@@ -44,11 +44,15 @@ class LiveServer:
 
 @contextmanager
 def live_server(
-    model: LoadedModel, prepare: Callable[[FastAPI], None] = lambda _: None, **options: Any
+    model: LoadedModel,
+    prepare: Callable[[FastAPI], None] = lambda _: None,
+    build: Callable[[LoadedModel, Settings], FastAPI] = create_app,
+    **options: Any,
 ) -> Iterator[LiveServer]:
-    app = create_app(model, Settings(**options))
+    settings = Settings(**options)
+    app = build(model, settings)
     prepare(app)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn_config(app, settings, port=0, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started)

@@ -1,0 +1,116 @@
+"""What all bodies share: null means the default, unknown fields are named, some fields take neutral values only."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, ValidationError
+
+from server.errors import InvalidField
+
+
+class NeutralOnly:
+    """Marks a field of the protocol that cannot be honoured: null and these values ask for nothing, others are refused.
+
+    `why` ends the sentence "not supported".
+    """
+
+    def __init__(self, *values: Any, why: str = "") -> None:
+        self.values = values
+        self.why = why
+
+    def check(self, param: str, value: Any) -> None:
+        if value is not None and value not in self.values:
+            allowed = " or ".join(json.dumps(allowed) for allowed in (*self.values, None))
+            raise InvalidField(param, f"not supported{self.why}; only {allowed} is")
+
+
+class RequestBody(BaseModel):
+    """Fields nobody knows are accepted and can be named."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, body: Any) -> Any:
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        """Names of the fields not honoured, those of nested objects with a dot."""
+        unknown_within = [f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields]
+        return [*(self.model_extra or {}), *unknown_within]
+
+    def check_neutral(self, within: str = "") -> None:
+        """Raise `InvalidField` for what is part of the protocol and cannot be honoured."""
+        for name, field in type(self).model_fields.items():
+            for mark in field.metadata:
+                if isinstance(mark, NeutralOnly):
+                    mark.check(within + name, getattr(self, name))
+        for name, body in self._nested():
+            body.check_neutral(f"{within}{name}.")
+
+    def _nested(self) -> "Iterator[tuple[str, RequestBody]]":
+        for name in type(self).model_fields:
+            if isinstance(value := getattr(self, name), RequestBody):
+                yield name, value
+
+
+class ResponseBody(BaseModel):
+    """Fields are sent if they were set, so null is said on purpose."""
+
+    def json_text(self) -> str:
+        return self.model_dump_json(exclude_unset=True)
+
+
+def described(message: str) -> WrapValidator:
+    """One plain message in place of one for each member of a union."""
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise PydanticCustomError("described", message) from error
+
+    return WrapValidator(validate)
+
+
+def encodable(text: str) -> str:
+    """JSON can hold halves of surrogate pairs, which are no characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError("encodable", "must be valid Unicode") from error
+    return text
+
+
+def at_most(num_items: int) -> BeforeValidator:
+    """Refuses a list or object by its size alone: a long one with something wrong in every item takes seconds."""
+
+    def validate(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > num_items:
+            raise PydanticCustomError("too_many", f"at most {num_items} entries are allowed, got {len(value)}")
+        return value
+
+    return BeforeValidator(validate)
+
+
+Text = Annotated[str, AfterValidator(encodable)]
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""For what is calculated with: JSON's numbers may have more digits than Python prints."""
+
+
+def check(condition: bool, param: str, message: str) -> None:
+    """Raise `InvalidField` naming the parameter unless the condition holds."""
+    if not condition:
+        raise InvalidField(param, message)
