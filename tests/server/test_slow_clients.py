@@ -1,4 +1,5 @@
 import asyncio
+import resource
 import socket
 import time
 from asyncio import IncompleteReadError
@@ -110,6 +111,7 @@ async def test_a_long_answer_is_not_bound_by_the_time_of_arrival(impatient: Live
 
 @pytest.mark.slow
 async def test_a_thousand_idle_connections_are_no_burden(server: LiveServer) -> None:
+    allow_open_files(3 * NUM_IDLE)
     alone = (await asked(server.url, BESIDE)).spoken()
     idle = [connected(server.url) for _ in range(NUM_IDLE)]
     connections = [await connection.__aenter__() for connection in idle]
@@ -119,3 +121,8 @@ async def test_a_thousand_idle_connections_are_no_burden(server: LiveServer) -> 
     assert server.http.get("/livez").status_code == 200
     for connection in idle:
         await connection.__aexit__(None, None, None)
+
+
+def allow_open_files(num_files: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(num_files, hard)), hard))
