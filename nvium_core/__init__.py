@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from nvium_core.choices import Precision as Precision
     from nvium_core.choices import Sampling as Sampling
     from nvium_core.choices import Schedule as Schedule
+    from nvium_core.engine.constraint import Constraint as Constraint
     from nvium_core.engine.engine import Engine as Engine
     from nvium_core.engine.engine import EngineError as EngineError
     from nvium_core.engine.events import Completion as Completion
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from nvium_core.engine.params import EngineConfig as EngineConfig
     from nvium_core.engine.params import InvalidRequest as InvalidRequest
     from nvium_core.engine.params import SamplingParams as SamplingParams
+    from nvium_core.engine.worker import Admittance as Admittance
     from nvium_core.engine.worker import EngineRequest as EngineRequest
     from nvium_core.engine.worker import EngineWorker as EngineWorker
     from nvium_core.engine.worker import Key as Key
@@ -43,6 +45,7 @@ _HOME = {
     "Sampling": "choices",
     "Schedule": "choices",
     "NviumError": "errors",
+    "Constraint": "engine.constraint",
     "Engine": "engine.engine",
     "EngineError": "engine.engine",
     "Completion": "engine.events",
@@ -57,6 +60,7 @@ _HOME = {
     "EngineConfig": "engine.params",
     "InvalidRequest": "engine.params",
     "SamplingParams": "engine.params",
+    "Admittance": "engine.worker",
     "EngineRequest": "engine.worker",
     "EngineWorker": "engine.worker",
     "Key": "engine.worker",

@@ -3,9 +3,11 @@
 ApiError
 ├── InvalidField      400  a field of the request is wrong
 ├── MalformedRequest  400  no HTTP
+├── InvalidKey        401  no key, or none that is known
 ├── ModelNotFound     404
 ├── RequestTimeout    408  did not arrive in time
 ├── BodyTooLarge      413  found before parsing
+├── RateLimited       429  too many requests with one key
 ├── Overloaded        503  queue full, draining or stopped; come back later
 ├── DeadlineExceeded  503  waited for its turn longer than a request may take
 └── InternalError     500  says nothing about what happened inside
@@ -67,6 +69,15 @@ class RequestTimeout(ApiError):
         super().__init__(f"the request did not arrive whole within {seconds:g} seconds")
 
 
+class InvalidKey(ApiError):
+    status = 401
+    code = "invalid_api_key"
+    headers = {"www-authenticate": "Bearer"}
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}; send a key of this server as `Authorization: Bearer KEY`")
+
+
 class ModelNotFound(ApiError):
     status = 404
     code = "model_not_found"
@@ -82,6 +93,16 @@ class BodyTooLarge(ApiError):
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"the request's body is larger than {max_bytes} bytes")
+
+
+class RateLimited(ApiError):
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, requests_per_minute: int, retry_after_seconds: int) -> None:
+        super().__init__(f"more than {requests_per_minute} requests in a minute; retry in {retry_after_seconds} s")
+        self.headers = {"retry-after": str(retry_after_seconds)}
 
 
 class Overloaded(ApiError):

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from nvium_core import EngineRequest, Key, PromptEvent, SamplingParams, Score, TokenEvent, TokenStream
+from nvium_core import Admittance, EngineRequest, Key, PromptEvent, SamplingParams, Score, TokenEvent, TokenStream
 from server.choice_text import ChoiceText, Piece, Prompt
 from server.errors import DeadlineExceeded
 from server.record import RequestRecord
@@ -52,12 +52,13 @@ class Choice:
         self._submitted = time.monotonic()
         self._last_arrival: float | None = None
 
-    def take(self, events: Events, admitted_at: float | None) -> Delta:
+    def take(self, events: Events, admission: Admittance) -> Delta:
         """What becomes of the next events."""
+        self.num_cached_tokens = admission.num_cached_prompt_tokens
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         of_prompt = [event for event in events if isinstance(event, PromptEvent)]
         if tokens:
-            self._note_arrival(len(tokens), admitted_at)
+            self._note_arrival(len(tokens), admission)
         delta = self._delta(self.text.take(tokens))
         delta.prompt_scores = [score for event in of_prompt for score in event.scores]
         if of_prompt and of_prompt[-1].finish_reason:
@@ -72,10 +73,10 @@ class Choice:
         self._record.served(piece.tokens, piece.finish_reason)
         return Delta(self, piece.text, piece.tokens, piece.text_offsets, finish_reason=piece.finish_reason)
 
-    def _note_arrival(self, num_tokens: int, admitted_at: float | None) -> None:
+    def _note_arrival(self, num_tokens: int, admission: Admittance) -> None:
         now = time.monotonic()
         if self._last_arrival is None:
-            self._record.left_queue((admitted_at or now) - self._submitted)
+            self._record.left_queue(max(0.0, admission.at - self._submitted))
             self._record.first_tokens(now)
         else:
             self._record.later_tokens(num_tokens, now - self._last_arrival)
@@ -123,13 +124,13 @@ class Generation:
             self._end(key)
 
     def _take(self, key: Key, events: Events) -> Delta:
-        delta = self._open[key].take(events, self._stream.admitted_at.get(key))
+        delta = self._open[key].take(events, self._stream.admissions[key])
         if delta.finish_reason:
             self._end(key)
         return delta
 
     def _expire(self) -> list[Delta]:
-        if not self._stream.admitted_at:
+        if not self._stream.admissions:
             raise DeadlineExceeded
         deltas = [choice.end("length") for choice in self._open.values()]
         self.close()
@@ -156,6 +157,7 @@ def start(
     prompts: Sequence[Prompt],
     record: RequestRecord,
     *,
+    tenant: str = "",
     echo: bool = False,
 ) -> Generation:
     """Submit every choice of a request, or raise and leave none behind.
@@ -169,7 +171,7 @@ def start(
         service.engine.check(prompt.token_ids, prompt.params)
     service.admission.enter(num_choices)
     try:
-        stream = service.worker.submit(asked)
+        stream = service.worker.submit(asked, tenant)
     except BaseException:
         service.admission.leave(num_choices)
         raise

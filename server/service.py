@@ -92,7 +92,7 @@ class Service:
             raise stopped()
 
     def check_model(self, name: str) -> None:
-        if name not in (self.name, ALIAS):
+        if name not in (self.name, ALIAS, *self.settings.model_aliases):
             raise ModelNotFound(name, self.name)
 
     def check_new_tokens(self, num_tokens: int) -> None:

@@ -58,6 +58,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """The text that is now certain; nothing after a match."""
+        if not self.stops:
+            return text
         if self.matched:
             return ""
         text = self._held + text

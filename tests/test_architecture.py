@@ -48,11 +48,13 @@ ABOVE_ALL = (CORE, f"{CORE}.cli")
 SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn")
 TORCH_FREE = (
     "engine.sequence",
+    "engine.waiting_line",
     "engine.scheduler",
     "engine.kv_cache",
     "engine.policies",
     "engine.costs",
     "engine.exit_frequencies",
+    "engine.speedup",
     "engine.events",
     "engine.front",
     "engine.randomness",

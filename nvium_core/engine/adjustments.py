@@ -1,8 +1,9 @@
-"""g: what a request does to logits before temperature and truncation — penalties, `logit_bias`, `min_tokens`.
+"""g: what a request does to logits before temperature and truncation — penalties, `logit_bias`, `min_tokens`, and last
+its constraint's mask.
 
 Each change is a flat list of (row, token id, value), made on the host from the tokens a sequence has, so that nothing
-has to be kept in step with them; a change that no sequence asks for costs nothing on the device.
-Shapes: R sequences, C changed logits, V vocabulary; X any leading dimensions.
+has to be kept in step with them; a mask is a bit per token. What no sequence asks for costs nothing on the device.
+Shapes: R sequences, M masked ones, C changed logits, V vocabulary, B bytes of 8 tokens; X any leading dimensions.
 """
 
 import math
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +31,25 @@ def adjust(logits_XRV: Tensor, sequences: Items[Sequence]) -> None:
         if rows:
             places = (..., _like(logits_XRV, rows, torch.long), _like(logits_XRV, tokens, torch.long))
             logits_XRV[places] = change(logits_XRV[places], _like(logits_XRV, values, logits_XRV.dtype))
+    forbid(logits_XRV, sequences)
+
+
+def forbid(logits_XRV: Tensor, sequences: Items[Sequence]) -> None:
+    """-inf, in place, for every token that its sequence's constraint does not allow."""
+    constraints = {row: s.constraint for row, s in enumerate(sequences) if s.constraint is not None}
+    if constraints:
+        masks = [constraint.allowed for constraint in constraints.values()]
+        forbidden_MV = ~unpacked(masks, logits_XRV.shape[-1]).to(logits_XRV.device)
+        for row, forbidden_V in zip(constraints, forbidden_MV, strict=True):
+            logits_XRV[..., row, :].masked_fill_(forbidden_V, -math.inf)
+
+
+def unpacked(masks: Items[bytes], vocab_size: int) -> Tensor:
+    """Bits as booleans, [M, V], on the host; false where a mask has none."""
+    num_bytes = (vocab_size + 7) // 8
+    packed = b"".join(mask[:num_bytes].ljust(num_bytes, b"\0") for mask in masks)
+    packed_MB = np.frombuffer(packed, dtype=np.uint8).reshape(len(masks), num_bytes)
+    return torch.from_numpy(np.unpackbits(packed_MB, axis=1, count=vocab_size, bitorder="little")).bool()
 
 
 def flattened(by_row: Items[TokenValues]) -> tuple[list[int], list[int], list[float]]:

@@ -20,7 +20,7 @@ POSITION = 64
 """How long the sequences are that are measured, if the cache holds them."""
 
 REPEATS = 5
-"""Runs of every step, the slowest not counted. Each draws anew who leaves, which decides what the head is asked for."""
+"""Runs of every step. Each draws anew who leaves, which decides what the head is asked for."""
 
 ASSUMED_ROWS = 32
 """Rows that cost as much as running a block at all does, until measured."""
@@ -37,16 +37,32 @@ def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_se
 
     Nothing else may be running. Pages kept for their content are given away if there are no others.
     """
+    return _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=True)
+
+
+def measure_bare_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> StepCosts:
+    """The same without the blocks' junctions. All runs do the same then, so the quickest counts."""
+    return _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=False)
+
+
+def _measure(
+    runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int, asks_junctions: bool
+) -> StepCosts:
+    typical = mean_but_slowest if asks_junctions else min
     points: dict[int, dict[int, float]] = {block: {} for block in range(config.num_exits)}
     for num_rows in ROW_COUNTS:
         sequences = stand_ins(num_rows, pool, config, max_sequences=max_sequences)
         if sum(map(len, sequences.values())) == num_rows:
             for block, costs in points.items():
-                step = Step(block, [Run(s, rows, reaches_front=True) for s, rows in sequences.items()])
-                costs[num_rows] = fmean(sorted(seconds(runner, step, turn) for turn in range(REPEATS))[:-1])
+                step = Step(block, [Run(s, rows, reaches_front=asks_junctions) for s, rows in sequences.items()])
+                costs[num_rows] = typical([seconds(runner, step, turn) for turn in range(REPEATS)])
         for sequence in sequences:
             pool.release(sequence)
     return StepCosts(points)
+
+
+def mean_but_slowest(measured: list[float]) -> float:
+    return fmean(sorted(measured)[:-1])
 
 
 def stand_ins(num_rows: int, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> dict[Sequence, range]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from numbers import Integral
 from operator import attrgetter
 
-from nvium_core.engine.calibration import assumed_costs, measure_costs
+from nvium_core.engine.calibration import assumed_costs, measure_bare_costs, measure_costs
 from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.events import (
     Completion,
@@ -36,6 +36,7 @@ from nvium_core.engine.runner import Outcome, Runner
 from nvium_core.engine.sampling import NO_TOKEN
 from nvium_core.engine.scheduler import Scheduler, Step
 from nvium_core.engine.sequence import FinishReason, Sequence
+from nvium_core.engine.speedup import PiggybackSpeedup
 from nvium_core.errors import NviumError
 from nvium_core.model.nvium import NviumForCausalLM
 
@@ -53,7 +54,8 @@ class Engine:
         self._vocab_size = model.config.vocab_size
         self.context = self._context()
         self.cache_size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)
-        self._stop_ids = eos_token_ids(model)
+        self.end_token_ids = eos_token_ids(model)
+        """The model's end-of-text."""
         self.pool = PagePool(self.cache_size.num_pages, self.config.page_size, keeps_pages=self.config.prefix_caching)
         policy = self._policy(assumed_costs(model.config))
         self.scheduler = Scheduler(policy, self.pool, self.config, num_blocks=model.config.num_exits)
@@ -69,19 +71,26 @@ class Engine:
         self._untold: dict[Sequence, deque[TokenEvent]] = {}
         """Tokens that were spoken and wait for their scores."""
         self._num_arrived = 0
+        self.speedup = PiggybackSpeedup(max_rows_per_step=self.config.max_rows_per_step)
         self.last_report: StepReport | None = None
 
-    def add(self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams | None = None) -> None:
+    def add(
+        self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams | None = None, *, tenant: str = ""
+    ) -> None:
         """Take a request in. Raises `InvalidRequest`, naming the field, for one that can never be served.
 
-        Each of its choices (`best_of`, or else `n` of them) becomes a sequence and tells events of its own.
+        Each of its choices (`best_of`, or else `n` of them) becomes a sequence and tells events of its own. Tenants
+        whose sequences wait take turns.
         """
         params = params or SamplingParams()
         self.check(token_ids, params)
         require(sequence_id not in self._requests, "sequence_id", f"{sequence_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
         choices = range(params.choice, params.choice + params.num_choices)
-        sequences = [self._sequence(sequence_id, token_ids, params, seed=seed, choice=choice) for choice in choices]
+        sequences = [
+            self._sequence(sequence_id, token_ids, params, seed=seed, choice=choice, tenant=tenant)
+            for choice in choices
+        ]
         self._requests[sequence_id] = sequences
         for sequence in sequences:
             sequence.siblings = sequences
@@ -120,6 +129,7 @@ class Engine:
         self.last_report = None
         if step is None:
             return []
+        self.speedup.begin(step, self.scheduler.running)
         started = time.monotonic()
         outcomes = self._run(step)
         events = self._record(step, outcomes)
@@ -149,10 +159,12 @@ class Engine:
         return [chosen for completions in choices.values() for chosen in best(completions, params.n, rank)]
 
     def calibrate(self) -> StepCosts:
-        """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or so."""
+        """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or two."""
         require(not self.has_work, "engine", "must be idle to be calibrated")
         max_sequences = self.config.max_sequences
         costs = measure_costs(self.runner, self.pool, self.model_config, max_sequences=max_sequences)
+        bare_costs = measure_bare_costs(self.runner, self.pool, self.model_config, max_sequences=max_sequences)
+        self.speedup.costs = bare_costs
         self.scheduler.policy = self._policy(costs)
         return costs
 
@@ -175,7 +187,7 @@ class Engine:
         return POLICIES[self.config.schedule]()
 
     def _sequence(
-        self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams, *, seed: int, choice: int
+        self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams, *, seed: int, choice: int, tenant: str
     ) -> Sequence:
         sequence = Sequence(
             sequence_id,
@@ -186,6 +198,7 @@ class Engine:
             num_blocks=self.scheduler.num_blocks,
             arrival=self._num_arrived,
             stop_token_ids=self._stops(params),
+            tenant=tenant,
         )
         sequence.finish_reason = None if params.max_tokens else "length"
         self._num_arrived += 1
@@ -193,7 +206,7 @@ class Engine:
 
     def _stops(self, params: SamplingParams) -> frozenset[int]:
         """All tokens that end such a request."""
-        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids)
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_token_ids)
 
     def _check_vocabulary(self, name: str, token_ids: Iterable[int]) -> None:
         for token in token_ids:
@@ -220,7 +233,7 @@ class Engine:
                 continue
             run.sequence.advance(step.block, run.rows)
             if outcome.junction is not None and outcome.junction.token_id == NO_TOKEN:
-                events.append(self._fail(run.sequence, "the model's output is not finite"))
+                events.append(self._fail_to_speak(run.sequence))
                 continue
             if step.block == self.scheduler.num_blocks - 1:
                 self.pool.publish(run.sequence, since=run.rows.start)
@@ -245,7 +258,13 @@ class Engine:
         sequence.append(junction.token_id)
         sequence.finish_reason = finish_reason(sequence)
         event = TokenEvent(
-            sequence.id, junction.token_id, block + 1, probability, sequence.finish_reason, sequence.choice
+            sequence.id,
+            junction.token_id,
+            block + 1,
+            probability,
+            sequence.finish_reason,
+            sequence.choice,
+            is_stop=junction.token_id in sequence.stop_token_ids,
         )
         if sequence.params.needs_logprobs:
             self._untold.setdefault(sequence, deque()).append(event)
@@ -270,7 +289,17 @@ class Engine:
         self._end(sequence)
         return FailureEvent(sequence.id, message, sequence.choice)
 
+    def _fail_to_speak(self, sequence: Sequence) -> FailureEvent:
+        """End one that could draw no token: nothing is allowed, or else the model is broken."""
+        if sequence.constraint is None or sequence.constraint.allows_any(self._vocab_size):
+            return self._fail(sequence, "the model's output is not finite")
+        self._end(sequence)
+        reason = "failed" if sequence.constraint.has_failed else "allows no token of the model"
+        return FailureEvent(sequence.id, f"the request's constraint {reason}", sequence.choice)
+
     def _end(self, sequence: Sequence) -> None:
+        if sequence.seat is not None:
+            self.speedup.drop(sequence, self.scheduler.running)
         self.scheduler.remove(sequence)
         self._untold.pop(sequence, None)
         if not self._requests[sequence.id]:
@@ -282,6 +311,7 @@ class Engine:
         self.scheduler.policy.observe(
             step.block, num_rows=step.num_rows, seconds=seconds, num_asked=len(asked), num_left=num_left
         )
+        self.speedup.end(seconds)
         self.last_report = StepReport(step.block + 1, step.num_rows, seconds, events)
 
     def _context(self) -> int:
@@ -298,7 +328,8 @@ def is_whole(token_id: object) -> bool:
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:
     """Why the token just spoken is the last one, if it is."""
-    if sequence.token_ids[-1] in sequence.stop_token_ids:
+    is_satisfied = sequence.constraint is not None and sequence.constraint.is_over
+    if is_satisfied or sequence.token_ids[-1] in sequence.stop_token_ids:
         return "stop"
     return "length" if sequence.num_generated == sequence.params.max_tokens else None
 

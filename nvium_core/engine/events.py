@@ -21,7 +21,8 @@ class TokenEvent:
     """A token was spoken. `exit` counts from 1; `exit_probability` is p_k of the exit taken.
 
     `choice` is its number among the request's alternatives. `score` comes with requests that ask for logprobs; their
-    tokens are told once it is known.
+    tokens are told once it is known. `is_stop` says that it is end-of-text or another stop token: an answer that stops
+    for its constraint has a last token like any other.
     """
 
     sequence_id: str
@@ -31,6 +32,7 @@ class TokenEvent:
     finish_reason: FinishReason | None
     choice: int = 0
     score: Score | None = None
+    is_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from nvium_core.choices import Sampling, Schedule
+from nvium_core.engine.constraint import Constraint
 from nvium_core.errors import NviumError
 
 
@@ -48,8 +49,8 @@ RANGES = (
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """What a request asks of its draws. Together all but the lengths and the numbers of choices are f, which is applied
-    to the logits of the exit that speaks, in this order: penalties, `logit_bias`, `min_tokens`; `temperature`; `min_p`,
-    `top_k`, `top_p` of the mass that is left.
+    to the logits of the exit that speaks, in this order: penalties, `logit_bias`, `min_tokens`, `constraint`;
+    `temperature`; `min_p`, `top_k`, `top_p` of the mass that is left.
 
     `max_tokens` counts every token, end-of-text included; 0 is allowed where the prompt is scored.
     `temperature` 0 is the argmax of Σ p_k g(π_k), g being f without temperature and what comes after it.
@@ -58,8 +59,9 @@ class SamplingParams:
     or per occurrence; `repetition_penalty` divides positive and multiplies negative logits of all tokens so far, those
     of the prompt included. `logit_bias` is added by token id.
     `min_tokens`: no end before so many tokens. `stop_token_ids` end a sequence as end-of-text does, which `ignore_eos`
-    disables. `seed` None draws one at random; `choice` is the number of the first alternative, and each has draws of
-    its own. `n` alternatives are wanted, the best of `best_of` (None: n) by mean log π_mix.
+    disables. `constraint` says which tokens may come next, and ends a sequence when none may. `seed` None draws one at
+    random; `choice` is the number of the first alternative, and each has draws of its own. `n` alternatives are wanted,
+    the best of `best_of` (None: n) by mean log π_mix.
     `sampling` "mixture" applies f to the explicit π_mix, so every token passes every exit.
     `logprobs`: log π_mix before f of every token, with so many alternatives beside it; `prompt_logprobs`: of the
     prompt's tokens too.
@@ -77,6 +79,7 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    constraint: Constraint | None = None
     seed: int | None = None
     choice: int = 0
     n: int = 1
@@ -118,6 +121,8 @@ class SamplingParams:
         require(self.min_tokens >= 0, "min_tokens", f"must not be negative, got {self.min_tokens}")
         fits = self.min_tokens <= self.max_tokens
         require(fits, "min_tokens", f"{self.min_tokens} is more than max_tokens, which is {self.max_tokens}")
+        contradiction = "cannot be asked of a constrained answer, which ends where its constraint does"
+        require(self.min_tokens == 0 or self.constraint is None, "min_tokens", contradiction)
 
     def _check_distribution(self) -> None:
         for name, lowest, highest in RANGES:

@@ -4,6 +4,7 @@ Neither side waits for the other: commands go through a queue, events reach the 
 """
 
 import asyncio
+import math
 import queue
 import threading
 import time
@@ -37,6 +38,8 @@ class WorkerState:
     num_preemptions: int = 0
     num_cached_prompt_tokens: int = 0
     kv_cache_usage: float = 0.0
+    piggyback_speedup: float = math.nan
+    """Time the same tokens would have taken block by block at full depth, over time spent; nan before any Step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,14 @@ class EngineRequest:
         return [(sequence_id, choice) for choice in range(first, first + self.params.num_choices)]
 
 
+@dataclass(frozen=True, slots=True)
+class Admittance:
+    """How a choice left the queue: when, by `time.monotonic()`, and the rows of its prompt that needed no computing."""
+
+    at: float
+    num_cached_prompt_tokens: int
+
+
 class TokenStream:
     """What the choices of some requests tell, for the event loop that submitted them.
 
@@ -62,8 +73,8 @@ class TokenStream:
     def __init__(self, keys: Items[Key], cancel: Callable[[Key], None]) -> None:
         self.keys = list(keys)
         """The choices, those of the first request first."""
-        self.admitted_at: dict[Key, float] = {}
-        """When each left the queue, by `time.monotonic()`; known by the time its first token arrives."""
+        self.admissions: dict[Key, Admittance] = {}
+        """Of the choices that have left the queue; there by the time a choice's first token arrives."""
         self.loop = asyncio.get_running_loop()
         self._cancel = cancel
         self._open = set(keys)
@@ -149,7 +160,7 @@ class EngineWorker:
         """Age of the last Step, or of the last look at an empty queue."""
         return time.monotonic() - self._beat
 
-    def submit(self, requests: Items[EngineRequest]) -> TokenStream:
+    def submit(self, requests: Items[EngineRequest], tenant: str = "") -> TokenStream:
         """Queue requests, all or none, from the running event loop and without blocking it.
 
         Raises `InvalidRequest`, or `EngineError` once the thread has ended, at once.
@@ -158,7 +169,7 @@ class EngineWorker:
             self.engine.check(request.token_ids, request.params)
         by_id = {f"request-{next(self._numbers)}": request for request in requests}
         stream = TokenStream([key for name, request in by_id.items() for key in request.keys(name)], self._cancel_soon)
-        self._commands.put(lambda: self._add(by_id, stream))
+        self._commands.put(lambda: self._add(by_id, tenant, stream))
         if self._stopped:  # looked at last, as the thread may have ended in between and taken no more commands
             raise EngineError(STOPPED)
         return stream
@@ -204,12 +215,12 @@ class EngineWorker:
                 command()
         self._deliver([FailureEvent(sequence_id, STOPPED, choice) for sequence_id, choice in self._streams])
 
-    def _add(self, requests: dict[str, EngineRequest], stream: TokenStream) -> None:
+    def _add(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
         by_key = dict.fromkeys(stream.keys, stream)
         self._streams |= by_key
         self._queued |= by_key
         for sequence_id, request in requests.items():
-            self.engine.add(sequence_id, request.token_ids, request.params)
+            self.engine.add(sequence_id, request.token_ids, request.params, tenant=tenant)
 
     def _cancel(self, key: Key) -> None:
         self._streams.pop(key, None)
@@ -217,11 +228,11 @@ class EngineWorker:
         self.engine.cancel(*key)
 
     def _note_admissions(self, when: float) -> None:
-        """Stamp the streams whose sequences the last Step took out of the queue."""
-        if self._queued:
-            waiting = {(sequence.id, sequence.choice) for sequence in self.engine.scheduler.waiting}
-            for key in self._queued.keys() - waiting:
-                self._queued.pop(key).admitted_at[key] = when
+        """Tell the streams whose sequences the last Step was the first to let in."""
+        for sequence in self.engine.scheduler.admitted:
+            key = (sequence.id, sequence.choice)
+            if stream := self._queued.pop(key, None):
+                stream.admissions[key] = Admittance(when, sequence.num_cached_prompt_tokens or 0)
 
     def _deliver(self, events: list[Event]) -> None:
         """Hand events to their streams, with one call into each loop concerned."""
@@ -246,6 +257,7 @@ class EngineWorker:
             num_preemptions=scheduler.num_preemptions,
             num_cached_prompt_tokens=scheduler.pool.num_rows_found,
             kv_cache_usage=scheduler.pool.usage,
+            piggyback_speedup=self.engine.speedup.ratio,
         )
         self._beat = time.monotonic()
 

@@ -18,6 +18,9 @@ from nvium_core.model.nvium import NviumForCausalLM
 Uniform = Callable[[int, int, bytes], float]
 """(position of the row that may speak, 0-based junction, b"route" or b"token") → a number in [0, 1)."""
 
+Rule = Callable[[Sequence[int]], Collection[int]]
+"""The tokens that may follow those generated so far; where none may, they are an answer."""
+
 CERTAINTY_MARGIN = 1e-9
 
 
@@ -35,6 +38,7 @@ class Wishes:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     min_tokens: int = 0
     stop_token_ids: Collection[int] = ()
+    constraint: Rule | None = None
     sampling: Sampling = "exits"
 
 
@@ -64,16 +68,22 @@ class Moment:
 def sample(
     model: NviumForCausalLM, prompt: Sequence[int], max_tokens: int, uniform: Uniform, wishes: Wishes | None = None
 ) -> list[Spoken]:
-    """Continue a prompt by at most `max_tokens` tokens; a stop token is the last one."""
+    """Continue a prompt by at most `max_tokens` tokens; the last one is a stop token, or nothing may follow it."""
     wishes = wishes or Wishes()
     spoken = list[Spoken]()
     while len(spoken) < max_tokens:
         generated = [s.token_id for s in spoken]
         exits = exits_at_the_end(model, [*prompt, *generated])
         spoken.append(speak(Moment(prompt, generated, exits, wishes), uniform))
-        if spoken[-1].token_id in wishes.stop_token_ids:
+        if is_last([*generated, spoken[-1].token_id], wishes):
             break
     return spoken
+
+
+def is_last(generated: Sequence[int], wishes: Wishes) -> bool:
+    """Whether the last of the tokens ends the answer, however many are asked for."""
+    is_satisfied = wishes.constraint is not None and not wishes.constraint(generated)
+    return is_satisfied or generated[-1] in wishes.stop_token_ids
 
 
 def speak(moment: Moment, uniform: Uniform) -> Spoken:
@@ -138,7 +148,7 @@ def exits_at_the_end(model: NviumForCausalLM, token_ids: Sequence[int]) -> list[
 
 
 def adjusted(logits: Sequence[float], moment: Moment) -> list[float]:
-    """g: repetition penalty, presence and frequency penalties, bias, and no end before `min_tokens` tokens."""
+    """g: repetition penalty, presence and frequency penalties, bias, no end before `min_tokens` tokens, constraint."""
     return [adjusted_logit(token, logit, moment) for token, logit in enumerate(logits)]
 
 
@@ -151,6 +161,8 @@ def adjusted_logit(token: int, logit: float, moment: Moment) -> float:
     if token in wishes.logit_bias:
         logit += wishes.logit_bias[token]
     if token in wishes.stop_token_ids and len(moment.generated) < wishes.min_tokens:
+        return -math.inf
+    if wishes.constraint is not None and token not in wishes.constraint(moment.generated):
         return -math.inf
     return logit
 

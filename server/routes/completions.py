@@ -21,6 +21,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     service.check_model(body.model)
     body.check(service.limits)
     prompts = await service.read_prompts(body.prompts)
-    generated = start(service, body, body.params(), prompts, record, echo=body.echo)
+    tenant = request.state.key_id
+    generated = start(service, body, body.params(), prompts, record, tenant=tenant, echo=body.echo)
     writer = CompletionWriter(service, body, generated, f"cmpl-{record.request_id}")
     return await answer(request, body, generated, writer)

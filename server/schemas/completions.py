@@ -67,7 +67,7 @@ class CompletionLogprobs(ResponseBody):
 class CompletionChoice(GeneratedChoice):
     text: str
     logprobs: CompletionLogprobs | None
-    prompt_token_ids: list[int] = Field(default=[])
+    prompt_token_ids: list[int] | None = None
 
 
 class Completion(Generated):

@@ -146,7 +146,7 @@ class GeneratedChoice(ResponseBody):
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
-    token_ids: list[int] = Field(default=[])
+    token_ids: list[int] | None = None
     nvium: TokenExits | None = None
 
 

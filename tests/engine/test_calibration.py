@@ -1,10 +1,14 @@
 """What Steps cost: measured without a trace, or assumed."""
 
+import time
+
 import pytest
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams
-from nvium_core.engine.calibration import ROW_COUNTS, assumed_costs, measure_costs
+from nvium_core.engine.calibration import ROW_COUNTS, assumed_costs, measure_bare_costs, measure_costs
 from nvium_core.engine.policies import Optimal
+from nvium_core.engine.runner import Outcome, Runner
+from nvium_core.engine.scheduler import Step
 from tests.engine.driving import alone
 from tests.random_models import random_model
 
@@ -46,6 +50,30 @@ def test_every_number_of_rows_that_fits_is_measured(
     for costs in points.values():
         assert tuple(costs) == row_counts
         assert min(costs.values()) > 0
+
+
+def test_blocks_without_their_junctions_are_measured_by_the_quickest_run(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(page_size=4, max_sequences=2))
+    engine.runner.__class__ = RunnerThatPauses
+    costs = measure_bare_costs(engine.runner, engine.pool, engine.model_config, max_sequences=2)
+    assert not engine.runner.was_asked  # type: ignore[attr-defined]
+    assert all(tuple(block) == ROW_COUNTS for block in costs.points.values())
+    assert max(cost for block in costs.points.values() for cost in block.values()) < RunnerThatPauses.pause_seconds
+
+
+class RunnerThatPauses(Runner):
+    """Pauses in every third Step, and remembers whether any front was asked."""
+
+    pause_seconds = 0.05
+    num_steps = 0
+    was_asked = False
+
+    def run(self, step: Step) -> list[Outcome]:
+        self.num_steps += 1
+        self.was_asked |= any(run.reaches_front for run in step.runs)
+        if self.num_steps % 3 == 0:
+            time.sleep(self.pause_seconds)
+        return super().run(step)
 
 
 def test_a_measurement_leaves_the_cache_as_it_was(model: NviumForCausalLM) -> None:

@@ -12,6 +12,7 @@ from scipy.stats import chisquare
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, PromptEvent, SamplingParams, TokenEvent
 from nvium_core.engine import randomness
 from nvium_core.model import reference
+from tests.engine.automaton import Automaton, Rule
 from tests.random_models import random_model
 
 CONTEXT = 24
@@ -54,6 +55,16 @@ distributions = st.fixed_dictionaries(
 """What a request asks of the distributions, f."""
 
 
+rules = st.builds(
+    Rule,
+    seed=st.integers(0, 99),
+    vocab_size=st.just(VOCAB_SIZE),
+    length=st.integers(1, 8),
+    num_bytes=st.integers(1, 4),
+    share=st.sampled_from([0.1, 0.5, 1.0]),
+)
+"""What an answer may be made of, with masks shorter and longer than the vocabulary."""
+
 SHARED_PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
 """What prompts may begin with, so that they find each other's pages."""
 
@@ -74,7 +85,10 @@ def requests(draw: st.DrawFn) -> Request:
         ignore_eos=draw(st.booleans()),
         **draw(distributions),
     )
-    params = replace(params, min_tokens=draw(st.just(0) | st.integers(0, params.max_tokens)))
+    if rule := draw(st.none() | st.none() | rules):
+        params = replace(params, constraint=Automaton(rule))
+    else:
+        params = replace(params, min_tokens=draw(st.just(0) | st.integers(0, params.max_tokens)))
     return Request(prompt, params, draw(st.integers(0, 12)), draw(st.none() | st.none() | st.integers(1, 20)))
 
 
@@ -106,6 +120,7 @@ def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[tup
         logit_bias=params.logit_bias,
         min_tokens=params.min_tokens,
         stop_token_ids=stops,
+        constraint=params.constraint.rule if isinstance(params.constraint, Automaton) else None,
         sampling=params.sampling,
     )
     uniform = partial(randomness.uniform, params.seed, choice)

@@ -1,6 +1,7 @@
 """The device thread as an asyncio program sees it."""
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -180,7 +181,7 @@ async def test_requests_submitted_together_tell_one_stream_each_choice_by_its_ke
             told[event.sequence_id, event.choice].append(event.token_id)
     alone = [c.token_ids for request in requests for c in Engine(model).generate([request.token_ids], request.params)]
     assert list(told.values()) == alone
-    assert stream.admitted_at.keys() == told.keys()
+    assert stream.admissions.keys() == told.keys()
 
 
 @pytest.mark.asyncio
@@ -207,3 +208,39 @@ async def test_events_nobody_takes_are_given_together_in_the_end(worker: EngineW
     stream = submit(worker, [1], PARAMS)
     await until(lambda: len(stream._events) == PARAMS.max_tokens)
     assert [len(events) async for events in stream] == [PARAMS.max_tokens]
+
+
+@pytest.mark.asyncio
+async def test_requests_of_different_tenants_are_let_in_by_turns(model: NviumForCausalLM) -> None:
+    worker = EngineWorker(Engine(model, EngineConfig(max_sequences=1)))
+    tenants = ["many", "many", "many", "few"]
+    streams = [worker.submit([EngineRequest([1], PARAMS)], tenant) for tenant in tenants]
+    worker.start()
+    await asyncio.gather(*map(collect, streams))
+    worker.stop(timeout=5)
+    many, second, third, few = [stream.admissions[stream.keys[0]].at for stream in streams]
+    assert many < few < second < third
+
+
+@pytest.mark.asyncio
+async def test_each_choice_is_told_what_of_its_prompt_was_found(worker: EngineWorker) -> None:
+    found = []
+    for _ in range(2):
+        stream = worker.submit([EngineRequest([1, 2, 3, 4] * 10, replace(PARAMS, n=2))])
+        assert stream.admissions == {}
+        await collect(stream)
+        found.append([stream.admissions[key].num_cached_prompt_tokens for key in stream.keys])
+    assert found == [[0, 32], [32, 32]]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_calibrated", [True, False])
+async def test_the_speedup_is_told_where_costs_are_known(model: NviumForCausalLM, is_calibrated: bool) -> None:
+    worker = EngineWorker(Engine(model))
+    if is_calibrated:
+        worker.engine.calibrate()
+    assert math.isnan(worker.state.piggyback_speedup)
+    worker.start()
+    await collect(submit(worker, [1], PARAMS))
+    worker.stop(timeout=5)
+    assert math.isnan(worker.state.piggyback_speedup) != is_calibrated

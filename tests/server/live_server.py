@@ -46,13 +46,16 @@ class LiveServer:
 
 @contextmanager
 def live_server(
-    model: LoadedModel, prepare: Callable[[FastAPI], None] = lambda _: None, **options: Any
+    model: LoadedModel,
+    prepare: Callable[[FastAPI], None] = lambda _: None,
+    build: Callable[[LoadedModel, Settings], FastAPI] = create_app,
+    **options: Any,
 ) -> Iterator[LiveServer]:
-    settings = Settings(**{"port": 0, **options})
-    app = create_app(model, settings)
+    settings = Settings(**options)
+    app = build(model, settings)
     prepare(app)
     server = uvicorn.Server(uvicorn_config(app, settings, timeout_graceful_shutdown=1))
-    listener = listen(settings.host, settings.port)
+    listener = listen(settings.host, port=0)
     thread = threading.Thread(target=server.run, args=[[listener]])
     thread.start()
     wait_until(lambda: server.started)

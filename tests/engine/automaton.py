@@ -1,0 +1,53 @@
+"""A constraint without a meaning: what it allows depends on the last token and on how many there are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+
+@dataclass(frozen=True)
+class Rule:
+    """About `share` of the tokens may come next, at least one of them known to the model; after `length` tokens none.
+
+    The mask has `num_bytes`, which are fewer or more tokens than the model has.
+    """
+
+    seed: int
+    vocab_size: int
+    length: int = 6
+    num_bytes: int = 2
+    share: float = 0.4
+
+    def __call__(self, generated: Sequence[int]) -> set[int]:
+        if len(generated) >= self.length:
+            return set()
+        random = Random(f"{self.seed} {generated[-1:]} {len(generated)}")
+        num_tokens = 8 * self.num_bytes
+        known = random.randrange(min(self.vocab_size, num_tokens))
+        return {known} | {token for token in range(num_tokens) if random.random() < self.share}
+
+
+@dataclass
+class Automaton:
+    """The rule as the engine wants it: a state that is advanced."""
+
+    rule: Rule
+    generated: list[int] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return not self.rule(self.generated)
+
+    def allowed(self) -> bytes:
+        return packed(self.rule(self.generated), self.rule.num_bytes)
+
+    def advance(self, token_id: int) -> None:
+        assert token_id in self.rule(self.generated)
+        self.generated.append(token_id)
+
+    def fork(self) -> "Automaton":
+        return Automaton(self.rule, list(self.generated))
+
+
+def packed(tokens: set[int], num_bytes: int) -> bytes:
+    return sum(1 << token for token in tokens).to_bytes(num_bytes, "little")

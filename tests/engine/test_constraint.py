@@ -1,0 +1,266 @@
+"""Constrained answers: the mask, who is asked and told what, and what happens when a constraint gives up."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvium_core import Engine, EngineConfig, FailureEvent, InvalidRequest, SamplingParams, Score, TokenEvent
+from nvium_core.engine.adjustments import adjust, unpacked
+from nvium_core.engine.junction import Junction
+from nvium_core.engine.runner import Runner
+from nvium_core.engine.scheduler import Step
+from nvium_core.engine.sequence import Sequence
+from tests.engine.automaton import Automaton, Rule, packed
+from tests.engine.driving import drained, events_of
+from tests.random_models import random_model
+
+VOCAB_SIZE = 17
+END_OF_TEXT = 0
+MODEL = random_model([1, 2, 4], seed=1, vocab_size=VOCAB_SIZE, context=64)
+
+
+@dataclass
+class Script:
+    """Asks for these tokens in turn, any of a set each time; then it is over. Notes what it is asked and told."""
+
+    turns: list[set[int]]
+    ends: bool = True
+    calls: list[str] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return self.ends and len(self.told) == len(self.turns)
+
+    def allowed(self) -> bytes:
+        self.calls.append("allowed")
+        return packed(self.turns[len(self.told)], 4)
+
+    def advance(self, token_id: int) -> None:
+        self.calls.append("advance")
+        assert token_id in self.turns[len(self.told)]
+        self.told.append(token_id)
+
+    def fork(self) -> "Script":
+        self.calls.append("fork")
+        return Script(self.turns, self.ends, self.calls, list(self.told))
+
+
+class Breaking(Script):
+    """Raises at one of its methods, the second time it is used if that is possible."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__([{1, 2, 3}] * 9)
+        self.where = where
+
+    def fork(self) -> "Breaking":
+        self._break("fork")
+        return self
+
+    def allowed(self) -> bytes:
+        if self.told:
+            self._break("allowed")
+        return super().allowed()
+
+    def advance(self, token_id: int) -> None:
+        self._break("advance")
+        super().advance(token_id)
+
+    @property
+    def is_over(self) -> bool:
+        self._break("is_over")
+        return False
+
+    def _break(self, where: str) -> None:
+        if self.where == where:
+            raise RuntimeError("a fault that was asked for")
+
+
+@given(st.lists(st.binary(max_size=6), min_size=1, max_size=4), st.integers(1, 40))
+def test_a_mask_is_a_bit_per_token_and_what_it_lacks_is_forbidden(masks: list[bytes], vocab_size: int) -> None:
+    rows = unpacked(masks, vocab_size).tolist()
+    for mask, row in zip(masks, rows, strict=True):
+        assert row == [token // 8 < len(mask) and mask[token // 8] >> token % 8 & 1 == 1 for token in range(vocab_size)]
+
+
+def test_only_rows_with_a_constraint_are_masked_at_every_exit_after_all_else() -> None:
+    biases = {2: 100.0, 4: 1.5}
+    wishes = [
+        SamplingParams(logit_bias=biases),
+        SamplingParams(logit_bias=biases, constraint=Script([{4, 5}])),
+        SamplingParams(logit_bias=biases, constraint=Script([{2}])),
+    ]
+    sequences = [Sequence("x", [1], params, seed=0, num_blocks=2, arrival=0) for params in wishes]
+    logits_JRV = torch.zeros(2, 3, 6, dtype=torch.float64)
+    adjust(logits_JRV, sequences)
+    no = -torch.inf
+    assert logits_JRV.tolist() == [[[0, 0, 100, 0, 1.5, 0], [no, no, no, no, 1.5, 0], [no, no, 100, no, no, no]]] * 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("sampling", ["exits", "mixture"])
+def test_each_token_is_allowed_and_asked_for_once_however_many_exits_it_passes(
+    temperature: float, sampling: Any
+) -> None:
+    script = Script([{3, 5}, {16}, {1, 2, 8}, {4}])
+    params = SamplingParams(seed=2, temperature=temperature, sampling=sampling, constraint=script)
+    (completion,) = Engine(MODEL).generate([[1, 2]], params)
+    assert all(token in turn for token, turn in zip(completion.token_ids, script.turns, strict=True))
+    assert script.calls == ["fork"] + 4 * ["allowed", "advance"]
+    assert completion.finish_reason == "stop"
+
+
+def test_the_prototype_is_not_advanced_and_each_choice_has_a_state_of_its_own() -> None:
+    script = Script([{3, 5, 9}, {2, 4, 6}, {1}])
+    params = SamplingParams(seed=0, n=3, best_of=4, constraint=script)
+    completions = Engine(MODEL).generate([[1, 2], [3]], params)
+    assert script.told == []
+    assert script.calls.count("fork") == 8
+    assert len({tuple(completion.token_ids) for completion in completions}) > 1
+    assert {completion.finish_reason for completion in completions} == {"stop"}
+
+
+def test_an_answer_ends_with_its_constraint_even_if_end_of_text_is_ignored() -> None:
+    for last in (END_OF_TEXT, 7):
+        script = Script([{5}, {last}])
+        params = SamplingParams(seed=0, ignore_eos=True, constraint=script)
+        (completion,) = Engine(MODEL).generate([[1]], params)
+        assert (completion.token_ids, completion.finish_reason) == ([5, last], "stop")
+
+
+def test_a_stop_token_ends_an_answer_before_its_constraint_does() -> None:
+    params = SamplingParams(seed=0, stop_token_ids=(9,), constraint=Script([{5}, {9}, {6}]))
+    (completion,) = Engine(MODEL).generate([[1]], params)
+    assert (completion.token_ids, completion.finish_reason) == ([5, 9], "stop")
+
+
+def test_an_answer_cut_by_max_tokens_says_so_unless_it_is_just_complete() -> None:
+    for num_turns, reason in ((3, "length"), (2, "stop")):
+        params = SamplingParams(seed=0, max_tokens=2, constraint=Script([{5}] * num_turns))
+        assert Engine(MODEL).generate([[1]], params)[0].finish_reason == reason
+
+
+def test_an_event_tells_a_stop_token_from_the_last_token_of_a_constrained_answer() -> None:
+    engine = Engine(MODEL)
+    engine.add("satisfied", [1], SamplingParams(seed=0, constraint=Script([{5}, {6}])))
+    engine.add("stopped", [1], SamplingParams(seed=0, constraint=Script([{5}, {END_OF_TEXT}])))
+    told = [event for event in events_of(engine) if isinstance(event, TokenEvent)]
+    stops = {name: [event.is_stop for event in told if event.sequence_id == name] for name in ("satisfied", "stopped")}
+    assert stops == {"satisfied": [False, False], "stopped": [False, True]}
+
+
+def test_scores_are_those_of_the_unconstrained_mixture() -> None:
+    params = SamplingParams(seed=0, logprobs=0, constraint=Script([{5}, {6}]))
+    (completion,) = Engine(MODEL).generate([[1, 2]], params)
+    with torch.no_grad():
+        log_mix_TV = MODEL(torch.tensor([[1, 2, 5, 6]])).logits[0]
+    explicit = [float(log_mix_TV[1, 5]), float(log_mix_TV[2, 6])]
+    assert [score.logprob for score in completion.scores] == pytest.approx(explicit, abs=1e-10)
+
+
+def test_min_tokens_of_a_constrained_answer_are_refused() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        SamplingParams(min_tokens=1, constraint=Script([{1}]))
+    assert refusal.value.field == "min_tokens"
+
+
+def company() -> dict[str, SamplingParams]:
+    """Requests that share Steps with one that is about to fail."""
+    free = SamplingParams(max_tokens=8, seed=4, ignore_eos=True)
+    constrained = replace(free, constraint=Automaton(Rule(seed=3, vocab_size=VOCAB_SIZE, length=7)))
+    return {"free": free, "greedy": replace(free, temperature=0), "constrained": constrained}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("sampling", ["exits", "mixture"])
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        (Script([{5}, set()], ends=False), "allows no token"),
+        (Script([{5}, {VOCAB_SIZE, VOCAB_SIZE + 3}], ends=False), "allows no token"),
+        *((Breaking(where), "failed") for where in ("fork", "allowed", "advance", "is_over")),
+    ],
+)
+def test_a_constraint_that_gives_up_ends_its_own_sequence_and_no_step_is_repeated(
+    constraint: Any, message: str, temperature: float, sampling: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = {name: Engine(MODEL).generate([[1, 2]], params)[0] for name, params in company().items()}
+    monkeypatch.setattr(Engine, "_run", lambda engine, step: engine.runner.run(step))
+    engine = Engine(MODEL)
+    wish = SamplingParams(temperature=temperature, sampling=sampling, constraint=constraint, seed=0)
+    engine.add("guilty", [1, 2], wish)
+    for name, params in company().items():
+        engine.add(name, [1, 2], params)
+    told: dict[str, list[int]] = {name: [] for name in expected}
+    failures = []
+    for event in events_of(engine):
+        if isinstance(event, FailureEvent):
+            failures.append((event.sequence_id, message in event.message))
+        elif isinstance(event, TokenEvent) and event.sequence_id in told:
+            told[event.sequence_id].append(event.token_id)
+    assert failures == [("guilty", True)]
+    assert told == {name: completion.token_ids for name, completion in expected.items()}
+
+
+def test_a_broken_model_is_not_blamed_on_the_constraint() -> None:
+    model = random_model([2], context=32)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[5] = torch.nan
+    engine = Engine(model)
+    engine.add("x", [5], SamplingParams(constraint=Script([{1, 2}])))
+    (event,) = events_of(engine)
+    assert isinstance(event, FailureEvent)
+    assert "not finite" in event.message
+
+
+def test_a_prompt_is_found_again_after_its_constraint_has_failed() -> None:
+    engine = Engine(MODEL, EngineConfig(page_size=4))
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    engine.add("x", prompt, SamplingParams(sampling="mixture", constraint=Script([{5}, set()], ends=False)))
+    assert [type(event) for event in events_of(engine)] == [TokenEvent, FailureEvent]
+    engine.generate([prompt], SamplingParams(max_tokens=1))
+    assert engine.pool.num_rows_found == 8
+
+
+class LateFaultRunner(Runner):
+    """Every Step of several fails once all junctions have been asked."""
+
+    num_faults = 0
+
+    def _score(self, step: Step, h_RD: torch.Tensor, junctions: Items[Junction | None]) -> list[list[Score]]:
+        if len(step.runs) > 1:
+            self.num_faults += 1
+            raise RuntimeError("a fault that was asked for")
+        return super()._score(step, h_RD, junctions)
+
+
+def test_a_step_that_is_run_again_advances_a_constraint_once() -> None:
+    expected = {name: Engine(MODEL).generate([[1, 2]], params)[0] for name, params in company().items()}
+    engine = Engine(MODEL)
+    engine.runner.__class__ = LateFaultRunner
+    for name, params in company().items():
+        engine.add(name, [1, 2], params)
+    told = drained(engine)
+    assert engine.runner.num_faults > 0  # type: ignore[attr-defined]
+    assert {name: completion.token_ids for (name, _), completion in told.items()} == {
+        name: completion.token_ids for name, completion in expected.items()
+    }
+
+
+def test_preemption_leaves_a_constraint_where_it_is() -> None:
+    params = [
+        SamplingParams(max_tokens=12, seed=seed, ignore_eos=True, constraint=Automaton(Rule(seed, VOCAB_SIZE, 12, 3)))
+        for seed in range(4)
+    ]
+    expected = [Engine(MODEL).generate([[1, 2]], each)[0].token_ids for each in params]
+    engine = Engine(MODEL, EngineConfig(page_size=2, cache_tokens=24, prefix_caching=False))
+    for number, each in enumerate(params):
+        engine.add(str(number), [1, 2], each)
+    told = drained(engine)
+    assert engine.scheduler.num_preemptions > 0
+    assert [told[str(number), 0].token_ids for number in range(4)] == expected
