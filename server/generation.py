@@ -173,8 +173,9 @@ def start(
     *,
     tenant: str = "",
     echo: bool = False,
+    stops: Sequence[str] = (),
 ) -> Generation:
-    """Submit every choice of a request, or raise and leave none behind.
+    """Submit every choice of a request, or raise and leave none behind. `stops` are beside those it asks for.
 
     Without a seed each prompt gets one of its own, shared by its choices, as if it had been sent alone.
     """
@@ -190,7 +191,7 @@ def start(
         service.admission.leave(num_choices)
         raise
     owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
-    texts = [choice_text(service, request, prompt, echo=echo) for prompt in owners]
+    texts = [choice_text(service, request, prompt, stops, echo=echo) for prompt in owners]
     record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
     choices = [
         Choice(number, prompt, text, record, is_leader=number % params.num_choices == 0)
@@ -203,6 +204,8 @@ def seed_for(request: GenerationRequest) -> int:
     return secrets.randbits(63) if request.seed is None else request.seed
 
 
-def choice_text(service: Service, request: GenerationRequest, prompt: Prompt, *, echo: bool) -> ChoiceText:
+def choice_text(
+    service: Service, request: GenerationRequest, prompt: Prompt, stops: Sequence[str], *, echo: bool
+) -> ChoiceText:
     include_stop = request.include_stop_str_in_output
-    return ChoiceText(service.tokenizer, prompt, request.stops, include_stop=include_stop, echo=echo)
+    return ChoiceText(service.tokenizer, prompt, [*request.stops, *stops], include_stop=include_stop, echo=echo)
