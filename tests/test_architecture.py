@@ -54,11 +54,8 @@ TORCH_FREE = (
     "engine.policies",
     "engine.costs",
     "engine.exit_frequencies",
-<<<<<<< HEAD
-    "engine.speedup",
-=======
     "engine.constraint",
->>>>>>> constraint
+    "engine.speedup",
     "engine.events",
     "engine.front",
     "engine.randomness",
