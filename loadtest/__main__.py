@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from loadtest.client import LoadClient, Outcome
 from loadtest.report import Report
+from loadtest.server_view import ServerView, totals
 from loadtest.workload import DEFAULT_PROMPTS, Workload, WorkloadError, read_prompts
 
 
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     add("--max-tokens", type=int, default=64, metavar="N", help="tokens per request, at most")
     add("--temperature", type=float, default=1.0)
     add("--seed", type=int, default=0, help="request i uses seed + i; also draws the arrivals")
+    add("--ignore-eos", action="store_true", help="go on to --max-tokens; not every server knows it")
     add("--prompts", type=Path, metavar="FILE", help=".jsonl (Spec-Bench's, or with `prompt`) or text, one per line")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="without a sign of life")
     add("--json", type=Path, metavar="FILE", help="write the report and every request's numbers here")
@@ -58,6 +60,7 @@ def workload(arguments: argparse.Namespace) -> Workload:
         rate=arguments.rate,
         temperature=arguments.temperature,
         seed=arguments.seed,
+        ignore_eos=arguments.ignore_eos,
     )
 
 
@@ -72,15 +75,17 @@ def http_client(arguments: argparse.Namespace) -> httpx.AsyncClient:
     )
 
 
-async def measure(http: httpx.AsyncClient, model: str, load: Workload) -> list[Outcome]:
+async def measure(http: httpx.AsyncClient, model: str, load: Workload) -> tuple[list[Outcome], ServerView]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     async with http:
         with Progress(*columns, console=Console(stderr=True)) as progress:
             task = progress.add_task("requests", total=load.num_requests)
-            return await LoadClient(http, model=model).run(load, lambda _: progress.advance(task))
+            before = await totals(http)
+            outcomes = await LoadClient(http, model=model).run(load, lambda _: progress.advance(task))
+            return outcomes, ServerView(before, await totals(http))
 
 
-def record(load: Workload, report: Report, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def record(load: Workload, report: Report, view: ServerView, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     settings = asdict(load) | {"prompts": len(load.prompts)}
     requests = [
         {
@@ -94,7 +99,7 @@ def record(load: Workload, report: Report, outcomes: Sequence[Outcome]) -> dict[
         }
         for outcome in sorted(outcomes, key=lambda outcome: outcome.due)
     ]
-    return {"workload": settings, "report": report.to_json(), "requests": requests}
+    return {"workload": settings, "report": report.to_json(), "means": view.to_json(report), "requests": requests}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,13 +113,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (WorkloadError, OSError) as error:
         options.error(str(error))
     try:
-        outcomes = asyncio.run(measure(http, arguments.model, load))
+        outcomes, view = asyncio.run(measure(http, arguments.model, load))
     except KeyboardInterrupt:
         return 130
     report = Report.of(outcomes)
-    Console().print(*report.tables())
+    Console().print(*report.tables(), view.table(report))
     if arguments.json:
-        arguments.json.write_text(json.dumps(record(load, report, outcomes), indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(record(load, report, view, outcomes), indent=2) + "\n", encoding="utf-8")
     return 1 if report.num_failed else 0
 
 

@@ -133,7 +133,7 @@ class LoadClient:
         return outcome
 
     async def _chunks(self, request: Request) -> AsyncIterator[dict[str, Any]]:
-        body = {
+        body: dict[str, Any] = {
             "model": self.model,
             "prompt": request.prompt,
             "max_tokens": request.max_tokens,
@@ -142,6 +142,8 @@ class LoadClient:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if request.ignore_eos:
+            body["ignore_eos"] = True
         async with self.http.stream("POST", "/v1/completions", json=body) as response:
             if not response.is_success:
                 raise ServerError(f"{response.status_code} {_message(await response.aread())}")

@@ -38,6 +38,7 @@ class Workload:
     rate: float | None = None
     temperature: float = 1.0
     seed: int = 0
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_requests", "max_tokens", "concurrency"):
@@ -52,7 +53,7 @@ class Workload:
         """The requests in order of arrival; prompts repeat when there are fewer."""
         for index, arrival in enumerate(self._arrivals()):
             prompt = self.prompts[index % len(self.prompts)]
-            yield Request(prompt, self.max_tokens, self.temperature, self.seed + index, arrival)
+            yield Request(prompt, self.max_tokens, self.temperature, self.seed + index, arrival, self.ignore_eos)
 
     def _arrivals(self) -> list[float]:
         if self.rate is None:
@@ -70,6 +71,7 @@ class Request:
     temperature: float
     seed: int
     arrival: float
+    ignore_eos: bool = False
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from nvium_core.engine.params import EngineConfig as EngineConfig
     from nvium_core.engine.params import InvalidRequest as InvalidRequest
     from nvium_core.engine.params import SamplingParams as SamplingParams
+    from nvium_core.engine.worker import Admittance as Admittance
+    from nvium_core.engine.worker import EngineRequest as EngineRequest
     from nvium_core.engine.worker import EngineWorker as EngineWorker
+    from nvium_core.engine.worker import Key as Key
     from nvium_core.engine.worker import TokenStream as TokenStream
     from nvium_core.engine.worker import WorkerState as WorkerState
     from nvium_core.errors import NviumError as NviumError
@@ -57,7 +60,10 @@ _HOME = {
     "EngineConfig": "engine.params",
     "InvalidRequest": "engine.params",
     "SamplingParams": "engine.params",
+    "Admittance": "engine.worker",
+    "EngineRequest": "engine.worker",
     "EngineWorker": "engine.worker",
+    "Key": "engine.worker",
     "TokenStream": "engine.worker",
     "WorkerState": "engine.worker",
     "CheckpointError": "model.checkpoint",

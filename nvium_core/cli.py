@@ -71,6 +71,7 @@ def options(
 @app.command()
 def serve(
     model: ModelArgument = None,
+    model_aliases: Annotated[str | None, typer.Option(help="Its other names, comma separated.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on [8000].")] = None,
     device: Annotated[Device | None, typer.Option(help="auto is CUDA where there is one.")] = None,
@@ -94,6 +95,17 @@ def serve(
     max_n: Annotated[int | None, typer.Option(help="Choices per prompt [128].")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Choices × max_tokens of one request.")] = None,
     max_body_bytes: Annotated[int | None, typer.Option(help="Size of a request's body [2,000,000].")] = None,
+    api_keys: Annotated[
+        str | None, typer.Option(help="KEY or NAME:KEY, comma separated; safer as NVIUM_API_KEYS or in a file.")
+    ] = None,
+    api_keys_file: Annotated[Path | None, typer.Option(help="The same, one a line, with # comments.")] = None,
+    metrics_open: Annotated[bool | None, typer.Option(help="/metrics asks for no key [off].")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Of each key, or of all without one [any].")] = None,
+    cors_origins: Annotated[str | None, typer.Option(help="Whose pages may call, comma separated [none].")] = None,
+    otlp_endpoint: Annotated[str | None, typer.Option(help="OpenTelemetry collector that gets traces [none].")] = None,
+    request_seconds: Annotated[float | None, typer.Option(help="How long a request may take [any time].")] = None,
+    arrival_seconds: Annotated[float | None, typer.Option(help="How long a request may take to arrive [60].")] = None,
+    slow_client_seconds: Annotated[float | None, typer.Option(help="How long a client may read nothing [60].")] = None,
     drain_seconds: Annotated[float | None, typer.Option(help="How long running requests may finish [30].")] = None,
     keep_alive_seconds: Annotated[float | None, typer.Option(help="Between comments on a silent stream [15].")] = None,
     stall_seconds: Annotated[float | None, typer.Option(help="Without a step, until /livez fails [30].")] = None,
@@ -251,9 +263,9 @@ def bench(
 ) -> None:
     """Measure the engine in this process. What is left out, the experiment chooses.
 
-    schedules: tokens/s of each over synchronous, and as simulated; memory: waste in the cache; prefix: first token with
-    a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost; determinism: what differs in
-    company; soak: leaks; costs: a step's, for nvium plan.
+    schedules: tokens/s of each over synchronous, and as simulated; throughput: prompts included; memory: waste in the
+    cache; prefix: first token with a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost;
+    determinism: what differs in company; soak: leaks; costs: a step's, for nvium plan.
     """
     from rich.console import Console
 

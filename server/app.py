@@ -2,23 +2,40 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
+import structlog
 import uvicorn
 from fastapi import FastAPI
+from opentelemetry.trace import TracerProvider
 from prometheus_client import disable_created_metrics
+from starlette.middleware import Middleware
 
 from nvium_core import LoadedModel, load_model
+from server.connection import Connection
+from server.cors import Cors
 from server.drain import DrainingServer
 from server.errors import install_error_handlers
+from server.keys import ApiKeys, Key, read_keys
 from server.logs import configure_logs
-from server.middleware import BodyLimit, JsonBodies, RequestFrame
-from server.routes import completions, health, metrics, models
+from server.middleware import BodyLimit, JsonBodies, LastResort, RequestFrame
+from server.rate_limit import RateLimit
+from server.routes import chat, completions, health, metrics, models, tokens
 from server.service import Service
 from server.settings import Settings
+from server.tracing import Tracing, tracer_provider
 
-ENDPOINTS = {"/v1/completions": "completions"}
+log = structlog.get_logger("nvium.server")
+
+ENDPOINTS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat_completions",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+}
 """Paths whose requests are recorded, and their names in metrics and logs."""
 
 BACKLOG = 2048
@@ -29,16 +46,43 @@ STOP_SECONDS = 5
 
 
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
-    """The app for one model. Raises `InvalidRequest` for settings that the model cannot be run with."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    app.state.service = service = Service(model, settings)
+    """The app for one model. Raises `InvalidRequest` or `SettingsError` for settings it cannot be run with."""
+    return assemble(Service(model, settings), read_keys(settings), tracer_provider(settings))
+
+
+def assemble(service: Service, keys: Collection[Key] = (), provider: TracerProvider | None = None) -> FastAPI:
+    """The app around a service, for whoever has one of the keys, traced if there is a provider."""
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        middleware=list(layers(service, keys, provider)),
+        # FastAPI's own would repeat the messages of exceptions, and trace each request a second time
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+    )
+    app.state.service = service
     install_error_handlers(app)
-    app.add_middleware(JsonBodies)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    app.add_middleware(RequestFrame, metrics=service.metrics, endpoints=ENDPOINTS)
-    for routes in (completions, models, health, metrics):
+    for routes in (completions, chat, tokens, models, health, metrics):
         app.include_router(routes.router)
     return app
+
+
+def layers(service: Service, keys: Collection[Key], provider: TracerProvider | None) -> Iterator[Middleware]:
+    """What a request passes on its way to a route, the outermost first."""
+    settings, metrics = service.settings, service.metrics
+    tracing = Tracing(provider, service.name) if provider else None
+    yield Middleware(RequestFrame, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
+    if settings.cors_origins:
+        yield Middleware(Cors, origins=settings.cors_origins)
+    yield Middleware(LastResort)
+    if keys:
+        yield Middleware(ApiKeys, keys=keys, metrics=metrics, metrics_open=settings.metrics_open)
+    if settings.requests_per_minute:
+        yield Middleware(RateLimit, requests_per_minute=settings.requests_per_minute, metrics=metrics)
+    yield Middleware(BodyLimit, max_bytes=settings.max_body_bytes, metrics=metrics)
+    yield Middleware(JsonBodies)
 
 
 @asynccontextmanager
@@ -56,29 +100,48 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 def run(settings: Settings) -> None:
     """Load the model and serve it until SIGTERM or SIGINT, then let running requests finish.
 
-    Raises `CheckpointError`, `InvalidRequest` or `OSError` for a model, settings or an address that cannot be used.
+    Raises `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` for a model, settings or an address that
+    cannot be used.
     """
     configure_logs()
     disable_created_metrics()
+    keys, provider = read_keys(settings), tracer_provider(settings)
     with listen(settings.host, settings.port) as listener:
-        app = create_app(load_model(settings.model, settings.device, settings.dtype), settings)
-        app.state.service.introduce()
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=STOP_SECONDS,
-        )
-        DrainingServer(config, app.state.service).run(sockets=[listener])
+        service = Service(load_model(settings.model, settings.device, settings.dtype), settings)
+        app = assemble(service, keys, provider)
+        service.introduce()
+        log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
+        config = uvicorn_config(app, settings, port=listener.getsockname()[1], timeout_graceful_shutdown=STOP_SECONDS)
+        DrainingServer(config, service).run(sockets=[listener])
+
+
+def uvicorn_config(app: FastAPI, settings: Settings, **more: Any) -> uvicorn.Config:
+    """How connections are served, wherever they come from."""
+    connection: Any = partial(
+        Connection, arrival_seconds=settings.arrival_seconds, slow_client_seconds=settings.slow_client_seconds
+    )
+    return uvicorn.Config(
+        app,
+        http=connection,
+        ws="none",
+        host=settings.host,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        **more,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket to serve on, taken before the model is loaded. Raises `OSError` naming the address."""
+    """The socket to serve on, taken before the model is loaded. Raises `OSError` naming the address.
+
+    Connections send small pieces at once, which asyncio sees to only for sockets that it opens itself: without, the
+    first token would wait 40 ms for the client to acknowledge the status line.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        return listener
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -1,5 +1,6 @@
 """A uvicorn server that, told to stop, goes on answering until what runs has finished."""
 
+import gc
 import socket
 import time
 from types import FrameType
@@ -19,6 +20,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._drains_until: float | None = None
+        self._was_told = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drains_until is not None:
@@ -29,6 +31,8 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what is here now stays; looking through it again and again would hold up every stream
         log.info("ready", host=self.config.host, port=self.config.port)
 
     async def on_tick(self, counter: int) -> bool:
@@ -37,10 +41,17 @@ class DrainingServer(uvicorn.Server):
             self._drain()
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        log.info("stopped", at_once=self.force_exit)
+
     def _drain(self) -> None:
         """Stop when nobody is left, or when those who are have had their time: their requests fail then."""
         num_present = self._service.admission.num_present
         assert self._drains_until is not None
+        if not self._was_told:
+            log.info("draining", choices=num_present, seconds=self._service.settings.drain_seconds)
+            self._was_told = True
         if num_present == 0:
             self.should_exit = True
         elif time.monotonic() > self._drains_until:

@@ -2,9 +2,14 @@
 
 ApiError
 ├── InvalidField      400  a field of the request is wrong
+├── MalformedRequest  400  no HTTP
+├── InvalidKey        401  no key, or none that is known
 ├── ModelNotFound     404
+├── RequestTimeout    408  did not arrive in time
 ├── BodyTooLarge      413  found before parsing
+├── RateLimited       429  too many requests with one key
 ├── Overloaded        503  queue full, draining or stopped; come back later
+├── DeadlineExceeded  503  waited for its turn longer than a request may take
 └── InternalError     500  says nothing about what happened inside
 """
 
@@ -19,7 +24,10 @@ from starlette.responses import Response
 
 from nvium_core import ContextLengthExceeded, EngineError, InvalidRequest
 
-NESTED_FIELDS = ("stream_options", "nvium")
+MAX_MESSAGE_CHARACTERS = 1000
+"""Beyond this a message, which may quote what was asked, is cut."""
+
+NESTED_FIELDS = ("stream_options", "nvium", "messages", "tools", "tool_choice", "response_format", "structured_outputs")
 
 
 class ApiError(Exception):
@@ -32,7 +40,7 @@ class ApiError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = message[:MAX_MESSAGE_CHARACTERS]
         self.param = param
         self.code = code or self.code
 
@@ -47,6 +55,27 @@ class ApiError(Exception):
 class InvalidField(ApiError):
     def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
         super().__init__(f"{param}: {message}", param=param, code=code)
+
+
+class MalformedRequest(ApiError):
+    code = "malformed_request"
+
+
+class RequestTimeout(ApiError):
+    status = 408
+    code = "request_timeout"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the request did not arrive whole within {seconds:g} seconds")
+
+
+class InvalidKey(ApiError):
+    status = 401
+    code = "invalid_api_key"
+    headers = {"www-authenticate": "Bearer"}
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}; send a key of this server as `Authorization: Bearer KEY`")
 
 
 class ModelNotFound(ApiError):
@@ -66,6 +95,16 @@ class BodyTooLarge(ApiError):
         super().__init__(f"the request's body is larger than {max_bytes} bytes")
 
 
+class RateLimited(ApiError):
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, requests_per_minute: int, retry_after_seconds: int) -> None:
+        super().__init__(f"more than {requests_per_minute} requests in a minute; retry in {retry_after_seconds} s")
+        self.headers = {"retry-after": str(retry_after_seconds)}
+
+
 class Overloaded(ApiError):
     status = 503
     type = "server_error"
@@ -73,6 +112,15 @@ class Overloaded(ApiError):
     def __init__(self, message: str, *, code: str, retry_after_seconds: int) -> None:
         super().__init__(message, code=code)
         self.headers = {"retry-after": str(retry_after_seconds)}
+
+
+class DeadlineExceeded(ApiError):
+    status = 503
+    type = "server_error"
+    code = "deadline_exceeded"
+
+    def __init__(self) -> None:
+        super().__init__("the request's time was over before its turn came")
 
 
 class InternalError(ApiError):
@@ -131,4 +179,9 @@ def from_validation(error: RequestValidationError) -> ApiError:
         return ApiError("the body must be a JSON object, sent with content-type application/json")
     if not place:
         return ApiError(f"the body cannot be used: {first['msg']}")
-    return InvalidField(".".join(place[: 2 if place[0] in NESTED_FIELDS else 1]), first["msg"])
+    return InvalidField(path(place) if place[0] in NESTED_FIELDS else place[0], first["msg"])
+
+
+def path(place: list[str]) -> str:
+    """`messages[0].content`"""
+    return "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in place).removeprefix(".")

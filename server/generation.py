@@ -6,91 +6,89 @@ Whole and streamed answers are both made of these deltas, so they cannot differ.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from tokenizers import Tokenizer
-
-from nvium_core import TokenEvent, TokenStream
+from nvium_core import Admittance, EngineRequest, Key, PromptEvent, SamplingParams, Score, TokenEvent, TokenStream
+from server.choice_text import ChoiceText, Piece, Prompt
+from server.errors import DeadlineExceeded
 from server.record import RequestRecord
-from server.schemas import CompletionRequest
-from server.service import Prompt, Service
-from server.text import REPLACEMENT, Detokenizer, StopStrings
+from server.schemas.generation import GenerationRequest
+from server.service import Service
+from server.text import FinishReason
 
-FinishReason = Literal["stop", "length"]
+Events = Sequence[TokenEvent | PromptEvent]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
-    """What a choice gained: text that is certain, and the tokens of that moment, whose text may still be held back."""
+    """What a choice gained: text that is certain, the tokens of that moment, and scores of further prompt tokens."""
 
     choice: "Choice"
-    text: str
-    tokens: list[TokenEvent]
-    finish_reason: FinishReason | None
+    text: str = ""
+    tokens: list[TokenEvent] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)
+    prompt_scores: list[Score] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
 
-
-class ChoiceText:
-    """The text of one choice, token by token, up to a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, request: CompletionRequest) -> None:
-        self._includes_stop = request.include_stop_str_in_output
-        self._stops = StopStrings(request.stops, include=self._includes_stop)
-        echo_tokens = prompt.text is None and request.echo
-        is_context = not (echo_tokens or (prompt.text or "").endswith(REPLACEMENT))
-        self._detokenizer = Detokenizer(tokenizer, prompt.token_ids if is_context else [])
-        self._pending = (prompt.text or "") if request.echo else ""
-        if echo_tokens:
-            self._pending = "".join(map(self._detokenizer.push, prompt.token_ids))
-
-    def take(self, tokens: list[TokenEvent]) -> tuple[str, int, FinishReason | None]:
-        """The text these give, how many of them were needed for it, and whether it is the last."""
-        text, self._pending = self._pending, ""
-        for number, event in enumerate(tokens, start=1):
-            text += self._push(event)
-            if self._stops.matched:
-                return text, number, "stop"
-            if event.finish_reason:
-                return text + self._stops.flush(), number, event.finish_reason
-        return text, len(tokens), None
-
-    def _push(self, event: TokenEvent) -> str:
-        is_stop_token = event.finish_reason == "stop" and not self._includes_stop
-        text = "" if is_stop_token else self._detokenizer.push(event.token_id)
-        if event.finish_reason:
-            text += self._detokenizer.flush()
-        return self._stops.push(text)
+    def extend(self, later: "Delta") -> None:
+        """Take in what the choice gained afterwards."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.text_offsets += later.text_offsets
+        self.prompt_scores += later.prompt_scores
+        self.finish_reason = later.finish_reason
 
 
 class Choice:
-    """One sequence of the engine and the text it becomes."""
+    """One sequence of the engine and the text it becomes. A prompt's first choice is its leader."""
 
     def __init__(
-        self, index: int, prompt: Prompt, text: ChoiceText, stream: TokenStream, record: RequestRecord
+        self, index: int, prompt: Prompt, text: ChoiceText, record: RequestRecord, *, is_leader: bool = True
     ) -> None:
         self.index = index
+        self._is_leader = is_leader
         self.prompt = prompt
-        self.stream = stream
-        self._text = text
+        self.text = text
+        self.num_cached_tokens = 0
+        self._has_begun = False
         self._record = record
         self._submitted = time.monotonic()
         self._last_arrival: float | None = None
 
-    async def deltas(self) -> AsyncIterator[Delta]:
-        async for events in self.stream:
-            tokens = [event for event in events if isinstance(event, TokenEvent)]
+    def take(self, events: Events, admission: Admittance) -> Delta:
+        """What becomes of the next events."""
+        self.note(admission)
+        tokens = [event for event in events if isinstance(event, TokenEvent)]
+        of_prompt = [event for event in events if isinstance(event, PromptEvent)]
+        if tokens:
             self._note_arrival(len(tokens))
-            text, num_taken, finish_reason = self._text.take(tokens)
-            if finish_reason:
-                self.stream.cancel()
-            self._record.served(tokens[:num_taken], finish_reason)
-            yield Delta(self, text, tokens[:num_taken], finish_reason)
+        delta = self._delta(self.text.take(tokens))
+        delta.prompt_scores = [score for event in of_prompt for score in event.scores]
+        if of_prompt and of_prompt[-1].finish_reason:
+            delta.extend(self.end(of_prompt[-1].finish_reason))
+        return delta
+
+    def end(self, reason: FinishReason) -> Delta:
+        """The last delta of a choice that ends without a token."""
+        return self._delta(self.text.end(reason))
+
+    def _delta(self, piece: Piece) -> Delta:
+        self._record.served(piece.tokens, piece.finish_reason)
+        return Delta(self, piece.text, piece.tokens, piece.text_offsets, finish_reason=piece.finish_reason)
+
+    def note(self, admission: Admittance) -> None:
+        """Tell the record, once, when the choice left the queue; also of one that will not speak."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.num_cached_tokens = admission.num_cached_prompt_tokens
+            self._record.left_queue(admission.at - self._submitted)
+            if self._is_leader:
+                self._record.found_in_cache(admission.num_cached_prompt_tokens)
 
     def _note_arrival(self, num_tokens: int) -> None:
         now = time.monotonic()
         if self._last_arrival is None:
-            self._record.left_queue((self.stream.admitted_at or now) - self._submitted)
             self._record.first_tokens(now)
         else:
             self._record.later_tokens(num_tokens, now - self._last_arrival)
@@ -98,76 +96,116 @@ class Choice:
 
 
 class Generation:
-    """All choices of one request. Whoever has it must close it, which frees what still runs."""
+    """All choices of one request. Whoever has it must close it, which frees what still runs.
 
-    def __init__(self, choices: list[Choice], leave: Callable[[], None]) -> None:
-        self.choices = choices
+    At `deadline`, by the event loop's clock, what runs ends with "length", and what has not begun is refused.
+    """
+
+    def __init__(
+        self, stream: TokenStream, choices: Sequence[Choice], leave: Callable[[], None], deadline: float | None
+    ) -> None:
+        self.choices = list(choices)
+        self._stream = stream
         self._leave = leave
-        self._open = set(choices)
-        self._pumps: list[asyncio.Task[None]] = []
+        self._open = dict(zip(stream.keys, choices, strict=True))
+        self._alarm = None if deadline is None else asyncio.get_running_loop().call_at(deadline, stream.close)
 
-    @property
-    def is_finished(self) -> bool:
-        return not self._open
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """The choices' deltas as they come, one for each choice that gained something.
 
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """The choices' deltas as they come. Raises `EngineError` if one of them fails."""
-        async for delta in self.choices[0].deltas() if len(self.choices) == 1 else self._merged():
-            if delta.finish_reason:
-                self._end(delta.choice)
-            yield delta
+        Raises `EngineError` if one of them fails, `DeadlineExceeded` if none began in time.
+        """
+        async for events in self._stream:
+            yield [self._take(key, told) for key, told in by_key(events).items()]
+        if self._open:
+            yield self._expire()
+
+    async def collect(self) -> list[Delta]:
+        """What each choice gained in all."""
+        gained = {choice: Delta(choice) for choice in self.choices}
+        async for deltas in self.deltas():
+            for delta in deltas:
+                gained[delta.choice].extend(delta)
+        return list(gained.values())
 
     def close(self) -> None:
-        for pump in self._pumps:
-            pump.cancel()
-        for choice in list(self._open):
-            self._end(choice)
+        if self._alarm:
+            self._alarm.cancel()
+        self._stream.close()
+        for key in list(self._open):
+            self._end(key)
 
-    def _end(self, choice: Choice) -> None:
-        choice.stream.cancel()
-        self._open.remove(choice)
+    def _take(self, key: Key, events: Events) -> Delta:
+        delta = self._open[key].take(events, self._stream.admissions[key])
+        if delta.finish_reason:
+            self._end(key)
+        return delta
+
+    def _expire(self) -> list[Delta]:
+        if not self._stream.admissions:
+            raise DeadlineExceeded
+        deltas = [choice.end("length") for choice in self._open.values()]
+        self.close()
+        return deltas
+
+    def _end(self, key: Key) -> None:
+        self._stream.cancel(key)
+        choice = self._open.pop(key)
+        if admission := self._stream.admissions.get(key):
+            choice.note(admission)
         self._leave()
 
-    async def _merged(self) -> AsyncIterator[Delta]:
-        arrivals: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        self._pumps = [asyncio.create_task(pump(choice, arrivals)) for choice in self.choices]
-        while self._open:
-            arrival = await arrivals.get()
-            if isinstance(arrival, Exception):
-                raise arrival
-            yield arrival
+
+def by_key(events: Events) -> dict[Key, list[TokenEvent | PromptEvent]]:
+    """Events of the same choice together, in their order."""
+    together: dict[Key, list[TokenEvent | PromptEvent]] = {}
+    for event in events:
+        together.setdefault((event.sequence_id, event.choice), []).append(event)
+    return together
 
 
-async def pump(choice: Choice, arrivals: "asyncio.Queue[Delta | Exception]") -> None:
-    """Put a choice's deltas into a queue, and its failure."""
-    try:
-        async for delta in choice.deltas():
-            arrivals.put_nowait(delta)
-    except Exception as error:
-        arrivals.put_nowait(error)
-
-
-def start(service: Service, request: CompletionRequest, prompts: list[Prompt], record: RequestRecord) -> Generation:
-    """Submit every choice of a request, or raise and leave none behind.
+def start(
+    service: Service,
+    request: GenerationRequest,
+    params: SamplingParams,
+    prompts: Sequence[Prompt],
+    record: RequestRecord,
+    *,
+    tenant: str = "",
+    echo: bool = False,
+    stops: Sequence[str] = (),
+) -> Generation:
+    """Submit every choice of a request, or raise and leave none behind. `stops` are beside those it asks for.
 
     Without a seed each prompt gets one of its own, shared by its choices, as if it had been sent alone.
     """
-    params = request.sampling()
     num_choices = len(prompts) * params.num_choices
-    for prompt in prompts:
-        service.engine.check(prompt.token_ids, params)
+    asked = [EngineRequest(p.token_ids, replace(params, seed=seed_for(request))) for p in prompts]
+    service.check_new_tokens(num_choices * params.max_tokens)
+    for prompt in asked:
+        service.engine.check(prompt.token_ids, prompt.params)
     service.admission.enter(num_choices)
-    choices: list[Choice] = []
     try:
-        for prompt in prompts:
-            seed = secrets.randbits(63) if request.seed is None else request.seed
-            for stream in service.worker.submit(prompt.token_ids, replace(params, seed=seed)):
-                text = ChoiceText(service.tokenizer, prompt, request)
-                choices.append(Choice(len(choices), prompt, text, stream, record))
+        stream = service.worker.submit(asked, tenant)
     except BaseException:
-        for choice in choices:
-            choice.stream.cancel()
         service.admission.leave(num_choices)
         raise
+    owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
+    texts = [choice_text(service, request, prompt, stops, echo=echo) for prompt in owners]
     record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
-    return Generation(choices, service.admission.leave)
+    choices = [
+        Choice(number, prompt, text, record, is_leader=number % params.num_choices == 0)
+        for number, (prompt, text) in enumerate(zip(owners, texts, strict=True))
+    ]
+    return Generation(stream, choices, service.admission.leave, service.deadline(record.arrived))
+
+
+def seed_for(request: GenerationRequest) -> int:
+    return secrets.randbits(63) if request.seed is None else request.seed
+
+
+def choice_text(
+    service: Service, request: GenerationRequest, prompt: Prompt, stops: Sequence[str], *, echo: bool
+) -> ChoiceText:
+    include_stop = request.include_stop_str_in_output
+    return ChoiceText(service.tokenizer, prompt, [*request.stops, *stops], include_stop=include_stop, echo=echo)

@@ -1,17 +1,28 @@
-"""One line of JSON on stderr for each thing worth knowing."""
+"""One line of JSON on stderr for each thing worth knowing, with the id of the request it happened in.
+
+An exception's message may quote a request, so exceptions are told by type and place. Only those of the engine's own
+lines keep their messages, as the engine knows no text.
+"""
 
 import logging
 import sys
+import traceback
 
 import structlog
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
+
+ENGINE = "nvium_core"
+LONGEST_CHAIN = 10
+"""Exceptions told of a chain of causes."""
 
 
 def configure_logs() -> None:
     """For the whole process: structlog's own lines, and warnings of the standard library's loggers, look the same."""
-    shared: list[structlog.typing.Processor] = [
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
+        add_exception,
     ]
     renderer = structlog.processors.JSONRenderer()
     structlog.configure(
@@ -20,5 +31,33 @@ def configure_logs() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processor=renderer))
+    foreign: list[Processor] = [without_reprs, *shared]
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=foreign, processor=renderer))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+
+
+def without_reprs(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """asyncio says what happened in the first line, and in the others shows tasks with their exceptions."""
+    if event["_record"].name == "asyncio":
+        event["event"] = event["event"].partition("\n")[0]
+    return event
+
+
+def add_exception(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """The exception of a line, as text."""
+    is_engine = "_record" in event and event["_record"].name.startswith(ENGINE)
+    add = structlog.processors.format_exc_info if is_engine else add_types_and_places
+    return add(logger, method, event)
+
+
+def types_and_places(exc_info: ExcInfo) -> str:
+    """An exception and what caused it, the first cause first, without their messages."""
+    told: list[str] = []
+    error: BaseException | None = exc_info[1]
+    while error is not None and len(told) < LONGEST_CHAIN:
+        told.append("".join(traceback.format_tb(error.__traceback__)) + type(error).__qualname__)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n\n".join(reversed(told))
+
+
+add_types_and_places = structlog.processors.ExceptionRenderer(types_and_places)

@@ -116,6 +116,11 @@ class WorkerCollector(Collector):
         yield GaugeMetricFamily("nvium_requests_waiting", "Sequences that wait to run.", state.num_waiting)
         yield GaugeMetricFamily("nvium_deferred_rows", "Rows whose upper blocks are put off.", state.num_deferred_rows)
         yield GaugeMetricFamily("nvium_kv_cache_usage_ratio", "Share of cache pages in use.", state.kv_cache_usage)
+        yield GaugeMetricFamily(
+            "nvium_piggyback_speedup_ratio",
+            "Time the same tokens would have taken block by block at full depth, over time spent, in the last minute.",
+            state.piggyback_speedup,
+        )
         yield CounterMetricFamily("nvium_preemptions", "Sequences that lost their cache.", state.num_preemptions)
         yield CounterMetricFamily(
             "nvium_cached_prompt_tokens", "Rows taken from the cache of prefixes.", state.num_cached_prompt_tokens

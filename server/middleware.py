@@ -1,4 +1,7 @@
-"""The layers around the app, in pure ASGI: a frame that names and records requests, and two that see to bodies."""
+"""The layers around the app, in pure ASGI: a frame that names and records requests, a last resort, two for bodies.
+
+Those for keys, rates and origins have files of their own.
+"""
 
 import re
 import uuid
@@ -7,10 +10,12 @@ from collections.abc import Mapping
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
-from server.errors import BodyTooLarge, InternalError
+from server.errors import ApiError, BodyTooLarge, InternalError
 from server.metrics import Metrics
 from server.record import RequestRecord
+from server.tracing import Tracing
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -18,15 +23,18 @@ log = structlog.get_logger("nvium.server")
 
 
 class RequestFrame:
-    """The outermost layer: gives each request an id and a record, and answers what nothing inside could.
+    """The outermost layer: gives each request an id, which its answer and its log lines carry, and some a record.
 
-    `endpoints` maps the paths that are recorded to their names.
+    `endpoints` maps the paths that are recorded when posted to, to their names.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: Mapping[str, str]) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, endpoints: Mapping[str, str], tracing: Tracing | None = None
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._endpoints = endpoints
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -34,42 +42,68 @@ class RequestFrame:
             return
         request_id = sanitized(Headers(scope=scope).get("x-request-id"))
         record = self._open(scope, request_id)
-        scope.setdefault("state", {}).update(request_id=request_id, record=record)
-        await self._run(scope, receive, send, record)
+        scope.setdefault("state", {}).update(request_id=request_id, key_id="", record=record)
+        with bound_contextvars(request_id=request_id):
+            await self._run(scope, receive, send, record)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord | None) -> None:
-        request_id, has_started = scope["state"]["request_id"], False
-
         async def framed_send(message: Message) -> None:
-            nonlocal has_started
             if message["type"] == "http.response.start":
-                has_started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message)["x-request-id"] = scope["state"]["request_id"]
                 if record:
                     record.status = message["status"]
             await send(message)
 
         try:
             await self._app(scope, receive, framed_send)
-        except Exception:
-            log.exception("a request failed", request_id=request_id)
-            if not has_started:
-                await InternalError().response()(scope, receive, framed_send)
         finally:
             if record:
-                record.close()
+                self._close(record, Headers(scope=scope))
 
     def _open(self, scope: Scope, request_id: str) -> RequestRecord | None:
-        endpoint = self._endpoints.get(scope["path"])
+        endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
         return RequestRecord(self._metrics, request_id=request_id, endpoint=endpoint) if endpoint else None
+
+    def _close(self, record: RequestRecord, headers: Headers) -> None:
+        record.close()
+        if self._tracing:
+            self._tracing.trace(record, headers)
+
+
+class LastResort:
+    """Answers what nothing inside could."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_started = False
+
+        async def noted_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted_send)
+        except Exception:
+            log.exception("a request failed")
+            if record := scope["state"]["record"]:
+                record.refused(InternalError())
+            if not has_started:
+                await InternalError().response()(scope, receive, send)
 
 
 class BodyLimit:
     """Reads a body whole before anything parses it, and refuses one that is too large as soon as that is known."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, metrics: Metrics) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,9 +112,7 @@ class BodyLimit:
         try:
             body = await self._read(Headers(scope=scope), receive)
         except BodyTooLarge as error:
-            if record := scope["state"]["record"]:
-                record.refused(error)
-            await error.response()(scope, receive, send)
+            await refuse(error, self._metrics, scope, receive, send)
             return
         if body is not None:
             await self._app(scope, replayed(body, receive), send)
@@ -116,6 +148,15 @@ class JsonBodies:
             if headers.get("content-type", "").partition(";")[0].strip().lower() in self.TAKEN_FOR_JSON:
                 headers["content-type"] = "application/json"
         await self._app(scope, receive, send)
+
+
+async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Receive, send: Send) -> None:
+    """Turn a request away from a layer around the app, and count it, whether it is recorded or not."""
+    if record := scope["state"]["record"]:
+        record.refused(error)
+    else:
+        metrics.rejected.labels(error.code).inc()
+    await error.response()(scope, receive, send)
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

@@ -4,17 +4,21 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from llguidance.hf import from_tokenizer
 
-from nvium_core import Engine, EngineConfig, EngineWorker, LoadedModel, SamplingParams
+from nvium_core import Engine, EngineConfig, EngineWorker, InvalidRequest, LoadedModel, SamplingParams
 from server.admission import Admission, draining, stopped
+from server.chat_template import ChatTemplate
+from server.choice_text import Prompt
 from server.errors import ModelNotFound
 from server.metrics import Metrics
-from server.schemas import Model
+from server.schemas.generation import Limits
+from server.schemas.models import Model
 from server.settings import Settings
+from server.token_bytes import TokenBytes
 
 log = structlog.get_logger("nvium.server")
 
@@ -26,14 +30,6 @@ WARM_UP_TOKENS = 4
 FINGERPRINT_SAMPLES = 64
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt's tokens, and its text if it came as text."""
-
-    token_ids: list[int]
-    text: str | None = None
-
-
 class Service:
     """Raises `InvalidRequest` for settings that the model cannot be run with."""
 
@@ -42,6 +38,7 @@ class Service:
         self.name = loaded.name
         self.created = int(time.time())
         self.num_layers = loaded.model.config.num_hidden_layers
+        self.vocab_size = loaded.model.config.vocab_size
         self.exit_layers = list(loaded.model.config.exit_layers or [])
         self.engine = Engine(loaded.model, engine_config(settings))
         self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
@@ -51,6 +48,9 @@ class Service:
         self.fingerprint = fingerprint(loaded, settings)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
+        self.vocabulary = TokenBytes(from_tokenizer(loaded.tokenizer))
+        self.chat_template = ChatTemplate(loaded.tokenizer)
+        self.limits = Limits(**{name: getattr(settings, name) for name in Limits.model_fields})
         self.is_warm = False
 
     def introduce(self) -> None:
@@ -94,8 +94,25 @@ class Service:
             raise stopped()
 
     def check_model(self, name: str) -> None:
-        if name not in (self.name, ALIAS):
+        if name not in (self.name, ALIAS, *self.settings.model_aliases):
             raise ModelNotFound(name, self.name)
+
+    def check_new_tokens(self, num_tokens: int) -> None:
+        """Refuse a request that asks for too many in all."""
+        allowed = self.limits.max_new_tokens
+        message = f"prompts × choices × max_tokens is {num_tokens}, more than the {allowed} allowed"
+        if num_tokens > allowed:
+            raise InvalidRequest("max_tokens", message)
+
+    def room(self, num_prompt_tokens: int, num_choices: int) -> int:
+        """How many tokens each choice may have where nothing is said; at least one, for the engine to refuse."""
+        of_context = self.engine.context - num_prompt_tokens
+        return max(1, min(of_context, self.limits.max_new_tokens // num_choices))
+
+    def deadline(self, arrived: float) -> float | None:
+        """When a request that arrived then, both by `time.monotonic()`, has had its time."""
+        seconds = self.settings.request_seconds
+        return None if seconds is None else arrived + seconds
 
     async def read_prompts(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
         """Tokenize those that are text."""
@@ -103,9 +120,14 @@ class Service:
             return await asyncio.to_thread(self._read, prompts)
         return self._read(prompts)
 
+    def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text, after those that the model's texts begin with."""
+        token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
+        return token_ids
+
     def card(self) -> Model:
         """The model's entry in the list of models."""
-        names = ("max_n", "max_prompts", "max_new_tokens", "max_queue", "max_body_bytes")
+        names = (*Limits.model_fields, "max_queue", "max_body_bytes")
         return Model(
             id=self.name,
             created=self.created,
@@ -115,7 +137,7 @@ class Service:
         )
 
     def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
-        return [Prompt(self._tokenize(p).input_ids, p) if isinstance(p, str) else Prompt(p) for p in prompts]
+        return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
 
 
 def milliseconds(costs: Sequence[float]) -> list[float]:

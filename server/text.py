@@ -5,9 +5,12 @@ What is joined from any chunks equals what one chunk would give. Knows nothing o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+FinishReason = Literal["stop", "length"]
 
 REPLACEMENT = "\ufffd"
 """What decoding puts for bytes that are no UTF-8, those of a cut character among them."""
@@ -55,6 +58,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """The text that is now certain; nothing after a match."""
+        if not self.stops:
+            return text
         if self.matched:
             return ""
         text = self._held + text

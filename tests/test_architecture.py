@@ -48,12 +48,14 @@ ABOVE_ALL = (CORE, f"{CORE}.cli")
 SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn", "llguidance")
 TORCH_FREE = (
     "engine.sequence",
+    "engine.waiting_line",
     "engine.scheduler",
     "engine.kv_cache",
     "engine.policies",
     "engine.costs",
     "engine.exit_frequencies",
     "engine.constraint",
+    "engine.speedup",
     "engine.events",
     "engine.front",
     "engine.randomness",

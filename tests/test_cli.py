@@ -107,6 +107,11 @@ def test_a_recipe_is_trained_and_its_model_speaks(
         (["serve", "MODEL", "--port", "99999"], "port"),
         (["serve", "MODEL", "--context", "1", "--port", "0"], "context"),
         (["serve", "MODEL", "--schedule", "chaotic"], "--schedule"),
+        (["serve", "no-such-folder", "--api-keys", "a:b:c"], "api_keys, entry 1"),
+        (["serve", "no-such-folder", "--api-keys-file", "no-such-file"], "no-such-file"),
+        (["serve", "no-such-folder", "--requests-per-minute", "0"], "requests_per_minute"),
+        (["serve", "no-such-folder", "--cors-origins", "example.org"], "cors_origins"),
+        (["serve", "no-such-folder", "--otlp-endpoint", "nowhere"], "otlp_endpoint"),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
@@ -124,6 +129,20 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert complaint in captured.err
+
+
+def test_neither_help_nor_mistakes_tell_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NVIUM_API_KEYS", "sk-never-told,sk-never-told")
+    assert run(monkeypatch, "serve", "--help") == 0
+    assert run(monkeypatch, "serve", "no-such-folder") == 2
+    assert run(monkeypatch, "serve", "--port", "99999") == 2
+    assert run(monkeypatch, "serve", "--api-keys", "sk-never-told told", "--port", "0") == 2
+    captured = capsys.readouterr()
+    assert "--api-keys" in captured.out
+    assert captured.err.count("\n") == 3
+    assert "never-told" not in captured.out + captured.err
 
 
 def test_a_damaged_model_is_named(

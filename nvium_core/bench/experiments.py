@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from nvium_core.bench.harness import Figures, Subject
 
-Experiment = Literal["schedules", "memory", "prefix", "chunking", "logprobs", "determinism", "soak", "costs"]
+Experiment = Literal[
+    "schedules", "throughput", "memory", "prefix", "chunking", "logprobs", "determinism", "soak", "costs"
+]
 
 Given = Mapping[str, Any]
 """Options that were given, by name; the others are for the experiment to choose."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from numbers import Integral
 from operator import attrgetter
 
-from nvium_core.engine.calibration import assumed_costs, measure_costs
+from nvium_core.engine.calibration import assumed_costs, measure_bare_costs, measure_costs
 from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.events import (
     Completion,
@@ -36,6 +36,7 @@ from nvium_core.engine.runner import Outcome, Runner
 from nvium_core.engine.sampling import NO_TOKEN
 from nvium_core.engine.scheduler import Scheduler, Step
 from nvium_core.engine.sequence import FinishReason, Sequence
+from nvium_core.engine.speedup import PiggybackSpeedup
 from nvium_core.errors import NviumError
 from nvium_core.model.nvium import NviumForCausalLM
 
@@ -70,19 +71,26 @@ class Engine:
         self._untold: dict[Sequence, deque[TokenEvent]] = {}
         """Tokens that were spoken and wait for their scores."""
         self._num_arrived = 0
+        self.speedup = PiggybackSpeedup(max_rows_per_step=self.config.max_rows_per_step)
         self.last_report: StepReport | None = None
 
-    def add(self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams | None = None) -> None:
+    def add(
+        self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams | None = None, *, tenant: str = ""
+    ) -> None:
         """Take a request in. Raises `InvalidRequest`, naming the field, for one that can never be served.
 
-        Each of its choices (`best_of`, or else `n` of them) becomes a sequence and tells events of its own.
+        Each of its choices (`best_of`, or else `n` of them) becomes a sequence and tells events of its own. Tenants
+        whose sequences wait take turns.
         """
         params = params or SamplingParams()
         self.check(token_ids, params)
         require(sequence_id not in self._requests, "sequence_id", f"{sequence_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
         choices = range(params.choice, params.choice + params.num_choices)
-        sequences = [self._sequence(sequence_id, token_ids, params, seed=seed, choice=choice) for choice in choices]
+        sequences = [
+            self._sequence(sequence_id, token_ids, params, seed=seed, choice=choice, tenant=tenant)
+            for choice in choices
+        ]
         self._requests[sequence_id] = sequences
         for sequence in sequences:
             sequence.siblings = sequences
@@ -91,12 +99,12 @@ class Engine:
     def check(self, token_ids: Tokens[int], params: SamplingParams) -> None:
         """Raise `InvalidRequest` if a request with these tokens and parameters can never be served."""
         require(len(token_ids) > 0, "prompt", "must hold at least one token")
-        self._check_vocabulary("prompt", token_ids)
-        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
-        self._check_vocabulary("logit_bias", params.logit_bias)
         num_positions = len(token_ids) + params.max_tokens
         if num_positions > self.context:
             raise ContextLengthExceeded(len(token_ids), params.max_tokens, self.context)
+        self._check_vocabulary("prompt", token_ids)
+        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        self._check_vocabulary("logit_bias", params.logit_bias)
         capacity = self.pool.num_pages * self.pool.page_size
         message = f"{num_positions} tokens are asked for in all, and the cache holds {capacity}"
         require(num_positions <= capacity, "max_tokens" if len(token_ids) < capacity else "prompt", message)
@@ -121,6 +129,7 @@ class Engine:
         self.last_report = None
         if step is None:
             return []
+        self.speedup.begin(step, self.scheduler.running)
         started = time.monotonic()
         outcomes = self._run(step)
         events = self._record(step, outcomes)
@@ -150,10 +159,12 @@ class Engine:
         return [chosen for completions in choices.values() for chosen in best(completions, params.n, rank)]
 
     def calibrate(self) -> StepCosts:
-        """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or so."""
+        """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or two."""
         require(not self.has_work, "engine", "must be idle to be calibrated")
         max_sequences = self.config.max_sequences
         costs = measure_costs(self.runner, self.pool, self.model_config, max_sequences=max_sequences)
+        bare_costs = measure_bare_costs(self.runner, self.pool, self.model_config, max_sequences=max_sequences)
+        self.speedup.costs = bare_costs
         self.scheduler.policy = self._policy(costs)
         return costs
 
@@ -176,7 +187,7 @@ class Engine:
         return POLICIES[self.config.schedule]()
 
     def _sequence(
-        self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams, *, seed: int, choice: int
+        self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams, *, seed: int, choice: int, tenant: str
     ) -> Sequence:
         sequence = Sequence(
             sequence_id,
@@ -187,6 +198,7 @@ class Engine:
             num_blocks=self.scheduler.num_blocks,
             arrival=self._num_arrived,
             stop_token_ids=self._stops(params),
+            tenant=tenant,
         )
         sequence.finish_reason = None if params.max_tokens else "length"
         self._num_arrived += 1
@@ -286,6 +298,8 @@ class Engine:
         return FailureEvent(sequence.id, f"the request's constraint {reason}", sequence.choice)
 
     def _end(self, sequence: Sequence) -> None:
+        if sequence.seat is not None:
+            self.speedup.drop(sequence, self.scheduler.running)
         self.scheduler.remove(sequence)
         self._untold.pop(sequence, None)
         if not self._requests[sequence.id]:
@@ -297,6 +311,7 @@ class Engine:
         self.scheduler.policy.observe(
             step.block, num_rows=step.num_rows, seconds=seconds, num_asked=len(asked), num_left=num_left
         )
+        self.speedup.end(seconds)
         self.last_report = StepReport(step.block + 1, step.num_rows, seconds, events)
 
     def _context(self) -> int:
@@ -307,8 +322,8 @@ class Engine:
 
 
 def is_whole(token_id: object) -> bool:
-    """An integer of any kind, NumPy's among them."""
-    return isinstance(token_id, Integral)
+    """An integer of any kind, NumPy's among them; `int` is named because it is found much faster."""
+    return isinstance(token_id, (int, Integral))
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:

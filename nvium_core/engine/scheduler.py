@@ -5,7 +5,6 @@ else, so while others are short they share a small part of a Step's rows, and ta
 """
 
 from bisect import insort
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,6 +13,7 @@ from nvium_core.engine.kv_cache import PagePool
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.policies import Policy
 from nvium_core.engine.sequence import Sequence
+from nvium_core.engine.waiting_line import WaitingLine
 
 SHORT_RUN = 16
 """Rows beyond which a run is long."""
@@ -44,26 +44,31 @@ class Step:
 
 
 class Scheduler:
-    """Sequences wait, run, and leave; the older go first. Preempted ones wait again and lose nothing but time."""
+    """Sequences wait in turn, run, and leave; of those who run the older go first.
+
+    Preempted ones wait again and lose nothing but time.
+    """
 
     def __init__(self, policy: Policy, pool: PagePool, config: EngineConfig, *, num_blocks: int) -> None:
         self.policy = policy
         self.pool = pool
         self.config = config
         self.num_blocks = num_blocks
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = WaitingLine()
         self.running: list[Sequence] = []
+        self.admitted: list[Sequence] = []
+        """Whom the last `schedule` let in."""
         self.num_preemptions = 0
         self._seats = list(range(config.max_sequences - 1, -1, -1))
         self._num_steps = 0
         self._long_ran = False
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def schedule(self) -> Step | None:
         """The next Step, or None when there is nothing to do."""
-        self._admit()
+        self.admitted = list(self._admit())
         while self.running:
             ready = {sequence: self._ready_block(sequence) for sequence in self.running}
             long = {sequence for sequence, block in ready.items() if is_long(sequence, block)}
@@ -81,10 +86,10 @@ class Scheduler:
             self._vacate(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's pages and put it back at the head of the queue."""
+        """Take a sequence's pages and let it wait before everybody else."""
         self._vacate(sequence)
         sequence.reset()
-        self.waiting.appendleft(sequence)
+        self.waiting.put_back(sequence)
         self.num_preemptions += 1
 
     def prefills_for_others(self, sequence: Sequence) -> bool:
@@ -99,31 +104,34 @@ class Scheduler:
         seats = [*self._seats, *(sequence.seat for sequence in self.running)]
         assert len(seats) == self.config.max_sequences == len({*seats}), "a seat is leaked or taken twice"
         assert not any(sequence.pages or sequence.seat is not None for sequence in self.waiting)
+        assert len({*self.waiting}) == len(self.waiting) == len(list(self.waiting)), "somebody waits twice"
         for sequence in self.running:
             stairs = [sequence.num_rows, *sequence.filled]
             assert stairs == sorted(stairs, reverse=True), "the staircase is not monotone"
             assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
 
-    def _admit(self) -> None:
+    def _admit(self) -> Iterator[Sequence]:
         """Let waiting sequences in while there are seats, and pages for the tokens of all and one each to grow into."""
         if not (self.waiting and self._seats):
             return
         promised = sum(1 + self._missing_pages(sequence, len(sequence.pages)) for sequence in self.running)
-        while self._seats and (sequence := next((s for s in self.waiting if not self._is_held(s)), None)):
+        while self._seats and (sequence := self.waiting.first(self._is_held)):
             found = self.pool.find(sequence)
             missing = self._missing_pages(sequence, len(found))
             if promised + missing > self.pool.num_free_without(found):
                 return
             promised += 1 + missing
             self._seat(sequence, found)
+            yield sequence
 
     def _missing_pages(self, sequence: Sequence, num_pages: int) -> int:
         """Pages it needs for all its tokens, beyond so many."""
         return max(0, self.pool.num_pages_for(sequence.num_tokens) - num_pages)
 
     def _seat(self, sequence: Sequence, found: list[int]) -> None:
-        self.waiting.remove(sequence)
+        self.waiting.take(sequence)
         self.pool.share(sequence, found)
+        sequence.note_admission()
         sequence.seat = self._seats.pop()
         sequence.last_step = self._num_steps
         insort(self.running, sequence, key=attrgetter("arrival"))

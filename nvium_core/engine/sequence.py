@@ -38,8 +38,11 @@ class Sequence:
         arrival: int,
         choice: int = 0,
         stop_token_ids: frozenset[int] = frozenset(),
+        tenant: str = "",
     ) -> None:
         self.id = request_id
+        self.tenant = tenant
+        """Whose it is: who waits is let in by turns between tenants."""
         self.choice = choice
         self.params = params
         self.seed = seed
@@ -59,6 +62,10 @@ class Sequence:
         self.page_digests: list[bytes] = []
         """What names the content of each full page of tokens; filled in by the pool as it needs them."""
         self.seat: int | None = None
+        self.num_cached_prompt_tokens: int | None = None
+        """Rows of the prompt that were found when it was first let in; None until then."""
+        self.num_prefill_rows = 0
+        """Rows of what it came with when it was last let in, whatever was found; later ones are of what it spoke."""
         self.last_step = 0
         """When it last was run, in Steps of its scheduler."""
         self.log_reached = 0.0
@@ -136,6 +143,12 @@ class Sequence:
     def start_at(self, num_rows: int) -> None:
         """Begin with these rows done in every block, because their pages were found."""
         self.filled = [num_rows] * len(self.filled)
+
+    def note_admission(self) -> None:
+        """It has just been let in, and starts on what was found."""
+        self.num_prefill_rows = self.num_tokens
+        if self.num_cached_prompt_tokens is None:
+            self.num_cached_prompt_tokens = self.filled[0]
 
     def reset(self) -> None:
         """Forget all that was computed, but no token: the staircase of a sequence that lost its cache."""

@@ -4,15 +4,15 @@ Neither side waits for the other: commands go through a queue, events reach the 
 """
 
 import asyncio
+import math
 import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from collections.abc import Sequence as Tokens
+from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 
 from nvium_core.engine.engine import Engine, EngineError
@@ -38,32 +38,60 @@ class WorkerState:
     num_preemptions: int = 0
     num_cached_prompt_tokens: int = 0
     kv_cache_usage: float = 0.0
+    piggyback_speedup: float = math.nan
+    """Time the same tokens would have taken block by block at full depth, over time spent; nan before any Step."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A prompt and what is asked for it."""
+
+    token_ids: Items[int]
+    params: SamplingParams
+
+    def keys(self, sequence_id: str) -> list[Key]:
+        """Of its choices, under the id that the engine knows it by."""
+        first = self.params.choice
+        return [(sequence_id, choice) for choice in range(first, first + self.params.num_choices)]
+
+
+@dataclass(frozen=True, slots=True)
+class Admittance:
+    """How a choice left the queue: when, by `time.monotonic()`, and the rows of its prompt that needed no computing."""
+
+    at: float
+    num_cached_prompt_tokens: int
 
 
 class TokenStream:
-    """What one choice of a request tells, for the event loop that submitted it.
+    """What the choices of some requests tell, for the event loop that submitted them.
 
-    Iterating gives lists of events, each with all that arrived since the last; it ends after the event with a finish
-    reason, or with `EngineError`. Closing or cancelling the iteration frees the sequence.
+    Iterating gives lists of events, each with all that arrived since the last; it ends once every choice has ended or
+    was cancelled, or with `EngineError` when one fails. Whoever has a stream must close it, to free what still runs.
     """
 
-    def __init__(self, sequence_id: str, choice: int, cancel: Callable[[], None]) -> None:
-        self.sequence_id = sequence_id
-        self.choice = choice
-        self.admitted_at: float | None = None
-        """When the sequence left the queue, by `time.monotonic()`; known by the time its first token arrives."""
-        self._cancel = cancel
+    def __init__(self, keys: Items[Key], cancel: Callable[[Key], None]) -> None:
+        self.keys = list(keys)
+        """The choices, those of the first request first."""
+        self.admissions: dict[Key, Admittance] = {}
+        """Of the choices that have left the queue; there by the time a choice's first token arrives."""
         self.loop = asyncio.get_running_loop()
+        self._cancel = cancel
+        self._open = set(keys)
         self._events: list[Event] = []
         self._arrived = asyncio.Event()
-        self._done = False
 
-    def cancel(self) -> None:
-        """Free the sequence; without effect once it has ended. Never blocks."""
-        if not self._done:
-            self._done = True
+    def cancel(self, key: Key) -> None:
+        """Free a choice, of which nothing more is told; without effect once it has ended. Never blocks."""
+        if key in self._open:
+            self._open.remove(key)
+            self._cancel(key)
             self._arrived.set()
-            self._cancel()
+
+    def close(self) -> None:
+        """Cancel all that still runs."""
+        for key in list(self._open):
+            self.cancel(key)
 
     def deliver(self, events: list[Event]) -> None:
         """Called on the loop."""
@@ -72,19 +100,32 @@ class TokenStream:
 
     async def __aiter__(self) -> AsyncIterator[list[TokenEvent | PromptEvent]]:
         try:
-            while not self._done:
+            while self._open:
                 await self._arrived.wait()
                 self._arrived.clear()
                 events, self._events = self._events, []
-                told = [event for event in events if not isinstance(event, FailureEvent)]
-                failures = [event for event in events if isinstance(event, FailureEvent)]
-                self._done |= bool(failures) or any(event.finish_reason for event in told)
+                told = list(self._take(events))
                 if told:
                     yield told
-                if failures:
-                    raise EngineError(failures[0].message)
         finally:
-            self.cancel()
+            self.close()
+
+    def _take(self, events: list[Event]) -> Iterator[TokenEvent | PromptEvent]:
+        """The events of choices that are still wanted; raises for a failure."""
+        for event in events:
+            key = key_of(event)
+            if key not in self._open:
+                continue
+            if isinstance(event, FailureEvent):
+                self._open.remove(key)
+                raise EngineError(event.message)
+            if event.finish_reason:
+                self._open.remove(key)
+            yield event
+
+
+def key_of(event: Event) -> Key:
+    return event.sequence_id, event.choice
 
 
 class EngineWorker:
@@ -119,23 +160,22 @@ class EngineWorker:
         """Age of the last Step, or of the last look at an empty queue."""
         return time.monotonic() - self._beat
 
-    def submit(self, token_ids: Tokens[int], params: SamplingParams) -> list[TokenStream]:
-        """Queue a request from the running event loop, without blocking it; a stream for each of its choices.
+    def submit(self, requests: Items[EngineRequest], tenant: str = "") -> TokenStream:
+        """Queue requests, all or none, from the running event loop and without blocking it.
 
         Raises `InvalidRequest`, or `EngineError` once the thread has ended, at once.
         """
-        self.engine.check(token_ids, params)
-        sequence_id = f"request-{next(self._numbers)}"
-        choices = range(params.choice, params.choice + params.num_choices)
-        streams = [TokenStream(sequence_id, choice, partial(self.cancel, sequence_id, choice)) for choice in choices]
-        self._commands.put(lambda: self._add(streams, token_ids, params))
+        for request in requests:
+            self.engine.check(request.token_ids, request.params)
+        by_id = {f"request-{next(self._numbers)}": request for request in requests}
+        stream = TokenStream([key for name, request in by_id.items() for key in request.keys(name)], self._cancel_soon)
+        self._commands.put(lambda: self._add(by_id, tenant, stream))
         if self._stopped:  # looked at last, as the thread may have ended in between and taken no more commands
             raise EngineError(STOPPED)
-        return streams
+        return stream
 
-    def cancel(self, sequence_id: str, choice: int) -> None:
-        """Free a choice, soon; without effect once it has ended. Never blocks."""
-        self._commands.put(lambda: self._cancel(sequence_id, choice))
+    def _cancel_soon(self, key: Key) -> None:
+        self._commands.put(lambda: self._cancel(key))
 
     def _loop(self) -> None:
         try:
@@ -175,36 +215,37 @@ class EngineWorker:
                 command()
         self._deliver([FailureEvent(sequence_id, STOPPED, choice) for sequence_id, choice in self._streams])
 
-    def _add(self, streams: list[TokenStream], token_ids: Tokens[int], params: SamplingParams) -> None:
-        by_choice = {(stream.sequence_id, stream.choice): stream for stream in streams}
-        self._streams |= by_choice
-        self._queued |= by_choice
-        self.engine.add(streams[0].sequence_id, token_ids, params)
+    def _add(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
+        by_key = dict.fromkeys(stream.keys, stream)
+        self._streams |= by_key
+        self._queued |= by_key
+        for sequence_id, request in requests.items():
+            self.engine.add(sequence_id, request.token_ids, request.params, tenant=tenant)
 
-    def _cancel(self, sequence_id: str, choice: int) -> None:
-        self._streams.pop((sequence_id, choice), None)
-        self._queued.pop((sequence_id, choice), None)
-        self.engine.cancel(sequence_id, choice)
+    def _cancel(self, key: Key) -> None:
+        self._streams.pop(key, None)
+        self._queued.pop(key, None)
+        self.engine.cancel(*key)
 
     def _note_admissions(self, when: float) -> None:
-        """Stamp the streams whose sequences the last Step took out of the queue."""
-        if self._queued:
-            waiting = {(sequence.id, sequence.choice) for sequence in self.engine.scheduler.waiting}
-            for key in self._queued.keys() - waiting:
-                self._queued.pop(key).admitted_at = when
+        """Tell the streams whose sequences the last Step was the first to let in."""
+        for sequence in self.engine.scheduler.admitted:
+            key = (sequence.id, sequence.choice)
+            if stream := self._queued.pop(key, None):
+                stream.admissions[key] = Admittance(when, sequence.num_cached_prompt_tokens or 0)
 
     def _deliver(self, events: list[Event]) -> None:
         """Hand events to their streams, with one call into each loop concerned."""
-        per_loop: dict[asyncio.AbstractEventLoop, list[tuple[TokenStream, Event]]] = defaultdict(list)
+        deliveries: defaultdict[TokenStream, list[Event]] = defaultdict(list)
         for event in events:
-            key = (event.sequence_id, event.choice)
+            key = key_of(event)
             if stream := self._streams.get(key):
-                per_loop[stream.loop].append((stream, event))
+                deliveries[stream].append(event)
                 if isinstance(event, FailureEvent) or event.finish_reason:
                     del self._streams[key]
-        for loop, deliveries in per_loop.items():
+        for loop in {stream.loop for stream in deliveries}:
             with suppress(RuntimeError):  # a loop that has closed wants nothing more
-                loop.call_soon_threadsafe(hand_over, deliveries)
+                loop.call_soon_threadsafe(hand_over, {s: told for s, told in deliveries.items() if s.loop is loop})
 
     def _look(self) -> None:
         """Refresh the snapshot and the heartbeat."""
@@ -216,11 +257,12 @@ class EngineWorker:
             num_preemptions=scheduler.num_preemptions,
             num_cached_prompt_tokens=scheduler.pool.num_rows_found,
             kv_cache_usage=scheduler.pool.usage,
+            piggyback_speedup=self.engine.speedup.ratio,
         )
         self._beat = time.monotonic()
 
 
-def hand_over(deliveries: list[tuple[TokenStream, Event]]) -> None:
-    """On the loop: put each event into its stream."""
-    for stream, event in deliveries:
-        stream.deliver([event])
+def hand_over(deliveries: dict[TokenStream, list[Event]]) -> None:
+    """On the loop: put the events into their streams."""
+    for stream, events in deliveries.items():
+        stream.deliver(events)

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request
 
-from server.schemas import Model, ModelList
+from server.schemas.models import Model, ModelList
 
 router = APIRouter()
 

@@ -19,6 +19,7 @@ from tests.bench.tiny import tiny_subject
 
 SMALL: dict[str, Mapping[str, Any]] = {
     "schedules": {"sequences": (1, 2), "tokens": 4, "repeats": 1, "simulated_tokens": 200},
+    "throughput": {"sequences": (1, 2), "tokens": 4, "repeats": 1},
     "memory": {"sequences": (3,), "tokens": 20, "every": 5},
     "prefix": {"prefix_tokens": 48, "tokens": 5, "repeats": 1},
     "chunking": {"sequences": (2,), "tokens": 4, "repeats": 1},

@@ -38,9 +38,15 @@ def policy_of(schedule: Schedule, num_blocks: int) -> Policy:
     return POLICIES[schedule]()
 
 
-def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int) -> Sequence:
+def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int, tenant: str = "") -> Sequence:
     sequence = Sequence(
-        str(arrival), [0] * num_tokens, SamplingParams(), seed=0, num_blocks=scheduler.num_blocks, arrival=arrival
+        str(arrival),
+        [0] * num_tokens,
+        SamplingParams(),
+        seed=0,
+        num_blocks=scheduler.num_blocks,
+        arrival=arrival,
+        tenant=tenant,
     )
     scheduler.add(sequence)
     return sequence
@@ -169,6 +175,66 @@ def test_choices_that_wait_for_their_leader_hold_up_nobody_behind_them() -> None
     scheduler.remove(choices[0])
     next_step(scheduler)
     assert [sequence.id for sequence in scheduler.running] == ["1", "3"]
+
+
+def test_tenants_take_turns_for_a_seat() -> None:
+    scheduler = scheduler_with(max_sequences=1)
+    for arrival, tenant in enumerate(["a", "a", "a", "b", "b", "c"]):
+        newcomer(scheduler, arrival, 2, tenant)
+    order = []
+    while scheduler.schedule() is not None:
+        order += [sequence.id for sequence in scheduler.admitted]
+        scheduler.remove(scheduler.running[0])
+    assert order == ["0", "3", "5", "1", "4", "2"]
+
+
+def test_a_preempted_sequence_goes_before_the_tenant_whose_turn_it_is() -> None:
+    scheduler = scheduler_with(num_pages=4)
+    newcomer(scheduler, 0, 4, "a")
+    young = newcomer(scheduler, 1, 2, "a")
+    carry_out(next_step(scheduler), exiting={"0", "1"})
+    newcomer(scheduler, 2, 1, "b")
+    next_step(scheduler)
+    assert scheduler.waiting.first(lambda _: False) is young
+
+
+def test_choices_that_wait_for_their_leader_hold_up_no_other_tenant() -> None:
+    scheduler = scheduler_with()
+    choices = [newcomer(scheduler, arrival, 9, "a") for arrival in range(3)]
+    for sequence in choices:
+        sequence.siblings = choices
+    newcomer(scheduler, 3, 2, "b")
+    newcomer(scheduler, 4, 2, "b")
+    newcomer(scheduler, 5, 2, "a")
+    carry_out(next_step(scheduler))
+    assert [sequence.id for sequence in scheduler.admitted] == ["0", "3", "5", "4"]
+
+
+def test_the_scheduler_says_whom_it_let_in_and_what_of_their_prompts_was_found() -> None:
+    scheduler = scheduler_with("sweep", num_blocks=1)
+    first = newcomer(scheduler, 0, 7)
+    assert first.num_cached_prompt_tokens is None
+    step = next_step(scheduler)
+    assert (scheduler.admitted, first.num_cached_prompt_tokens) == ([first], 0)
+    carry_out(step, exiting={"0"})
+    scheduler.pool.publish(first, since=0)
+    second = newcomer(scheduler, 1, 7)
+    step = next_step(scheduler)
+    assert (scheduler.admitted, second.num_cached_prompt_tokens) == ([second], 6)
+    carry_out(step, exiting={"0", "1"})
+    assert next_step(scheduler) and scheduler.admitted == []
+
+
+def test_what_is_found_after_a_preemption_is_not_of_the_prompt() -> None:
+    scheduler = scheduler_with("sweep", num_blocks=1)
+    sequence = newcomer(scheduler, 0, 3)
+    for _ in range(3):
+        carry_out(next_step(scheduler), exiting={"0"})
+    scheduler.pool.publish(sequence, since=0)
+    scheduler.preempt(sequence)
+    next_step(scheduler)
+    assert scheduler.admitted == [sequence]
+    assert (sequence.filled, sequence.num_cached_prompt_tokens, sequence.num_prefill_rows) == ([4], 0, 6)
 
 
 def test_short_runs_go_before_long_ones_which_share_a_chunk() -> None:

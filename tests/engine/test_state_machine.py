@@ -102,20 +102,25 @@ class Serving(RuleBasedStateMachine):
         self.requests: dict[str, tuple[list[int], SamplingParams]] = {}
         self.alive: dict[Key, Completion] = {}
 
-    @rule(prefix=st.sampled_from(PREFIXES), tail=st.lists(st.integers(1, 10), min_size=1, max_size=3), params=wishes)
-    def add(self, prefix: list[int], tail: list[int], params: SamplingParams) -> None:
-        self._add([*prefix, *tail], params)
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        tail=st.lists(st.integers(1, 10), min_size=1, max_size=3),
+        params=wishes,
+        tenant=st.sampled_from(["", "one", "another"]),
+    )
+    def add(self, prefix: list[int], tail: list[int], params: SamplingParams, tenant: str) -> None:
+        self._add([*prefix, *tail], params, tenant)
 
     @rule(prefix=st.sampled_from(PREFIXES), max_tokens=st.integers(0, 5), n=st.integers(1, 2))
     def add_one_whose_prompt_is_scored(self, prefix: list[int], max_tokens: int, n: int) -> None:
         n = n if max_tokens else 1
         self._add([*prefix, 7, 8], SamplingParams(max_tokens=max_tokens, seed=9, n=n, logprobs=1, prompt_logprobs=True))
 
-    def _add(self, prompt: list[int], params: SamplingParams) -> None:
+    def _add(self, prompt: list[int], params: SamplingParams, tenant: str = "") -> None:
         name = f"request-{self.num_requests}"
         self.num_requests += 1
         self.requests[name] = prompt, params
-        self.engine.add(name, prompt, params)
+        self.engine.add(name, prompt, params, tenant=tenant)
         self.alive |= {(name, choice): Completion() for choice in range(params.n)}
 
     @precondition(lambda self: self.alive)

@@ -1,8 +1,11 @@
 """The device thread as an asyncio program sees it."""
 
 import asyncio
+import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -11,8 +14,10 @@ from nvium_core import (
     Engine,
     EngineConfig,
     EngineError,
+    EngineRequest,
     EngineWorker,
     InvalidRequest,
+    Key,
     NviumForCausalLM,
     SamplingParams,
     StepReport,
@@ -40,8 +45,11 @@ async def worker(model: NviumForCausalLM) -> AsyncIterator[EngineWorker]:
     worker.engine.check_integrity()
 
 
-async def collect(streams: list[TokenStream]) -> list[int]:
-    (stream,) = streams
+def submit(worker: EngineWorker, prompt: list[int], params: SamplingParams) -> TokenStream:
+    return worker.submit([EngineRequest(prompt, params)])
+
+
+async def collect(stream: TokenStream) -> list[int]:
     return [event.token_id async for events in stream for event in events if isinstance(event, TokenEvent)]
 
 
@@ -55,13 +63,13 @@ async def until(condition: object, seconds: float = 2.0) -> None:
 @pytest.mark.asyncio
 async def test_streams_give_what_the_engine_alone_would_give(worker: EngineWorker, model: NviumForCausalLM) -> None:
     prompts = [[1, 2], [3], [4, 5, 6], [7], [8, 9]]
-    streamed = await asyncio.gather(*(collect(worker.submit(prompt, PARAMS)) for prompt in prompts))
+    streamed = await asyncio.gather(*(collect(submit(worker, prompt, PARAMS)) for prompt in prompts))
     assert list(streamed) == [c.token_ids for c in Engine(model).generate(prompts, PARAMS)]
 
 
 @pytest.mark.asyncio
 async def test_leaving_a_stream_early_frees_its_sequence(worker: EngineWorker) -> None:
-    (stream,) = worker.submit([1], SamplingParams(max_tokens=500, ignore_eos=True))
+    stream = submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True))
     iterator = aiter(stream)
     await anext(iterator)
     await iterator.aclose()
@@ -71,7 +79,7 @@ async def test_leaving_a_stream_early_frees_its_sequence(worker: EngineWorker) -
 
 @pytest.mark.asyncio
 async def test_a_cancelled_task_frees_its_sequence(worker: EngineWorker) -> None:
-    task = asyncio.create_task(collect(worker.submit([1], SamplingParams(max_tokens=500, ignore_eos=True))))
+    task = asyncio.create_task(collect(submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True))))
     await until(lambda: worker.state.num_running == 1)
     task.cancel()
     await until(lambda: not worker.engine.has_work)
@@ -81,12 +89,12 @@ async def test_a_cancelled_task_frees_its_sequence(worker: EngineWorker) -> None
 @pytest.mark.asyncio
 async def test_a_bad_request_is_refused_where_it_is_submitted(worker: EngineWorker) -> None:
     with pytest.raises(InvalidRequest, match="outside the vocabulary"):
-        worker.submit([10_000], PARAMS)
+        submit(worker, [10_000], PARAMS)
 
 
 @pytest.mark.asyncio
 async def test_the_event_loop_stays_responsive_while_the_device_works(worker: EngineWorker) -> None:
-    busy = [worker.submit([1] * 200, SamplingParams(max_tokens=100, ignore_eos=True)) for _ in range(4)]
+    busy = [submit(worker, [1] * 200, SamplingParams(max_tokens=100, ignore_eos=True)) for _ in range(4)]
     tasks = [asyncio.create_task(collect(stream)) for stream in busy]
     started = time.monotonic()
     for _ in range(100):
@@ -106,10 +114,10 @@ class SlowRunner(Runner):
 @pytest.mark.asyncio
 async def test_submitting_never_waits_for_the_device(worker: EngineWorker) -> None:
     worker.engine.runner.__class__ = SlowRunner
-    first = asyncio.create_task(collect(worker.submit([1], SamplingParams(max_tokens=1))))
+    first = asyncio.create_task(collect(submit(worker, [1], SamplingParams(max_tokens=1))))
     await asyncio.sleep(0.05)
     started = time.monotonic()
-    second = worker.submit([2], SamplingParams(max_tokens=1))
+    second = submit(worker, [2], SamplingParams(max_tokens=1))
     assert time.monotonic() - started < 0.1
     assert worker.seconds_since_progress < 5
     await asyncio.gather(first, collect(second))
@@ -119,7 +127,7 @@ async def test_submitting_never_waits_for_the_device(worker: EngineWorker) -> No
 async def test_stopping_fails_what_is_running(model: NviumForCausalLM) -> None:
     worker = EngineWorker(Engine(model))
     worker.start()
-    stream = worker.submit([1], SamplingParams(max_tokens=500, ignore_eos=True))
+    stream = submit(worker, [1], SamplingParams(max_tokens=500, ignore_eos=True))
     await until(lambda: worker.state.num_running == 1)
     worker.stop(timeout=5)
     with pytest.raises(EngineError, match="stopped"):
@@ -144,7 +152,7 @@ async def test_every_step_is_observed_once_with_its_events(model: NviumForCausal
     engine.runner = runner = CountingRunner(model, num_pages=64, page_size=16, max_sequences=32)
     worker = EngineWorker(engine, observe=reports.append)
     worker.start()
-    tokens = await collect(worker.submit([1], PARAMS))
+    tokens = await collect(submit(worker, [1], PARAMS))
     worker.stop(timeout=5)
     assert len(reports) == runner.num_steps
     spoken = [event for report in reports for event in report.events if isinstance(event, TokenEvent)]
@@ -157,4 +165,82 @@ async def test_a_request_after_the_thread_has_ended_is_refused(model: NviumForCa
     worker.start()
     worker.stop(timeout=5)
     with pytest.raises(EngineError, match="stopped"):
-        worker.submit([1], PARAMS)
+        submit(worker, [1], PARAMS)
+
+
+@pytest.mark.asyncio
+async def test_requests_submitted_together_tell_one_stream_each_choice_by_its_key(
+    worker: EngineWorker, model: NviumForCausalLM
+) -> None:
+    requests = [EngineRequest([1, 2], replace(PARAMS, n=2)), EngineRequest([3], PARAMS)]
+    stream = worker.submit(requests)
+    told: dict[Key, list[int]] = {key: [] for key in stream.keys}
+    async for events in stream:
+        for event in events:
+            assert isinstance(event, TokenEvent)
+            told[event.sequence_id, event.choice].append(event.token_id)
+    alone = [c.token_ids for request in requests for c in Engine(model).generate([request.token_ids], request.params)]
+    assert list(told.values()) == alone
+    assert stream.admissions.keys() == told.keys()
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_choice_tells_no_more_and_the_others_go_on(worker: EngineWorker) -> None:
+    stream = worker.submit([EngineRequest([1], replace(PARAMS, n=3, max_tokens=100))])
+    cancelled, *others = stream.keys
+    told: Counter[Key] = Counter()
+    async for events in stream:
+        told.update((event.sequence_id, event.choice) for event in events)
+        stream.cancel(cancelled)
+    assert [told[key] for key in others] == [100, 100]
+    assert 0 < told[cancelled] < 100
+
+
+@pytest.mark.asyncio
+async def test_requests_of_which_one_is_bad_are_refused_together(worker: EngineWorker) -> None:
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        worker.submit([EngineRequest([1], PARAMS), EngineRequest([10_000], PARAMS)])
+    assert not worker.engine.has_work
+
+
+@pytest.mark.asyncio
+async def test_events_nobody_takes_are_given_together_in_the_end(worker: EngineWorker) -> None:
+    stream = submit(worker, [1], PARAMS)
+    await until(lambda: len(stream._events) == PARAMS.max_tokens)
+    assert [len(events) async for events in stream] == [PARAMS.max_tokens]
+
+
+@pytest.mark.asyncio
+async def test_requests_of_different_tenants_are_let_in_by_turns(model: NviumForCausalLM) -> None:
+    worker = EngineWorker(Engine(model, EngineConfig(max_sequences=1)))
+    tenants = ["many", "many", "many", "few"]
+    streams = [worker.submit([EngineRequest([1], PARAMS)], tenant) for tenant in tenants]
+    worker.start()
+    await asyncio.gather(*map(collect, streams))
+    worker.stop(timeout=5)
+    many, second, third, few = [stream.admissions[stream.keys[0]].at for stream in streams]
+    assert many < few < second < third
+
+
+@pytest.mark.asyncio
+async def test_each_choice_is_told_what_of_its_prompt_was_found(worker: EngineWorker) -> None:
+    found = []
+    for _ in range(2):
+        stream = worker.submit([EngineRequest([1, 2, 3, 4] * 10, replace(PARAMS, n=2))])
+        assert stream.admissions == {}
+        await collect(stream)
+        found.append([stream.admissions[key].num_cached_prompt_tokens for key in stream.keys])
+    assert found == [[0, 32], [32, 32]]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_calibrated", [True, False])
+async def test_the_speedup_is_told_where_costs_are_known(model: NviumForCausalLM, is_calibrated: bool) -> None:
+    worker = EngineWorker(Engine(model))
+    if is_calibrated:
+        worker.engine.calibrate()
+    assert math.isnan(worker.state.piggyback_speedup)
+    worker.start()
+    await collect(submit(worker, [1], PARAMS))
+    worker.stop(timeout=5)
+    assert math.isnan(worker.state.piggyback_speedup) != is_calibrated

@@ -1,8 +1,11 @@
-"""A completions server of a few lines that streams what it is told, over a real socket, one request a connection."""
+"""A completions server of a few lines that streams what it is told, over a real socket, one request a connection.
+
+Its metrics, asked for with GET, are given in turn; without any there are none to be had.
+"""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,28 +18,42 @@ class FakeServer:
     """Answers each request with `events`, `gap` seconds apart, and keeps the bodies it was sent."""
 
     events: Iterable[str]
+    metrics: Sequence[str] = ()
     status: str = "200 OK"
     gap: float = 0.0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
     num_running: int = 0
     most_running: int = 0
+    num_scrapes: int = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        if head.startswith("GET"):
+            writer.write(self._scrape().encode())
+        else:
+            await self._complete(head, reader, writer)
+        writer.close()
+        await writer.wait_closed()
+
+    def _scrape(self) -> str:
+        self.num_scrapes += 1
+        if not self.metrics:
+            return HEAD.format(status="404 Not Found")
+        return HEAD.format(status="200 OK") + self.metrics[self.num_scrapes - 1]
+
+    async def _complete(self, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
-        self.bodies.append(await self._read(reader))
+        self.bodies.append(await self._read(head, reader))
         writer.write(HEAD.format(status=self.status).encode())
         for event in self.events:
             await asyncio.sleep(self.gap)
             writer.write(f"{event}\n\n".encode())
             await writer.drain()
         self.num_running -= 1
-        writer.close()
-        await writer.wait_closed()
 
-    async def _read(self, reader: asyncio.StreamReader) -> dict[str, Any]:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    async def _read(self, head: str, reader: asyncio.StreamReader) -> dict[str, Any]:
         self.headers.append(head)
         [length] = [line.split(":")[1] for line in head.split("\r\n") if line.lower().startswith("content-length")]
         body: dict[str, Any] = json.loads(await reader.readexactly(int(length)))

@@ -97,7 +97,17 @@ def test_tokens_and_exits_are_those_of_the_engine(server: LiveServer, byte_model
         assert served["exit_probabilities"] == pytest.approx(expected.exit_probabilities)
 
 
-@pytest.mark.parametrize("options", [{}, {"stop": ["a", "bc", "\n"]}, {"echo": True}, {"temperature": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stop": ["a", "bc", "\n"]},
+        {"echo": True},
+        {"temperature": 0},
+        {"logprobs": 2},
+        {"logprobs": 0, "echo": True},
+    ],
+)
 def test_joined_chunks_equal_the_whole_response(server: LiveServer, options: Json) -> None:
     body = {"prompt": ["Once", "upon a"], "n": 3, "max_tokens": 40, "seed": 7, **options}
     whole = server.complete(**body).json()
@@ -166,7 +176,12 @@ def test_usage_is_streamed_only_when_asked_for(server: LiveServer) -> None:
     *chunks, last = streamed(server, max_tokens=4, ignore_eos=True, stream_options={"include_usage": True})
     assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}
+    assert last["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 4,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     options = {"include_usage": True, "continuous_usage_stats": True}
     counts = [
         c["usage"]["completion_tokens"] for c in streamed(server, max_tokens=3, ignore_eos=True, stream_options=options)

@@ -1,78 +1,111 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
 from starlette.types import Message
 
 from server.event_stream import EventStream
 
-Sent = list[bytes]
+DISCONNECT: Message = {"type": "http.disconnect"}
 
 
-async def slow_events(pause: float) -> AsyncIterator[str]:
-    yield "1"
+class Exchange:
+    """Both ends of a connection: what a stream of these events sends, when, and what it calls back."""
+
+    def __init__(self, leave_after: float = 60, keep_alive_seconds: float = 0.05, take_seconds: float = 0) -> None:
+        self.sent: list[bytes] = []
+        self.times: list[float] = []
+        self.calls: list[str] = []
+        self._leave_after = leave_after
+        self._keep_alive_seconds = keep_alive_seconds
+        self._take_seconds = take_seconds
+
+    async def run(self, events: AsyncIterator[list[str]]) -> "Exchange":
+        await EventStream(
+            events,
+            headers={},
+            keep_alive_seconds=self._keep_alive_seconds,
+            slow_client_seconds=0.2,
+            on_failure=lambda error: [f"failed: {error}", "[DONE]"],
+            on_abort=self.calls.append,
+            on_close=lambda: self.calls.append("close"),
+        )({"type": "http"}, self._receive, self._send)
+        return self
+
+    async def _send(self, message: Message) -> None:
+        self.times.append(asyncio.get_running_loop().time())
+        self.sent.append(message.get("body", b""))
+        await asyncio.sleep(self._take_seconds)
+
+    async def _receive(self) -> Message:
+        await asyncio.sleep(self._leave_after)
+        return DISCONNECT
+
+
+async def slow_events(pause: float) -> AsyncIterator[list[str]]:
+    yield ["1"]
     await asyncio.sleep(pause)
-    yield "2"
+    yield ["2", "3"]
 
 
-async def answered(pause: float, leave_after: float = 60) -> tuple[Sent, list[str]]:
-    """What was sent, and what was called back."""
-    sent: Sent = []
-    calls: list[str] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message.get("body", b""))
-
-    async def receive() -> Message:
-        await asyncio.sleep(leave_after)
-        return {"type": "http.disconnect"}
-
-    stream = EventStream(
-        slow_events(pause),
-        headers={},
-        keep_alive_seconds=0.05,
-        on_disconnect=lambda: calls.append("disconnect"),
-        on_close=lambda: calls.append("close"),
-    )
-    await stream({"type": "http"}, receive, send)
-    return sent, calls
+async def failing(after: int) -> AsyncIterator[list[str]]:
+    for number in range(after):
+        yield [str(number)]
+    raise ValueError("broken")
 
 
 async def test_a_waiting_stream_says_that_it_lives() -> None:
-    sent, calls = await answered(pause=0.18)
-    assert sent[:2] == [b"", b"data: 1\n\n"]
-    assert set(sent[2:-2]) == {b": keep-alive\n\n"}
-    assert sent[-2:] == [b"data: 2\n\n", b""]
-    assert calls == ["close"]
+    exchange = await Exchange().run(slow_events(0.18))
+    assert exchange.sent[:2] == [b"", b"data: 1\n\n"]
+    assert set(exchange.sent[2:-2]) == {b": keep-alive\n\n"}
+    assert exchange.sent[-2:] == [b"data: 2\n\ndata: 3\n\n", b""]
+    assert exchange.calls == ["close"]
 
 
 async def test_a_stream_that_does_not_wait_says_nothing_else() -> None:
-    sent, _ = await answered(pause=0)
-    assert sent == [b"", b"data: 1\n\n", b"data: 2\n\n", b""]
+    exchange = await Exchange().run(slow_events(0))
+    assert exchange.sent == [b"", b"data: 1\n\n", b"data: 2\n\ndata: 3\n\n", b""]
 
 
 async def test_a_stream_ends_when_its_client_goes() -> None:
-    sent, calls = await answered(pause=60, leave_after=0.02)
-    assert sent == [b"", b"data: 1\n\n"]
-    assert calls == ["disconnect", "close"]
+    exchange = await Exchange(leave_after=0.02).run(slow_events(60))
+    assert exchange.sent == [b"", b"data: 1\n\n"]
+    assert exchange.calls == ["disconnected", "close"]
+
+
+async def test_a_client_that_takes_nothing_is_given_up() -> None:
+    exchange = await Exchange(take_seconds=60).run(slow_events(60))
+    assert exchange.calls == ["slow_client", "close"]
+
+
+async def test_what_fails_before_the_first_event_is_raised_and_nothing_sent() -> None:
+    exchange = Exchange()
+    with pytest.raises(ValueError, match="broken"):
+        await exchange.run(failing(after=0))
+    assert exchange.sent == []
+    assert exchange.calls == ["close"]
+
+
+async def test_what_fails_later_is_an_event() -> None:
+    exchange = await Exchange().run(failing(after=1))
+    assert exchange.sent == [b"", b"data: 0\n\n", b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
+
+
+async def test_the_status_line_comes_with_the_first_keep_alive_if_nothing_else_has() -> None:
+    async def silent() -> AsyncIterator[list[str]]:
+        await asyncio.sleep(0.12)
+        yield ["1"]
+
+    exchange = await Exchange().run(silent())
+    assert exchange.sent[:2] == [b"", b": keep-alive\n\n"]
 
 
 async def test_silence_is_broken_after_the_interval_whenever_it_began() -> None:
-    times: list[float] = []
-
-    async def early_then_silent() -> AsyncIterator[str]:
+    async def early_then_silent() -> AsyncIterator[list[str]]:
         await asyncio.sleep(0.05)
-        yield "1"
+        yield ["1"]
         await asyncio.sleep(60)
 
-    async def send(message: Message) -> None:
-        times.append(asyncio.get_running_loop().time())
-
-    async def receive() -> Message:
-        await asyncio.sleep(0.6)
-        return {"type": "http.disconnect"}
-
-    await EventStream(
-        early_then_silent(), headers={}, keep_alive_seconds=0.2, on_disconnect=lambda: None, on_close=lambda: None
-    )({"type": "http"}, receive, send)
-    _, event, comment, *_ = times
+    exchange = await Exchange(leave_after=0.6, keep_alive_seconds=0.2).run(early_then_silent())
+    _, event, comment, *_ = exchange.times
     assert 0.15 < comment - event < 0.35

@@ -1,12 +1,6 @@
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -15,6 +9,7 @@ import pytest
 from nvium_core import LoadedModel
 from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.server_process import server_process
 
 LONG = {"model": NAME, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "seed": 1}
 
@@ -67,53 +62,16 @@ def test_a_failure_of_a_whole_response_is_an_internal_error(byte_model: LoadedMo
         assert answers[0].json()["error"]["code"] == "internal_error"
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-@pytest.fixture(scope="module")
-def model_folder(byte_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / NAME
-    byte_model.model.save_pretrained(folder)
-    byte_model.tokenizer.save_pretrained(folder)
-    return folder
-
-
-@contextmanager
-def server_process(folder: Path, **options: object) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A server of its own process, ready, and a client for it."""
-    options = {"model": folder, "port": free_port(), **options}
-    environment = os.environ | {f"NVIUM_{name.upper()}": str(value) for name, value in options.items()}
-    code = "from server.app import run; from server.settings import Settings; run(Settings())"
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{options['port']}", timeout=30) as http:
-            wait_until(lambda: is_ready(http), seconds=60)
-            yield process, http
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def is_ready(http: httpx.Client) -> bool:
-    try:
-        return http.get("/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 @pytest.mark.slow
-def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(model_folder: Path) -> None:
-    with server_process(model_folder) as (process, http):
-        body = LONG | {"max_tokens": 1000, "stream": True}
+def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(model_folder: Path, tmp_path: Path) -> None:
+    with server_process(model_folder, tmp_path) as server:
+        http = server.http
+        body = LONG | {"max_tokens": 300, "stream": True}
         with http.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
-            process.send_signal(signal.SIGTERM)
-            wait_until(lambda: not is_ready(http))
+            server.terminate()
+            wait_until(lambda: not server.is_ready)
             assert http.get("/readyz").json()["error"]["code"] == "not_ready"
             assert http.get("/livez").status_code == 200
             refused = http.post("/v1/completions", json=LONG)
@@ -122,21 +80,20 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(model_folder
             *_, last, _, done, _ = lines
         assert done == "data: [DONE]"
         assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        assert process.wait(timeout=10) == 0
-        assert process.stderr
-        log = process.stderr.read()
+        assert server.exit_code(seconds=10) == 0
+    log = server.log()
     assert '"outcome": "completed"' in log
     assert "Once" not in log
 
 
 @pytest.mark.slow
-def test_requests_that_outlast_the_drain_are_told_so(model_folder: Path) -> None:
-    with server_process(model_folder, drain_seconds=0.2) as (process, http):
-        with http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
+def test_requests_that_outlast_the_drain_are_told_so(model_folder: Path, tmp_path: Path) -> None:
+    with server_process(model_folder, tmp_path, drain_seconds=0.2) as server:
+        with server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
-            process.send_signal(signal.SIGTERM)
+            server.terminate()
             *_, error, _, done, _ = lines
         assert json.loads(error.removeprefix("data: "))["error"]["type"] == "server_error"
         assert done == "data: [DONE]"
-        assert process.wait(timeout=10) == 0
+        assert server.exit_code(seconds=10) == 0

@@ -1,7 +1,9 @@
+import socket
+
 import pytest
 
 from nvium_core import InvalidRequest, LoadedModel
-from server.app import create_app
+from server.app import create_app, listen
 from server.settings import Settings, read_settings
 from tests.byte_model import EXIT_LAYERS, NAME
 from tests.server.live_server import LiveServer
@@ -52,13 +54,15 @@ def test_requests_steps_and_the_engine_are_measured(server: LiveServer) -> None:
         "nvium_deferred_rows",
         "nvium_kv_cache_usage_ratio",
         "nvium_preemptions_total",
+        "nvium_piggyback_speedup_ratio",
     ):
         assert f"\n{name}" in page
+    assert server.gauge("nvium_piggyback_speedup_ratio") > 0
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIUM_PORT", "9000")
-    monkeypatch.setenv("NVIUM_LATENCY_BUCKETS", "[0.1, 1]")
+    monkeypatch.setenv("NVIUM_LATENCY_BUCKETS", "0.1, 1")
     assert (Settings().port, Settings().latency_buckets) == (9000, (0.1, 1.0))
     assert Settings(port=9001).port == 9001
 
@@ -73,3 +77,10 @@ def test_wrong_settings_are_refused_in_one_line(wrong: dict[str, object]) -> Non
 def test_settings_that_the_model_cannot_serve_are_refused(byte_model: LoadedModel) -> None:
     with pytest.raises(InvalidRequest, match="context"):
         create_app(byte_model, Settings(context=5000))
+
+
+def test_accepted_connections_send_small_pieces_at_once() -> None:
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

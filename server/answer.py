@@ -1,0 +1,79 @@
+"""From a checked request to its answer, whole or as a stream: what the two generating endpoints have in common."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+
+import structlog
+from fastapi import Request
+from starlette.responses import Response
+
+from nvium_core import EngineError
+from server.disconnect import unless_disconnected
+from server.errors import as_api_error
+from server.event_stream import DONE, EventStream
+from server.generation import Generation
+from server.record import RequestRecord
+from server.schemas.body import RequestBody
+from server.schemas.generation import GenerationRequest
+from server.service import Service
+from server.writer import Writer
+
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody is left to read it."""
+
+HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
+
+log = structlog.get_logger("nvium.server")
+
+
+async def answer(request: Request, body: GenerationRequest, generated: Generation, writer: Writer) -> Response:
+    service: Service = request.app.state.service
+    record: RequestRecord = request.state.record
+    headers = ignored_params(body)
+    if not body.stream:
+        return await whole(request, generated, writer, headers)
+    return EventStream(
+        events(writer),
+        headers=headers,
+        keep_alive_seconds=service.settings.keep_alive_seconds,
+        slow_client_seconds=service.settings.slow_client_seconds,
+        on_failure=lambda error: told_in_stream(error, record),
+        on_abort=record.aborted,
+        on_close=generated.close,
+    )
+
+
+async def whole(request: Request, generated: Generation, writer: Writer, headers: dict[str, str]) -> Response:
+    try:
+        gained = await unless_disconnected(generated.collect(), request.receive)
+    finally:
+        generated.close()
+    if gained is None:
+        request.state.record.aborted("disconnected")
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return Response(writer.whole(gained).json_text(), headers=headers, media_type="application/json")
+
+
+async def events(writer: Writer) -> AsyncIterator[list[str]]:
+    """The stream's events, in lists of those that come at the same time."""
+    opening = [chunk.json_text() for chunk in writer.opening()]
+    async for deltas in writer.generation.deltas():
+        yield opening + [writer.chunk(delta).json_text() for delta in deltas]
+        opening = []
+    yield [*(chunk.json_text() for chunk in writer.closing()), DONE]
+
+
+def told_in_stream(error: Exception, record: RequestRecord) -> list[str]:
+    """The events that end a stream in which something failed."""
+    if not isinstance(error, EngineError):
+        log.error("a stream failed", request_id=record.request_id, exc_info=error)
+    told = as_api_error(error)
+    record.refused(told)
+    return [json.dumps(told.body), DONE]
+
+
+def ignored_params(body: RequestBody) -> dict[str, str]:
+    """The header that names what was not understood, made safe for a header."""
+    names = [HARMFUL_IN_HEADER.sub("?", name) or "?" for name in body.unknown_fields]
+    return {"x-nvium-ignored-params": ", ".join(names)[:1000].rstrip(", ")} if names else {}

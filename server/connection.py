@@ -1,0 +1,99 @@
+"""A client's connection: uvicorn's, with bounds on how slow a client is. Knows framing, and no request's meaning."""
+
+import asyncio
+import uuid
+from typing import Any, cast
+
+import h11
+import structlog
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from server.errors import ApiError, MalformedRequest, RequestTimeout
+
+MAX_BYTES_AHEAD = 65_536
+"""How much is read of further requests while one is answered."""
+
+GRACE_SECONDS = 1
+"""For whoever writes to notice first that the client is slow, and say so."""
+
+log = structlog.get_logger("nvium.server")
+
+
+class Connection(H11Protocol):
+    """Beyond uvicorn's:
+
+    A request must have arrived whole `arrival_seconds` after the connection was made or the last answer given.
+    A client that takes nothing of what it is sent for `slow_client_seconds` is cut off.
+    A client that has sent more than its request is still seen to go while that is answered.
+    What is no HTTP is refused in the form of all errors.
+    """
+
+    def __init__(self, *, arrival_seconds: float, slow_client_seconds: float, **given: Any) -> None:
+        super().__init__(**given)
+        self._arrival_seconds = arrival_seconds
+        self._cut_off_seconds = slow_client_seconds + GRACE_SECONDS
+        self._arrival: asyncio.TimerHandle | None = None
+        self._cut_off: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast("asyncio.Transport", transport))
+        self._time_arrival()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timers()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._time_arrival()
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < MAX_BYTES_AHEAD:
+            self.flow.resume_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._cut_off = self.loop.call_later(self._cut_off_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._cut_off:
+            self._cut_off.cancel()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(self._cut_off_seconds, self.transport.abort)  # what is not taken cannot be closed
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(MalformedRequest(msg))
+
+    def _time_arrival(self) -> None:
+        """Let the time run while a request is awaited or arriving."""
+        is_arriving = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        if is_arriving and self._arrival is None:
+            self._arrival = self.loop.call_later(self._arrival_seconds, self._end_arrival)
+        elif not is_arriving and self._arrival:
+            self._arrival.cancel()
+            self._arrival = None
+
+    def _end_arrival(self) -> None:
+        """Close without a word if nothing was said."""
+        if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
+            self._refuse(RequestTimeout(self._arrival_seconds))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer in place of the application, and close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+            response, request_id = error.response(), uuid.uuid4().hex
+            log.info("refused", request_id=request_id, status=error.status, code=error.code)
+            named = [*response.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode())]
+            reason = STATUS_PHRASES[error.status]
+            head = h11.Response(status_code=error.status, headers=named, reason=reason)
+            for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._arrival, self._cut_off):
+            if timer:
+                timer.cancel()

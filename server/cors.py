@@ -1,0 +1,42 @@
+"""Leave for pages of other origins to call this server from a browser. Off unless origins are named."""
+
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from server.errors import ApiError
+
+EXPOSED = (
+    "retry-after",
+    "x-nvium-ignored-params",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+    "x-request-id",
+)
+"""Headers of ours that such a page may read."""
+
+
+class Cors(CORSMiddleware):
+    """Any header may be sent, as clients have their own; cookies mean nothing here, so none are asked for."""
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=("GET", "HEAD", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED,
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Starlette's, but refusals in the error form."""
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        refusal = ApiError(bytes(response.body).decode()).response()
+        refusal.headers["vary"] = response.headers["vary"]
+        return refusal

@@ -1,0 +1,78 @@
+"""`POST /v1/completions`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from nvium_core import SamplingParams
+from server.schemas.body import NeutralOnly, ResponseBody, Text, Whole, check, described
+from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits
+
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Prompts = Annotated[
+    Text | Annotated[list[Text], Field(fail_fast=True)] | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)],
+    described(
+        "must be a string (valid Unicode), a list of strings, a list of token ids, or a list of lists of token ids"
+    ),
+]
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Prompts
+    max_tokens: Whole = 16
+    """0 where an echoed prompt is scored."""
+    best_of: int | None = None
+    """Ranked by mean log π_mix; not above `n` in a stream."""
+    echo: bool = False
+    logprobs: int | None = None
+    """0 to 20: log π_mix, and so many alternatives."""
+    suffix: Annotated[str, NeutralOnly("", why=": the model cannot fill in")] = ""
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each alone; [] is one prompt without tokens."""
+        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)
+
+    @property
+    def num_choices(self) -> int:
+        return self.best_of or self.n
+
+    def params(self) -> SamplingParams:
+        """What this asks of the engine. Raises `InvalidRequest`.
+
+        An echoed prompt is scored if log-probabilities are asked for, or nothing but the echo is.
+        """
+        scores_prompt = self.echo and (self.logprobs is not None or self.max_tokens == 0)
+        logprobs = 0 if scores_prompt and self.logprobs is None else self.logprobs
+        return self.sampling(self.max_tokens, best_of=self.best_of, logprobs=logprobs, prompt_logprobs=scores_prompt)
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        num_prompts = len(self.prompts)
+        allowed = limits.max_prompts
+        check(num_prompts <= allowed, "prompt", f"{num_prompts} prompts are more than the {allowed} allowed")
+        if self.best_of is not None:  # that it is not below n, the engine's parameters say
+            check(self.best_of <= limits.max_n, "best_of", f"must be at most {limits.max_n}, got {self.best_of}")
+            check(not self.stream or self.best_of == self.n, "best_of", "more than n cannot be ranked in a stream")
+
+
+class CompletionLogprobs(ResponseBody):
+    """Arrays aligned token by token: log π_mix, null for a prompt's first token. `text_offset` counts characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(GeneratedChoice):
+    text: str
+    logprobs: CompletionLogprobs | None
+    prompt_token_ids: list[int] | None = None
+
+
+class Completion(Generated):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]

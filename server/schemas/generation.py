@@ -1,0 +1,216 @@
+"""What completions and chat have in common: how to sample, when to stop, what to tell."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from nvium_core import InvalidRequest, SamplingParams
+from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
+from server.schemas.formats import Form, ResponseFormat, StructuredOutputs
+
+MAX_STOP_STRINGS = 4
+MAX_STOP_TOKENS = 1024
+MAX_BIASES = 1024
+
+MAX_LOGGED_CHARACTERS = 64
+
+TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+
+Stops = Annotated[
+    Text | Annotated[list[Text], Field(fail_fast=True)],
+    described("must be a string or a list of strings, valid Unicode"),
+]
+
+
+class Limits(ResponseBody):
+    """What one request may ask for."""
+
+    max_n: int
+    max_prompts: int
+    max_new_tokens: int
+
+
+class StreamOptions(RequestBody):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """Usage so far in every chunk."""
+    include_obfuscation: Annotated[bool, NeutralOnly(False)] = False
+
+
+class NviumOptions(RequestBody):
+    sampling: Literal["exits", "mixture"] = "exits"
+    """Whether the exit that speaks or the explicit mixture is sampled."""
+    metadata: bool = True
+    """Whether exits are told."""
+
+
+class GenerationRequest(RequestBody):
+    """Fields of both endpoints. Beyond OpenAI's: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`,
+    `stop_token_ids`, `include_stop_str_in_output`, `return_token_ids`, `structured_outputs`, `nvium`.
+    """
+
+    model: Text
+    """Its id, or `default`."""
+    n: int = 1
+    """Choices that share one prompt; choice j draws from (seed, j)."""
+    seed: int | None = None
+    """64 bits; without one, draws are fresh."""
+    temperature: float = 1.0
+    """0 to 2; 0 is the argmax of the mixture."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0
+    presence_penalty: float = 0
+    frequency_penalty: float = 0
+    repetition_penalty: float = 1
+    logit_bias: Annotated[dict[str, float], at_most(MAX_BIASES)] = {}
+    """By token id, −100 to 100."""
+
+    stop: Stops = []
+    """At most four strings."""
+    stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKENS)] = []
+    min_tokens: int = 0
+    """No end before so many."""
+    ignore_eos: bool = False
+    """Neither end-of-text nor what ends a turn of the chat template ends the text."""
+    include_stop_str_in_output: bool = False
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """Not with `response_format`."""
+
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    """Only with `stream`."""
+    return_token_ids: bool = False
+    """Adds those of the prompt and of each choice."""
+    user: Text | None = None
+    """Stands in the log line of the request, its first 64 characters."""
+    nvium: NviumOptions = NviumOptions()
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def num_choices(self) -> int:
+        """Alternatives to generate for each prompt."""
+        return self.n
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """What this endpoint calls fields of the engine's, where it has other names."""
+        return {}
+
+    def form(self) -> Form | None:
+        """The form that the text shall have. Raises `InvalidField` if there are two."""
+        asked = self.response_format.form() if self.response_format else None
+        if self.structured_outputs is None:
+            return asked
+        check(asked is None, "structured_outputs", "contradicts response_format; give one of them")
+        return self.structured_outputs.form()
+
+    @property
+    def who(self) -> str | None:
+        """The client's user, made safe for a log."""
+        return None if self.user is None else loggable(self.user)
+
+    @contextmanager
+    def in_own_names(self) -> Iterator[None]:
+        """What the engine refuses within is told of this endpoint's fields."""
+        try:
+            yield
+        except InvalidRequest as error:
+            error.field = self.own_names.get(error.field, error.field)
+            raise
+
+    def sampling(self, max_tokens: int, *, also_stops_at: Sequence[int] = (), **more: Any) -> SamplingParams:
+        """What this asks of the engine. Raises `InvalidRequest`."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self._logit_bias(),
+            min_tokens=self.min_tokens,
+            stop_token_ids=(*self.stop_token_ids, *also_stops_at),
+            ignore_eos=self.ignore_eos,
+            seed=self.seed,
+            n=self.n,
+            sampling=self.nvium.sampling,
+            **more,
+        )
+
+    def check(self, limits: Limits) -> None:
+        """Raise `InvalidField` for what is out of bounds or cannot be honoured."""
+        self.check_neutral()
+        check(1 <= self.n <= limits.max_n, "n", f"must be between 1 and {limits.max_n}, got {self.n}")
+        check(len(self.stops) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} stop strings are allowed")
+        check(all(self.stops), "stop", "a stop string must not be empty")
+        check(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
+
+    def _logit_bias(self) -> dict[int, float]:
+        """By token id; JSON's keys are text."""
+        for token_id in self.logit_bias:
+            is_token_id = TOKEN_ID.fullmatch(token_id) is not None
+            check(is_token_id, "logit_bias", f"its keys must be token ids, got {token_id!r}")
+        return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
+
+
+def loggable(name: str) -> str:
+    """What can be printed of it, and no more than a line has room for."""
+    return "".join(character if character.isprintable() else "?" for character in name[:MAX_LOGGED_CHARACTERS])
+
+
+class TokenExits(ResponseBody):
+    """Arrays aligned token by token. `exits` count from 1, `exit_layers` are depths in layers."""
+
+    token_ids: list[int]
+    exits: list[int]
+    exit_layers: list[int]
+    exit_probabilities: list[float]
+
+
+class ExitSummary(ResponseBody):
+    """Over all choices: tokens per exit, and the mean of the depths as a share of all layers."""
+
+    exit_counts: list[int]
+    mean_depth: float
+
+
+class PromptTokensDetails(ResponseBody):
+    cached_tokens: int
+
+
+class Usage(ResponseBody):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class GeneratedChoice(ResponseBody):
+    """Fields of any choice, whole or of a chunk."""
+
+    index: int
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    token_ids: list[int] | None = None
+    nvium: TokenExits | None = None
+
+
+class Generated(ResponseBody):
+    """Fields of any response, whole or a chunk of a stream."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage | None = None
+    nvium: ExitSummary | None = None

@@ -1,0 +1,165 @@
+"""Requests that are nearly right: valid bodies of every endpoint, with things broken at random. Seeded."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+from tests.byte_model import NAME
+from tests.server.raw_client import JSON, request
+
+Json = dict[str, Any]
+
+COMPLETION = {
+    "model": [NAME, "default"],
+    "prompt": ["Once", ["a", "b"], [80, 111], [[80], [111, 112]], "", "🦊", "x" * 80],
+    "max_tokens": [1, 1, 2],
+    "temperature": [0, 0.7, 1],
+    "top_p": [0.5, 1],
+    "top_k": [0, 5],
+    "min_p": [0, 0.1],
+    "seed": [None, 1, -5],
+    "n": [1, 1, 2],
+    "best_of": [None, 2],
+    "stop": ["a", ["b", "cd"], []],
+    "stop_token_ids": [[], [7]],
+    "logit_bias": [{}, {"5": 3}],
+    "logprobs": [None, 0, 2],
+    "presence_penalty": [0, 0.5],
+    "frequency_penalty": [0, -0.5],
+    "repetition_penalty": [1, 1.2],
+    "min_tokens": [0, 1],
+    "echo": [False, True],
+    "stream": [False, True],
+    "stream_options": [None, {"include_usage": True}],
+    "ignore_eos": [True, False],
+    "include_stop_str_in_output": [True],
+    "return_token_ids": [True],
+    "suffix": [None, ""],
+    "user": ["me"],
+    "nvium": [{}, {"sampling": "mixture"}, {"metadata": False}],
+}
+
+ENDPOINTS: dict[str, tuple[tuple[str, ...], dict[str, list[Any]]]] = {
+    "/v1/completions": (("model", "prompt", "max_tokens"), COMPLETION),
+}
+"""For each path the fields that every body has, and values that are allowed for all fields."""
+
+HALF_PAIR = "\ud83e"
+ODD_VALUES: list[Any] = [
+    *(None, True, False, "", "a", "0", "1e5", "null", "\x00", "a\x00b", HALF_PAIR, HALF_PAIR * 3, "\u202e", "🦊" * 50),
+    *("x" * 5_000, "é" * 20_000, "a\r\nset-cookie: b", "../../etc/passwd", "<|endoftext|>" * 3, "{}", "%s%n"),
+    *(0, -1, 1, 2, 100, 128, 129, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**30, 10**400),
+    *(10**4299, -(10**4299), 0.5, -0.0, 1.0, 1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf")),
+    *([], {}, [[]], [{}], [None], [True], [""], ["a", 1], [1, "a"], [[1], "a"], [[["a"]]], [0], [256], [257], [-1]),
+    *([2**40], [10**30], [1.5], [float("nan")], ["a"] * 1_025, [[1]] * 1_100, [5] * 5_000, list("abcde")),
+    *({"": 1}, {"a": None}, {"5": "x"}, {"5": float("nan")}, {"-1": 0}, {"²": 1}, {"5": 1e9}, {"type": "json_object"}),
+    *({str(number): 1 for number in range(300)}, {HALF_PAIR: HALF_PAIR}, {"include_usage": 1}, {"sampling": []}),
+]
+
+CONTENT_TYPES = ["", "text/plain", "application/xml", "multipart/form-data; boundary=x", "application/json; charset=q"]
+CONTENT_TYPES += [
+    "application/x-www-form-urlencoded",
+    "application/vnd.api+json",
+    ";",
+    "é",
+    "a" * 3_000,
+    "application/",
+]
+METHODS = ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW", "post"]
+DEEP = ['{"a":', "[", '{"prompt":[', '{"nvium":{"a":']
+
+
+def nearly_right_requests(seed: int) -> Iterator[tuple[str, bytes]]:
+    """Endless; each with its method, which says whether its answer has a body."""
+    random = Random(seed)
+    while True:
+        path = random.choice(list(ENDPOINTS))
+        content = encoded(body(path, random), random)
+        method = random.choice(METHODS) if random.random() < 0.02 else "POST"
+        headers = dict(JSON) if random.random() < 0.95 else {"content-type": random.choice(CONTENT_TYPES)}
+        if random.random() < 0.02:
+            headers["content-encoding"] = random.choice(["gzip", "br", "identity", "?"])
+        yield method, request(path, content, method=method, headers=headers, is_chunked=random.random() < 0.1)
+
+
+def body(path: str, random: Random) -> Json:
+    """Fields with values of their own, of which some are then replaced, left out or joined by others."""
+    required, values = ENDPOINTS[path]
+    names = {*required, *random.sample(list(values), random.randrange(5))}
+    fields = {name: random.choice(values[name]) for name in values if name in names}
+    for _ in range(random.choice([0, 1, 2, 2, 3, 3])):
+        random.choice(MUTATIONS)(fields, list(values), random)
+    return fields
+
+
+def replace(fields: Json, names: list[str], random: Random) -> None:
+    fields[random.choice(names)] = odd_value(random)
+
+
+def leave_out(fields: Json, names: list[str], random: Random) -> None:
+    fields.pop(random.choice(names), None)
+
+
+def add(fields: Json, names: list[str], random: Random) -> None:
+    fields[str(random.choice(ODD_VALUES))[:500]] = odd_value(random)
+
+
+def wrap(fields: Json, names: list[str], random: Random) -> None:
+    name = random.choice(list(fields) or names)
+    fields[name] = random.choice([[fields.get(name)], {name: fields.get(name)}, [[fields.get(name)] * 3]])
+
+
+MUTATIONS: list[Callable[[Json, list[str], Random], None]] = [replace, replace, replace, leave_out, add, wrap]
+
+
+def odd_value(random: Random) -> Any:
+    value = random.choice(ODD_VALUES)
+    for _ in range(random.choice([0, 0, 0, 1, 4])):
+        value = [value] if random.random() < 0.5 else {"a": value}
+    return value
+
+
+def encoded(fields: Json, random: Random) -> bytes:
+    """Mostly plain JSON."""
+    text = json.dumps(fields, ensure_ascii=random.random() < 0.5).encode(errors="surrogatepass")
+    return random.choice(DAMAGES)(text, random) if random.random() < 0.2 else text
+
+
+def truncated(text: bytes, random: Random) -> bytes:
+    return text[: random.randrange(len(text))]
+
+
+def with_other_bytes(text: bytes, random: Random) -> bytes:
+    place = random.randrange(len(text))
+    return text[:place] + random.randbytes(random.randrange(1, 5)) + text[place + random.randrange(5) :]
+
+
+def with_doubled_keys(text: bytes, random: Random) -> bytes:
+    return text[:-1] + b", " * (len(text) > 2) + text[1:]
+
+
+def in_another_encoding(text: bytes, random: Random) -> bytes:
+    return text.decode(errors="surrogatepass").encode(
+        random.choice(["utf-16", "utf-32-be", "utf-8-sig", "utf-7"]), "replace"
+    )
+
+
+def compressed(text: bytes, random: Random) -> bytes:
+    return gzip.compress(text)
+
+
+def noise(text: bytes, random: Random) -> bytes:
+    return random.randbytes(random.randrange(200))
+
+
+def deep(text: bytes, random: Random) -> bytes:
+    return random.choice(DEEP).encode() * random.choice([10, 500, 20_000])
+
+
+def surrounded(text: bytes, random: Random) -> bytes:
+    return random.choice([b"[%b]", b" \n%b\n ", b"%b%%", b"\x00%b", b"%b,", b'"%b"']) % text
+
+
+DAMAGES = [truncated, with_other_bytes, with_doubled_keys, in_another_encoding, compressed, noise, deep, surrounded]

@@ -1,0 +1,44 @@
+"""The log lines of a server in this process, exactly as they would be written."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+import structlog
+
+from server.logs import configure_logs
+
+
+class LogLines:
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+
+    @property
+    def text(self) -> str:
+        return self.stream.getvalue()
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Each line, which must be JSON."""
+        return [json.loads(line) for line in self.text.splitlines()]
+
+    def of(self, request_id: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line.get("request_id") == request_id]
+
+
+@contextmanager
+def log_lines() -> Iterator[LogLines]:
+    """What is logged meanwhile; afterwards logging is set up as it was."""
+    written, before, handlers = LogLines(), structlog.get_config(), logging.root.handlers[:]
+    level = logging.root.level
+    with redirect_stderr(written.stream):
+        configure_logs()
+    try:
+        yield written
+    finally:
+        structlog.configure(**before)
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)

@@ -1,0 +1,139 @@
+"""An HTTP client that can do what libraries forbid: broken bodies, half requests, sudden silence, no reading at all."""
+
+import asyncio
+import json
+import socket
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+JSON = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def events(self) -> list[Any]:
+        """What a stream's events hold, less the `[DONE]` that must end it."""
+        *events, done, end = self.body.split(b"\n\n")
+        assert (done, end) == (b"data: [DONE]", b"")
+        return [json.loads(event.removeprefix(b"data: ")) for event in events if not event.startswith(b":")]
+
+    def choices(self) -> list[Any]:
+        """Those of a whole answer, or their pieces in a stream."""
+        is_stream = self.headers["content-type"].startswith("text/event-stream")
+        return [choice for body in (self.events() if is_stream else [self.json()]) for choice in body["choices"]]
+
+    def spoken(self) -> dict[int, list[tuple[int, int]]]:
+        """The tokens of each choice with their exits."""
+        spoken: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for choice in self.choices():
+            spoken[choice["index"]] += zip(choice["nvium"]["token_ids"], choice["nvium"]["exits"], strict=True)
+        return dict(spoken)
+
+    def finish_reasons(self) -> list[str]:
+        return [choice["finish_reason"] for choice in self.choices() if choice["finish_reason"]]
+
+
+class RawConnection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._begun = b""
+
+    async def ask(self, data: bytes, method: str = "POST") -> Answer:
+        await self.send(data)
+        return await self.answer(method)
+
+    async def send(self, data: bytes) -> None:
+        """A server that has said no before the end is still listened to."""
+        self.writer.write(data)
+        with suppress(ConnectionError):
+            await self.writer.drain()
+
+    async def has_answer(self) -> bool:
+        """Whether an answer begins, rather than the connection ending."""
+        with suppress(ConnectionError):
+            self._begun += await self.reader.read(1)
+        return bool(self._begun)
+
+    async def answer(self, method: str = "POST") -> Answer:
+        status, headers = await self.head()
+        return Answer(status, headers, b"" if method == "HEAD" else await self._body(headers))
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        head, self._begun = self._begun + await self.reader.readuntil(b"\r\n\r\n"), b""
+        status_line, *lines = head.decode("latin-1").split("\r\n")[:-2]
+        headers = (line.split(": ", 1) for line in lines)
+        return int(status_line.split(" ")[1]), {name.lower(): value for name, value in headers}
+
+    async def chunk(self) -> bytes:
+        """One piece of a body of unknown length; empty at its end."""
+        size = int(await self.reader.readuntil(b"\r\n"), 16)
+        return (await self.reader.readexactly(size + 2))[:-2]
+
+    async def rest(self) -> bytes:
+        """What is left of such a body."""
+        body = bytearray()
+        while chunk := await self.chunk():
+            body += chunk
+        return bytes(body)
+
+    async def _body(self, headers: Mapping[str, str]) -> bytes:
+        if "content-length" in headers:
+            return await self.reader.readexactly(int(headers["content-length"]))
+        if headers.get("transfer-encoding") != "chunked":
+            return await self.reader.read()
+        return await self.rest()
+
+
+@asynccontextmanager
+async def connected(url: str, *, receive_bytes: int | None = None) -> AsyncIterator[RawConnection]:
+    """A connection, with a small buffer for what is not read if `receive_bytes` says so."""
+    address = httpx.URL(url)
+    raw = socket.socket()
+    if receive_bytes is not None:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    raw.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(raw, (address.host, address.port))
+    reader, writer = await asyncio.open_connection(sock=raw, limit=receive_bytes or 2**20)
+    try:
+        yield RawConnection(reader, writer)
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def asked(url: str, data: bytes, method: str = "POST") -> Answer:
+    """The answer to one request on a connection of its own."""
+    async with connected(url) as connection:
+        return await connection.ask(data, method)
+
+
+def request(
+    path: str, body: bytes = b"", *, method: str = "POST", headers: Mapping[str, str] = JSON, is_chunked: bool = False
+) -> bytes:
+    length = {"transfer-encoding": "chunked"} if is_chunked else {"content-length": str(len(body))}
+    lines = [f"{method} {path} HTTP/1.1", "host: test"]
+    lines += [f"{name}: {value}" for name, value in {**headers, **length}.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + (chunked(body) if is_chunked else body)
+
+
+def chunked(body: bytes, size: int = 1000) -> bytes:
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*pieces, b""])
+
+
+def post(path: str, body: object, **options: Any) -> bytes:
+    return request(path, json.dumps(body).encode(), **options)

@@ -1,0 +1,61 @@
+"""Requests as bytes, for what no client would send, and an ASGI app called without any server."""
+
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tests.server.live_server import LiveServer
+
+Headers = Iterable[tuple[str, str]]
+
+
+def exchange(server: LiveServer, request: bytes) -> bytes:
+    """All that the server answers to these bytes until it closes, or has said nothing for a while."""
+    url = httpx.URL(server.url)
+    answer = b""
+    with socket.create_connection((url.host, url.port), timeout=0.5) as connection:
+        connection.sendall(request)
+        try:
+            while data := connection.recv(65536):
+                answer += data
+        except TimeoutError:
+            pass
+    return answer
+
+
+def status_of(server: LiveServer, method: str, target: str, headers: Headers = ()) -> int:
+    """The status for a target that is sent as it stands."""
+    lines = [f"{method} {target} HTTP/1.1", "host: x", "connection: close", *(f"{n}: {v}" for n, v in headers)]
+    answer = exchange(server, ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+    return int(answer.split(maxsplit=2)[1])
+
+
+async def called(app: ASGIApp, method: str, path: str, headers: Headers = (), **state: Any) -> list[Message]:
+    """What an app sends for a request; fails if it reads the body."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("the body was read")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw, "state": {"record": None, **state}}
+    await app(scope, receive, send)
+    return sent
+
+
+class Reached:
+    """An app that notes the state of each request that gets to it."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, Any]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.states.append(dict(scope["state"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})

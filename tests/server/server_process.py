@@ -1,0 +1,69 @@
+"""The real server as a process of its own, for what signals do."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.server.live_server import wait_until
+
+CODE = "from server.app import run; from server.settings import Settings; run(Settings())"
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    process: subprocess.Popen[bytes]
+    http: httpx.Client
+    log_file: Path
+
+    @property
+    def url(self) -> str:
+        return str(self.http.base_url)
+
+    @property
+    def is_ready(self) -> bool:
+        try:
+            return self.http.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def exit_code(self, seconds: float) -> int:
+        """Once it has ended, which may take so long."""
+        return self.process.wait(timeout=seconds)
+
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+
+@contextmanager
+def server_process(model_folder: Path, log_folder: Path, **options: object) -> Iterator[ServerProcess]:
+    """Ready when entered, dead when left."""
+    options = {"model": model_folder, "port": free_port(), **options}
+    environment = os.environ | {f"NVIUM_{name.upper()}": str(value) for name, value in options.items()}
+    log_file = log_folder / "server.log"
+    with log_file.open("wb") as log, httpx.Client(base_url=f"http://127.0.0.1:{options['port']}", timeout=30) as http:
+        process = subprocess.Popen([sys.executable, "-c", CODE], stderr=log, env=environment)
+        try:
+            server = ServerProcess(process, http, log_file)
+            wait_until(lambda: server.is_ready, seconds=60)
+            yield server
+        finally:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

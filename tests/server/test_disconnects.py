@@ -1,0 +1,115 @@
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import pytest
+
+from nvium_core import LoadedModel
+from tests.byte_model import NAME
+from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.raw_client import RawConnection, asked, connected, post
+
+NUM_CLIENTS = 200
+PATHS = ["/v1/completions"]
+
+LONG = {"model": NAME, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "seed": 1}
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+Moment = Callable[[RawConnection, bytes, Random], Awaitable[None]]
+Way = Callable[[RawConnection], Awaitable[None]]
+
+
+async def before_the_request_is_whole(connection: RawConnection, data: bytes, random: Random) -> None:
+    await connection.send(data[: random.randrange(len(data))])
+
+
+async def at_once(connection: RawConnection, data: bytes, random: Random) -> None:
+    await connection.send(data)
+
+
+async def after_a_while(connection: RawConnection, data: bytes, random: Random) -> None:
+    await connection.send(data)
+    await asyncio.sleep(random.random())
+
+
+async def after_reading_for_a_while(connection: RawConnection, data: bytes, random: Random) -> None:
+    await connection.send(data)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(random.random()):
+            while await connection.reader.read(random.randrange(1, 2_000)):
+                pass
+
+
+MOMENTS: list[Moment] = [before_the_request_is_whole, at_once, after_a_while, after_reading_for_a_while]
+
+
+async def by_closing(connection: RawConnection) -> None:
+    connection.writer.close()
+
+
+async def by_half(connection: RawConnection) -> None:
+    """It still listens, which nobody who means to be answered should rely on."""
+    connection.writer.write_eof()
+    while await connection.reader.read(100_000):
+        pass
+
+
+async def by_a_reset(connection: RawConnection) -> None:
+    raw: socket.socket = connection.writer.get_extra_info("socket")
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+    connection.writer.transport.abort()
+
+
+async def with_half_a_request_behind(connection: RawConnection) -> None:
+    await connection.send(post(PATHS[0], LONG)[:-10])
+    await asyncio.sleep(0.05)
+    connection.writer.close()
+
+
+WAYS: list[Way] = [by_closing, by_half, by_a_reset, with_half_a_request_behind]
+
+
+def long_request(random: Random) -> bytes:
+    more: dict[str, Any] = {"n": random.randrange(1, 4), "stream": random.random() < 0.5}
+    more["logprobs"] = random.choice([None, None, 2])
+    return post(random.choice(PATHS), LONG | more, is_chunked=random.random() < 0.2)
+
+
+async def come_and_go(url: str, random: Random) -> None:
+    await asyncio.sleep(random.random())
+    with suppress(ConnectionError):
+        async with connected(url) as connection:
+            await random.choice(MOMENTS)(connection, long_request(random), random)
+            await random.choice(WAYS)(connection)
+
+
+def is_empty(server: LiveServer) -> bool:
+    gauges = ("nvium_requests_running", "nvium_requests_waiting", "nvium_deferred_rows", "nvium_kv_cache_usage_ratio")
+    return server.service.admission.num_present == 0 and not any(map(server.gauge, gauges))
+
+
+@pytest.mark.slow
+async def test_200_clients_that_leave_at_random_leave_nothing_behind(byte_model: LoadedModel) -> None:
+    question = post(PATHS[0], LONG | {"max_tokens": 50})
+    with live_server(byte_model, max_sequences=16) as server:
+        before = (await asked(server.url, question)).spoken()
+        await asyncio.gather(*(come_and_go(server.url, Random(number)) for number in range(NUM_CLIENTS)))
+        assert wait_until(lambda: is_empty(server)) < 1
+        server.service.engine.check_idle()
+        server.service.engine.check_integrity()
+        assert (await asked(server.url, question)).spoken() == before
+        assert server.gauge('nvium_requests_total{endpoint="completions",outcome="cancelled"}') > NUM_CLIENTS / 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_is_missed_within_a_second_however_it_leaves(server: LiveServer, way: Way, stream: bool) -> None:
+    async with connected(server.url) as connection:
+        await connection.send(post(PATHS[0], LONG | {"stream": stream, "n": 2}))
+        wait_until(lambda: server.gauge("nvium_requests_running") == 2)
+        await way(connection)
+    assert wait_until(lambda: is_empty(server)) < 1

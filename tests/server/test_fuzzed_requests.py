@@ -1,0 +1,72 @@
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+
+from nvium_core import LoadedModel
+from tests.byte_model import NAME
+from tests.server.fuzz import ENDPOINTS, nearly_right_requests
+from tests.server.live_server import live_server
+from tests.server.raw_client import Answer, asked, connected, post
+
+NUM_REQUESTS = 10_000
+NUM_CONNECTIONS = 8
+ANSWERS = {200, 400, 404, 405}
+
+BESIDE = post("/v1/completions", {"model": NAME, "prompt": "Once", "max_tokens": 300, "seed": 3, "stream": True})
+
+
+@pytest.mark.slow
+async def test_ten_thousand_nearly_right_requests_break_nothing(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, max_queue=4096) as server:
+        alone = (await asked(server.url, BESIDE)).spoken()
+        requests = islice(nearly_right_requests(seed=1), NUM_REQUESTS)
+        fuzzing = [asyncio.create_task(answered(server.url, requests)) for _ in range(NUM_CONNECTIONS)]
+        num_streams = 0
+        while not all(task.done() for task in fuzzing):
+            assert (await asked(server.url, BESIDE)).spoken() == alone
+            num_streams += 1
+        statuses = sum((task.result() for task in fuzzing), start=Counter[int]())
+        assert num_streams > 1
+        assert statuses.total() == NUM_REQUESTS
+        assert statuses.keys() <= ANSWERS
+        assert statuses[200] > 0.1 * NUM_REQUESTS
+        assert statuses[400] > 0.4 * NUM_REQUESTS
+        assert server.service.admission.num_present == 0
+        server.service.engine.check_idle()
+
+
+async def answered(url: str, requests: Iterator[tuple[str, bytes]]) -> Counter[int]:
+    """How often each status came; every answer is looked at."""
+    statuses: Counter[int] = Counter()
+    async with connected(url) as connection:
+        for method, data in requests:
+            try:
+                answer = await connection.ask(data, method)
+                check(method, answer)
+            except Exception as error:
+                error.add_note(f"{method} {data!r}"[:5_000])
+                raise
+            statuses[answer.status] += 1
+    return statuses
+
+
+def check(method: str, answer: Answer) -> None:
+    assert answer.status in ANSWERS
+    assert answer.headers["x-request-id"]
+    if answer.status == 200 and answer.headers["content-type"].startswith("text/event-stream"):
+        assert not any("error" in event for event in answer.events())
+    elif answer.status == 200:
+        answer.json()
+    elif method != "HEAD":
+        assert list(answer.json()) == ["error"]
+        assert list(answer.json()["error"]) == ["message", "type", "param", "code"]
+        assert len(answer.body) < 10_000
+
+
+def test_the_same_seed_gives_the_same_requests() -> None:
+    first, second = (list(islice(nearly_right_requests(seed=5), 200)) for _ in range(2))
+    assert first == second
+    assert all(any(path.encode() in data for _, data in first) for path in ENDPOINTS)

@@ -1,0 +1,71 @@
+import inspect
+from pathlib import Path
+
+import pytest
+
+from nvium_core import LoadedModel, cli
+from server.settings import Settings, SettingsError, read_settings
+from tests.server.live_server import live_server
+
+
+def test_lists_are_comma_separated_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIUM_API_KEYS", "alice:sk-a, sk-b")
+    monkeypatch.setenv("NVIUM_CORS_ORIGINS", "https://a.example,http://b.example:3000")
+    monkeypatch.setenv("NVIUM_MODEL_ALIASES", " gpt-x ,story")
+    monkeypatch.setenv("NVIUM_LATENCY_BUCKETS", "0.1, 1")
+    settings = read_settings({})
+    assert [key.get_secret_value() for key in settings.api_keys] == ["alice:sk-a", "sk-b"]
+    assert settings.cors_origins == ("https://a.example", "http://b.example:3000")
+    assert settings.model_aliases == ("gpt-x", "story")
+    assert settings.latency_buckets == (0.1, 1.0)
+
+
+@pytest.mark.parametrize("name", ["MODEL_ALIASES", "CORS_ORIGINS", "LATENCY_BUCKETS"])
+@pytest.mark.parametrize("value", ["", ",", "a,,b"])
+def test_a_list_with_a_gap_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"NVIUM_{name}", value)
+    with pytest.raises(SettingsError, match=rf"^{name.lower()}\.\d: "):
+        read_settings({})
+
+
+def test_only_keys_without_any_keep_the_server_open() -> None:
+    settings = read_settings({})
+    assert (settings.api_keys, settings.api_keys_file, settings.metrics_open) == ((), None, False)
+    assert (settings.requests_per_minute, settings.cors_origins, settings.otlp_endpoint) == (None, (), None)
+
+
+@pytest.mark.parametrize("url", ["localhost:4318", "ftp://x", "http://", "http://secret@x y", ""])
+def test_an_endpoint_that_is_no_url_is_refused_and_not_told(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"^otlp_endpoint: must be a URL") as refused:
+        read_settings({"otlp_endpoint": url})
+    assert "secret" not in str(refused.value) + repr(refused.value.__cause__)
+
+
+@pytest.mark.parametrize("name", ["request_seconds", "slow_client_seconds", "drain_seconds"])
+@pytest.mark.parametrize("seconds", [0, -1, "nan", "inf", "soon"])
+def test_a_time_is_a_positive_number_of_seconds(name: str, seconds: object) -> None:
+    with pytest.raises(SettingsError, match=f"^{name}: "):
+        read_settings({name: seconds})
+
+
+def test_every_setting_but_the_buckets_is_an_option_of_serve() -> None:
+    options = set(inspect.signature(cli.serve).parameters)
+    assert set(Settings.model_fields) - options == {"latency_buckets"}
+    assert options <= set(Settings.model_fields)
+
+
+def test_options_of_serve_reach_the_settings_as_text(tmp_path: Path) -> None:
+    given = {"api_keys": "sk-a,sk-b", "api_keys_file": tmp_path, "cors_origins": "*", "model_aliases": "a,b"}
+    settings = read_settings(given)
+    assert len(settings.api_keys) == 2
+    assert (settings.api_keys_file, settings.cors_origins, settings.model_aliases) == (tmp_path, ("*",), ("a", "b"))
+
+
+def test_a_model_answers_under_its_other_names(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, model_aliases="gpt-x,a/b") as server:
+        for name in ("gpt-x", "a/b", "default", byte_model.name):
+            body = server.complete(model=name, max_tokens=1)
+            assert (body.status_code, body.json()["model"]) == (200, byte_model.name)
+            assert server.http.get(f"/v1/models/{name}").json()["id"] == byte_model.name
+        assert server.complete(model="gpt-y", max_tokens=1).status_code == 404
+        assert [model["id"] for model in server.http.get("/v1/models").json()["data"]] == [byte_model.name]
