@@ -14,6 +14,7 @@ from server.errors import as_api_error
 from server.event_stream import DONE, EventStream
 from server.generation import Generation
 from server.record import RequestRecord
+from server.schemas.body import RequestBody
 from server.schemas.generation import GenerationRequest
 from server.service import Service
 from server.writer import Writer
@@ -21,7 +22,7 @@ from server.writer import Writer
 CLIENT_CLOSED_REQUEST = 499
 """Nobody is left to read it."""
 
-HARMFUL_IN_HEADER = re.compile("[^A-Za-z0-9_.-]")
+HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
 
 log = structlog.get_logger("nvium.server")
 
@@ -72,7 +73,7 @@ def told_in_stream(error: Exception, record: RequestRecord) -> list[str]:
     return [json.dumps(told.body), DONE]
 
 
-def ignored_params(body: GenerationRequest) -> dict[str, str]:
+def ignored_params(body: RequestBody) -> dict[str, str]:
     """The header that names what was not understood, made safe for a header."""
     names = [HARMFUL_IN_HEADER.sub("?", name) or "?" for name in body.unknown_fields]
     return {"x-nvium-ignored-params": ", ".join(names)[:1000].rstrip(", ")} if names else {}

@@ -23,14 +23,19 @@ from server.keys import ApiKeys, Key, read_keys
 from server.logs import configure_logs
 from server.middleware import BodyLimit, JsonBodies, LastResort, RequestFrame
 from server.rate_limit import RateLimit
-from server.routes import completions, health, metrics, models
+from server.routes import chat, completions, health, metrics, models, tokens
 from server.service import Service
 from server.settings import Settings
 from server.tracing import Tracing, tracer_provider
 
 log = structlog.get_logger("nvium.server")
 
-ENDPOINTS = {"/v1/completions": "completions"}
+ENDPOINTS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat_completions",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+}
 """Paths whose requests are recorded, and their names in metrics and logs."""
 
 BACKLOG = 2048
@@ -59,7 +64,7 @@ def assemble(service: Service, keys: Collection[Key] = (), provider: TracerProvi
     )
     app.state.service = service
     install_error_handlers(app)
-    for routes in (completions, models, health, metrics):
+    for routes in (completions, chat, tokens, models, health, metrics):
         app.include_router(routes.router)
     return app
 

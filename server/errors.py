@@ -27,7 +27,7 @@ from nvium_core import ContextLengthExceeded, EngineError, InvalidRequest
 MAX_MESSAGE_CHARACTERS = 1000
 """Beyond this a message, which may quote what was asked, is cut."""
 
-NESTED_FIELDS = ("stream_options", "nvium")
+NESTED_FIELDS = ("stream_options", "nvium", "messages", "tools", "tool_choice", "response_format", "structured_outputs")
 
 
 class ApiError(Exception):
@@ -179,4 +179,9 @@ def from_validation(error: RequestValidationError) -> ApiError:
         return ApiError("the body must be a JSON object, sent with content-type application/json")
     if not place:
         return ApiError(f"the body cannot be used: {first['msg']}")
-    return InvalidField(".".join(place[: 2 if place[0] in NESTED_FIELDS else 1]), first["msg"])
+    return InvalidField(path(place) if place[0] in NESTED_FIELDS else place[0], first["msg"])
+
+
+def path(place: list[str]) -> str:
+    """`messages[0].content`"""
+    return "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in place).removeprefix(".")

@@ -1,8 +1,10 @@
 """Log-probabilities as the protocol writes them: log π_mix, from scores and the bytes of tokens."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from nvium_core import Score
+from server.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from server.schemas.completions import CompletionLogprobs
 from server.token_bytes import TokenBytes
 
@@ -37,6 +39,25 @@ def alternatives(vocabulary: TokenBytes, token_id: int, score: Score) -> dict[st
     for candidate, logprob in sorted(by_id.items(), key=lambda item: -item[1]):
         best.setdefault(vocabulary.name(candidate), clamped(logprob))
     return best
+
+
+def chat_logprobs(
+    vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score | None], num_alternatives: int
+) -> ChatLogprobs:
+    """The entries of `/v1/chat/completions`, each with so many alternatives."""
+    scored = [(token_id, score) for token_id, score in zip(token_ids, scores, strict=True) if score]
+    entries = [
+        TokenLogprob(
+            **described(vocabulary, token_id, score.logprob),
+            top_logprobs=[TopLogprob(**described(vocabulary, *other)) for other in score.top[:num_alternatives]],
+        )
+        for token_id, score in scored
+    ]
+    return ChatLogprobs(content=entries, refusal=None)
+
+
+def described(vocabulary: TokenBytes, token_id: int, logprob: float) -> dict[str, Any]:
+    return {"token": vocabulary.name(token_id), "logprob": clamped(logprob), "bytes": list(vocabulary[token_id])}
 
 
 def clamped(logprob: float) -> float:

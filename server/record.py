@@ -27,6 +27,7 @@ class RequestRecord:
         self.request_id = request_id
         self.endpoint = endpoint
         self.key_id = ""
+        self.user: str | None = None
         self.status: int | None = None
         self.finish_reasons: list[str] = []
         self.abort_cause: str | None = None
@@ -105,6 +106,7 @@ class RequestRecord:
             request_id=self.request_id,
             key_id=self.key_id,
             endpoint=self.endpoint,
+            user=self.user,
             outcome=self.outcome,
             status=self.status,
             finish=self.finish_reasons,

@@ -9,12 +9,12 @@ from typing import Any
 import structlog
 from llguidance.hf import from_tokenizer
 
-from nvium_core import Engine, EngineConfig, EngineWorker, LoadedModel, SamplingParams
+from nvium_core import Engine, EngineConfig, EngineWorker, InvalidRequest, LoadedModel, SamplingParams
 from server.admission import Admission, draining, stopped
+from server.chat_template import ChatTemplate
 from server.choice_text import Prompt
 from server.errors import ModelNotFound
 from server.metrics import Metrics
-from server.schemas.body import check
 from server.schemas.generation import Limits
 from server.schemas.models import Model
 from server.settings import Settings
@@ -38,6 +38,7 @@ class Service:
         self.name = loaded.name
         self.created = int(time.time())
         self.num_layers = loaded.model.config.num_hidden_layers
+        self.vocab_size = loaded.model.config.vocab_size
         self.exit_layers = list(loaded.model.config.exit_layers or [])
         self.engine = Engine(loaded.model, engine_config(settings))
         self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
@@ -48,6 +49,7 @@ class Service:
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
         self.vocabulary = TokenBytes(from_tokenizer(loaded.tokenizer))
+        self.chat_template = ChatTemplate(loaded.tokenizer)
         self.limits = Limits(**{name: getattr(settings, name) for name in Limits.model_fields})
         self.is_warm = False
 
@@ -99,7 +101,13 @@ class Service:
         """Refuse a request that asks for too many in all."""
         allowed = self.limits.max_new_tokens
         message = f"prompts × choices × max_tokens is {num_tokens}, more than the {allowed} allowed"
-        check(num_tokens <= allowed, "max_tokens", message)
+        if num_tokens > allowed:
+            raise InvalidRequest("max_tokens", message)
+
+    def room(self, num_prompt_tokens: int, num_choices: int) -> int:
+        """How many tokens each choice may have where nothing is said; at least one, for the engine to refuse."""
+        of_context = self.engine.context - num_prompt_tokens
+        return max(1, min(of_context, self.limits.max_new_tokens // num_choices))
 
     def deadline(self, arrived: float) -> float | None:
         """When a request that arrived then, both by `time.monotonic()`, has had its time."""
@@ -111,6 +119,11 @@ class Service:
         if sum(map(len, prompts)) > LONG_TEXT:
             return await asyncio.to_thread(self._read, prompts)
         return self._read(prompts)
+
+    def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text, after those that the model's texts begin with."""
+        token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
+        return token_ids
 
     def card(self) -> Model:
         """The model's entry in the list of models."""
@@ -124,7 +137,7 @@ class Service:
         )
 
     def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
-        return [Prompt(self._tokenize(p).input_ids, p) if isinstance(p, str) else Prompt(p) for p in prompts]
+        return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
 
 
 def milliseconds(costs: Sequence[float]) -> list[float]:

@@ -45,7 +45,7 @@ MAY_IMPORT = {
 """Which of our own packages a package may import. The cli, and the package that only names what it exports, may all."""
 
 ABOVE_ALL = (CORE, f"{CORE}.cli")
-SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn")
+SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn", "llguidance")
 TORCH_FREE = (
     "engine.sequence",
     "engine.waiting_line",
@@ -54,6 +54,7 @@ TORCH_FREE = (
     "engine.policies",
     "engine.costs",
     "engine.exit_frequencies",
+    "engine.constraint",
     "engine.speedup",
     "engine.events",
     "engine.front",
@@ -156,6 +157,7 @@ def test_imports_follow_the_directions(module):
         ("nvium_core.evaluation.x", "from nvium_core.cli import main"),
         ("nvium_core.engine.x", "import server.settings"),
         ("nvium_core.engine.x", "from pydantic import BaseModel"),
+        ("nvium_core.engine.x", "from llguidance import LLMatcher"),
         ("nvium_core.loading", "from nvium_core.engine.engine import Engine"),
         ("server.x", "from nvium_core.engine.engine import Engine"),
         ("server.x", "import nvium_core"),

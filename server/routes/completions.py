@@ -17,6 +17,7 @@ router = APIRouter()
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     record: RequestRecord = request.state.record
+    record.user = body.who
     service.check_accepting()
     service.check_model(body.model)
     body.check(service.limits)

@@ -10,11 +10,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, ValidationError
 
 from server.errors import InvalidField
 
@@ -30,20 +32,33 @@ class NeutralOnly:
         self.why = why
 
     def check(self, param: str, value: Any) -> None:
-        if value is not None and value not in self.values:
+        is_neutral = any(type(value) is type(neutral) and value == neutral for neutral in (*self.values, None))
+        if not is_neutral:
             allowed = " or ".join(json.dumps(allowed) for allowed in (*self.values, None))
             raise InvalidField(param, f"not supported{self.why}; only {allowed} is")
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"enum": list(self.values)} if self.values else {"type": "null"}
 
 
 class RequestBody(BaseModel):
     """Fields nobody knows are accepted and can be named."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_default(cls, body: Any) -> Any:
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        fields = handler.resolve_ref_schema(schema)
+        for name, field in fields.get("properties", {}).items():
+            if name not in fields.get("required", ()):
+                fields["properties"][name] = or_null(field)
+        return schema
 
     @property
     def unknown_fields(self) -> list[str]:
@@ -62,8 +77,11 @@ class RequestBody(BaseModel):
 
     def _nested(self) -> "Iterator[tuple[str, RequestBody]]":
         for name in type(self).model_fields:
-            if isinstance(value := getattr(self, name), RequestBody):
+            value = getattr(self, name)
+            if isinstance(value, RequestBody):
                 yield name, value
+            elif isinstance(value, list):
+                yield from ((f"{name}[{i}]", item) for i, item in enumerate(value) if isinstance(item, RequestBody))
 
 
 class ResponseBody(BaseModel):
@@ -71,6 +89,14 @@ class ResponseBody(BaseModel):
 
     def json_text(self) -> str:
         return self.model_dump_json(exclude_unset=True)
+
+
+def or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
+    """The schema of a field that may also be null; what is said about the field stays outside."""
+    about = {key: value for key, value in schema.items() if key in ("title", "description", "default")}
+    kind = {key: value for key, value in schema.items() if key not in about}
+    kinds = kind.get("anyOf", [kind])
+    return {"anyOf": kinds if {"type": "null"} in kinds else [*kinds, {"type": "null"}], **about}
 
 
 def described(message: str) -> WrapValidator:

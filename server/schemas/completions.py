@@ -20,9 +20,12 @@ Prompts = Annotated[
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
     max_tokens: Whole = 16
+    """0 where an echoed prompt is scored."""
     best_of: int | None = None
+    """Ranked by mean log π_mix; not above `n` in a stream."""
     echo: bool = False
     logprobs: int | None = None
+    """0 to 20: log π_mix, and so many alternatives."""
     suffix: Annotated[str, NeutralOnly("", why=": the model cannot fill in")] = ""
 
     @property

@@ -1,16 +1,21 @@
 """What completions and chat have in common: how to sample, when to stop, what to tell."""
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from nvium_core import SamplingParams
+from nvium_core import InvalidRequest, SamplingParams
 from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
+from server.schemas.formats import Form, ResponseFormat, StructuredOutputs
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKENS = 1024
 MAX_BIASES = 1024
+
+MAX_LOGGED_CHARACTERS = 64
 
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -31,12 +36,15 @@ class Limits(ResponseBody):
 class StreamOptions(RequestBody):
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    """Usage so far in every chunk."""
     include_obfuscation: Annotated[bool, NeutralOnly(False)] = False
 
 
 class NviumOptions(RequestBody):
     sampling: Literal["exits", "mixture"] = "exits"
+    """Whether the exit that speaks or the explicit mixture is sampled."""
     metadata: bool = True
+    """Whether exits are told."""
 
 
 class GenerationRequest(RequestBody):
@@ -45,9 +53,13 @@ class GenerationRequest(RequestBody):
     """
 
     model: Text
+    """Its id, or `default`."""
     n: int = 1
+    """Choices that share one prompt; choice j draws from (seed, j)."""
     seed: int | None = None
+    """64 bits; without one, draws are fresh."""
     temperature: float = 1.0
+    """0 to 2; 0 is the argmax of the mixture."""
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0
@@ -55,17 +67,28 @@ class GenerationRequest(RequestBody):
     frequency_penalty: float = 0
     repetition_penalty: float = 1
     logit_bias: Annotated[dict[str, float], at_most(MAX_BIASES)] = {}
+    """By token id, −100 to 100."""
 
     stop: Stops = []
+    """At most four strings."""
     stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKENS)] = []
     min_tokens: int = 0
+    """No end before so many."""
     ignore_eos: bool = False
+    """Neither end-of-text nor what ends a turn of the chat template ends the text."""
     include_stop_str_in_output: bool = False
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """Not with `response_format`."""
 
     stream: bool = False
     stream_options: StreamOptions | None = None
+    """Only with `stream`."""
     return_token_ids: bool = False
+    """Adds those of the prompt and of each choice."""
     user: Text | None = None
+    """Stands in the log line of the request, its first 64 characters."""
     nvium: NviumOptions = NviumOptions()
 
     @property
@@ -77,7 +100,34 @@ class GenerationRequest(RequestBody):
         """Alternatives to generate for each prompt."""
         return self.n
 
-    def sampling(self, max_tokens: int, **more: Any) -> SamplingParams:
+    @property
+    def own_names(self) -> dict[str, str]:
+        """What this endpoint calls fields of the engine's, where it has other names."""
+        return {}
+
+    def form(self) -> Form | None:
+        """The form that the text shall have. Raises `InvalidField` if there are two."""
+        asked = self.response_format.form() if self.response_format else None
+        if self.structured_outputs is None:
+            return asked
+        check(asked is None, "structured_outputs", "contradicts response_format; give one of them")
+        return self.structured_outputs.form()
+
+    @property
+    def who(self) -> str | None:
+        """The client's user, made safe for a log."""
+        return None if self.user is None else loggable(self.user)
+
+    @contextmanager
+    def in_own_names(self) -> Iterator[None]:
+        """What the engine refuses within is told of this endpoint's fields."""
+        try:
+            yield
+        except InvalidRequest as error:
+            error.field = self.own_names.get(error.field, error.field)
+            raise
+
+    def sampling(self, max_tokens: int, *, also_stops_at: Sequence[int] = (), **more: Any) -> SamplingParams:
         """What this asks of the engine. Raises `InvalidRequest`."""
         return SamplingParams(
             max_tokens=max_tokens,
@@ -90,7 +140,7 @@ class GenerationRequest(RequestBody):
             repetition_penalty=self.repetition_penalty,
             logit_bias=self._logit_bias(),
             min_tokens=self.min_tokens,
-            stop_token_ids=tuple(self.stop_token_ids),
+            stop_token_ids=(*self.stop_token_ids, *also_stops_at),
             ignore_eos=self.ignore_eos,
             seed=self.seed,
             n=self.n,
@@ -112,6 +162,11 @@ class GenerationRequest(RequestBody):
             is_token_id = TOKEN_ID.fullmatch(token_id) is not None
             check(is_token_id, "logit_bias", f"its keys must be token ids, got {token_id!r}")
         return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
+
+
+def loggable(name: str) -> str:
+    """What can be printed of it, and no more than a line has room for."""
+    return "".join(character if character.isprintable() else "?" for character in name[:MAX_LOGGED_CHARACTERS])
 
 
 class TokenExits(ResponseBody):

@@ -3,19 +3,20 @@
 import json
 import re
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from server.app import create_app
-from server.settings import Settings
-from tests.byte_model import load_byte_model
+from server.openapi import document
 from tests.conformance.conftest import Record
 from tests.conformance.programs import run
 from tests.conformance.serving import served
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
+DEFAULT = "default"
 NOT_PROMISED = "positive_data_acceptance"
 """A value of the right type may still be refused: too long a prompt, a model that is not here."""
 
@@ -30,24 +31,31 @@ OPTIONS = (
 
 
 @pytest.fixture
-def document(tmp_path: Path) -> Path:
-    """Our document, where a model is one that is served: other names are only ever refused."""
-    path, openapi = tmp_path / "openapi.json", create_app(load_byte_model(), Settings()).openapi()
-    for name in ("CompletionRequest", "ChatCompletionRequest"):
-        openapi["components"]["schemas"][name]["properties"]["model"]["enum"] = ["default"]
-    path.write_text(json.dumps(openapi), encoding="utf-8")
+def openapi(tmp_path: Path) -> Path:
+    """Our document, but that a request's model is one that is here: any other name is refused before all else."""
+    path, told = tmp_path / "openapi.json", document()
+    for schema in request_schemas(told):
+        schema["properties"]["model"]["enum"] = [DEFAULT]
+    path.write_text(json.dumps(told), encoding="utf-8")
     return path
+
+
+def request_schemas(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for operation in (operation for methods in told["paths"].values() for operation in methods.values()):
+        if body := operation.get("requestBody"):
+            name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            yield told["components"]["schemas"][name]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_examples", [20, pytest.param(400, marks=pytest.mark.conformance)])
 def test_schemathesis_finds_no_answer_that_the_document_does_not_allow(
-    document: Path, record: Record, num_examples: int
+    openapi: Path, record: Record, num_examples: int
 ) -> None:
     with served(**SMALL) as server:
         options = ("--url", server.url, "--max-examples", str(num_examples), *OPTIONS)
-        finished = run([SCHEMATHESIS, "run", document, *options], seconds=3000, cwd=document.parent)
+        finished = run([SCHEMATHESIS, "run", openapi, *options], seconds=3000, cwd=openapi.parent)
     test_cases = re.search(r"Test cases:\s+(.*)", finished.output)
     record("schemathesis", version("schemathesis"), test_cases=test_cases[1] if test_cases else "none")
     assert finished.exit_code == 0

@@ -39,6 +39,11 @@ class LiveServer:
     def complete(self, **body: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"model": NAME, "prompt": "Once", "seed": 1, **body})
 
+    def chat(self, text: str = "Hello", **body: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": text}]
+        asked = {"model": NAME, "messages": messages, "seed": 1, **body}
+        return self.http.post("/v1/chat/completions", json=asked)
+
     def gauge(self, name: str) -> float:
         lines = self.http.get("/metrics").text.splitlines()
         return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))

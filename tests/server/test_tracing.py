@@ -101,6 +101,7 @@ def test_a_request_is_a_span_with_its_phases_in_it(traced: tuple[LiveServer, Spa
 
     told = dict(request.attributes)
     exits = {name: told.pop(name) for name in list(told) if name.startswith("nvium.exit_counts.")}
+    assert told.pop("gen_ai.usage.cache_read.input_tokens") in (0, 16)  # others have asked before
     assert told.pop("nvium.request_id") == response.headers["x-request-id"]
     assert told == {
         "gen_ai.operation.name": "text_completion",

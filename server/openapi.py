@@ -1,0 +1,138 @@
+"""The OpenAPI document: every route, what it takes and all that it may answer. It is served nowhere.
+
+Everything is said in one place, and a test holds it against the routes there are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from server.schemas.body import RequestBody, ResponseBody
+from server.schemas.chat import Chat, ChatChunk, ChatRequest
+from server.schemas.completions import Completion, CompletionRequest
+from server.schemas.models import Model, ModelList
+from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
+
+Json = dict[str, Any]
+
+REF = "#/components/schemas/{model}"
+
+REFUSALS = (401, 405, 429, 500)
+"""What any route may answer, the probes aside: no key, the wrong method, too many requests, a failure."""
+
+REFUSALS_OF_BODIES = (400, 404, 413, 503)
+
+
+class ErrorDetails(ResponseBody):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(ResponseBody):
+    error: ErrorDetails
+
+
+class Said(ResponseBody):
+    status: Literal["ok"]
+
+
+class Version(ResponseBody):
+    version: str
+
+
+@dataclass(frozen=True)
+class Route:
+    """A route; `chunk` is what the events of its stream hold, if it streams."""
+
+    method: str
+    path: str
+    summary: str
+    answer: type[ResponseBody] | None
+    request: type[RequestBody] | None = None
+    chunk: type[ResponseBody] | None = None
+    refusals: tuple[int, ...] = REFUSALS
+
+
+ROUTES = (
+    Route(
+        "post",
+        "/v1/completions",
+        "Continue prompts",
+        Completion,
+        CompletionRequest,
+        Completion,
+        REFUSALS + REFUSALS_OF_BODIES,
+    ),
+    Route(
+        "post", "/v1/chat/completions", "Answer messages", Chat, ChatRequest, ChatChunk, REFUSALS + REFUSALS_OF_BODIES
+    ),
+    Route("post", "/tokenize", "A text's tokens", Tokens, TokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),
+    Route("post", "/detokenize", "Tokens' text", Detokenized, DetokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),
+    Route("get", "/v1/models", "The models served", ModelList),
+    Route("get", "/v1/models/{model_id}", "A model by its id", Model, refusals=(*REFUSALS, 404)),
+    Route("get", "/livez", "Whether the process makes progress", Said, refusals=(405, 500, 503)),
+    Route("get", "/readyz", "Whether requests are wanted", Said, refusals=(405, 500, 503)),
+    Route("get", "/health", "Both", Said, refusals=(405, 500, 503)),
+    Route("get", "/version", "The version served", Version),
+    Route("get", "/metrics", "Metrics for Prometheus", None),
+)
+
+
+def document() -> Json:
+    """OpenAPI 3.1."""
+    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [(Error, "serialization")]
+    for route in ROUTES:
+        kinds += [(route.request, "validation")] if route.request else []
+        kinds += [(kind, "serialization") for kind in (route.answer, route.chunk) if kind]
+    schemas, definitions = models_json_schema(list(dict.fromkeys(kinds)), ref_template=REF)
+    refs = {kind: ref for (kind, _), ref in schemas.items()}
+    paths: dict[str, Json] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method] = operation(route, refs)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "nvium", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": definitions["$defs"]},
+    }
+
+
+def operation(route: Route, refs: dict[Any, Json]) -> Json:
+    described: Json = {"summary": route.summary, "responses": responses(route, refs)}
+    if route.request:
+        content = {"application/json": {"schema": refs[route.request]}}
+        described["requestBody"] = {"required": True, "content": content}
+    if names := parameters(route.path):
+        described["parameters"] = [path_parameter(name) for name in names]
+    return described
+
+
+def responses(route: Route, refs: dict[Any, Json]) -> Json:
+    refused = {"application/json": {"schema": refs[Error]}}
+    answered = {status: (HTTPStatus(status).phrase, refused) for status in sorted(route.refusals)}
+    answered[200] = ("OK", contents(route, refs))
+    return {str(status): {"description": phrase, "content": content} for status, (phrase, content) in answered.items()}
+
+
+def contents(route: Route, refs: dict[Any, Json]) -> Json:
+    if route.answer is None:
+        return {"text/plain": {"schema": {"type": "string"}}}
+    whole = {"application/json": {"schema": refs[route.answer]}}
+    if route.chunk is None:
+        return whole
+    about = f"Events whose data is a {route.chunk.__name__}, or an error, and a last one whose data is [DONE]."
+    return whole | {"text/event-stream": {"schema": {"type": "string", "description": about}}}
+
+
+def parameters(path: str) -> Sequence[str]:
+    return [part[1:-1] for part in path.split("/") if part.startswith("{")]
+
+
+def path_parameter(name: str) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}

@@ -1,0 +1,34 @@
+"""`POST /v1/chat/completions`: messages to a prompt, admit, and answer whole or as a stream."""
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.answer import answer
+from server.chat_writer import ChatWriter
+from server.choice_text import Prompt
+from server.generation import start
+from server.record import RequestRecord
+from server.schemas.chat import ChatRequest
+from server.service import Service
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+    service: Service = request.app.state.service
+    record: RequestRecord = request.state.record
+    record.user = body.who
+    service.check_accepting()
+    service.check_model(body.model)
+    body.check(service.limits)
+    template = service.chat_template
+    prompt = Prompt(await asyncio.to_thread(template.token_ids, body.for_template(), []))
+    with body.in_own_names():
+        params = body.params(service.room(len(prompt.token_ids), body.num_choices), template.stop_token_ids)
+        stops = () if body.ignore_eos else template.stops
+        generated = start(service, body, params, [prompt], record, tenant=request.state.key_id, stops=stops)
+    writer = ChatWriter(service, body, generated, f"chatcmpl-{record.request_id}")
+    return await answer(request, body, generated, writer)

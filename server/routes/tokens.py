@@ -1,0 +1,63 @@
+"""`POST /tokenize` and `/detokenize`: what a model makes of a text, and back."""
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.answer import ignored_params
+from server.schemas.body import RequestBody, ResponseBody, check
+from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
+from server.service import Service
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    service: Service = request.app.state.service
+    check_model(service, body.model)
+    body.check()
+    return await asyncio.to_thread(lambda: json_response(tokens(service, body), body))
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    service: Service = request.app.state.service
+    check_model(service, body.model)
+    return await asyncio.to_thread(lambda: json_response(detokenized(service, body.tokens), body))
+
+
+def check_model(service: Service, name: str | None) -> None:
+    if name is not None:
+        service.check_model(name)
+
+
+def tokens(service: Service, body: TokenizeRequest) -> Tokens:
+    token_ids = read(service, body)
+    return Tokens(
+        count=len(token_ids),
+        max_model_len=service.engine.context,
+        tokens=token_ids,
+        token_strs=[service.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+        if body.return_token_strs
+        else None,
+    )
+
+
+def read(service: Service, body: TokenizeRequest) -> list[int]:
+    if body.messages is None:
+        return service.encode(body.prompt or "", adds_special_tokens=body.add_special_tokens is not False)
+    messages = [message.for_template() for message in body.messages]
+    tools = [tool.for_template() for tool in body.tools]
+    return service.chat_template.token_ids(messages, tools, adds_prompt=body.add_generation_prompt)
+
+
+def detokenized(service: Service, token_ids: list[int]) -> Detokenized:
+    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < service.vocab_size), None)
+    check(wrong is None, "tokens", f"must be below {service.vocab_size} and not negative, got {wrong}")
+    return Detokenized(prompt=service.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def json_response(told: ResponseBody, asked: RequestBody) -> Response:
+    return Response(told.json_text(), headers=ignored_params(asked), media_type="application/json")

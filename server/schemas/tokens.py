@@ -1,0 +1,50 @@
+"""`POST /tokenize` and `/detokenize`."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from server.schemas.body import RequestBody, ResponseBody, Text, check
+from server.schemas.messages import Messages, check_messages
+from server.schemas.tools import Tools
+
+
+class TokenizeRequest(RequestBody):
+    """A prompt or messages. `add_special_tokens` is for a prompt (None: yes); a chat template brings its own."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    tools: Tools = []
+    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+    def check(self) -> None:
+        """Raise `InvalidField` for what does not go together."""
+        self.check_neutral()
+        check((self.prompt is None) != (self.messages is None), "prompt", "give either prompt or messages")
+        check(self.messages is not None or not self.tools, "tools", "only allowed with messages")
+        adds = bool(self.messages and self.add_special_tokens)
+        check(not adds, "add_special_tokens", "not supported with messages: the chat template brings its own")
+        check_messages(self.messages or [])
+
+
+class Tokens(ResponseBody):
+    """`token_strs` are tokens as the vocabulary writes them, null if not asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(RequestBody):
+    model: Text | None = None
+    tokens: Annotated[list[int], Field(fail_fast=True)]
+
+
+class Detokenized(ResponseBody):
+    """Special tokens included."""
+
+    prompt: str

@@ -1,0 +1,76 @@
+"""The functions that a chat may call, and which of them it is made to call."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from server.schemas.body import RequestBody, Text, at_most, check, described
+
+FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+MAX_TOOLS = 128
+
+AUTO_REFUSED = '"auto", the default with tools, is not supported; it may be "none", "required" or a named function'
+
+
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class Function(RequestBody):
+    """Without `parameters` it has none. `strict` says nothing new: their schema always holds."""
+
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+    @property
+    def schema_of_parameters(self) -> dict[str, Any]:
+        return NO_PARAMETERS if self.parameters is None else self.parameters
+
+
+class Tool(RequestBody):
+    type: Literal["function"]
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        about = {} if self.function.description is None else {"description": self.function.description}
+        function = {"name": self.function.name, **about, "parameters": self.function.schema_of_parameters}
+        return {"type": self.type, "function": function}
+
+
+Tools = Annotated[list[Tool], Field(fail_fast=True), at_most(MAX_TOOLS)]
+
+
+class NamedFunction(RequestBody):
+    name: Text
+
+
+class NamedTool(RequestBody):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    described('must be "none", "required" or {"type": "function", "function": {"name": …}}'),
+]
+
+
+def callable_tools(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
+    """Those of which one is called; none if the choice is to call none. Raises `InvalidField`."""
+    names = [tool.function.name for tool in tools]
+    check(len(set(names)) == len(names), "tools", "two functions have the same name")
+    if choice is None:
+        choice = "auto" if tools else "none"
+    check(choice != "auto", "tool_choice", AUTO_REFUSED)
+    if choice == "none":
+        return []
+    check(bool(tools), "tool_choice", "there are no tools to choose from")
+    if choice == "required":
+        return tools
+    assert isinstance(choice, NamedTool)
+    named = [tool for tool in tools if tool.function.name == choice.function.name]
+    check(bool(named), "tool_choice", f"there is no tool {choice.function.name!r}")
+    return named

@@ -1,0 +1,148 @@
+"""JSON schemas with instances, and what may never be compiled, for the tests of constraints."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+NAMES = ["a", "b", "name", 'quo"te', "ключ"]
+
+leaves = st.one_of(
+    st.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": "null"},
+            {"type": "number"},
+            {"type": "string"},
+            {"type": "string", "pattern": "^[a-c]{1,3}x?$"},
+            {"type": "string", "format": "date"},
+            {"type": ["integer", "null"]},
+            {"const": {"k": [1, "é"]}},
+            {},
+        ]
+    ),
+    st.builds(
+        lambda low, size: {"type": "integer", "minimum": low, "maximum": low + size},
+        st.integers(-99, 99),
+        st.integers(0, 999),
+    ),
+    st.builds(
+        lambda low, size: {"type": "string", "minLength": low, "maxLength": low + size},
+        st.integers(0, 3),
+        st.integers(0, 5),
+    ),
+    st.builds(
+        lambda values: {"enum": values}, st.lists(st.integers(-5, 5) | st.text(max_size=4), min_size=1, max_size=4)
+    ),
+)
+
+
+def arrays(items: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(
+        lambda schema, low, size: {"type": "array", "items": schema, "minItems": low, "maxItems": low + size},
+        items,
+        st.integers(0, 2),
+        st.integers(0, 2),
+    )
+
+
+@st.composite
+def objects(draw: st.DrawFn, values: st.SearchStrategy[dict[str, Any]]) -> dict[str, Any]:
+    properties = draw(st.dictionaries(st.sampled_from(NAMES), values, max_size=3))
+    required = [name for name in properties if draw(st.booleans())]
+    extra = draw(st.sampled_from([{"additionalProperties": False}] * 3 + [{}]))
+    return {"type": "object", "properties": properties, "required": required, **extra}
+
+
+def unions(members: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(lambda schemas: {"anyOf": schemas}, st.lists(members, min_size=1, max_size=3))
+
+
+schemas = st.recursive(
+    leaves, lambda inner: arrays(inner) | objects(inner) | objects(inner) | unions(inner), max_leaves=6
+)
+
+
+def chained(number: int, link: Any, last: Any) -> dict[str, Any]:
+    """Definitions that refer to one another in a row; link(i, the next one's reference) makes each."""
+    names = [f"#/$defs/d{i + 1}" for i in range(number)]
+    definitions = {f"d{i}": link(i, {"$ref": name}) for i, name in enumerate(names)}
+    return {"$defs": {**definitions, f"d{number}": last}, "$ref": "#/$defs/d0"}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def many(number: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"property{i}": {"type": "string"} for i in range(number)}}
+
+
+def either(number: int) -> dict[str, Any]:
+    return {"anyOf": [{"type": "object", "properties": {f"p{number}-{i}": {"type": "string"}}} for i in range(2)]}
+
+
+REFUSED_SCHEMAS = {
+    "deep": nested(100),
+    "very deep": nested(50_000),
+    "large": {"title": "x" * 2_000_000},
+    "with many properties": many(501),
+    "with a large union": {"anyOf": [{"type": "array"}] * 33},
+    "with many patterns": {"allOf": [{"pattern": f"(a|b){{{i}}}.*c{i}"} for i in range(60)], "type": "string"},
+    "with patterns in a row": chained(
+        60, lambda i, rest: {**rest, "pattern": f"(a|b){{{i}}}.*c{i}"}, {"type": "string"}
+    ),
+    "with a large divisor": {"type": "integer", "multipleOf": 1_000_003},
+    "with a large negative divisor": {"type": "integer", "multipleOf": -1_000_003},
+    "with divisors": {"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
+    "with divisors and decimals": {"allOf": [{"multipleOf": 0.997}, {"multipleOf": 9910}]},
+    "that multiplies": {"allOf": [either(i) for i in range(20)]},
+    "that is itself": {"$ref": "#"},
+    "that includes itself": {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "$ref": "#/$defs/a"},
+    "for nothing": {"type": "integer", "minimum": 3, "maximum": 2},
+    "from elsewhere": {"$ref": "http://127.0.0.1:1/schema"},
+    "that refers to nothing": {"$ref": "#/$defs/none"},
+    "with an unsupported keyword": {"type": "array", "uniqueItems": True},
+    "with an overlapping oneOf": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
+    "with an unknown type": {"type": "strin"},
+    "with a broken pattern": {"type": "string", "pattern": "("},
+    "with an infinite bound": {"type": "number", "minimum": float("-inf")},
+    "with half a character": {"const": "\ud800"},
+}
+
+COSTLY_SCHEMAS = {
+    "many properties": many(500),
+    "a long constant": {"enum": ["x" * 99_000]},
+    "a large enumeration": {"enum": [f"v{i}" for i in range(9_000)]},
+    "a union of constants": {"anyOf": [{"const": i} for i in range(4_000)]},
+    "a large recursive union": {
+        "$defs": {
+            "n": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": i} for i in range(32)]}
+        },
+        "$ref": "#/$defs/n",
+    },
+    "long strings": {"type": "string", "minLength": 10**9},
+    "long arrays": {"type": "array", "minItems": 10**9, "items": {"type": "array", "minItems": 10**9}},
+    "references in a row": chained(2_000, lambda _, rest: rest, {"type": "null"}),
+    "references in pairs": chained(500, lambda _, rest: {"allOf": [rest, rest]}, {"type": "null"}),
+    "a tree of references": chained(800, lambda _, rest: {"properties": {"a": rest, "b": rest}}, {"type": "null"}),
+    "products": {"allOf": [either(i) for i in range(6)]},
+    "patterns": {"type": "string", "pattern": "^(a{1000}){1000}$"},
+}
+
+REFUSED_PATTERNS = ["", "(", "a(?=b)", r"a\b", r"(a)\1", r"[^\s\S]", "a\\", "*", "a{2,1}", r"\p{Foo}"]
+REFUSED_PATTERNS += ["(" * 300 + ")" * 300, "a" * 100_001, "\ud800"]
+
+COSTLY_PATTERNS = [
+    "(a{1000}){1000}",
+    "(((a{100}){100}){100}){100}",
+    "a" * 100_000,
+    r"(.*a.{20}){5}",
+    r"(\w{1,100}\W){1,1000}",
+    "(a|aa)*b",
+    "(x+x+)+y",
+    "|".join(f"word{i}" for i in range(9_000)),
+    r"[\s\S]{0,100000}",
+]

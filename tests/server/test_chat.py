@@ -1,0 +1,263 @@
+import json
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from nvium_core import Engine, LoadedModel, SamplingParams
+from tests.byte_model import END_OF_TEXT, NAME, load_byte_model, token_ids
+from tests.server.live_server import LiveServer, live_server
+from tests.server.test_refusals import error_of
+
+Json = dict[str, Any]
+
+PROMPT = token_ids("User:\nHello\n\nAssistant:\n")
+
+
+def streamed(server: LiveServer, **body: Any) -> list[Json]:
+    response = server.chat(stream=True, **body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, end = response.text.split("\n\n")
+    assert (events.pop(), end) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_a_strict_client_accepts_a_whole_response(server: LiveServer) -> None:
+    client = server.client()
+    chat = client.chat.completions.create(
+        model=NAME, messages=[{"role": "user", "content": "Hello"}], max_tokens=5, logprobs=True, top_logprobs=2
+    )
+    assert chat.object == "chat.completion"
+    assert chat.id.startswith("chatcmpl-")
+    assert chat.choices[0].message.role == "assistant"
+    assert chat.choices[0].message.refusal is None
+    assert chat.usage
+    assert chat.usage.prompt_tokens == len(PROMPT)
+    assert chat.choices[0].logprobs
+    assert chat.choices[0].logprobs.content
+    assert len(chat.choices[0].logprobs.content) == chat.usage.completion_tokens
+
+
+def test_a_strict_client_reads_a_stream_to_the_same_text(server: LiveServer) -> None:
+    client = server.client()
+    asked: Json = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "seed": 3, "max_tokens": 40}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    with client.chat.completions.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_completion().choices[0].message.content == whole.choices[0].message.content
+    assert client.chat.completions.parse(**asked).choices[0].message.content == whole.choices[0].message.content
+
+
+def test_tokens_are_those_of_the_engine_for_the_templates_prompt(server: LiveServer, byte_model: LoadedModel) -> None:
+    params = SamplingParams(max_tokens=20, seed=5, temperature=0.8, top_k=50, ignore_eos=True, sampling="mixture")
+    [expected] = Engine(byte_model.model).generate([PROMPT], params)
+    asked = {"max_tokens": 20, "seed": 5, "temperature": 0.8, "top_k": 50, "ignore_eos": True}
+    body = server.chat(**asked, nvium={"sampling": "mixture"}, return_token_ids=True).json()
+    assert body["prompt_token_ids"] == PROMPT
+    assert body["choices"][0]["nvium"]["token_ids"] == body["choices"][0]["token_ids"] == expected.token_ids
+    assert body["nvium"]["exit_counts"] == [0, 0, 20]
+
+
+def test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason(server: LiveServer) -> None:
+    chunks = streamed(server, n=2, max_tokens=4, ignore_eos=True, return_token_ids=True)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    opening = {"role": "assistant", "content": ""}
+    assert [choice["delta"] for choice in choices[:2]] == [opening, opening]
+    assert [choice["index"] for choice in choices[:2]] == [0, 1]
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length", "length"]
+    assert all("role" not in choice["delta"] for choice in choices[2:])
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [PROMPT] + [None] * (len(chunks) - 1)
+    assert [number for number, chunk in enumerate(chunks) if "nvium" in chunk] == [len(chunks) - 1]
+    assert sum(chunks[-1]["nvium"]["exit_counts"]) == 8
+
+
+def test_usage_is_streamed_only_when_asked_for(server: LiveServer) -> None:
+    assert not any("usage" in chunk for chunk in streamed(server, max_tokens=3))
+    *chunks, last = streamed(server, max_tokens=3, ignore_eos=True, stream_options={"include_usage": True})
+    assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+
+
+def test_logprobs_name_tokens_that_are_parts_of_characters_and_give_their_bytes(server: LiveServer) -> None:
+    choice = server.chat(max_tokens=60, ignore_eos=True, logprobs=True, top_logprobs=3).json()["choices"][0]
+    assert choice["logprobs"]["refusal"] is None
+    entries = choice["logprobs"]["content"]
+    assert [entry["bytes"] for entry in entries] == [
+        list(END_OF_TEXT.encode()) if i == 0 else [i - 1] for i in choice["nvium"]["token_ids"]
+    ]
+    parts = [entry for entry in entries if entry["bytes"][0] >= 128]
+    assert parts
+    assert all(entry["token"] == f"bytes:\\x{entry['bytes'][0]:02x}" for entry in parts)
+    assert {len(entry["top_logprobs"]) for entry in entries} == {3}
+    for entry in entries:
+        tops = [top["logprob"] for top in entry["top_logprobs"]]
+        assert tops == sorted(tops, reverse=True)
+        assert entry["logprob"] <= tops[0] + 1e-12
+    alone = server.chat(max_tokens=3, logprobs=True).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["top_logprobs"] for entry in alone] == [[]] * len(alone)
+
+
+def test_the_limit_is_the_rest_of_the_context_unless_it_is_given(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, context=40, max_new_tokens=30) as server:
+        free = server.chat(ignore_eos=True).json()
+        assert free["usage"]["total_tokens"] == 40
+        assert free["choices"][0]["finish_reason"] == "length"
+        shared = server.chat("a", ignore_eos=True, n=3).json()
+        assert [len(choice["nvium"]["token_ids"]) for choice in shared["choices"]] == [10] * 3
+        assert error_of(server.chat("a", n=3, max_tokens=11))["param"] == "max_tokens"
+        assert error_of(server.chat("a", n=3, max_completion_tokens=11))["param"] == "max_completion_tokens"
+        same = server.chat("a", max_tokens=2, max_completion_tokens=2, ignore_eos=True).json()
+        assert same["usage"]["completion_tokens"] == 2
+
+
+def test_a_prompt_that_fills_the_context_is_refused_by_its_own_name(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, context=40) as server:
+        error = error_of(server.chat("a" * 50))
+        assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+        assert "40" in error["message"]
+        error = error_of(server.chat(max_completion_tokens=30))
+        assert (error["param"], error["code"]) == ("max_completion_tokens", "context_length_exceeded")
+
+
+def test_an_answer_to_the_plain_template_ends_before_the_next_turn_of_the_user(byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server:
+        free = server.chat(max_tokens=80, ignore_eos=True).json()["choices"][0]["message"]["content"]
+        stop = next(character for character in free[5:] if character.isascii())
+        server.service.chat_template.stops = (stop,)
+        cut = server.chat(max_tokens=80).json()["choices"][0]
+        assert (cut["message"]["content"], cut["finish_reason"]) == (free[: free.index(stop)], "stop")
+        assert server.chat(max_tokens=80, ignore_eos=True).json()["choices"][0]["message"]["content"] == free
+
+
+def test_a_template_that_refuses_is_an_error_of_the_request() -> None:
+    model = load_byte_model()
+    model.tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
+    with live_server(model) as server:
+        response = server.chat()
+        assert response.status_code == 400
+        assert "no system messages" in error_of(response)["message"]
+
+
+def test_a_tokenizers_own_template_is_used() -> None:
+    model = load_byte_model()
+    model.tokenizer.chat_template = "<|endoftext|>{{ messages[0].content }}"
+    with live_server(model) as server:
+        body = server.chat("<|endoftext|>", max_tokens=1, return_token_ids=True).json()
+        assert body["prompt_token_ids"] == [0, *token_ids("<|endoftext|>")]
+
+
+def test_who_asks_stands_in_the_log_made_harmless(byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server, capture_logs() as logs:
+        server.chat(max_tokens=1, user="a\nb" + "x" * 100)
+        server.chat(max_tokens=1, user="a", safety_identifier="b")
+        server.complete(max_tokens=1, user="c")
+        server.complete(max_tokens=1)
+    users = [line["user"] for line in logs if line["event"] == "request"]
+    assert users == ["a?b" + "x" * 61, "b", "c", None]
+    assert structlog.is_configured()
+
+
+NEUTRAL: Json = {
+    "store": False,
+    "metadata": {},
+    "service_tier": "auto",
+    "reasoning_effort": "none",
+    "verbosity": "medium",
+    "modalities": ["text"],
+    "audio": None,
+    "prediction": None,
+    "moderation": None,
+    "web_search_options": None,
+    "functions": [],
+    "function_call": "none",
+    "prompt_cache_key": "mine",
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "in_memory",
+    "logprobs": False,
+    "top_logprobs": None,
+    "stream_options": None,
+    "max_tokens": None,
+}
+
+
+def test_neutral_values_of_what_is_not_supported_pass(server: LiveServer) -> None:
+    response = server.chat(max_completion_tokens=1, **NEUTRAL)
+    assert response.status_code == 200
+    assert "x-nvium-ignored-params" not in response.headers
+
+
+def test_unknown_fields_are_named_also_within_messages(server: LiveServer) -> None:
+    part = {"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}, "more": 1}
+    response = server.chat(max_tokens=1, messages=[{"role": "user", "content": [part], "x y": 1}], best_of=1)
+    assert response.headers["x-nvium-ignored-params"] == "best_of, messages[0].x?y, messages[0].content[0].more"
+
+
+def say(**message: Any) -> Json:
+    return {"messages": [{"role": "user", "content": "a"}, message]}
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+INVALID: list[tuple[str, Json]] = [
+    ("messages", {"messages": None}),
+    ("messages", {"messages": []}),
+    ("messages", {"messages": "Hello"}),
+    ("messages", {"messages": [{"role": "user", "content": "a"}] * 4097}),
+    ("messages[0]", {"messages": ["Hello"]}),
+    ("messages[1].role", say(role="function", name="f", content="a")),
+    ("messages[1].role", say(content="a")),
+    ("messages[1].content", say(role="user")),
+    ("messages[1].content", say(role="user", content=5)),
+    ("messages[1].content", say(role="user", content=["a"])),
+    ("messages[1].content", say(role="assistant", content=None)),
+    ("messages[1].content[0].type", say(role="user", content=[{"type": "image_url", "image_url": {"url": "x"}}])),
+    ("messages[1].content[0].text", say(role="user", content=[{"type": "text"}])),
+    ("messages[1].name", say(role="user", content="a", name="a b")),
+    ("messages[1].audio", say(role="assistant", content="a", audio={"id": "x"})),
+    ("messages[1].function_call", say(role="assistant", content="a", function_call={"name": "f", "arguments": ""})),
+    ("messages[1].refusal", say(role="user", content="a", refusal="no")),
+    ("messages[1].tool_call_id", say(role="tool", content="a")),
+    ("messages[1].tool_call_id", say(role="user", content="a", tool_call_id="1")),
+    ("messages[1].tool_calls", say(role="user", content="a", tool_calls=[CALL])),
+    ("messages[1].tool_calls[0].type", say(role="assistant", tool_calls=[CALL | {"type": "custom"}])),
+    (
+        "messages[1].tool_calls[0].function.arguments",
+        say(role="assistant", tool_calls=[CALL | {"function": {"name": "f"}}]),
+    ),
+    ("max_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("max_completion_tokens", {"max_completion_tokens": 0}),
+    ("logprobs", {"logprobs": 3}),
+    ("top_logprobs", {"top_logprobs": 3}),
+    ("top_logprobs", {"top_logprobs": 21, "logprobs": True}),
+    ("top_logprobs", {"top_logprobs": -1, "logprobs": True}),
+    ("n", {"n": 129}),
+    ("store", {"store": True}),
+    ("metadata", {"metadata": {"a": "b"}}),
+    ("service_tier", {"service_tier": "priority"}),
+    ("reasoning_effort", {"reasoning_effort": "low"}),
+    ("verbosity", {"verbosity": "high"}),
+    ("modalities", {"modalities": ["text", "audio"]}),
+    ("audio", {"audio": {"voice": "x", "format": "wav"}}),
+    ("prediction", {"prediction": {"type": "content", "content": "x"}}),
+    ("moderation", {"moderation": {"model": "x"}}),
+    ("web_search_options", {"web_search_options": {}}),
+    ("functions", {"functions": [{"name": "f"}]}),
+    ("function_call", {"function_call": "auto"}),
+    ("prompt_cache_options", {"prompt_cache_options": {"mode": "explicit"}}),
+    ("prompt_cache_retention", {"prompt_cache_retention": "24h"}),
+    ("stream_options", {"stream_options": {"include_usage": True}}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), INVALID)
+def test_what_is_wrong_is_refused_with_the_name_of_its_field(server: LiveServer, param: str, fields: Json) -> None:
+    response = server.chat(**fields)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param

@@ -1,0 +1,122 @@
+"""Whatever is asked for, the chunks of a stream joined are the whole response of the same seed."""
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvium_core import Engine, LoadedModel, SamplingParams
+from tests.byte_model import token_ids
+from tests.server.live_server import LiveServer
+
+Json = dict[str, Any]
+
+PIECES = ["a", "é", "日本", "\u0301", "👩\u200d🚀", "\n", "\ufffd", " "]
+
+
+def events(text: str) -> list[Json]:
+    *lines, end = text.split("\n\n")
+    assert (lines.pop(), end) == ("data: [DONE]", "")
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def merged(earlier: Any, later: Any) -> Any:
+    """What two chunks' fields are together: strings and lists joined, null where nothing is said yet."""
+    if earlier is None or later is None:
+        return later if earlier is None else earlier
+    if isinstance(earlier, dict):
+        return {name: merged(earlier.get(name), later.get(name)) for name in earlier | later}
+    return earlier + later
+
+
+def joined(chunks: list[Json], *, text: str) -> list[Json]:
+    """The choices of all chunks, by index; `text` is the field that holds what is said."""
+    choices: dict[int, Json] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            said = {name: value for name, value in choice.items() if name != "index"}
+            choices[choice["index"]] = merged(choices.get(choice["index"], {}), said)
+    return [{"index": index, **choices[index]} for index in sorted(choices)]
+
+
+def rounded(value: Any) -> Any:
+    """Floats without the digits that depend on what else runs."""
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [rounded(inner) for inner in value]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def utf8_bias(text: str) -> dict[str, float]:
+    """Makes the bytes of a text likely, so that characters of many bytes are begun, ended and broken off."""
+    return {str(token_id): 4.0 for token_id in token_ids(text)}
+
+
+stop_strings = st.lists(st.text(st.sampled_from("ae\u00e9\u65e5\u0301\n"), min_size=1, max_size=2), max_size=4)
+options = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 10**6),
+        "n": st.integers(1, 3),
+        "max_tokens": st.integers(1, 25),
+        "stop": stop_strings,
+        "ignore_eos": st.booleans(),
+        "include_stop_str_in_output": st.booleans(),
+        "logit_bias": st.lists(st.sampled_from(PIECES), max_size=4).map("".join).map(utf8_bias),
+        "return_token_ids": st.booleans(),
+        "stream_options": st.fixed_dictionaries({"include_usage": st.just(True)}),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(asked=options, logprobs=st.none() | st.integers(0, 3), echo=st.booleans(), prompt=st.sampled_from(PIECES))
+def test_completions(server: LiveServer, asked: Json, logprobs: int | None, echo: bool, prompt: str) -> None:
+    body = asked | {"prompt": prompt, "logprobs": logprobs, "echo": echo}
+    whole = server.complete(**body | {"stream_options": None}).json()
+    *chunks, last = events(server.complete(**body, stream=True).text)
+    assert rounded(joined(chunks, text="text")) == rounded(whole["choices"])
+    assert last["usage"] == whole["usage"] | {"prompt_tokens_details": last["usage"]["prompt_tokens_details"]}
+    assert chunks[-1]["nvium"] == whole["nvium"]
+    assert_arrays_are_aligned(whole)
+
+
+@settings(max_examples=40, deadline=None)
+@given(asked=options, logprobs=st.none() | st.integers(0, 3), text=st.sampled_from(PIECES))
+def test_chat(server: LiveServer, asked: Json, logprobs: int | None, text: str) -> None:
+    asked_logprobs = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs}
+    body = asked | asked_logprobs
+    whole = server.chat(text, **body | {"stream_options": None}).json()
+    *chunks, last = events(server.chat(text, **body, stream=True).text)
+    expected = [
+        {("delta" if name == "message" else name): value for name, value in choice.items()}
+        for choice in whole["choices"]
+    ]
+    for choice in expected:
+        del choice["delta"]["refusal"]
+    assert rounded(joined(chunks, text="delta")) == rounded(expected)
+    assert last["usage"] == whole["usage"] | {"prompt_tokens_details": last["usage"]["prompt_tokens_details"]}
+    assert chunks[-1]["nvium"] == whole["nvium"]
+    assert chunks[0].get("prompt_token_ids") == whole.get("prompt_token_ids")
+
+
+def assert_arrays_are_aligned(whole: Json) -> None:
+    for choice in whole["choices"]:
+        assert len({len(values) for values in choice["nvium"].values()}) == 1
+        if choice["logprobs"]:
+            assert len({len(values) for values in choice["logprobs"].values()}) == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=3))
+def test_the_text_is_that_of_all_tokens_decoded_at_once(
+    server: LiveServer, byte_model: LoadedModel, seed: int, pieces: list[str]
+) -> None:
+    bias = utf8_bias("".join(pieces))
+    asked: Json = {"seed": seed, "max_tokens": 20, "ignore_eos": True}
+    params = SamplingParams(**asked, logit_bias={int(token_id): value for token_id, value in bias.items()})
+    [expected] = Engine(byte_model.model).generate([token_ids("Once")], params)
+    text = byte_model.tokenizer.decode(expected.token_ids, skip_special_tokens=True)
+    served = server.complete(**asked, logit_bias=bias).json()["choices"][0]["text"]
+    assert served == text.rstrip("\ufffd") or served == text

@@ -1,0 +1,102 @@
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvium_core import load_model
+from tests.byte_model import END_OF_TEXT, NAME, token_ids
+from tests.server.live_server import LiveServer, live_server
+from tests.server.test_refusals import error_of
+
+Json = dict[str, Any]
+
+
+def tokenize(server: LiveServer, **body: Any) -> httpx.Response:
+    return server.http.post("/tokenize", json=body)
+
+
+def detokenize(server: LiveServer, **body: Any) -> httpx.Response:
+    return server.http.post("/detokenize", json=body)
+
+
+def test_a_text_is_counted_and_told_token_by_token(server: LiveServer) -> None:
+    ids = token_ids("a é")
+    plain = {"count": 4, "max_model_len": 4096, "tokens": ids, "token_strs": None}
+    assert tokenize(server, prompt="a é").json() == plain
+    named = tokenize(server, model=NAME, prompt="a é", return_token_strs=True).json()
+    assert named == plain | {"token_strs": ["a", "Ġ", "Ã", "©"]}
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(max_size=40))
+def test_a_text_survives_the_way_there_and_back(server: LiveServer, text: str) -> None:
+    ids = tokenize(server, prompt=text).json()["tokens"]
+    assert ids == token_ids(text)
+    assert detokenize(server, tokens=ids).json() == {"prompt": text}
+
+
+def test_special_tokens_are_told_and_added_as_asked() -> None:
+    model = load_model()
+    begin = model.tokenizer.bos_token
+    with live_server(model) as server:
+        for adds, expected in ((True, f"{begin}Once"), (None, f"{begin}Once"), (False, "Once")):
+            ids = tokenize(server, prompt="Once", add_special_tokens=adds).json()["tokens"]
+            assert detokenize(server, tokens=ids).json() == {"prompt": expected}
+
+
+def test_the_tokens_of_messages_are_those_of_a_chats_prompt(server: LiveServer) -> None:
+    messages = [{"role": "user", "content": f"Hello {END_OF_TEXT}"}]
+    tool = {"type": "function", "function": {"name": "f"}}
+    for tools in ([], [tool]):
+        body = {"model": NAME, "messages": messages, "max_tokens": 1, "return_token_ids": True, "tools": tools}
+        choice = {"tool_choice": "required"} if tools else {}
+        chat = server.http.post("/v1/chat/completions", json=body | choice).json()
+        assert tokenize(server, messages=messages, tools=tools).json()["tokens"] == chat["prompt_token_ids"]
+    plain = tokenize(server, messages=messages, add_generation_prompt=False).json()["tokens"]
+    assert detokenize(server, tokens=plain).json()["prompt"] == f"User:\nHello {END_OF_TEXT}\n\n"
+
+
+def test_a_long_text_does_not_hold_up_others(server: LiveServer) -> None:
+    text = "word " * 300_000
+    assert tokenize(server, prompt=text).json()["count"] == len(text)
+
+
+INVALID: list[tuple[str, str, Json]] = [
+    ("tokenize", "prompt", {}),
+    ("tokenize", "prompt", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}),
+    ("tokenize", "prompt", {"prompt": ["a"]}),
+    ("tokenize", "tools", {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("tokenize", "messages[0].content", {"messages": [{"role": "user"}]}),
+    ("tokenize", "messages[0].audio", {"messages": [{"role": "assistant", "content": "a", "audio": {"id": "a"}}]}),
+    ("tokenize", "add_special_tokens", {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}),
+    ("tokenize", "return_token_strs", {"prompt": "a", "return_token_strs": 1}),
+    ("detokenize", "tokens", {}),
+    ("detokenize", "tokens", {"tokens": [257]}),
+    ("detokenize", "tokens", {"tokens": [-1]}),
+    ("detokenize", "tokens", {"tokens": [10**30]}),
+    ("detokenize", "tokens", {"tokens": ["a"]}),
+    ("detokenize", "tokens", {"tokens": [True]}),
+    ("detokenize", "tokens", {"tokens": 5}),
+]
+
+
+@pytest.mark.parametrize(("path", "param", "body"), INVALID)
+def test_what_is_wrong_is_refused_with_the_name_of_its_field(
+    server: LiveServer, path: str, param: str, body: Json
+) -> None:
+    response = server.http.post(f"/{path}", json=body)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param
+
+
+def test_an_unknown_model_is_not_found(server: LiveServer) -> None:
+    assert tokenize(server, model="gpt-x", prompt="a").status_code == 404
+    assert detokenize(server, model="gpt-x", tokens=[]).status_code == 404
+    assert detokenize(server, model="default", tokens=[]).json() == {"prompt": ""}
+
+
+def test_unknown_fields_are_named_in_a_header(server: LiveServer) -> None:
+    assert tokenize(server, prompt="a", more=1).headers["x-nvium-ignored-params"] == "more"
+    assert detokenize(server, tokens=[], more=1).headers["x-nvium-ignored-params"] == "more"
