@@ -1,26 +1,27 @@
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
 from nvium_core import LoadedModel
 from tests.byte_model import NAME
+from tests.server.generating import PATHS, STARTS, asking
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.raw_client import Answer, asked, connected, post, request
+from tests.server.raw_client import Answer, asked, connected, request
 
-PATHS = ["/v1/completions"]
 MAX_BODY_BYTES = 2_000_000
 
-SMALL = {"model": NAME, "prompt": "Once", "max_tokens": 2, "ignore_eos": True, "seed": 1}
-
-HEAVY = {
-    "stop_token_ids": ["a"] * 390_000,
-    "stop": [5] * 600_000,
-    "logit_bias": {str(number): "a" for number in range(110_000)},
-    "prompt": [5] * 600_000 + ["a"],
-    "max_tokens": 10**4299,
-    "model": "a" * 1_900_000,
-}
+HEAVY: list[tuple[str, dict[str, Any]]] = [
+    ("stop_token_ids", {"stop_token_ids": ["a"] * 390_000}),
+    ("stop_token_ids", {"stop_token_ids": [5] * 390_000, "prompt": ["a"] * 1_000}),
+    ("stop", {"stop": [5] * 600_000}),
+    ("logit_bias", {"logit_bias": {str(number): "a" for number in range(110_000)}}),
+    ("prompt", {"prompt": [5] * 600_000 + ["a"]}),
+    ("prompt", {"prompt": [5] * 600_000}),
+    ("max_tokens", {"max_tokens": 10**4299, "n": 128}),
+    ("model", {"model": "a" * 1_900_000}),
+]
 
 
 def error_of(answer: Answer) -> dict[str, str | None]:
@@ -32,36 +33,35 @@ def error_of(answer: Answer) -> dict[str, str | None]:
 
 async def test_a_list_of_1024_prompts_is_answered_in_its_order(server: LiveServer) -> None:
     prompts = [f"{number:x}" for number in range(1024)]
-    together = await asked(server.url, post("/v1/completions", SMALL | {"prompt": prompts}))
+    together = await asked(server.url, asking(max_tokens=2, prompt=prompts))
     assert len(together.spoken()) == 1024
     for number in (0, 500, 1023):
-        alone = await asked(server.url, post("/v1/completions", SMALL | {"prompt": prompts[number]}))
+        alone = await asked(server.url, asking(max_tokens=2, prompt=prompts[number]))
         assert alone.spoken()[0] == together.spoken()[number]
-    refused = await asked(server.url, post("/v1/completions", SMALL | {"prompt": [*prompts, "a"]}))
+    refused = await asked(server.url, asking(max_tokens=2, prompt=[*prompts, "a"]))
     assert (refused.status, error_of(refused)["param"]) == (400, "prompt")
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_as_many_choices_as_allowed_are_given_and_no_more(server: LiveServer, path: str) -> None:
-    answer = await asked(server.url, post(path, SMALL | {"n": 128}))
+    answer = await asked(server.url, asking(path, max_tokens=2, n=128))
     assert sorted(answer.spoken()) == list(range(128))
-    refused = await asked(server.url, post(path, SMALL | {"n": 129}))
+    refused = await asked(server.url, asking(path, max_tokens=2, n=129))
     assert (refused.status, error_of(refused)["param"]) == (400, "n")
 
 
 async def test_the_context_can_be_filled_to_its_last_token(byte_model: LoadedModel) -> None:
     with live_server(byte_model, context=100) as server:
-        answer = await asked(server.url, post("/v1/completions", SMALL | {"max_tokens": 96}))
+        answer = await asked(server.url, asking(max_tokens=96))
         assert len(answer.spoken()[0]) == 96
-        refused = await asked(server.url, post("/v1/completions", SMALL | {"max_tokens": 97}))
+        refused = await asked(server.url, asking(max_tokens=97))
         assert (refused.status, error_of(refused)["code"]) == (400, "context_length_exceeded")
 
 
 async def test_a_request_may_ask_for_as_many_tokens_as_allowed(byte_model: LoadedModel) -> None:
     with live_server(byte_model, max_new_tokens=24) as server:
-        asking = SMALL | {"prompt": ["a", "b"], "n": 3, "max_tokens": 4}
-        assert (await asked(server.url, post("/v1/completions", asking))).status == 200
-        refused = await asked(server.url, post("/v1/completions", asking | {"max_tokens": 5}))
+        assert (await asked(server.url, asking(prompt=["a", "b"], n=3, max_tokens=4))).status == 200
+        refused = await asked(server.url, asking(prompt=["a", "b"], n=3, max_tokens=5))
         assert (refused.status, error_of(refused)["param"]) == (400, "max_tokens")
 
 
@@ -70,7 +70,7 @@ async def test_a_request_may_ask_for_as_many_tokens_as_allowed(byte_model: Loade
 async def test_a_body_may_be_as_long_as_allowed_and_not_a_byte_longer(
     server: LiveServer, path: str, is_chunked: bool
 ) -> None:
-    body = json.dumps(SMALL).encode().ljust(MAX_BODY_BYTES)
+    body = json.dumps({"model": NAME, **STARTS[path], "max_tokens": 2}).encode().ljust(MAX_BODY_BYTES)
     assert (await asked(server.url, request(path, body, is_chunked=is_chunked))).status == 200
     refused = await asked(server.url, request(path, body + b" ", is_chunked=is_chunked))
     assert (refused.status, error_of(refused)["code"]) == (413, "body_too_large")
@@ -86,14 +86,12 @@ async def test_a_body_without_end_is_refused_as_soon_as_it_is_too_long(server: L
         assert (await connection.answer()).status == 413
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("field", HEAVY)
-async def test_a_large_body_with_something_wrong_everywhere_is_refused_briefly(
-    server: LiveServer, path: str, field: str
+@pytest.mark.parametrize(("param", "fields"), HEAVY)
+async def test_a_large_body_with_something_wrong_is_refused_briefly(
+    server: LiveServer, param: str, fields: dict[str, Any]
 ) -> None:
-    data = post(path, SMALL | {"prompt": ["a"] * 1_000, field: HEAVY[field]})
-    answer = await asked(server.url, data)
-    assert (answer.status, error_of(answer)["param"]) == (404 if field == "model" else 400, field)
+    answer = await asked(server.url, asking(**fields))
+    assert (answer.status, error_of(answer)["param"]) == (404 if param == "model" else 400, param)
     assert len(answer.body) < 2_000
 
 
@@ -126,8 +124,7 @@ async def test_a_websocket_is_not_offered(server: LiveServer) -> None:
 
 
 async def test_a_body_is_awaited_as_the_client_expects(server: LiveServer) -> None:
-    data = post("/v1/completions", SMALL, headers={"content-type": "application/json", "expect": "100-continue"})
-    head, end, body = data.partition(b"\r\n\r\n")
+    head, end, body = asking(max_tokens=2).replace(b"host:", b"expect: 100-continue\r\nhost:").partition(b"\r\n\r\n")
     async with connected(server.url) as connection:
         await connection.send(head + end)
         assert await connection.head() == (100, {})
@@ -139,12 +136,12 @@ async def test_a_body_is_awaited_as_the_client_expects(server: LiveServer) -> No
 async def test_requests_sent_together_are_answered_in_turn(server: LiveServer, stream: bool) -> None:
     sizes = [3, 1, 2]
     async with connected(server.url) as connection:
-        await connection.send(b"".join(post(PATHS[0], SMALL | {"max_tokens": n, "stream": stream}) for n in sizes))
+        await connection.send(b"".join(asking(max_tokens=size, stream=stream) for size in sizes))
         assert [len((await connection.answer()).spoken()[0]) for _ in sizes] == sizes
 
 
 async def test_more_requests_ahead_than_are_read_still_get_their_turn(server: LiveServer) -> None:
-    data = post(PATHS[0], SMALL | {"user": "x" * 90_000})
+    data = asking(max_tokens=2, user="x" * 90_000)
     async with connected(server.url) as connection:
         sending = asyncio.create_task(connection.send(data * 4))
         assert [(await connection.answer()).status for _ in range(4)] == [200] * 4

@@ -2,7 +2,6 @@ import asyncio
 import gc
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -11,11 +10,10 @@ from nvium_core.engine.sequence import Sequence
 from server.event_stream import EventStream
 from server.generation import Choice, Generation
 from server.record import RequestRecord
-from tests.byte_model import NAME
+from tests.server.generating import PATHS, asking
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.raw_client import asked, connected, post
+from tests.server.raw_client import asked, connected
 
-PATHS = ["/v1/completions"]
 NUM_WARM = 300
 NUM_REQUESTS = 2_000
 NUM_CLIENTS = 8
@@ -26,16 +24,22 @@ OF_REQUESTS = (Sequence, TokenStream, Generation, Choice, RequestRecord, EventSt
 
 
 def some_request(random: Random) -> bytes:
-    more: dict[str, Any] = {
+    """Of any kind, some of them refused."""
+    path = random.choice(PATHS)
+    of_completions = {
         "prompt": "".join(random.choices("abcdef ", k=random.randrange(1, 60))),
-        "max_tokens": random.randrange(1, 6),
-        "stream": random.random() < 0.5,
-        "n": random.choice([1, 1, 2]),
         "logprobs": random.choice([None, None, 1]),
         "echo": random.random() < 0.2,
-        "temperature": random.choice([0, 1, 3]),
     }
-    return post(random.choice(PATHS), {"model": NAME} | more)
+    return asking(
+        path,
+        max_tokens=random.randrange(1, 6),
+        stream=random.random() < 0.5,
+        n=random.choice([1, 1, 2]),
+        temperature=random.choice([0, 1, 3]),
+        seed=None,
+        **(of_completions if path == "/v1/completions" else {}),
+    )
 
 
 async def soak(url: str, num_requests: int, random: Random) -> None:

@@ -9,25 +9,21 @@ import pytest
 from fastapi import FastAPI
 
 from nvium_core import LoadedModel
-from tests.byte_model import NAME
+from tests.server.generating import PATHS, asking
 from tests.server.live_server import live_server, wait_until
-from tests.server.raw_client import Answer, asked, connected, post
+from tests.server.raw_client import Answer, asked, connected
 
-PATHS = ["/v1/completions"]
 NUM_RUNNING = 4
 NUM_REQUESTS = 1_000
 
-STREAM = {"model": NAME, "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
-
 
 def running(seed: int) -> bytes:
-    return post(PATHS[0], STREAM | {"seed": seed})
+    return asking(seed=seed, max_tokens=400, stream=True)
 
 
 async def bomb(url: str, path: str) -> list[Answer]:
     """Far more requests than may wait, all at once, each on a connection of its own."""
-    request = post(path, STREAM | {"max_tokens": 2, "stream": False})
-    return await asyncio.gather(*(asked(url, request) for _ in range(NUM_REQUESTS)))
+    return await asyncio.gather(*(asked(url, asking(path, max_tokens=2)) for _ in range(NUM_REQUESTS)))
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -3,24 +3,20 @@ import json
 from asyncio import IncompleteReadError
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
-from tests.byte_model import NAME
+from tests.server.generating import PATHS, asking
 from tests.server.live_server import wait_until
-from tests.server.raw_client import Answer, connected, post
+from tests.server.raw_client import Answer, connected
 from tests.server.server_process import ServerProcess, server_process
 
 NUM_CLIENTS = 40
-PATHS = ["/v1/completions"]
-
-LONG = {"model": NAME, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "seed": 1, "stream": True}
 
 
 def some_request(random: Random) -> bytes:
-    more: dict[str, Any] = {"max_tokens": random.randrange(1, 80), "stream": random.random() < 0.5, "seed": None}
-    return post(random.choice(PATHS), LONG | more | {"n": random.randrange(1, 3)})
+    max_tokens, n, stream = random.randrange(1, 80), random.randrange(1, 3), random.random() < 0.5
+    return asking(random.choice(PATHS), max_tokens=max_tokens, n=n, stream=stream, seed=None)
 
 
 async def ask_until_refused(server: ServerProcess, random: Random) -> list[Answer]:
@@ -68,7 +64,7 @@ async def test_sigterm_under_load_loses_no_accepted_request(model_folder: Path, 
 async def test_a_second_sigterm_stops_at_once(model_folder: Path, tmp_path: Path) -> None:
     with server_process(model_folder, tmp_path) as server:
         async with connected(server.url) as connection:
-            await connection.send(post(PATHS[0], LONG | {"n": 8}))
+            await connection.send(asking(max_tokens=4000, n=8, stream=True))
             await connection.head()
             server.terminate()
             wait_until(lambda: not server.is_ready)

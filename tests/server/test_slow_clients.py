@@ -4,21 +4,21 @@ import socket
 import time
 from asyncio import IncompleteReadError
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from nvium_core import LoadedModel
-from tests.byte_model import NAME
+from tests.server.generating import PATHS, asking
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.raw_client import RawConnection, asked, connected, post, request
+from tests.server.raw_client import RawConnection, asked, connected
 
-PATHS = ["/v1/completions"]
 NUM_IDLE = 1_000
 
-MUCH = {"model": NAME, "prompt": "Once", "max_tokens": 500, "n": 2, "ignore_eos": True, "seed": 1}
+MUCH: dict[str, Any] = {"max_tokens": 500, "n": 2, "return_token_ids": True}
 """More bytes than anyone between server and client will hold."""
 
-BESIDE = post(PATHS[0], {"model": NAME, "prompt": "Once", "max_tokens": 200, "seed": 3, "stream": True})
+BESIDE = asking(max_tokens=200, stream=True)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def impatient(byte_model: LoadedModel) -> Iterator[LiveServer]:
 async def test_a_client_that_reads_nothing_holds_up_nobody_and_is_cut_off(impatient: LiveServer, path: str) -> None:
     alone = (await asked(impatient.url, BESIDE)).spoken()
     async with connected(impatient.url, receive_bytes=4_000) as idler:
-        await idler.send(post(path, MUCH | {"stream": True}))
+        await idler.send(asking(path, **MUCH, stream=True))
         wait_until(lambda: impatient.service.admission.num_present == 2)
         assert (await asked(impatient.url, BESIDE)).spoken() == alone
         await asyncio.to_thread(wait_until, lambda: impatient.service.admission.num_present == 0, seconds=60)
@@ -47,8 +47,9 @@ async def test_a_client_that_reads_nothing_holds_up_nobody_and_is_cut_off(impati
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_whole_answer_that_nobody_takes_is_dropped(impatient: LiveServer, path: str) -> None:
     async with connected(impatient.url, receive_bytes=4_000) as idler:
-        await idler.send(post(path, MUCH | {"return_token_ids": True, "logprobs": 20}))
+        await idler.send(asking(path, max_tokens=60, n=64, return_token_ids=True))
         _, headers = await idler.head()
+        assert int(headers["content-length"]) > 100_000
         await asyncio.sleep(3)
         with pytest.raises((IncompleteReadError, ConnectionError)):
             await idler.reader.readexactly(int(headers["content-length"]))
@@ -102,7 +103,7 @@ async def test_a_connection_that_says_nothing_is_closed_without_a_word(impatient
 
 async def test_a_long_answer_is_not_bound_by_the_time_of_arrival(impatient: LiveServer) -> None:
     async with connected(impatient.url) as connection:
-        await connection.send(post(PATHS[0], MUCH | {"max_tokens": 4000, "stream": True}))
+        await connection.send(asking(max_tokens=4000, stream=True))
         await connection.head()
         ends = time.monotonic() + 1.5
         while time.monotonic() < ends:
@@ -116,7 +117,7 @@ async def test_a_thousand_idle_connections_are_no_burden(server: LiveServer) -> 
     idle = [connected(server.url) for _ in range(NUM_IDLE)]
     connections = [await connection.__aenter__() for connection in idle]
     for connection in connections[: NUM_IDLE // 2]:
-        await connection.send(request(PATHS[0], b"{}")[:30])
+        await connection.send(BESIDE[:30])
     assert (await asked(server.url, BESIDE)).spoken() == alone
     assert server.http.get("/livez").status_code == 200
     for connection in idle:
