@@ -1,4 +1,4 @@
-# make serve | test | check | format : each works on a fresh clone and makes .venv on its first run.
+# make serve | test | check | format | conformance : each works on a fresh clone and makes .venv on its first run.
 
 PYTHON ?= python3
 # Options of `nvium serve`, such as SERVE_ARGS='--port 9000'; the environment's NVIUM_… count too.
@@ -12,9 +12,14 @@ TORCH_INDEX_URL ?= $(if $(shell nvidia-smi -L 2>/dev/null),,https://download.pyt
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
+OPENAI := $(shell grep '^openai==' constraints.txt)
 SOURCES := nvium_core server loadtest tests
 
-.PHONY: serve test check format clean
+# Other people's clients have an environment of their own, as their requirements are not ours.
+CLIENTS := .venv-conformance
+CLIENT_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check
+
+.PHONY: serve test check format conformance clean
 
 serve: .venv/serve.stamp
 	$(BIN)/nvium serve $(SERVE_ARGS)
@@ -32,8 +37,11 @@ format: .venv/test.stamp
 	$(BIN)/ruff check --fix --exit-zero $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
+conformance: .venv/test.stamp $(CLIENTS)/clients.stamp
+	$(BIN)/python -m pytest -n 0 -m '' tests/conformance --conformance-json benchmarks/conformance.json
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv $(CLIENTS) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
 .venv/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
@@ -41,15 +49,33 @@ clean:
 	$(PYTHON) -m venv .venv
 	@touch $@
 
+# With the pip of an environment, and what to install it with when PyTorch's own index has not got it.
+install_torch = $(if $(TORCH_INDEX_URL),$(1) install --no-deps --timeout 30 --retries 1 \
+	--index-url $(TORCH_INDEX_URL) $(TORCH) ||) $(1) install $(2) $(TORCH)
+
 .venv/torch.stamp: .venv/python.stamp constraints.txt
-	$(if $(TORCH_INDEX_URL),$(PIP) install --no-deps --timeout 30 --retries 1 --index-url $(TORCH_INDEX_URL) $(TORCH) ||) \
-		$(PIP) install --constraint constraints.txt $(TORCH)
+	$(call install_torch,$(PIP),--constraint constraints.txt)
 	@touch $@
 
 .venv/serve.stamp: .venv/torch.stamp pyproject.toml
 	$(PIP) install --constraint constraints.txt --editable .
 	@touch $@
 
-.venv/test.stamp: .venv/torch.stamp pyproject.toml
+# The tests that come with openai-python's sources.
+.venv/openai.stamp: .venv/python.stamp constraints.txt
+	rm -rf .venv/openai-* .venv/sources
+	$(PIP) download --no-deps --no-binary openai --dest .venv/sources $(OPENAI)
+	tar -xzf .venv/sources/*.tar.gz -C .venv
+	@touch $@
+
+$(CLIENTS)/clients.stamp: tests/conformance/requirements.txt tests/conformance/package.json
+	$(PYTHON) -m venv $(CLIENTS)
+	$(call install_torch,$(CLIENT_PIP),--constraint $<)
+	$(CLIENT_PIP) install --requirement $<
+	mkdir -p $(CLIENTS)/node && cp tests/conformance/package.json $(CLIENTS)/node
+	cd $(CLIENTS)/node && if command -v npm; then npm install --no-audit --no-fund; fi
+	@touch $@
+
+.venv/test.stamp: .venv/torch.stamp .venv/openai.stamp pyproject.toml
 	$(PIP) install --constraint constraints.txt --editable '.[test]'
 	@touch $@ .venv/serve.stamp

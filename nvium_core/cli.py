@@ -104,6 +104,7 @@ def serve(
     cors_origins: Annotated[str | None, typer.Option(help="Whose pages may call, comma separated [none].")] = None,
     otlp_endpoint: Annotated[str | None, typer.Option(help="OpenTelemetry collector that gets traces [none].")] = None,
     request_seconds: Annotated[float | None, typer.Option(help="How long a request may take [any time].")] = None,
+    arrival_seconds: Annotated[float | None, typer.Option(help="How long a request may take to arrive [60].")] = None,
     slow_client_seconds: Annotated[float | None, typer.Option(help="How long a client may read nothing [60].")] = None,
     drain_seconds: Annotated[float | None, typer.Option(help="How long running requests may finish [30].")] = None,
     keep_alive_seconds: Annotated[float | None, typer.Option(help="Between comments on a silent stream [15].")] = None,

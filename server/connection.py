@@ -5,6 +5,7 @@ import uuid
 from typing import Any, cast
 
 import h11
+import structlog
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.errors import ApiError, MalformedRequest, RequestTimeout
@@ -14,6 +15,8 @@ MAX_BYTES_AHEAD = 65_536
 
 GRACE_SECONDS = 1
 """For whoever writes to notice first that the client is slow, and say so."""
+
+log = structlog.get_logger("nvium.server")
 
 
 class Connection(H11Protocol):
@@ -81,8 +84,9 @@ class Connection(H11Protocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer in place of the application, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
-            response = error.response()
-            named = [*response.raw_headers, (b"connection", b"close"), (b"x-request-id", uuid.uuid4().hex.encode())]
+            response, request_id = error.response(), uuid.uuid4().hex
+            log.info("refused", request_id=request_id, status=error.status, code=error.code)
+            named = [*response.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode())]
             reason = STATUS_PHRASES[error.status]
             head = h11.Response(status_code=error.status, headers=named, reason=reason)
             for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):

@@ -41,24 +41,28 @@ class Delta:
 
 
 class Choice:
-    """One sequence of the engine and the text it becomes."""
+    """One sequence of the engine and the text it becomes. A prompt's first choice is its leader."""
 
-    def __init__(self, index: int, prompt: Prompt, text: ChoiceText, record: RequestRecord) -> None:
+    def __init__(
+        self, index: int, prompt: Prompt, text: ChoiceText, record: RequestRecord, *, is_leader: bool = True
+    ) -> None:
         self.index = index
+        self._is_leader = is_leader
         self.prompt = prompt
         self.text = text
         self.num_cached_tokens = 0
+        self._has_begun = False
         self._record = record
         self._submitted = time.monotonic()
         self._last_arrival: float | None = None
 
     def take(self, events: Events, admission: Admittance) -> Delta:
         """What becomes of the next events."""
-        self.num_cached_tokens = admission.num_cached_prompt_tokens
+        self.note(admission)
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         of_prompt = [event for event in events if isinstance(event, PromptEvent)]
         if tokens:
-            self._note_arrival(len(tokens), admission)
+            self._note_arrival(len(tokens))
         delta = self._delta(self.text.take(tokens))
         delta.prompt_scores = [score for event in of_prompt for score in event.scores]
         if of_prompt and of_prompt[-1].finish_reason:
@@ -73,10 +77,18 @@ class Choice:
         self._record.served(piece.tokens, piece.finish_reason)
         return Delta(self, piece.text, piece.tokens, piece.text_offsets, finish_reason=piece.finish_reason)
 
-    def _note_arrival(self, num_tokens: int, admission: Admittance) -> None:
+    def note(self, admission: Admittance) -> None:
+        """Tell the record, once, when the choice left the queue; also of one that will not speak."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.num_cached_tokens = admission.num_cached_prompt_tokens
+            self._record.left_queue(admission.at - self._submitted)
+            if self._is_leader:
+                self._record.found_in_cache(admission.num_cached_prompt_tokens)
+
+    def _note_arrival(self, num_tokens: int) -> None:
         now = time.monotonic()
         if self._last_arrival is None:
-            self._record.left_queue(max(0.0, admission.at - self._submitted))
             self._record.first_tokens(now)
         else:
             self._record.later_tokens(num_tokens, now - self._last_arrival)
@@ -138,7 +150,9 @@ class Generation:
 
     def _end(self, key: Key) -> None:
         self._stream.cancel(key)
-        del self._open[key]
+        choice = self._open.pop(key)
+        if admission := self._stream.admissions.get(key):
+            choice.note(admission)
         self._leave()
 
 
@@ -177,10 +191,11 @@ def start(
         service.admission.leave(num_choices)
         raise
     owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
+    texts = [choice_text(service, request, params, prompt, stops, echo=echo) for prompt in owners]
     record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
     choices = [
-        Choice(number, prompt, choice_text(service, request, params, prompt, stops, echo=echo), record)
-        for number, prompt in enumerate(owners)
+        Choice(number, prompt, text, record, is_leader=number % params.num_choices == 0)
+        for number, (prompt, text) in enumerate(zip(owners, texts, strict=True))
     ]
     return Generation(stream, choices, service.admission.leave, service.deadline(record.arrived))
 

@@ -1,6 +1,9 @@
 """What a Step costs on this device: measured on an idle engine before it serves, or assumed until it is."""
 
 import time
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import product
 from statistics import fmean
 
 import torch
@@ -37,32 +40,39 @@ def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_se
 
     Nothing else may be running. Pages kept for their content are given away if there are no others.
     """
-    return _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=True)
+    measured = _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=True)
+    return StepCosts({block: {rows: mean_but_slowest(times[rows]) for rows in times} for block, times in measured})
 
 
 def measure_bare_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> StepCosts:
-    """The same without the blocks' junctions. All runs do the same then, so the quickest counts."""
-    return _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=False)
+    """The same without the blocks' junctions. All runs do the same then, so what is slower than it can be is noise."""
+    measured = _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=False)
+    return StepCosts({block: rising({rows: min(times[rows]) for rows in times}) for block, times in measured})
 
 
 def _measure(
     runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int, asks_junctions: bool
-) -> StepCosts:
-    typical = mean_but_slowest if asks_junctions else min
-    points: dict[int, dict[int, float]] = {block: {} for block in range(config.num_exits)}
-    for num_rows in ROW_COUNTS:
+) -> Iterable[tuple[int, dict[int, list[float]]]]:
+    """Each block's times by rows. Turns go through all Steps, so that a machine's slow moments are shared by many."""
+    measured: dict[int, dict[int, list[float]]] = {block: defaultdict(list) for block in range(config.num_exits)}
+    for turn, num_rows in product(range(REPEATS), ROW_COUNTS):
         sequences = stand_ins(num_rows, pool, config, max_sequences=max_sequences)
         if sum(map(len, sequences.values())) == num_rows:
-            for block, costs in points.items():
-                step = Step(block, [Run(s, rows, reaches_front=asks_junctions) for s, rows in sequences.items()])
-                costs[num_rows] = typical([seconds(runner, step, turn) for turn in range(REPEATS)])
+            runs = [Run(sequence, rows, reaches_front=asks_junctions) for sequence, rows in sequences.items()]
+            for block, times in measured.items():
+                times[num_rows].append(seconds(runner, Step(block, runs), turn))
         for sequence in sequences:
             pool.release(sequence)
-    return StepCosts(points)
+    return measured.items()
 
 
-def mean_but_slowest(measured: list[float]) -> float:
-    return fmean(sorted(measured)[:-1])
+def mean_but_slowest(times: list[float]) -> float:
+    return fmean(sorted(times)[:-1])
+
+
+def rising(costs: dict[int, float]) -> dict[int, float]:
+    """A number of rows costs no more than a larger one does."""
+    return {rows: min(cost for others, cost in costs.items() if others >= rows) for rows in costs}
 
 
 def stand_ins(num_rows: int, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> dict[Sequence, range]:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams
-from nvium_core.engine.calibration import ROW_COUNTS, assumed_costs, measure_bare_costs, measure_costs
+from nvium_core.engine.calibration import ROW_COUNTS, assumed_costs, measure_bare_costs, measure_costs, rising
 from nvium_core.engine.policies import Optimal
 from nvium_core.engine.runner import Outcome, Runner
 from nvium_core.engine.scheduler import Step
@@ -52,28 +52,32 @@ def test_every_number_of_rows_that_fits_is_measured(
         assert min(costs.values()) > 0
 
 
+class RunnerThatPauses(Runner):
+    """Pauses for the most rows in the first block, but for the third time; remembers whether any front was asked."""
+
+    pause_seconds = 0.5
+    num_pauses = 0
+    was_asked = False
+
+    def run(self, step: Step) -> list[Outcome]:
+        self.was_asked |= any(run.reaches_front for run in step.runs)
+        if (step.block, step.num_rows) == (0, ROW_COUNTS[-1]):
+            self.num_pauses += 1
+            time.sleep(0 if self.num_pauses == 3 else self.pause_seconds)
+        return super().run(step)
+
+
 def test_blocks_without_their_junctions_are_measured_by_the_quickest_run(model: NviumForCausalLM) -> None:
     engine = Engine(model, EngineConfig(page_size=4, max_sequences=2))
     engine.runner.__class__ = RunnerThatPauses
     costs = measure_bare_costs(engine.runner, engine.pool, engine.model_config, max_sequences=2)
     assert not engine.runner.was_asked  # type: ignore[attr-defined]
     assert all(tuple(block) == ROW_COUNTS for block in costs.points.values())
-    assert max(cost for block in costs.points.values() for cost in block.values()) < RunnerThatPauses.pause_seconds
+    assert costs.seconds(0, ROW_COUNTS[-1]) < RunnerThatPauses.pause_seconds / 2
 
 
-class RunnerThatPauses(Runner):
-    """Pauses in every third Step, and remembers whether any front was asked."""
-
-    pause_seconds = 0.05
-    num_steps = 0
-    was_asked = False
-
-    def run(self, step: Step) -> list[Outcome]:
-        self.num_steps += 1
-        self.was_asked |= any(run.reaches_front for run in step.runs)
-        if self.num_steps % 3 == 0:
-            time.sleep(self.pause_seconds)
-        return super().run(step)
+def test_a_number_of_rows_costs_no_more_than_a_larger_one() -> None:
+    assert rising({1: 3.0, 2: 2.0, 4: 5.0, 8: 4.0}) == {1: 2.0, 2: 2.0, 4: 4.0, 8: 4.0}
 
 
 def test_a_measurement_leaves_the_cache_as_it_was(model: NviumForCausalLM) -> None:

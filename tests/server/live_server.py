@@ -1,5 +1,6 @@
 """The real application on a real socket, in a thread of the test process."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from nvium_core import LoadedModel
-from server.app import create_app, uvicorn_config
+from server.app import create_app, listen, uvicorn_config
 from server.service import Service
 from server.settings import Settings
 from tests.byte_model import NAME
@@ -24,6 +25,7 @@ class LiveServer:
     url: str
     app: FastAPI
     http: httpx.Client
+    listener: socket.socket
 
     @property
     def service(self) -> Service:
@@ -57,14 +59,15 @@ def live_server(
     settings = Settings(**options)
     app = build(model, settings)
     prepare(app)
-    server = uvicorn.Server(uvicorn_config(app, settings, port=0, timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run)
+    server = uvicorn.Server(uvicorn_config(app, settings, timeout_graceful_shutdown=1))
+    listener = listen(settings.host, port=0)
+    thread = threading.Thread(target=server.run, args=[[listener]])
     thread.start()
     wait_until(lambda: server.started)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         with httpx.Client(base_url=url, timeout=30) as http:
-            yield LiveServer(url, app, http)
+            yield LiveServer(url, app, http, listener)
     finally:
         server.should_exit = True
         thread.join()

@@ -49,6 +49,7 @@ class RawConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        self._begun = b""
 
     async def ask(self, data: bytes, method: str = "POST") -> Answer:
         await self.send(data)
@@ -60,12 +61,19 @@ class RawConnection:
         with suppress(ConnectionError):
             await self.writer.drain()
 
+    async def has_answer(self) -> bool:
+        """Whether an answer begins, rather than the connection ending."""
+        with suppress(ConnectionError):
+            self._begun += await self.reader.read(1)
+        return bool(self._begun)
+
     async def answer(self, method: str = "POST") -> Answer:
         status, headers = await self.head()
         return Answer(status, headers, b"" if method == "HEAD" else await self._body(headers))
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        status_line, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
+        head, self._begun = self._begun + await self.reader.readuntil(b"\r\n\r\n"), b""
+        status_line, *lines = head.decode("latin-1").split("\r\n")[:-2]
         headers = (line.split(": ", 1) for line in lines)
         return int(status_line.split(" ")[1]), {name.lower(): value for name, value in headers}
 
@@ -74,19 +82,19 @@ class RawConnection:
         size = int(await self.reader.readuntil(b"\r\n"), 16)
         return (await self.reader.readexactly(size + 2))[:-2]
 
-    async def _body(self, headers: Mapping[str, str]) -> bytes:
-        if "content-length" in headers:
-            return await self.reader.readexactly(int(headers["content-length"]))
-        if headers.get("transfer-encoding") != "chunked":
-            return await self.reader.read()
+    async def rest(self) -> bytes:
+        """What is left of such a body."""
         body = bytearray()
         while chunk := await self.chunk():
             body += chunk
         return bytes(body)
 
-    def reset(self) -> None:
-        """Vanish without a farewell."""
-        self.writer.transport.abort()
+    async def _body(self, headers: Mapping[str, str]) -> bytes:
+        if "content-length" in headers:
+            return await self.reader.readexactly(int(headers["content-length"]))
+        if headers.get("transfer-encoding") != "chunked":
+            return await self.reader.read()
+        return await self.rest()
 
 
 @asynccontextmanager

@@ -6,16 +6,16 @@ from itertools import islice
 import pytest
 
 from nvium_core import LoadedModel
-from tests.byte_model import NAME
 from tests.server.fuzz import ENDPOINTS, nearly_right_requests
+from tests.server.generating import asking
 from tests.server.live_server import live_server
-from tests.server.raw_client import Answer, asked, connected, post
+from tests.server.raw_client import Answer, asked, connected
 
 NUM_REQUESTS = 10_000
 NUM_CONNECTIONS = 8
 ANSWERS = {200, 400, 404, 405}
 
-BESIDE = post("/v1/completions", {"model": NAME, "prompt": "Once", "max_tokens": 300, "seed": 3, "stream": True})
+BESIDE = asking(max_tokens=300, stream=True)
 
 
 @pytest.mark.slow

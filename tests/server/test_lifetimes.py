@@ -66,7 +66,7 @@ def test_a_failure_of_a_whole_response_is_an_internal_error(byte_model: LoadedMo
 def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(model_folder: Path, tmp_path: Path) -> None:
     with server_process(model_folder, tmp_path) as server:
         http = server.http
-        body = LONG | {"max_tokens": 1000, "stream": True}
+        body = LONG | {"max_tokens": 300, "stream": True}
         with http.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)

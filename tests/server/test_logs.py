@@ -296,3 +296,13 @@ def test_a_line_is_json_whatever_it_holds() -> None:
     with log_lines() as log:
         structlog.get_logger().info("odd", value=object(), text="\ud800", number=float("nan"))
     assert json.loads(log.text)["event"] == "odd"
+
+
+def test_what_of_a_prompt_was_known_is_in_the_line_once_for_all_its_choices(byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server:
+        server.http.post("/v1/completions", json=BODY | {"prompt": "a" * 40, "logprobs": 0})
+        with log_lines() as log:
+            answer = server.http.post("/v1/completions", json=BODY | {"prompt": ["a" * 40, "b"], "n": 2})
+            wait_until(lambda: bool(log.of(answer.headers["x-request-id"])))
+        [line] = log.of(answer.headers["x-request-id"])
+        assert line["cached_prompt_tokens"] == 32

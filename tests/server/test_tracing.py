@@ -1,5 +1,4 @@
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -32,8 +31,8 @@ from server.settings import Settings, SettingsError
 from server.tracing import Tracing, phases, tracer_provider
 from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.server_process import server_process
 from tests.server.test_keys import bearer
-from tests.server.test_lifetimes import server_process
 
 SECRET = "the-fox-told-nobody"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -102,6 +101,7 @@ def test_a_request_is_a_span_with_its_phases_in_it(traced: tuple[LiveServer, Spa
 
     told = dict(request.attributes)
     exits = {name: told.pop(name) for name in list(told) if name.startswith("nvium.exit_counts.")}
+    assert told.pop("gen_ai.usage.cache_read.input_tokens") in (0, 16)  # others have asked before
     assert told.pop("nvium.request_id") == response.headers["x-request-id"]
     assert told == {
         "gen_ai.operation.name": "text_completion",
@@ -339,13 +339,12 @@ def test_a_server_that_is_told_to_stop_sends_what_is_left(
     byte_model.model.save_pretrained(tmp_path)
     byte_model.tokenizer.save_pretrained(tmp_path)
     options = {"model_aliases": NAME, "api_keys": "alice:sk-never-told", "otlp_endpoint": collector.url}
-    with server_process(tmp_path, **options) as (process, http):
-        assert http.post("/v1/completions", json=BODY).status_code == 401
-        assert http.post("/v1/completions", json=BODY, headers=bearer("sk-never-told")).status_code == 200
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
-        assert process.stderr
-        log = process.stderr.read()
+    with server_process(tmp_path, tmp_path, **options) as server:
+        assert server.http.post("/v1/completions", json=BODY).status_code == 401
+        assert server.http.post("/v1/completions", json=BODY, headers=bearer("sk-never-told")).status_code == 200
+        server.terminate()
+        assert server.exit_code(seconds=30) == 0
+    log = server.log()
     spans = [s for _, message in collector.received for r in message.resource_spans for s in r.scope_spans[0].spans]
     assert sorted(span.name.split()[0] for span in spans) == [*sorted(PHASES), *["text_completion"] * 2]
     lines = [json.loads(line) for line in log.splitlines()]

@@ -1,0 +1,56 @@
+"""Runs other people's programs: those of this environment, and those of the one that `make conformance` makes."""
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.serving import ROOT
+
+REQUIREMENTS = Path(__file__).parent / "requirements.txt"
+CLIENTS = ROOT / ".venv-conformance"
+NODE_MODULES = CLIENTS / "node" / "node_modules"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+
+
+@dataclass(frozen=True)
+class Finished:
+    exit_code: int
+    output: str
+    seconds: float
+
+
+def run(
+    command: Sequence[str | Path], *, seconds: float, cwd: Path = ROOT, environment: dict[str, str] | None = None
+) -> Finished:
+    """Run to the end; what it wrote is shown if the test fails. Raises `TimeoutExpired`."""
+    started = time.monotonic()
+    finished = subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | OFFLINE | (environment or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    print(finished.stdout)
+    return Finished(finished.returncode, finished.stdout, time.monotonic() - started)
+
+
+def pinned(package: str) -> str:
+    """The version of a package in the environment of `make conformance`."""
+    pins = dict(line.split("==") for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if "==" in line)
+    return pins[package]
+
+
+def installed(program: Path) -> Path:
+    """A program that `make` has to have put there."""
+    if not program.exists():
+        pytest.skip(f"{program.name} is not there; `make test` and `make conformance` install it")
+    return program

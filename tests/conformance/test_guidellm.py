@@ -1,0 +1,82 @@
+"""A load test that others wrote measures this server, and its means stand beside those of the server's own histograms.
+
+Nothing is asserted of the times: what they come to depends on what else the machine does.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.conformance.conftest import Record
+from tests.conformance.programs import CLIENTS, installed, pinned, run
+from tests.conformance.serving import Served
+
+NUM_REQUESTS = 48
+NUM_STREAMS = 4
+PROMPT_TOKENS = 32
+OUTPUT_TOKENS = 32
+FIRST_TOKEN = "nvium_time_to_first_token_seconds"
+NEXT_TOKEN = "nvium_inter_token_latency_seconds"
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
+def test_guidellm_measures_streams_to_their_ends(server: Served, tmp_path: Path, record: Record, endpoint: str) -> None:
+    before = samples(server)
+    measured = measure(server, endpoint, tmp_path)
+    after = samples(server)
+    record(
+        "guidellm",
+        pinned("guidellm"),
+        endpoint=endpoint,
+        requests=measured["request_totals"]["successful"],
+        tokens_per_second=round(mean(measured, "output_tokens_per_second")),
+        first_token_ms=round(mean(measured, "time_to_first_token_ms"), 1),
+        first_token_ms_by_the_server=round(1000 * mean_between(before, after, FIRST_TOKEN), 1),
+        next_token_ms=round(mean(measured, "inter_token_latency_ms"), 2),
+        next_token_ms_by_the_server=round(1000 * mean_between(before, after, NEXT_TOKEN), 2),
+    )
+    assert measured["request_totals"] == {
+        "successful": NUM_REQUESTS,
+        "errored": 0,
+        "incomplete": 0,
+        "total": NUM_REQUESTS,
+    }
+    assert mean(measured, "output_token_count") == OUTPUT_TOKENS
+
+
+def measure(server: Served, endpoint: str, folder: Path) -> Any:
+    """The metrics of one run of the program."""
+    figures = folder / "guidellm.json"
+    command: list[str | Path] = [
+        installed(CLIENTS / "bin" / "guidellm"), "run", "--disable-console-interactive",
+        "--backend", f"kind=openai_http,target={server.url},model={server.model},request_format={endpoint}",
+        "--profile", f"kind=concurrent,streams={NUM_STREAMS}",
+        "--constraint", f"kind=max_requests,count={NUM_REQUESTS}",
+        "--tokenizer", f"kind=huggingface_auto,model={server.folder}",
+        "--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={OUTPUT_TOKENS}",
+        "--output", f"kind=json,path={figures}",
+    ]  # fmt: skip
+    assert run(command, seconds=240, cwd=folder, environment={"HF_HOME": str(folder)}).exit_code == 0
+    [benchmark] = json.loads(figures.read_text(encoding="utf-8"))["benchmarks"]
+    return benchmark["metrics"]
+
+
+def mean(measured: Any, name: str) -> float:
+    of_successful: float = measured[name]["successful"]["mean"]
+    return of_successful
+
+
+def samples(server: Served) -> dict[str, float]:
+    """The server's metrics that have no labels."""
+    families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+    return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+
+
+def mean_between(before: dict[str, float], after: dict[str, float], histogram: str) -> float:
+    total, count = (after[f"{histogram}_{part}"] - before[f"{histogram}_{part}"] for part in ("sum", "count"))
+    return total / count

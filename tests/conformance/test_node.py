@@ -1,0 +1,56 @@
+"""OpenAI's client for Node: another language, and another reader of event streams."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.conftest import Record
+from tests.conformance.programs import NODE_MODULES, installed, run
+from tests.conformance.serving import Served
+
+SCRIPT = Path(__file__).with_name("node_client.cjs")
+
+
+@pytest.fixture(scope="module")
+def seen(server: Served) -> Any:
+    """What the client got."""
+    node = shutil.which("node") or pytest.skip("node is not installed")
+    environment = {"NODE_PATH": str(installed(NODE_MODULES))}
+    finished = run([node, SCRIPT, server.api, server.model], seconds=60, environment=environment)
+    assert finished.exit_code == 0
+    return json.loads(finished.output)
+
+
+@pytest.mark.conformance
+def test_the_node_client_reads_models_whole_answers_streams_and_errors(
+    server: Served, seen: Any, record: Record
+) -> None:
+    record("openai for Node", seen["version"], requests=8)
+    assert seen["models"] == [server.model]
+    assert seen["model"] == server.model
+    assert joined(seen["completionChunks"]) == (text_of(seen["completion"]), seen["completion"]["usage"])
+    assert joined(seen["chatChunks"]) == (text_of(seen["chat"]), seen["chat"]["usage"])
+    assert (seen["refused"]["name"], seen["refused"]["status"]) == ("BadRequestError", 400)
+    assert seen["refused"]["param"] == "temperature"
+    assert (seen["unknown"]["name"], seen["unknown"]["code"]) == ("NotFoundError", "model_not_found")
+    assert seen["unknown"]["requestID"]
+
+
+def text_of(answer: Any) -> str:
+    [choice] = answer["choices"]
+    text: str = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text
+
+
+def joined(chunks: list[Any]) -> tuple[str, Any]:
+    """A stream's text, and the usage that its last chunk tells."""
+    *chunks, last = chunks
+    assert last["choices"] == []
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] in ("stop", "length")
+    parts = [choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices]
+    return "".join(parts), last["usage"]

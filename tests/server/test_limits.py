@@ -1,0 +1,149 @@
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from nvium_core import LoadedModel
+from tests.byte_model import NAME
+from tests.server.generating import PATHS, STARTS, asking
+from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.raw_client import Answer, asked, connected, request
+
+MAX_BODY_BYTES = 2_000_000
+
+HEAVY: list[tuple[str, dict[str, Any]]] = [
+    ("stop_token_ids", {"stop_token_ids": ["a"] * 390_000}),
+    ("stop_token_ids", {"stop_token_ids": [5] * 390_000, "prompt": ["a"] * 1_000}),
+    ("stop", {"stop": [5] * 600_000}),
+    ("logit_bias", {"logit_bias": {str(number): "a" for number in range(110_000)}}),
+    ("prompt", {"prompt": [5] * 600_000 + ["a"]}),
+    ("prompt", {"prompt": [5] * 600_000}),
+    ("max_tokens", {"max_tokens": 10**4299, "n": 128}),
+    ("model", {"model": "a" * 1_900_000}),
+]
+
+
+def error_of(answer: Answer) -> dict[str, str | None]:
+    assert list(answer.json()) == ["error"]
+    assert list(answer.json()["error"]) == ["message", "type", "param", "code"]
+    assert answer.headers["x-request-id"]
+    return answer.json()["error"]
+
+
+async def test_a_list_of_1024_prompts_is_answered_in_its_order(server: LiveServer) -> None:
+    prompts = [f"{number:x}" for number in range(1024)]
+    together = await asked(server.url, asking(max_tokens=2, prompt=prompts))
+    assert len(together.spoken()) == 1024
+    for number in (0, 500, 1023):
+        alone = await asked(server.url, asking(max_tokens=2, prompt=prompts[number]))
+        assert alone.spoken()[0] == together.spoken()[number]
+    refused = await asked(server.url, asking(max_tokens=2, prompt=[*prompts, "a"]))
+    assert (refused.status, error_of(refused)["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_as_many_choices_as_allowed_are_given_and_no_more(server: LiveServer, path: str) -> None:
+    answer = await asked(server.url, asking(path, max_tokens=2, n=128))
+    assert sorted(answer.spoken()) == list(range(128))
+    refused = await asked(server.url, asking(path, max_tokens=2, n=129))
+    assert (refused.status, error_of(refused)["param"]) == (400, "n")
+
+
+async def test_the_context_can_be_filled_to_its_last_token(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, context=100) as server:
+        answer = await asked(server.url, asking(max_tokens=96))
+        assert len(answer.spoken()[0]) == 96
+        refused = await asked(server.url, asking(max_tokens=97))
+        assert (refused.status, error_of(refused)["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_request_may_ask_for_as_many_tokens_as_allowed(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, max_new_tokens=24) as server:
+        assert (await asked(server.url, asking(prompt=["a", "b"], n=3, max_tokens=4))).status == 200
+        refused = await asked(server.url, asking(prompt=["a", "b"], n=3, max_tokens=5))
+        assert (refused.status, error_of(refused)["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_body_may_be_as_long_as_allowed_and_not_a_byte_longer(
+    server: LiveServer, path: str, is_chunked: bool
+) -> None:
+    body = json.dumps({"model": NAME, **STARTS[path], "max_tokens": 2}).encode().ljust(MAX_BODY_BYTES)
+    assert (await asked(server.url, request(path, body, is_chunked=is_chunked))).status == 200
+    refused = await asked(server.url, request(path, body + b" ", is_chunked=is_chunked))
+    assert (refused.status, error_of(refused)["code"]) == (413, "body_too_large")
+    assert refused.headers["connection"] == "close"
+
+
+async def test_a_body_without_end_is_refused_as_soon_as_it_is_too_long(server: LiveServer) -> None:
+    piece = b"%x\r\n%b\r\n" % (100_000, b" " * 100_000)
+    async with connected(server.url) as connection:
+        await connection.send(request("/v1/completions", b"", is_chunked=True).removesuffix(b"0\r\n\r\n"))
+        for _ in range(MAX_BODY_BYTES // 100_000 + 1):
+            await connection.send(piece)
+        assert (await connection.answer()).status == 413
+
+
+@pytest.mark.parametrize(("param", "fields"), HEAVY)
+async def test_a_large_body_with_something_wrong_is_refused_briefly(
+    server: LiveServer, param: str, fields: dict[str, Any]
+) -> None:
+    answer = await asked(server.url, asking(**fields))
+    assert (answer.status, error_of(answer)["param"]) == (404 if param == "model" else 400, param)
+    assert len(answer.body) < 2_000
+
+
+async def test_what_is_no_http_is_refused_in_the_form_of_all_errors(server: LiveServer) -> None:
+    for data in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: " + b"y" * 100_000,
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: " + b"9" * 5_000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n",
+        request("/v1/completions", b"{}", is_chunked=True).replace(b"\r\n2\r\n", b"\r\nxyz\r\n"),
+    ):
+        answer = await asked(server.url, data)
+        assert (answer.status, error_of(answer)["code"]) == (400, "malformed_request")
+
+
+@pytest.mark.parametrize("target", ["*", "http://test/livez", "/%00", "/%ff%fe", "//", "/v1/models/" + "x" * 5_000])
+async def test_odd_targets_are_not_found(server: LiveServer, target: str) -> None:
+    answer = await asked(server.url, request(target, method="GET"))
+    assert answer.status == 404
+    error_of(answer)
+
+
+async def test_a_websocket_is_not_offered(server: LiveServer) -> None:
+    headers = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    answer = await asked(server.url, request("/v1/completions", method="GET", headers=headers))
+    assert answer.status == 405
+    error_of(answer)
+
+
+async def test_a_body_is_awaited_as_the_client_expects(server: LiveServer) -> None:
+    head, end, body = asking(max_tokens=2).replace(b"host:", b"expect: 100-continue\r\nhost:").partition(b"\r\n\r\n")
+    async with connected(server.url) as connection:
+        await connection.send(head + end)
+        assert await connection.head() == (100, {})
+        await connection.send(body)
+        assert (await connection.answer()).status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_requests_sent_together_are_answered_in_turn(server: LiveServer, stream: bool) -> None:
+    sizes = [3, 1, 2]
+    async with connected(server.url) as connection:
+        await connection.send(b"".join(asking(max_tokens=size, stream=stream) for size in sizes))
+        assert [len((await connection.answer()).spoken()[0]) for _ in sizes] == sizes
+
+
+async def test_more_requests_ahead_than_are_read_still_get_their_turn(server: LiveServer) -> None:
+    data = asking(max_tokens=2, user="x" * 90_000)
+    async with connected(server.url) as connection:
+        sending = asyncio.create_task(connection.send(data * 4))
+        assert [(await connection.answer()).status for _ in range(4)] == [200] * 4
+        await sending
+    wait_until(lambda: server.service.admission.num_present == 0)

@@ -1,0 +1,79 @@
+import asyncio
+import gc
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from nvium_core import LoadedModel, TokenStream
+from nvium_core.engine.sequence import Sequence
+from server.event_stream import EventStream
+from server.generation import Choice, Generation
+from server.record import RequestRecord
+from tests.server.generating import PATHS, asking
+from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.raw_client import asked, connected
+
+NUM_WARM = 300
+NUM_REQUESTS = 2_000
+NUM_CLIENTS = 8
+BYTES_PER_REQUEST = 10_000
+"""More than the noise of allocators; the objects are counted besides."""
+
+OF_REQUESTS = (Sequence, TokenStream, Generation, Choice, RequestRecord, EventStream)
+
+
+def some_request(random: Random) -> bytes:
+    """Of any kind, some of them refused."""
+    path = random.choice(PATHS)
+    of_completions = {
+        "prompt": "".join(random.choices("abcdef ", k=random.randrange(1, 60))),
+        "logprobs": random.choice([None, None, 1]),
+        "echo": random.random() < 0.2,
+    }
+    return asking(
+        path,
+        max_tokens=random.randrange(1, 6),
+        stream=random.random() < 0.5,
+        n=random.choice([1, 1, 2]),
+        temperature=random.choice([0, 1, 3]),
+        seed=None,
+        **(of_completions if path == "/v1/completions" else {}),
+    )
+
+
+async def soak(url: str, num_requests: int, random: Random) -> None:
+    """One client of several; a tenth of its answers it does not wait for."""
+    for _ in range(num_requests):
+        if random.random() < 0.1:
+            async with connected(url) as connection:
+                await connection.send(some_request(random))
+        else:
+            await asked(url, some_request(random))
+
+
+async def soaked(server: LiveServer, num_requests: int, seed: int) -> tuple[int, int]:
+    """Bytes of memory and objects in the process, once all is quiet again."""
+    share = num_requests // NUM_CLIENTS
+    await asyncio.gather(*(soak(server.url, share, Random(seed + number)) for number in range(NUM_CLIENTS)))
+    wait_until(lambda: server.gauge("nvium_requests_running") == 0 and server.service.admission.num_present == 0)
+    gc.collect()
+    return anonymous_bytes(), len(gc.get_objects())
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+
+@pytest.mark.slow
+async def test_thousands_of_requests_leave_no_memory_behind(byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server:
+        bytes_before, objects_before = await soaked(server, NUM_WARM, seed=100)
+        bytes_after, objects_after = await soaked(server, NUM_REQUESTS, seed=200)
+        assert bytes_after - bytes_before < NUM_REQUESTS * BYTES_PER_REQUEST
+        assert objects_after - objects_before < NUM_REQUESTS / 2
+        assert sum(type(thing) in OF_REQUESTS for thing in gc.get_objects()) < 10
+        assert not server.service.worker._streams
+        assert not server.service.worker._queued
+        assert not server.service.engine._requests

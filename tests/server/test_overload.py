@@ -1,0 +1,112 @@
+import asyncio
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from nvium_core import LoadedModel
+from tests.server.generating import PATHS, asking
+from tests.server.live_server import live_server, wait_until
+from tests.server.raw_client import Answer, asked, connected
+
+NUM_RUNNING = 4
+NUM_REQUESTS = 1_000
+
+
+def running(seed: int) -> bytes:
+    return asking(seed=seed, max_tokens=400, stream=True)
+
+
+async def bomb(url: str, path: str) -> list[Answer]:
+    """Far more requests than may wait, all at once, each on a connection of its own."""
+    return await asyncio.gather(*(asked(url, asking(path, max_tokens=2)) for _ in range(NUM_REQUESTS)))
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_flood_is_shed_while_running_streams_go_on(byte_model: LoadedModel, path: str) -> None:
+    with live_server(byte_model, max_sequences=NUM_RUNNING, max_queue=8) as server:
+        alone = [(await asked(server.url, running(seed))).spoken() for seed in range(NUM_RUNNING)]
+        streams = [asyncio.create_task(asked(server.url, running(seed))) for seed in range(NUM_RUNNING)]
+        await asyncio.to_thread(wait_until, lambda: server.gauge("nvium_requests_running") == NUM_RUNNING)
+        answers = await bomb(server.url, path)
+        assert [stream.spoken() for stream in await asyncio.gather(*streams)] == alone
+        shed = [answer for answer in answers if answer.status != 200]
+        assert len(shed) > NUM_REQUESTS / 2
+        for answer in shed:
+            assert (answer.status, answer.json()["error"]["code"]) == (503, "queue_full")
+            assert int(answer.headers["retry-after"]) > 0
+        assert server.gauge('nvium_rejected_total{reason="queue_full"}') == len(shed)
+        assert server.service.admission.num_present == 0
+
+
+class HeldRunner:
+    """The engine's runner, which can be made to hang."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def run(self, step: Any) -> Iterable[Any]:
+        self.may_go_on.wait()
+        return self._runner.run(step)
+
+
+def hold(app: FastAPI) -> None:
+    engine = app.state.service.engine
+    engine.runner = HeldRunner(engine.runner)
+
+
+@contextmanager
+def held(runner: HeldRunner) -> Iterator[None]:
+    runner.may_go_on.clear()
+    try:
+        yield
+    finally:
+        runner.may_go_on.set()
+
+
+async def test_a_step_that_hangs_turns_livez_red_until_it_goes_on(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, hold, stall_seconds=1) as server:
+        runner: Any = server.service.engine.runner
+        alone = (await asked(server.url, running(1))).spoken()
+        async with connected(server.url) as connection:
+            with held(runner):
+                await connection.send(running(1))
+                wait_until(lambda: server.http.get("/livez").status_code == 503)
+                assert server.http.get("/livez").json()["error"]["code"] == "not_live"
+                assert server.http.get("/health").status_code == 503
+                assert server.http.get("/readyz").status_code == 200
+                assert server.http.get("/v1/models").status_code == 200
+                assert server.http.get("/metrics").status_code == 200
+                assert server.complete(max_tokens=0).status_code == 400
+            wait_until(lambda: server.http.get("/livez").status_code == 200)
+            assert (await connection.answer()).spoken() == alone
+        assert server.http.get("/health").status_code == 200
+
+
+async def test_who_leaves_while_a_step_hangs_is_freed_when_it_goes_on(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, hold) as server:
+        runner: Any = server.service.engine.runner
+        with held(runner):
+            for _ in range(20):
+                async with connected(server.url) as connection:
+                    await connection.send(running(1))
+                    wait_until(lambda: server.service.admission.num_present == 1)
+                wait_until(lambda: server.service.admission.num_present == 0)
+        wait_until(lambda: not server.service.engine.has_work)
+        server.service.engine.check_idle()
+
+
+def test_idle_servers_are_live(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, stall_seconds=1) as server:
+        threading.Event().wait(1.5)
+        assert server.http.get("/livez").status_code == 200
+        assert isinstance(server.complete(max_tokens=1), httpx.Response)

@@ -1,0 +1,74 @@
+import asyncio
+import json
+from asyncio import IncompleteReadError
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.server.generating import PATHS, asking
+from tests.server.live_server import wait_until
+from tests.server.raw_client import Answer, connected
+from tests.server.server_process import ServerProcess, server_process
+
+NUM_CLIENTS = 40
+
+
+def some_request(random: Random) -> bytes:
+    max_tokens, n, stream = random.randrange(1, 80), random.randrange(1, 3), random.random() < 0.5
+    return asking(random.choice(PATHS), max_tokens=max_tokens, n=n, stream=stream, seed=None)
+
+
+async def ask_until_refused(server: ServerProcess, random: Random) -> list[Answer]:
+    """What one client gets, one request after another, until it is turned away or nobody is there any more."""
+    answers: list[Answer] = []
+    while not answers or answers[-1].status == 200:
+        try:
+            async with connected(server.url) as connection:
+                await connection.send(some_request(random))
+                if not await connection.has_answer():
+                    return answers
+                answers.append(await connection.answer())
+        except ConnectionRefusedError:
+            return answers
+    return answers
+
+
+@pytest.mark.slow
+async def test_sigterm_under_load_loses_no_accepted_request(model_folder: Path, tmp_path: Path) -> None:
+    with server_process(model_folder, tmp_path) as server:
+        async with connected(server.url) as idle:
+            clients = [asyncio.create_task(ask_until_refused(server, Random(number))) for number in range(NUM_CLIENTS)]
+            await asyncio.sleep(1)
+            server.terminate()
+            answers = [answer for answers in await asyncio.gather(*clients) for answer in answers]
+            assert server.exit_code(seconds=10) == 0
+            assert await idle.reader.read() == b""
+    served = [answer for answer in answers if answer.status == 200]
+    refused = [answer for answer in answers if answer.status != 200]
+    for answer in served:
+        assert set(answer.finish_reasons()) == {"length"}
+        assert len(answer.finish_reasons()) == len(answer.spoken())
+    for answer in refused:
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "draining")
+        assert int(answer.headers["retry-after"]) > 0
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    outcomes = [line["outcome"] for line in lines if line["event"] == "request"]
+    assert sorted(outcomes) == ["completed"] * len(served) + ["rejected"] * len(refused)
+    assert [line["event"] for line in lines if line["event"] in ("draining", "stopped")] == ["draining", "stopped"]
+    assert next(line["choices"] for line in lines if line["event"] == "draining") > 0
+    assert "Once" not in server.log()
+
+
+@pytest.mark.slow
+async def test_a_second_sigterm_stops_at_once(model_folder: Path, tmp_path: Path) -> None:
+    with server_process(model_folder, tmp_path) as server:
+        async with connected(server.url) as connection:
+            await connection.send(asking(max_tokens=4000, n=8, stream=True))
+            await connection.head()
+            server.terminate()
+            wait_until(lambda: not server.is_ready)
+            server.terminate()
+            assert server.exit_code(seconds=5) == 0
+            with pytest.raises((IncompleteReadError, ConnectionError)):
+                await connection.rest()

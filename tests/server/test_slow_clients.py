@@ -1,0 +1,129 @@
+import asyncio
+import resource
+import socket
+import time
+from asyncio import IncompleteReadError
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nvium_core import LoadedModel
+from tests.server.generating import PATHS, asking
+from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.raw_client import RawConnection, asked, connected
+
+NUM_IDLE = 1_000
+
+MUCH: dict[str, Any] = {"max_tokens": 500, "n": 2, "return_token_ids": True}
+"""More bytes than anyone between server and client will hold."""
+
+BESIDE = asking(max_tokens=200, stream=True)
+
+
+@pytest.fixture(scope="module")
+def impatient(byte_model: LoadedModel) -> Iterator[LiveServer]:
+    with live_server(byte_model, slow_client_seconds=0.5, arrival_seconds=1) as server:
+        server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000)
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_client_that_reads_nothing_holds_up_nobody_and_is_cut_off(impatient: LiveServer, path: str) -> None:
+    alone = (await asked(impatient.url, BESIDE)).spoken()
+    async with connected(impatient.url, receive_bytes=4_000) as idler:
+        await idler.send(asking(path, **MUCH, stream=True))
+        wait_until(lambda: impatient.service.admission.num_present == 2)
+        assert (await asked(impatient.url, BESIDE)).spoken() == alone
+        await asyncio.to_thread(wait_until, lambda: impatient.service.admission.num_present == 0, seconds=60)
+        wait_until(lambda: impatient.gauge("nvium_requests_running") == 0)
+        await idler.head()
+        with pytest.raises((IncompleteReadError, ConnectionError)):
+            await idler.rest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_whole_answer_that_nobody_takes_is_dropped(impatient: LiveServer, path: str) -> None:
+    async with connected(impatient.url, receive_bytes=4_000) as idler:
+        await idler.send(asking(path, max_tokens=60, n=64, return_token_ids=True))
+        _, headers = await idler.head()
+        assert int(headers["content-length"]) > 100_000
+        await asyncio.sleep(3)
+        with pytest.raises((IncompleteReadError, ConnectionError)):
+            await idler.reader.readexactly(int(headers["content-length"]))
+
+
+async def test_a_slow_reader_gets_everything(impatient: LiveServer) -> None:
+    alone = (await asked(impatient.url, BESIDE)).spoken()
+    async with connected(impatient.url, receive_bytes=4_000) as slow:
+        await slow.send(BESIDE)
+        await slow.head()
+        num_bytes = 0
+        while chunk := await slow.chunk():
+            num_bytes += len(chunk)
+            await asyncio.sleep(0.005)
+    assert num_bytes > 50 * len(alone[0])
+
+
+@pytest.mark.parametrize("size", [1, 30, 100, -1])
+async def test_a_request_that_does_not_arrive_in_time_is_told_so(impatient: LiveServer, size: int) -> None:
+    """Cut within its head, or within its body."""
+    async with connected(impatient.url) as connection:
+        await connection.send(BESIDE[:size])
+        answer = await connection.answer()
+        assert (answer.status, answer.json()["error"]["code"]) == (408, "request_timeout")
+        assert answer.headers["x-request-id"]
+        assert await connection.reader.read() == b""
+
+
+async def test_trickling_bytes_buy_no_time(impatient: LiveServer) -> None:
+    async with connected(impatient.url) as connection:
+        for byte in BESIDE:
+            await connection.send(bytes([byte]))
+            if connection.reader.at_eof() or await has_answered(connection):
+                break
+            await asyncio.sleep(0.02)
+        assert (await connection.answer()).status == 408
+
+
+async def has_answered(connection: RawConnection) -> bool:
+    try:
+        async with asyncio.timeout(0.001):
+            return await connection.has_answer()
+    except TimeoutError:
+        return False
+
+
+async def test_a_connection_that_says_nothing_is_closed_without_a_word(impatient: LiveServer) -> None:
+    async with connected(impatient.url) as connection:
+        assert await connection.reader.read() == b""
+
+
+async def test_a_long_answer_is_not_bound_by_the_time_of_arrival(impatient: LiveServer) -> None:
+    async with connected(impatient.url) as connection:
+        await connection.send(asking(max_tokens=4000, stream=True))
+        await connection.head()
+        ends = time.monotonic() + 1.5
+        while time.monotonic() < ends:
+            assert await connection.chunk()
+
+
+@pytest.mark.slow
+async def test_a_thousand_idle_connections_are_no_burden(server: LiveServer) -> None:
+    allow_open_files(3 * NUM_IDLE)
+    alone = (await asked(server.url, BESIDE)).spoken()
+    idle = [connected(server.url) for _ in range(NUM_IDLE)]
+    connections = [await connection.__aenter__() for connection in idle]
+    for connection in connections[: NUM_IDLE // 2]:
+        await connection.send(BESIDE[:30])
+    assert (await asked(server.url, BESIDE)).spoken() == alone
+    assert server.http.get("/livez").status_code == 200
+    for connection in idle:
+        await connection.__aexit__(None, None, None)
+
+
+def allow_open_files(num_files: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(num_files, hard)), hard))
