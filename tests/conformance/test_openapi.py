@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.openapi import document
 
+from server.openapi import document
 from tests.conformance.conftest import Record
 from tests.conformance.programs import run
 from tests.conformance.serving import served
