@@ -1,6 +1,6 @@
 """The text of one choice, token by token: what the prompt's echo puts before it, and the stop string that ends it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -31,21 +31,17 @@ class Piece:
 
 
 class ChoiceText:
-    """`stop_token_ids` have no text where they end it; a constraint may end it with a token that has one."""
-
     def __init__(
         self,
         tokenizer: Tokenizer,
         prompt: Prompt,
         stops: Sequence[str],
         *,
-        stop_token_ids: Collection[int],
         include_stop: bool,
         echo: bool,
     ) -> None:
         self._tokenizer = tokenizer
         self._prompt = prompt
-        self._stop_token_ids = stop_token_ids
         self._includes_stop = include_stop
         self._stops = StopStrings(stops, include=include_stop)
         echoes_tokens = echo and prompt.text is None
@@ -82,8 +78,7 @@ class ChoiceText:
         return Piece(text + self._stops.flush(), [], [], reason)
 
     def _push(self, event: TokenEvent) -> str:
-        is_stop = event.finish_reason == "stop" and event.token_id in self._stop_token_ids
-        text = "" if is_stop and not self._includes_stop else self._detokenizer.push(event.token_id)
+        text = "" if event.is_stop and not self._includes_stop else self._detokenizer.push(event.token_id)
         if event.finish_reason:
             text += self._detokenizer.flush()
         self._num_characters += len(text)

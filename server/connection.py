@@ -1,6 +1,7 @@
 """A client's connection: uvicorn's, with bounds on how slow a client is. Knows framing, and no request's meaning."""
 
 import asyncio
+import time
 import uuid
 from typing import Any, cast
 
@@ -26,12 +27,15 @@ class Connection(H11Protocol):
     A client that takes nothing of what it is sent for `slow_client_seconds` is cut off.
     A client that has sent more than its request is still seen to go while that is answered.
     What is no HTTP is refused in the form of all errors.
+    A request knows when its first bytes were read, which is before its turn on the event loop comes: `received_at` of
+    its state, by `time.monotonic()`.
     """
 
     def __init__(self, *, arrival_seconds: float, slow_client_seconds: float, **given: Any) -> None:
         super().__init__(**given)
         self._arrival_seconds = arrival_seconds
         self._cut_off_seconds = slow_client_seconds + GRACE_SECONDS
+        self._received_at = 0.0
         self._arrival: asyncio.TimerHandle | None = None
         self._cut_off: asyncio.TimerHandle | None = None
 
@@ -43,8 +47,14 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self._stop_timers()
 
+    def data_received(self, data: bytes) -> None:
+        self._received_at = time.monotonic()
+        super().data_received(data)
+
     def handle_events(self) -> None:
         super().handle_events()
+        if scope := cast("dict[str, Any] | None", self.scope):
+            scope["state"].setdefault("received_at", self._received_at)
         self._time_arrival()
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < MAX_BYTES_AHEAD:
             self.flow.resume_reading()

@@ -184,14 +184,14 @@ def start(
     service.check_new_tokens(num_choices * params.max_tokens)
     for prompt in asked:
         service.engine.check(prompt.token_ids, prompt.params)
+    owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
     service.admission.enter(num_choices)
     try:
+        texts = [choice_text(service, request, prompt, stops, echo=echo) for prompt in owners]
         stream = service.worker.submit(asked, tenant)
     except BaseException:
         service.admission.leave(num_choices)
         raise
-    owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
-    texts = [choice_text(service, request, params, prompt, stops, echo=echo) for prompt in owners]
     record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
     choices = [
         Choice(number, prompt, text, record, is_leader=number % params.num_choices == 0)
@@ -207,17 +207,10 @@ def seed_for(request: GenerationRequest) -> int:
 def choice_text(
     service: Service,
     request: GenerationRequest,
-    params: SamplingParams,
     prompt: Prompt,
     stops: Sequence[str],
     *,
     echo: bool,
 ) -> ChoiceText:
-    return ChoiceText(
-        service.tokenizer,
-        prompt,
-        [*request.stops, *stops],
-        stop_token_ids=service.engine.end_token_ids.union(params.stop_token_ids),
-        include_stop=request.include_stop_str_in_output,
-        echo=echo,
-    )
+    include_stop = request.include_stop_str_in_output
+    return ChoiceText(service.tokenizer, prompt, [*request.stops, *stops], include_stop=include_stop, echo=echo)

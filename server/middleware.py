@@ -62,7 +62,10 @@ class RequestFrame:
 
     def _open(self, scope: Scope, request_id: str) -> RequestRecord | None:
         endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
-        return RequestRecord(self._metrics, request_id=request_id, endpoint=endpoint) if endpoint else None
+        if endpoint is None:
+            return None
+        received_at = scope.get("state", {}).get("received_at")
+        return RequestRecord(self._metrics, request_id=request_id, endpoint=endpoint, received_at=received_at)
 
     def _close(self, record: RequestRecord, headers: Headers) -> None:
         record.close()

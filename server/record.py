@@ -22,7 +22,7 @@ class RequestRecord:
     What happened when is told by `time.monotonic()`, and for the first choice it happened to; None if it never did.
     """
 
-    def __init__(self, metrics: Metrics, *, request_id: str, endpoint: str) -> None:
+    def __init__(self, metrics: Metrics, *, request_id: str, endpoint: str, received_at: float | None = None) -> None:
         self._metrics = metrics
         self.request_id = request_id
         self.endpoint = endpoint
@@ -34,8 +34,9 @@ class RequestRecord:
         self.num_prompt_tokens = 0
         self.num_cached_prompt_tokens: int | None = None
         self.exit_counts: Counter[int] = Counter()
-        self.arrived_unix_ns = time.time_ns()
-        self.arrived = time.monotonic()
+        now = time.monotonic()
+        self.arrived = now if received_at is None else received_at
+        self.arrived_unix_ns = time.time_ns() - round((now - self.arrived) * 1e9)
         self.queued: float | None = None
         self.left: float | None = None
         self.spoke: float | None = None
