@@ -33,7 +33,7 @@ def test_langchain_completes_chats_streams_and_maps_errors(server: Served, recor
     assert 0 < seen["chat_usage"]["output_tokens"] <= MAX_TOKENS
     assert seen["chat_stream_usage"] == seen["chat_usage"]
     assert seen["error"][:3] == ["OpenAIModelNotFoundError", 404, "model_not_found"]
-    assert seen["refused"] == ["BadRequestError", 400, None, "temperature"]
+    assert seen["refused"] == ["OpenAIInvalidRequestError", 400, None, "temperature"]
 
 
 def test_litellm_completes_chats_streams_and_maps_errors(server: Served, record: Record) -> None:
