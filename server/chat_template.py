@@ -14,9 +14,11 @@ from itertools import chain
 from typing import Any
 
 from jinja2 import TemplateError
+from pydantic_core import PydanticCustomError
 from transformers import PreTrainedTokenizerFast
 
 from server.errors import InvalidField
+from server.schemas.body import encodable
 
 Json = dict[str, Any]
 
@@ -48,12 +50,15 @@ class ChatTemplate:
         mark = secrets.token_hex(16)
         try:
             text = self._render(self._cut(messages, mark), self._cut(tools, mark), adds_prompt)
+            encodable(text)
         except RecursionError as error:
             raise InvalidField("messages", "they or the tools are nested too deeply") from error
+        except PydanticCustomError as error:  # JSON within JSON, in a call's arguments or a tool's parameters
+            raise InvalidField("messages", "they and the tools must be valid Unicode") from error
         first, *others = text.split(mark)
         begun: list[int] = self._tokenizer(first, add_special_tokens=self._is_plain).input_ids
-        pieces = self._tokenizer(others, add_special_tokens=False).input_ids if others else []
-        return list(chain(begun, *pieces))
+        pieces = self._tokenizer.backend_tokenizer.encode_batch_fast(others, add_special_tokens=False)
+        return list(chain(begun, *(piece.ids for piece in pieces)))
 
     def _cut(self, said: Any, mark: str) -> Any:
         """The same with a mark inside every special token."""

@@ -21,10 +21,13 @@ Json = dict[str, Any]
 
 REF = "#/components/schemas/{model}"
 
-REFUSALS = (401, 405, 429, 500)
-"""What any route may answer, the probes aside: no key, the wrong method, too many requests, a failure."""
+REFUSALS_OF_PROBES = (400, 405, 408, 500, 503)
+"""No HTTP, the wrong method, a request that does not arrive whole, a failure; and no."""
 
-REFUSALS_OF_BODIES = (400, 404, 413, 503)
+REFUSALS = (400, 401, 405, 408, 429, 500)
+"""What any other route may answer: also no key, and too many requests."""
+
+REFUSALS_OF_BODIES = (404, 413, 503)
 
 
 class ErrorDetails(ResponseBody):
@@ -76,9 +79,9 @@ ROUTES = (
     Route("post", "/detokenize", "Tokens' text", Detokenized, DetokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),
     Route("get", "/v1/models", "The models served", ModelList),
     Route("get", "/v1/models/{model_id}", "A model by its id", Model, refusals=(*REFUSALS, 404)),
-    Route("get", "/livez", "Whether the process makes progress", Said, refusals=(405, 500, 503)),
-    Route("get", "/readyz", "Whether requests are wanted", Said, refusals=(405, 500, 503)),
-    Route("get", "/health", "Both", Said, refusals=(405, 500, 503)),
+    Route("get", "/livez", "Whether the process makes progress", Said, refusals=REFUSALS_OF_PROBES),
+    Route("get", "/readyz", "Whether requests are wanted", Said, refusals=REFUSALS_OF_PROBES),
+    Route("get", "/health", "Both", Said, refusals=REFUSALS_OF_PROBES),
     Route("get", "/version", "The version served", Version),
     Route("get", "/metrics", "Metrics for Prometheus", None),
 )

@@ -81,6 +81,12 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
         template(TEMPLATE).token_ids([user("a")], [{"function": {"parameters": deep}}])
 
 
+@pytest.mark.parametrize("source", [None, TEMPLATE])
+def test_half_a_surrogate_pair_in_json_within_json_is_refused(source: str | None) -> None:
+    with pytest.raises(InvalidField, match="Unicode"):
+        template(source).token_ids([user("a")], [{"function": {"parameters": {"x": "\ud800"}}}])
+
+
 def test_the_plain_template_reads_like_a_script() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
