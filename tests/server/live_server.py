@@ -63,7 +63,7 @@ def live_server(
     listener = listen(settings.host, port=0)
     thread = threading.Thread(target=server.run, args=[[listener]])
     thread.start()
-    wait_until(lambda: server.started)
+    wait_until(lambda: server.started, seconds=60)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         with httpx.Client(base_url=url, timeout=30) as http:

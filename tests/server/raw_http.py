@@ -12,11 +12,11 @@ from tests.server.live_server import LiveServer
 Headers = Iterable[tuple[str, str]]
 
 
-def exchange(server: LiveServer, request: bytes) -> bytes:
-    """All that the server answers to these bytes until it closes, or has said nothing for a while."""
+def exchange(server: LiveServer, request: bytes, patience: float = 0.5) -> bytes:
+    """All that the server answers to these bytes until it closes, or has said nothing for `patience` seconds."""
     url = httpx.URL(server.url)
     answer = b""
-    with socket.create_connection((url.host, url.port), timeout=0.5) as connection:
+    with socket.create_connection((url.host, url.port), timeout=patience) as connection:
         connection.sendall(request)
         try:
             while data := connection.recv(65536):

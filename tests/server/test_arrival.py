@@ -8,15 +8,17 @@ from tests.server.log_lines import log_lines
 from tests.server.raw_http import exchange
 
 
-def post(max_tokens: int) -> bytes:
+def post(max_tokens: int, connection: str) -> bytes:
     body = json.dumps({"model": "default", "prompt": "a", "max_tokens": max_tokens, "ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: {connection}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
 def test_a_request_sent_behind_another_has_waited_for_its_answer_too(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server, log_lines() as log:
-        exchange(server, post(max_tokens=200) + post(max_tokens=1))
+        exchange(server, post(200, "keep-alive") + post(1, "close"), patience=20)
         wait_until(lambda: len(log.lines) == 2)
     long, short = log.lines
     assert (long["completion_tokens"], short["completion_tokens"]) == (200, 1)
