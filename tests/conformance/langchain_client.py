@@ -4,6 +4,7 @@ import json
 import sys
 
 import openai
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 from langchain_openai import ChatOpenAI, OpenAI
 
@@ -13,18 +14,22 @@ def main(url: str, model: str) -> None:
     text, chat = OpenAI(**options), ChatOpenAI(**options, stream_usage=True)
     told = chat.invoke("Tell me of a fox.")
     chunks = list(chat.stream("Tell me of a fox."))
-    told_json = {
+    got = {
         "completion": text.invoke("Once upon a time"),
         "completion_stream": "".join(text.stream("Once upon a time")),
         "chat": told.content,
-        "chat_usage": told.usage_metadata,
+        "chat_usage": counts(told),
         "chat_finish": told.response_metadata["finish_reason"],
         "chat_stream": "".join(chunk.content for chunk in chunks),
-        "chat_stream_usage": next((chunk.usage_metadata for chunk in chunks if chunk.usage_metadata), None),
+        "chat_stream_usage": next(counts(chunk) for chunk in chunks if chunk.usage_metadata),
         "error": failure(ChatOpenAI(**options | {"model": "nobody"})),
         "refused": failure(ChatOpenAI(**options, temperature=-1)),
     }
-    print(json.dumps(told_json))
+    print(json.dumps(got))
+
+
+def counts(message: AIMessage) -> list[int]:
+    return [message.usage_metadata[f"{kind}_tokens"] for kind in ("input", "output", "total")]
 
 
 def failure(chat: Runnable) -> list[object]:

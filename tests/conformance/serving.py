@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from tests.server.live_server import wait_until
 
@@ -33,6 +35,11 @@ class Served:
     @property
     def folder(self) -> Path:
         return CHECKPOINTS / self.model
+
+    def samples(self) -> list[Sample]:
+        """The server's metrics."""
+        families = text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text)
+        return [sample for family in families for sample in family.samples]
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def test_langchain_completes_chats_streams_and_maps_errors(server: Served, recor
     assert seen["completion_stream"] == seen["completion"]
     assert seen["chat_stream"] == seen["chat"]
     assert seen["chat_finish"] in ("stop", "length")
-    assert 0 < seen["chat_usage"]["output_tokens"] <= MAX_TOKENS
+    assert 0 < seen["chat_usage"][1] <= MAX_TOKENS
     assert seen["chat_stream_usage"] == seen["chat_usage"]
     assert seen["error"][:3] == ["OpenAIModelNotFoundError", 404, "model_not_found"]
     assert seen["refused"] == ["OpenAIInvalidRequestError", 400, None, "temperature"]

@@ -7,9 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conformance.conftest import Record
 from tests.conformance.programs import CLIENTS, installed, pinned, run
@@ -26,9 +24,9 @@ NEXT_TOKEN = "nvium_inter_token_latency_seconds"
 @pytest.mark.conformance
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
 def test_guidellm_measures_streams_to_their_ends(server: Served, tmp_path: Path, record: Record, endpoint: str) -> None:
-    before = samples(server)
+    before = unlabelled(server)
     measured = measure(server, endpoint, tmp_path)
-    after = samples(server)
+    after = unlabelled(server)
     record(
         "guidellm",
         pinned("guidellm"),
@@ -71,10 +69,8 @@ def mean(measured: Any, name: str) -> float:
     return of_successful
 
 
-def samples(server: Served) -> dict[str, float]:
-    """The server's metrics that have no labels."""
-    families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
-    return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+def unlabelled(server: Served) -> dict[str, float]:
+    return {sample.name: sample.value for sample in server.samples() if not sample.labels}
 
 
 def mean_between(before: dict[str, float], after: dict[str, float], histogram: str) -> float:
