@@ -129,8 +129,14 @@ def contents(route: Route, refs: dict[Any, Json]) -> Json:
     whole = {"application/json": {"schema": refs[route.answer]}}
     if route.chunk is None:
         return whole
-    about = f"Events whose data is a {route.chunk.__name__}, or an error, and a last one whose data is [DONE]."
-    return whole | {"text/event-stream": {"schema": {"type": "string", "description": about}}}
+    return whole | {"text/event-stream": {"schema": event(refs[route.chunk], refs[Error])}}
+
+
+def event(chunk: Json, error: Json) -> Json:
+    """One event of a stream, as OpenAPI 3.1 describes event streams."""
+    told = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [chunk, error]}}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, told]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def parameters(path: str) -> Sequence[str]:

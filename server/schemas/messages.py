@@ -1,11 +1,12 @@
 """What was said before: the messages of a chat, each with text and, of the assistant, calls of functions."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from server.schemas.body import NeutralOnly, RequestBody, Text, at_most, check, described
+from server.schemas.body import NeutralOnly, RequestBody, Text, at_most, check, described, encodable
 
 MAX_MESSAGES = 4096
 MAX_CALLS = 128
@@ -14,7 +15,48 @@ ROLES_WITH_CONTENT = ("system", "developer", "user", "tool")
 """An assistant may have called a function instead."""
 
 
+Name = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$"), AfterValidator(encodable)]
+
+NO_CALLS = {"type": ["array", "null"], "maxItems": 0}
+"""These say of a schema what `check` and `said` demand: which fields a role has, and a part of a content."""
+NOTHING = {"type": "null"}
+SAID = {"type": ["string", "array"]}
+
+
+def turn(*roles: str, needs: Sequence[str], **fields: Any) -> dict[str, Any]:
+    return {"properties": {"role": {"enum": list(roles)}, **fields}, "required": list(needs)}
+
+
+TURNS: list[Any] = [
+    turn(
+        *("system", "developer", "user"),
+        needs=["content"],
+        content=SAID,
+        tool_call_id=NOTHING,
+        refusal=NOTHING,
+        tool_calls=NO_CALLS,
+    ),
+    turn(
+        "tool",
+        needs=["content", "tool_call_id"],
+        content=SAID,
+        tool_call_id={"type": "string"},
+        refusal=NOTHING,
+        tool_calls=NO_CALLS,
+    ),
+    turn("assistant", needs=["content"], content=SAID, tool_call_id=NOTHING),
+    turn("assistant", needs=["refusal"], refusal={"type": "string"}, tool_call_id=NOTHING),
+    turn("assistant", needs=["tool_calls"], tool_calls={"type": "array", "minItems": 1}, tool_call_id=NOTHING),
+]
+PARTS: list[Any] = [
+    {"properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}
+    for kind in ("text", "refusal")
+]
+
+
 class ContentPart(RequestBody):
+    model_config = ConfigDict(json_schema_extra={"anyOf": PARTS})
+
     type: Text
     """`text`, or of the assistant `refusal`; images, sounds and files are refused."""
     text: Text | None = None
@@ -61,11 +103,13 @@ class ToolCall(RequestBody):
 class Message(RequestBody):
     """One turn. What a content's parts say is joined by newlines; a refusal is what the assistant said."""
 
+    model_config = ConfigDict(json_schema_extra={"anyOf": TURNS})
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """A developer's is a system message."""
     content: Content | None = None
     refusal: Text | None = None
-    name: Annotated[Text, Field(pattern=r"^[^\s<|\\/>]{1,64}$")] | None = None
+    name: Name | None = None
     tool_call_id: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(MAX_CALLS)] = []
     audio: Annotated[Any, NeutralOnly(why=": there is no sound here")] = None
