@@ -11,9 +11,66 @@ from tests.server.raw_client import JSON, request
 
 Json = dict[str, Any]
 
-COMPLETION = {
+SCHEMAS: list[Json] = [
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
+    {"type": "array", "items": {"enum": ["x", 1, None]}, "maxItems": 2},
+    {"anyOf": [{"type": "string", "maxLength": 3}, {"$ref": "#/$defs/n"}], "$defs": {"n": {"type": "null"}}},
+]
+BAD_SCHEMAS: list[Json] = [
+    *(
+        {"type": 5},
+        {"type": "nothing"},
+        {"$ref": "#"},
+        {"$ref": "http://localhost/x"},
+        {"$ref": "#/$defs/a"},
+        {"not": {}},
+    ),
+    *(
+        {"not": {}},
+        {"enum": []},
+        {"pattern": "("},
+        {"type": "string", "minLength": 10**9},
+        {"minimum": 2, "maximum": 1},
+    ),
+    *({"type": "number", "multipleOf": 0}, {"allOf": [{"type": "string"}, {"type": "null"}]}, {"anyOf": []}),
+    *({"enum": list(range(3_000))}, {"properties": {str(number): {} for number in range(500)}, "minProperties": 400}),
+]
+REGEXES = ["a{1,3}", "[0-9]+(cd)?", "x*"]
+BAD_REGEXES = [
+    "",
+    "(",
+    "[",
+    "a{1000000}",
+    "(a{1000}){1000}",
+    "(?=x)",
+    r"\1",
+    r"\p{L}+",
+    "(a|b|ab)*c{9}",
+    "\ud83e",
+    "(?i)x",
+]
+FORMATS = [{"type": "text"}, {"type": "json_object"}]
+FORMATS += [{"type": "json_schema", "json_schema": {"name": "f", "schema": schema}} for schema in SCHEMAS + BAD_SCHEMAS]
+STRUCTURES: list[Json] = [{"regex": regex} for regex in REGEXES + BAD_REGEXES]
+STRUCTURES += [{"choice": choice} for choice in (["a", "b"], [], [""], ["x"] * 500)]
+STRUCTURES += [{"json": schema} for schema in SCHEMAS + BAD_SCHEMAS]
+TOOL = {"type": "function", "function": {"name": "look_up", "description": "x", "parameters": SCHEMAS[0]}}
+
+MESSAGES: list[list[Json]] = [
+    [{"role": "user", "content": "Hello"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+    [
+        {"role": "user", "content": "Look up", "name": "me"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "<|endoftext|>"},
+    ],
+]
+
+GENERATION: dict[str, list[Any]] = {
     "model": [NAME, "default"],
-    "prompt": ["Once", ["a", "b"], [80, 111], [[80], [111, 112]], "", "🦊", "x" * 80],
     "max_tokens": [1, 1, 2],
     "temperature": [0, 0.7, 1],
     "top_p": [0.5, 1],
@@ -21,30 +78,58 @@ COMPLETION = {
     "min_p": [0, 0.1],
     "seed": [None, 1, -5],
     "n": [1, 1, 2],
-    "best_of": [None, 2],
     "stop": ["a", ["b", "cd"], []],
     "stop_token_ids": [[], [7]],
     "logit_bias": [{}, {"5": 3}],
-    "logprobs": [None, 0, 2],
     "presence_penalty": [0, 0.5],
     "frequency_penalty": [0, -0.5],
     "repetition_penalty": [1, 1.2],
     "min_tokens": [0, 1],
-    "echo": [False, True],
     "stream": [False, True],
     "stream_options": [None, {"include_usage": True}],
     "ignore_eos": [True, False],
     "include_stop_str_in_output": [True],
     "return_token_ids": [True],
-    "suffix": [None, ""],
+    "response_format": FORMATS,
+    "structured_outputs": STRUCTURES,
     "user": ["me"],
     "nvium": [{}, {"sampling": "mixture"}, {"metadata": False}],
 }
+COMPLETION: dict[str, list[Any]] = GENERATION | {
+    "prompt": ["Once", ["a", "b"], [80, 111], [[80], [111, 112]], "", "🦊", "x" * 80],
+    "best_of": [None, 2],
+    "logprobs": [None, 0, 2],
+    "echo": [False, True],
+    "suffix": [None, ""],
+}
+CHAT: dict[str, list[Any]] = GENERATION | {
+    "messages": MESSAGES,
+    "max_completion_tokens": [1, 2],
+    "logprobs": [True, False],
+    "top_logprobs": [None, 0, 2],
+    "tools": [[], [TOOL]],
+    "tool_choice": ["none", "required", "auto", {"type": "function", "function": {"name": "look_up"}}],
+    "parallel_tool_calls": [True, False],
+    "metadata": [None, {}],
+}
+TOKENIZE: dict[str, list[Any]] = {
+    "model": [NAME],
+    "prompt": ["Once", "", "🦊"],
+    "messages": MESSAGES,
+    "tools": [[TOOL]],
+    "add_generation_prompt": [True, False],
+    "add_special_tokens": [True, False],
+    "return_token_strs": [True],
+}
+DETOKENIZE: dict[str, list[Any]] = {"model": [NAME], "tokens": [[], [1, 2], [257, 0], [5] * 900]}
 
 ENDPOINTS: dict[str, tuple[tuple[str, ...], dict[str, list[Any]]]] = {
     "/v1/completions": (("model", "prompt", "max_tokens"), COMPLETION),
+    "/v1/chat/completions": (("model", "messages", "max_tokens"), CHAT),
+    "/tokenize": (("prompt",), TOKENIZE),
+    "/detokenize": (("tokens",), DETOKENIZE),
 }
-"""For each path the fields that every body has, and values that are allowed for all fields."""
+"""For each path the fields that every body has, and values for all fields, of which most are allowed."""
 
 HALF_PAIR = "\ud83e"
 ODD_VALUES: list[Any] = [
@@ -87,15 +172,30 @@ def nearly_right_requests(seed: int) -> Iterator[tuple[str, bytes]]:
 def body(path: str, random: Random) -> Json:
     """Fields with values of their own, of which some are then replaced, left out or joined by others."""
     required, values = ENDPOINTS[path]
-    names = {*required, *random.sample(list(values), random.randrange(5))}
+    names = {*required, *random.sample(list(values), random.randrange(min(5, len(values))))}
     fields = {name: random.choice(values[name]) for name in values if name in names}
     for _ in range(random.choice([0, 1, 2, 2, 3, 3])):
-        random.choice(MUTATIONS)(fields, list(values), random)
+        random.choices(MUTATIONS, MUTATION_WEIGHTS)[0](fields, list(values), random)
     return fields
 
 
 def replace(fields: Json, names: list[str], random: Random) -> None:
     fields[random.choice(names)] = odd_value(random)
+
+
+def replace_within(fields: Json, names: list[str], random: Random) -> None:
+    """Somewhere inside a field."""
+    name = random.choice(list(fields) or names)
+    fields[name] = with_something_odd(fields.get(name), random)
+
+
+def with_something_odd(value: Any, random: Random) -> Any:
+    if not value or not isinstance(value, list | dict) or random.random() < 0.2:
+        return odd_value(random)
+    copy: Any = value.copy()
+    place = random.choice(list(copy) if isinstance(copy, dict) else range(len(copy)))
+    copy[place] = with_something_odd(copy[place], random)
+    return copy
 
 
 def leave_out(fields: Json, names: list[str], random: Random) -> None:
@@ -111,7 +211,8 @@ def wrap(fields: Json, names: list[str], random: Random) -> None:
     fields[name] = random.choice([[fields.get(name)], {name: fields.get(name)}, [[fields.get(name)] * 3]])
 
 
-MUTATIONS: list[Callable[[Json, list[str], Random], None]] = [replace, replace, replace, leave_out, add, wrap]
+MUTATIONS: list[Callable[[Json, list[str], Random], None]] = [replace, replace_within, leave_out, add, wrap]
+MUTATION_WEIGHTS = [2, 2, 1, 1, 1]
 
 
 def odd_value(random: Random) -> Any:

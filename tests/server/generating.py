@@ -7,6 +7,7 @@ from tests.server.raw_client import post
 
 STARTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Once"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Once"}]},
 }
 PATHS = list(STARTS)
 

@@ -105,7 +105,11 @@ async def connected(url: str, *, receive_bytes: int | None = None) -> AsyncItera
     if receive_bytes is not None:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     raw.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(raw, (address.host, address.port))
+    try:
+        await asyncio.get_running_loop().sock_connect(raw, (address.host, address.port))
+    except BaseException:
+        raw.close()
+        raise
     reader, writer = await asyncio.open_connection(sock=raw, limit=receive_bytes or 2**20)
     try:
         yield RawConnection(reader, writer)

@@ -15,12 +15,12 @@ NUM_REQUESTS = 10_000
 NUM_CONNECTIONS = 8
 ANSWERS = {200, 400, 404, 405}
 
-BESIDE = asking(max_tokens=300, stream=True)
+BESIDE = asking(max_tokens=200, stream=True)
 
 
 @pytest.mark.slow
 async def test_ten_thousand_nearly_right_requests_break_nothing(byte_model: LoadedModel) -> None:
-    with live_server(byte_model, max_queue=4096) as server:
+    with live_server(byte_model, max_queue=4096, context=250, max_new_tokens=2_000) as server:
         alone = (await asked(server.url, BESIDE)).spoken()
         requests = islice(nearly_right_requests(seed=1), NUM_REQUESTS)
         fuzzing = [asyncio.create_task(answered(server.url, requests)) for _ in range(NUM_CONNECTIONS)]
