@@ -1,5 +1,8 @@
 """Who may come in: a bound on the choices running and waiting, and the end of admissions when the server drains."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from server.errors import InvalidField, Overloaded
 
 RETRY_QUEUE_SECONDS = 1
@@ -26,6 +29,16 @@ class Admission:
             message = f"the queue is full: {self.num_present} choices are running or waiting, of {self.capacity}"
             raise Overloaded(message, code="queue_full", retry_after_seconds=RETRY_QUEUE_SECONDS)
         self.num_present += num_choices
+
+    @contextmanager
+    def entered(self, num_choices: int) -> Iterator[None]:
+        """Taken in before any work is done for them; out again if that fails. Else they leave one by one."""
+        self.enter(num_choices)
+        try:
+            yield
+        except BaseException:
+            self.leave(num_choices)
+            raise
 
     def leave(self, num_choices: int = 1) -> None:
         """Choices have ended."""

@@ -1,8 +1,9 @@
 """From a checked request to its answer, whole or as a stream: what the two generating endpoints have in common."""
 
+import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import structlog
 from fastapi import Request
@@ -10,9 +11,9 @@ from starlette.responses import Response
 
 from nvium_core import EngineError
 from server.disconnect import unless_disconnected
-from server.errors import as_api_error
+from server.errors import ApiError, as_api_error
 from server.event_stream import DONE, EventStream
-from server.generation import Generation
+from server.generation import Delta, Generation
 from server.record import RequestRecord
 from server.schemas.body import RequestBody
 from server.schemas.generation import GenerationRequest
@@ -21,6 +22,9 @@ from server.writer import Writer
 
 CLIENT_CLOSED_REQUEST = 499
 """Nobody is left to read it."""
+
+MANY_TOKENS = 2_000
+"""Beyond them an answer is written off the event loop."""
 
 HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
 
@@ -52,7 +56,13 @@ async def whole(request: Request, generated: Generation, writer: Writer, headers
     if gained is None:
         request.state.record.aborted("disconnected")
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return Response(writer.whole(gained).json_text(), headers=headers, media_type="application/json")
+    num_told = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in gained)
+    written = await asyncio.to_thread(write, writer, gained) if num_told > MANY_TOKENS else write(writer, gained)
+    return Response(written, headers=headers, media_type="application/json")
+
+
+def write(writer: Writer, gained: Sequence[Delta]) -> str:
+    return writer.whole(gained).json_text()
 
 
 async def events(writer: Writer) -> AsyncIterator[list[str]]:
@@ -66,7 +76,7 @@ async def events(writer: Writer) -> AsyncIterator[list[str]]:
 
 def told_in_stream(error: Exception, record: RequestRecord) -> list[str]:
     """The events that end a stream in which something failed."""
-    if not isinstance(error, EngineError):
+    if not isinstance(error, EngineError | ApiError):
         log.error("a stream failed", request_id=record.request_id, exc_info=error)
     told = as_api_error(error)
     record.refused(told)

@@ -53,7 +53,7 @@ class CompletionWriter(Writer):
             places = slice(self._num_told[delta.choice], self._num_told[delta.choice] + len(of_prompt))
             self._num_told[delta.choice] = places.stop
             token_ids = delta.choice.prompt.token_ids[places] + token_ids
-            offsets = delta.choice.text.prompt_offsets()[places] + offsets
+            offsets = (delta.choice.text.prompt_offsets()[places] if of_prompt else []) + offsets
             scores = of_prompt + scores
         return completion_logprobs(self._vocabulary, token_ids, scores, offsets)
 

@@ -35,7 +35,7 @@ class Connection(H11Protocol):
         super().__init__(**given)
         self._arrival_seconds = arrival_seconds
         self._cut_off_seconds = slow_client_seconds + GRACE_SECONDS
-        self._received_at = 0.0
+        self._received_at: float | None = None
         self._arrival: asyncio.TimerHandle | None = None
         self._cut_off: asyncio.TimerHandle | None = None
 
@@ -48,20 +48,33 @@ class Connection(H11Protocol):
         self._stop_timers()
 
     def data_received(self, data: bytes) -> None:
-        self._received_at = time.monotonic()
+        if self._received_at is None:
+            self._received_at = time.monotonic()
         super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()
-        if scope := cast("dict[str, Any] | None", self.scope):
-            scope["state"].setdefault("received_at", self._received_at)
+        if (scope := cast("dict[str, Any] | None", self.scope)) and "received_at" not in scope["state"]:
+            scope["state"]["received_at"] = self._received_at
+            self._received_at = self._received_at if self.conn.trailing_data[0] else None
         self._time_arrival()
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < MAX_BYTES_AHEAD:
             self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._cut_off = self.loop.call_later(self._cut_off_seconds, self.transport.abort)
+        self._time_cut_off()
+
+    def _time_cut_off(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._cut_off = self.loop.call_later(self._cut_off_seconds, self._cut_off_unless_below, waiting)
+
+    def _cut_off_unless_below(self, num_bytes: int) -> None:
+        """A client that took something in all the time may go on."""
+        if self.transport.get_write_buffer_size() < num_bytes:
+            self._time_cut_off()
+        else:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -94,7 +107,8 @@ class Connection(H11Protocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer in place of the application, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
-            response, request_id = error.response(), uuid.uuid4().hex
+            begun = cast("dict[str, Any] | None", self.scope) or {}
+            response, request_id = error.response(), begun.get("state", {}).get("request_id") or uuid.uuid4().hex
             log.info("refused", request_id=request_id, status=error.status, code=error.code)
             named = [*response.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode())]
             reason = STATUS_PHRASES[error.status]

@@ -133,7 +133,7 @@ class InternalError(ApiError):
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Everything that routes raise is answered in the error form; what is not known here, `RequestFrame` answers."""
+    """Everything that routes raise is answered in the error form; what is not known here, `LastResort` answers."""
     for kind in (ApiError, InvalidRequest, EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 

@@ -49,10 +49,12 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tasks = [asyncio.create_task(job) for job in (self._stream(send), disconnected(receive), self._live(send))]
-        streaming, leaving, _ = tasks
+        streaming, _, living = tasks
         try:
-            await asyncio.wait((streaming, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if streaming.done():
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if living.done():
+                living.result()
+            elif streaming.done():
                 streaming.result()
             else:
                 self._on_abort("disconnected")

@@ -44,9 +44,18 @@ class Choice:
     """One sequence of the engine and the text it becomes. A prompt's first choice is its leader."""
 
     def __init__(
-        self, index: int, prompt: Prompt, text: ChoiceText, record: RequestRecord, *, is_leader: bool = True
+        self,
+        index: int,
+        prompt: Prompt,
+        text: ChoiceText,
+        record: RequestRecord,
+        *,
+        is_leader: bool = True,
+        num_unscored: int = 0,
     ) -> None:
         self.index = index
+        self.num_unscored = num_unscored
+        """Tokens of the prompt whose scores are owed."""
         self._is_leader = is_leader
         self.prompt = prompt
         self.text = text
@@ -65,6 +74,7 @@ class Choice:
             self._note_arrival(len(tokens))
         delta = self._delta(self.text.take(tokens))
         delta.prompt_scores = [score for event in of_prompt for score in event.scores]
+        self.num_unscored -= len(delta.prompt_scores)
         if of_prompt and of_prompt[-1].finish_reason:
             delta.extend(self.end(of_prompt[-1].finish_reason))
         return delta
@@ -98,7 +108,8 @@ class Choice:
 class Generation:
     """All choices of one request. Whoever has it must close it, which frees what still runs.
 
-    At `deadline`, by the event loop's clock, what runs ends with "length", and what has not begun is refused.
+    At `deadline`, by the event loop's clock, what runs ends with "length"; what has not begun, or still owes scores of
+    its prompt, is refused, as half of them would look like all.
     """
 
     def __init__(
@@ -142,7 +153,7 @@ class Generation:
         return delta
 
     def _expire(self) -> list[Delta]:
-        if not self._stream.admissions:
+        if not self._stream.admissions or any(choice.num_unscored for choice in self._open.values()):
             raise DeadlineExceeded
         deltas = [choice.end("length") for choice in self._open.values()]
         self.close()
@@ -175,26 +186,30 @@ def start(
     echo: bool = False,
     stops: Sequence[str] = (),
 ) -> Generation:
-    """Submit every choice of a request, or raise and leave none behind. `stops` are beside those it asks for.
+    """Submit every choice of a request that was let in, or raise and leave none behind. `stops` are beside its own.
 
     Without a seed each prompt gets one of its own, shared by its choices, as if it had been sent alone.
     """
     num_choices = len(prompts) * params.num_choices
     asked = [EngineRequest(p.token_ids, replace(params, seed=seed_for(request))) for p in prompts]
     service.check_new_tokens(num_choices * params.max_tokens)
+    if params.prompt_logprobs:
+        service.check_scored_tokens(params.num_choices * sum(len(prompt.token_ids) for prompt in prompts))
     for prompt in asked:
         service.engine.check(prompt.token_ids, prompt.params)
     owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
-    service.admission.enter(num_choices)
-    try:
-        texts = [choice_text(service, request, prompt, stops, echo=echo) for prompt in owners]
-        stream = service.worker.submit(asked, tenant)
-    except BaseException:
-        service.admission.leave(num_choices)
-        raise
+    texts = [choice_text(service, request, prompt, stops, echo=echo) for prompt in owners]
+    stream = service.worker.submit(asked, tenant)
     record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
     choices = [
-        Choice(number, prompt, text, record, is_leader=number % params.num_choices == 0)
+        Choice(
+            number,
+            prompt,
+            text,
+            record,
+            is_leader=number % params.num_choices == 0,
+            num_unscored=len(prompt.token_ids) - 1 if params.prompt_logprobs else 0,
+        )
         for number, (prompt, text) in enumerate(zip(owners, texts, strict=True))
     ]
     return Generation(stream, choices, service.admission.leave, service.deadline(record.arrived))

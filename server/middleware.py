@@ -119,6 +119,8 @@ class BodyLimit:
             return
         if body is not None:
             await self._app(scope, replayed(body, receive), send)
+        elif record := scope["state"]["record"]:
+            record.aborted("disconnected")
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
         """The body; None if the client went away before its end."""

@@ -3,8 +3,10 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 
@@ -21,11 +23,16 @@ from server.schemas.models import Model
 from server.settings import Settings
 from server.token_bytes import TokenBytes
 
+Result = TypeVar("Result")
+
 log = structlog.get_logger("nvium.server")
 
 ALIAS = "default"
 LONG_TEXT = 10_000
 """Characters beyond which a text is tokenized off the event loop."""
+
+NUM_ASIDE = 2
+"""Threads that tokenize what is long and compile forms."""
 
 WARM_UP_TOKENS = 4
 FINGERPRINT_SAMPLES = 64
@@ -53,6 +60,7 @@ class Service:
         self.vocabulary = TokenBytes(self.constraints.token_bytes)
         self.chat_template = ChatTemplate(loaded.tokenizer)
         self.limits = Limits(**{name: getattr(settings, name) for name in Limits.model_fields})
+        self._aside = ThreadPoolExecutor(NUM_ASIDE, thread_name_prefix="nvium-aside")
         self.is_warm = False
 
     def introduce(self) -> None:
@@ -106,6 +114,12 @@ class Service:
         if num_tokens > allowed:
             raise InvalidRequest("max_tokens", message)
 
+    def check_scored_tokens(self, num_tokens: int) -> None:
+        """Refuse a request that asks for the scores of too much text in all."""
+        allowed = self.limits.max_new_tokens
+        if num_tokens > allowed:
+            raise InvalidRequest("prompt", f"{num_tokens} tokens are to be scored, more than the {allowed} allowed")
+
     def room(self, num_prompt_tokens: int, num_choices: int) -> int:
         """How many tokens each choice may have where nothing is said; at least one, for the engine to refuse."""
         of_context = self.engine.context - num_prompt_tokens
@@ -119,7 +133,7 @@ class Service:
     async def read_prompts(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
         """Tokenize those that are text."""
         if sum(map(len, prompts)) > LONG_TEXT:
-            return await asyncio.to_thread(self._read, prompts)
+            return await self.aside(self._read, prompts)
         return self._read(prompts)
 
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
@@ -129,7 +143,11 @@ class Service:
 
     async def constraint(self, form: Form | None) -> Constraint | None:
         """What holds an answer to its form. Raises `InvalidField`."""
-        return None if form is None else await asyncio.to_thread(self.constraints.compile, *form)
+        return None if form is None else await self.aside(self.constraints.compile, *form)
+
+    async def aside(self, work: Callable[..., Result], *given: Any) -> Result:
+        """Done on one of few threads beside the event loop, so that a flood of it leaves the rest its time."""
+        return await asyncio.get_running_loop().run_in_executor(self._aside, partial(work, *given))
 
     def card(self) -> Model:
         """The model's entry in the list of models."""

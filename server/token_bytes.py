@@ -8,14 +8,20 @@ class TokenBytes:
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
+        self._names: dict[int, str] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
         return self._bytes_of(token_id)
 
     def name(self, token_id: int) -> str:
         """The token's text, or `bytes:` and its bytes in hexadecimal if they are no whole characters."""
-        piece = self[token_id]
-        try:
-            return piece.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+        if token_id not in self._names:
+            self._names[token_id] = name_of(self[token_id])
+        return self._names[token_id]
+
+
+def name_of(piece: bytes) -> str:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

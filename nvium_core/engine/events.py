@@ -1,5 +1,6 @@
 """What an engine tells: tokens, scores of the prompt, failures; and what becomes of them when they are collected."""
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -97,8 +98,8 @@ class Completion:
 
 
 def mean_logprob(scores: Items[Score]) -> float:
-    """Mean log π_mix per token."""
-    return sum(score.logprob for score in scores) / len(scores)
+    """Mean log π_mix per token; of no tokens -inf, so that who has said nothing ranks last."""
+    return sum(score.logprob for score in scores) / len(scores) if scores else -math.inf
 
 
 Choice = TypeVar("Choice")

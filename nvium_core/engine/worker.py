@@ -212,7 +212,8 @@ class EngineWorker:
         """End every stream, those still in the queue included."""
         while not self._commands.empty():
             if command := self._commands.get():
-                command()
+                with suppress(Exception):  # the engine may be what is broken
+                    command()
         self._deliver([FailureEvent(sequence_id, STOPPED, choice) for sequence_id, choice in self._streams])
 
     def _add(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:

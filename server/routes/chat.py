@@ -1,7 +1,5 @@
 """`POST /v1/chat/completions`: messages to a prompt, admit, and answer whole or as a stream."""
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -25,11 +23,11 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     service.check_model(body.model)
     body.check(service.limits)
     template = service.chat_template
-    prompt = Prompt(await asyncio.to_thread(template.token_ids, *body.for_template()))
-    constraint = await service.constraint(body.form())
-    room = service.room(len(prompt.token_ids), body.num_choices)
-    stops = () if constraint or body.ignore_eos else template.stops
-    with body.in_own_names():
+    with service.admission.entered(body.num_choices), body.in_own_names():
+        prompt = Prompt(await service.aside(template.token_ids, *body.for_template()))
+        constraint = await service.constraint(body.form())
+        room = service.room(len(prompt.token_ids), body.num_choices)
+        stops = () if constraint or body.ignore_eos else template.stops
         params = body.params(constraint, room, template.stop_token_ids)
         generated = start(service, body, params, [prompt], record, tenant=request.state.key_id, stops=stops)
     writer = ChatWriter(service, body, generated, f"chatcmpl-{record.request_id}")

@@ -21,9 +21,10 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     service.check_accepting()
     service.check_model(body.model)
     body.check(service.limits)
-    prompts = await service.read_prompts(body.prompts)
-    params = body.params(await service.constraint(body.form()))
-    tenant = request.state.key_id
-    generated = start(service, body, params, prompts, record, tenant=tenant, echo=body.echo)
+    with service.admission.entered(len(body.prompts) * body.num_choices):
+        prompts = await service.read_prompts(body.prompts)
+        params = body.params(await service.constraint(body.form()))
+        tenant = request.state.key_id
+        generated = start(service, body, params, prompts, record, tenant=tenant, echo=body.echo)
     writer = CompletionWriter(service, body, generated, f"cmpl-{record.request_id}")
     return await answer(request, body, generated, writer)

@@ -65,3 +65,19 @@ def test_choices_that_ended_in_time_keep_their_end(hurried: LiveServer) -> None:
     body = hurried.complete(prompt=["a", "b"], **LONG).json()
     assert [choice["finish_reason"] for choice in body["choices"]] == ["length", "length"]
     assert body["choices"][1]["text"] == ""
+
+
+def test_the_best_of_several_can_be_told_though_some_never_began(hurried: LiveServer) -> None:
+    answer = hurried.complete(best_of=3, **LONG)
+    assert answer.status_code == 200, answer.text
+    [choice] = answer.json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["nvium"]["token_ids"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_scores_of_half_a_prompt_are_never_told_as_all(hurried: LiveServer, stream: bool) -> None:
+    asked = {"prompt": ["a" * 3000] * 30, "echo": True, "logprobs": 1, "max_tokens": 0, "stream": stream}
+    response = hurried.complete(**asked)
+    assert "deadline_exceeded" in response.text
+    assert response.status_code == (200 if stream else 503)

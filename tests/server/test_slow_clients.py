@@ -50,7 +50,7 @@ async def test_a_whole_answer_that_nobody_takes_is_dropped(impatient: LiveServer
         await idler.send(asking(path, max_tokens=60, n=64, return_token_ids=True))
         _, headers = await idler.head()
         assert int(headers["content-length"]) > 100_000
-        await asyncio.sleep(3)
+        await asyncio.sleep(6)
         with pytest.raises((IncompleteReadError, ConnectionError)):
             await idler.reader.readexactly(int(headers["content-length"]))
 
