@@ -48,7 +48,8 @@ class Connection(H11Protocol):
         self._stop_timers()
 
     def data_received(self, data: bytes) -> None:
-        if self._received_at is None:
+        belongs_to_next = self.conn.their_state is not h11.SEND_BODY
+        if belongs_to_next and self._received_at is None:
             self._received_at = time.monotonic()
         super().data_received(data)
 

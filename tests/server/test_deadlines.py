@@ -11,7 +11,7 @@ from nvium_core.engine.scheduler import Step
 from tests.server.live_server import LiveServer, live_server, wait_until
 
 LONG = {"max_tokens": 3000, "ignore_eos": True}
-SECONDS = 0.5
+SECONDS = 1.5
 
 
 class SlowRunner(Runner):
