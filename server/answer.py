@@ -31,6 +31,16 @@ HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
 log = structlog.get_logger("nvium.server")
 
 
+def opened(request: Request, body: GenerationRequest) -> tuple[Service, RequestRecord]:
+    """What serves a request and what is noted of it, once nothing in its body alone speaks against it."""
+    service, record = request.app.state.service, request.state.record
+    record.user = body.who
+    service.check_accepting()
+    service.check_model(body.model)
+    body.check(service.limits)
+    return service, record
+
+
 async def answer(request: Request, body: GenerationRequest, generated: Generation, writer: Writer) -> Response:
     service: Service = request.app.state.service
     record: RequestRecord = request.state.record

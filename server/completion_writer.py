@@ -18,6 +18,7 @@ class CompletionWriter(Writer):
         self._envelope["object"] = "text_completion"
         self._request = request
         self._vocabulary = service.vocabulary
+        self._begun: set[Choice] = set()
         self._num_told: Counter[Choice] = Counter()
         """Tokens of the echoed prompt whose scores each choice has told."""
 
@@ -38,8 +39,9 @@ class CompletionWriter(Writer):
 
     def _completion_choice(self, delta: Delta, index: int) -> CompletionChoice:
         fields: dict[str, Any] = self._choice(delta, index)
-        if self._request.return_token_ids and self._is_first(delta):
+        if self._request.return_token_ids and delta.choice not in self._begun:
             fields["prompt_token_ids"] = delta.choice.prompt.token_ids
+        self._begun.add(delta.choice)
         return CompletionChoice(text=delta.text, logprobs=self._logprobs(delta), **fields)
 
     def _logprobs(self, delta: Delta) -> CompletionLogprobs | None:

@@ -9,7 +9,7 @@ ApiError
 ├── BodyTooLarge      413  found before parsing
 ├── RateLimited       429  too many requests with one key
 ├── Overloaded        503  queue full, draining or stopped; come back later
-├── DeadlineExceeded  503  waited for its turn longer than a request may take
+├── DeadlineExceeded  503  a request's time was over before anything could be told
 └── InternalError     500  says nothing about what happened inside
 """
 
@@ -120,7 +120,7 @@ class DeadlineExceeded(ApiError):
     code = "deadline_exceeded"
 
     def __init__(self) -> None:
-        super().__init__("the request's time was over before its turn came")
+        super().__init__("the request's time was over before it could be answered")
 
 
 class InternalError(ApiError):

@@ -124,7 +124,8 @@ class Generation:
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """The choices' deltas as they come, one for each choice that gained something.
 
-        Raises `EngineError` if one of them fails, `DeadlineExceeded` if none began in time.
+        Raises `EngineError` if one of them fails, `DeadlineExceeded` if none began in time or scores of a prompt
+        are still owed then.
         """
         async for events in self._stream:
             yield [self._take(key, told) for key, told in by_key(events).items()]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nvium_core import TokenEvent
-from server.generation import Choice, Delta, Generation
+from server.generation import Delta, Generation
 from server.schemas.generation import (
     ExitSummary,
     Generated,
@@ -34,7 +34,6 @@ class Writer(ABC):
         self._num_generated = 0
         self._exit_counts: Counter[int] = Counter()
         self._num_ended = 0
-        self._begun: set[Choice] = set()
         self._envelope: dict[str, Any] = {
             "id": response_id,
             "created": int(time.time()),
@@ -73,12 +72,6 @@ class Writer(ABC):
         if self._tells_token_ids:
             fields["token_ids"] = [event.token_id for event in delta.tokens]
         return fields
-
-    def _is_first(self, delta: Delta) -> bool:
-        """Nothing of its choice was told before."""
-        is_first = delta.choice not in self._begun
-        self._begun.add(delta.choice)
-        return is_first
 
     def _whole(self) -> dict[str, Any]:
         """Fields of any whole response, once its choices are written."""

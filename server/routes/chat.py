@@ -3,25 +3,18 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.answer import answer
+from server.answer import answer, opened
 from server.chat_writer import ChatWriter
 from server.choice_text import Prompt
 from server.generation import start
-from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
-from server.service import Service
 
 router = APIRouter()
 
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
-    service: Service = request.app.state.service
-    record: RequestRecord = request.state.record
-    record.user = body.who
-    service.check_accepting()
-    service.check_model(body.model)
-    body.check(service.limits)
+    service, record = opened(request, body)
     template = service.chat_template
     with service.admission.entered(body.num_choices), body.in_own_names():
         prompt = Prompt(await service.aside(template.token_ids, *body.for_template()))

@@ -3,24 +3,17 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.answer import answer
+from server.answer import answer, opened
 from server.completion_writer import CompletionWriter
 from server.generation import start
-from server.record import RequestRecord
 from server.schemas.completions import CompletionRequest
-from server.service import Service
 
 router = APIRouter()
 
 
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
-    service: Service = request.app.state.service
-    record: RequestRecord = request.state.record
-    record.user = body.who
-    service.check_accepting()
-    service.check_model(body.model)
-    body.check(service.limits)
+    service, record = opened(request, body)
     with service.admission.entered(len(body.prompts) * body.num_choices):
         prompts = await service.read_prompts(body.prompts)
         params = body.params(await service.constraint(body.form()))

@@ -1,7 +1,5 @@
 """`POST /tokenize` and `/detokenize`: what a model makes of a text, and back."""
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -18,14 +16,14 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
     body.check()
-    return await asyncio.to_thread(lambda: json_response(tokens(service, body), body))
+    return await service.aside(lambda: json_response(tokens(service, body), body))
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
-    return await asyncio.to_thread(lambda: json_response(detokenized(service, body.tokens), body))
+    return await service.aside(lambda: json_response(detokenized(service, body.tokens), body))
 
 
 def check_model(service: Service, name: str | None) -> None:
