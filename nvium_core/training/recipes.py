@@ -9,7 +9,9 @@ from huggingface_hub.errors import StrictDataclassError
 
 from nvium_core.errors import NviumError
 from nvium_core.model.config import NviumConfig, even_exit_layers
+from nvium_core.training.beta import BetaSettings
 from nvium_core.training.data import Diet
+from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 MAX_VOCABULARY = 2**16  # token files hold 16 bits a token
@@ -51,14 +53,6 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Depth:
-    """β's starting value and, if it is to be steered, the mean depth it shall lead to."""
-
-    beta: float
-    target: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Everything a training run depends on besides its text."""
 
@@ -69,10 +63,9 @@ class Recipe:
     long_context_share: float = 0.0
     learning_rate: LearningRate
     router_warmup: RouterWarmup = field(default_factory=RouterWarmup)
-    depth: Depth
+    beta: BetaSettings
     diet: Diet = field(default_factory=Diet)
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     seed: int = 0
     checkpoint_every: int = 200
 
@@ -94,12 +87,13 @@ def tales() -> Recipe:
     """The embedded story-teller: 6.5M parameters, four exits, about two hours on two cores."""
     return Recipe(
         shape=Shape(num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024),
-        total_tokens=16_400_000,
+        total_tokens=20_000_000,
         tokens_per_step=4096,
         short_context=256,
         long_context_share=0.07,
-        learning_rate=LearningRate(maximum=2e-3, warmup=0.02),
-        depth=Depth(beta=0.02, target=0.68),
+        learning_rate=LearningRate(maximum=8e-3, warmup=0.01, kind="wsd", decay=0.4, final_ratio=0.0),
+        beta=BetaSettings(initial=0.02, depth=0.685),
+        optimizer=OptimizerSettings(muon_rate=0.02),
         diet=Diet(simple_share=0.25, short_characters=4000, simple_epochs=2.0, other_epochs=0.5),
     )
 
@@ -112,7 +106,7 @@ def tiny() -> Recipe:
         tokens_per_step=2048,
         short_context=128,
         learning_rate=LearningRate(maximum=3e-3, warmup=0.05),
-        depth=Depth(beta=0.04, target=0.68),
+        beta=BetaSettings(initial=0.04, depth=0.68),
         checkpoint_every=50,
     )
 
@@ -152,6 +146,10 @@ def _with(owner: Any, path: list[str], value: str, setting: str) -> Any:
 
 
 def _parsed(value: str, current: Any, setting: str) -> Any:
+    if isinstance(current, str):
+        return value
+    if isinstance(current, bool):
+        return _parsed_bool(value, setting)
     kind = int if isinstance(current, int) else float
     try:
         parsed = kind(value.replace("_", ""))
@@ -160,6 +158,12 @@ def _parsed(value: str, current: Any, setting: str) -> Any:
     if not math.isfinite(parsed):
         raise RecipeError(f"--set {setting}: must be finite")
     return parsed
+
+
+def _parsed_bool(value: str, setting: str) -> bool:
+    if value not in ("true", "false"):
+        raise RecipeError(f"--set {setting}: expected true or false")
+    return value == "true"
 
 
 def check(condition: bool, message: str) -> None:

@@ -22,8 +22,9 @@ def test_the_last_of_two_settings_holds() -> None:
     assert recipe_named("tiny", ["seed=1", "seed=2"]).seed == 2
 
 
-def test_a_target_depth_may_be_set_where_there_is_none() -> None:
-    assert recipe_named("tiny", ["depth.target=0.5"]).depth.target == 0.5
+def test_words_and_truths_may_be_set_as_well_as_numbers() -> None:
+    changed = recipe_named("tiny", ["learning_rate.kind=wsd", "beta.depth=0", "beta.adaptive=true"])
+    assert (changed.learning_rate.kind, changed.beta.adaptive) == ("wsd", True)
 
 
 def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:
@@ -44,7 +45,11 @@ def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:
         ("shape.width=1.5", "expected int"),
         ("learning_rate.maximum=", "expected float"),
         ("learning_rate.maximum=nan", "finite"),
-        ("depth.beta=inf", "finite"),
+        ("beta.initial=inf", "finite"),
+        ("beta.adaptive=yes", "true or false"),
+        ("beta.adaptive=true", "either adaptive or steered"),
+        ("learning_rate.kind=step", "cosine, wsd"),
+        ("optimizer.clip_norm=0", "clip_norm"),
         ("tokens_per_step=0", "tokens_per_step"),
         ("shape.context=0", "context"),
         ("shape.vocab_size=100000", "vocab_size"),
