@@ -29,7 +29,7 @@ from nvium_core.training.data import Batch, DataError, PackedStream, encode, rea
 from nvium_core.training.loss import Losses, batch_losses, objective
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.precision import fast_dtype
-from nvium_core.training.recipes import Recipe
+from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
 
 EXTENDABLE = {"total_tokens", "checkpoint_every"}
