@@ -1,12 +1,13 @@
 """A pretrained Llama as the beginning of an N-vium: exits are added, and no answer of its changes.
 
 What training does to it is another matter. The paper finds that all early exits die (section on retrofitting), and
-its objective says why. Router heads start near zero, so 1 − 2^(1−N) of the mass sits on early exits whose π_k, a
-middle layer's rows through the last layer's norm and head, are next to nothing: giving it to the last exit lowers
-L_mix by (N − 1) log 2, 2.08 nats for four exits. Against that β pays β (1 − l_k / L) at most, 0.075 at β 0.1. With all mass
-on the last exit, a little for exit k pays only where the router can expect π_k / π_N > 1 − β (1 − l_k / L); and the exit's
-own gradient comes in proportion to p_k π_k / π_mix, so one that is not heard does not learn to speak. Balancing the
-routers costs at most Σ 1 / (N − k + 1)² = 0.42 where they have collapsed, less than the collapse gains.
+its objective says why. Router heads start near zero, so 1 − 2^(1−N) of the mass is on early exits, whose π_k, a
+middle layer's rows through the last layer's norm and head, give next to nothing to the token that comes. Moving it
+all to the last exit lowers L_mix by (N − 1) log 2, 2.08 nats for four exits; what β asks for that is β (1 − l_1 / L)
+at most, 0.075 at β 0.1. From then on, a little for exit k pays only where the router may expect
+π_k / π_N > 1 − β (1 − l_k / L), and what exit k learns is in proportion to p_k π_k / π_mix: who is not heard does not
+learn to speak. Balancing routers first would not hold them: it prices the collapse at Σ 1 / (N − k + 1)² = 0.42, less
+than the collapse gains.
 """
 
 from collections.abc import Sequence
@@ -37,8 +38,9 @@ def retrofit(llama_folder: str | PathLike[str], exit_layers: Sequence[int]) -> N
     model = NviumForCausalLM(with_exits(llama.config, exit_layers))
     model.model.load_state_dict(llama.model.state_dict())
     model.lm_head.load_state_dict(llama.lm_head.state_dict())
-    for exit_ in model.exits:
-        exit_.norm.load_state_dict(llama.exits[0].norm.state_dict())
+    final_norm = llama.get_parameter("exits.0.norm.weight")
+    for number in range(model.config.num_exits):
+        model.get_parameter(f"exits.{number}.norm.weight").data.copy_(final_norm)
     model.generation_config = llama.generation_config
     return model
 

@@ -21,7 +21,9 @@ def last_exit(model: NviumForCausalLM) -> Tensor:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("rope", [{"rope_type": "default", "rope_theta": 10000.0}, LLAMA_3_ROPE], ids=["plain", "llama3"])
+@pytest.mark.parametrize(
+    "rope", [{"rope_type": "default", "rope_theta": 10000.0}, LLAMA_3_ROPE], ids=["plain", "llama3"]
+)
 @torch.no_grad()
 def test_the_last_exit_alone_is_the_llama(tied: bool, rope: dict[str, object], tmp_path: Path) -> None:
     llama = random_llama(num_hidden_layers=4, tie_word_embeddings=tied, rope_parameters=rope)
