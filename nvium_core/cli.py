@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from nvium_core.errors import NviumError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from nvium_core import Completion, Engine, LoadedModel, SamplingParams
 
@@ -186,25 +188,51 @@ def summarise(
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="Which one: tales, tiny.")],
-    data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
+    recipe: Annotated[str, typer.Argument(help="One of `nvium recipes`; NAME-dense is the dense twin of NAME.")],
+    data: Annotated[
+        Path | None, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="The run's folder; resumed if it holds one. Default runs/RECIPE.")
     ] = None,
     settings: Annotated[list[str], typer.Option("--set", help="key=value, such as learning_rate.maximum=1e-3.")] = [],  # noqa: B006 (typer copies it)
     device: DeviceOption = "auto",
     compile: Annotated[bool, typer.Option(help="Compile the model; pays on long runs.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")] = False,
+    flops_per_second: Annotated[
+        float | None, typer.Option(help="With --dry-run: the device's, such as 4e14, instead of measuring.", min=1)
+    ] = None,
 ) -> None:
     """Train a model; a run that was interrupted goes on from its last checkpoint."""
     from nvium_core.loading import resolve_device
+    from nvium_core.training import dry_run as estimates
     from nvium_core.training.recipes.catalogue import recipe_named
     from nvium_core.training.train import RunOptions
     from nvium_core.training.train import train as run
 
     options = RunOptions(
-        data=data, folder=folder or Path("runs") / recipe, device=str(resolve_device(device)), compile=compile
+        data=data or Path(), folder=folder or Path("runs") / recipe, device=str(resolve_device(device)), compile=compile
     )
-    print(f"The model is in {run(recipe_named(recipe, settings), options)}")
+    chosen = recipe_named(recipe, settings)
+    if dry_run:
+        show(estimates.table(estimates.dry_run(chosen, options, flops_per_second)))
+    elif data is None:
+        raise typer.BadParameter("--data is missing")
+    else:
+        print(f"The model is in {run(chosen, options)}")
+
+
+@app.command()
+def recipes(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with more of each.")] = False,
+) -> None:
+    """List what `nvium train` can train: parameters, text, shape, exits."""
+    from nvium_core.training.recipes import listing
+
+    if as_json:
+        print(json.dumps([asdict(line) for line in listing.entries()], indent=2))
+    else:
+        show(listing.table(listing.entries()))
 
 
 @app.command()
@@ -307,6 +335,12 @@ def plan(
     Console().print(planning.table(rows))
     if json_file:
         json_file.write_text(json.dumps(planning.as_dict(loads, rows), indent=2) + "\n", encoding="utf-8")
+
+
+def show(table: "Table") -> None:
+    from rich.console import Console
+
+    Console().print(table)
 
 
 def print_figures(figures: dict[str, Any]) -> None:
