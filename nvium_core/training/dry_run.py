@@ -29,9 +29,9 @@ from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import RunOptions, TrainingRun
 
 PATIENCE_SECONDS = 10.0
-"""A step is timed again, and a larger one too, only where that takes no longer than this."""
+"""Slower steps are timed once, and no larger ones after them."""
 
-LARGER = 6
+LARGER = 4
 """Windows of the larger of the two steps that are timed."""
 
 UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -102,7 +102,7 @@ def measured_speed(recipe: Recipe, options: RunOptions) -> Speed:
     rows = max(window, min(full // window, LARGER) * window)
     flops = token_flops(recipe, window)
     seconds = step_seconds(recipe, options, window)
-    if rows == window or seconds * rows / window > PATIENCE_SECONDS:
+    if rows == window or seconds > PATIENCE_SECONDS:
         return Speed(flops_per_second=window * flops / seconds)
     larger_seconds = step_seconds(recipe, options, rows)
     row_seconds = (larger_seconds - seconds) / (rows - window)

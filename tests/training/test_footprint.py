@@ -1,5 +1,6 @@
 """Estimated bytes beside those that autograd keeps, and beside the peak of a real process."""
 
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -93,11 +94,13 @@ print(peak_after_a_pass(32) - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a process's peak from /proc")
-def test_the_peak_of_a_real_pass_is_within_half_of_the_estimate() -> None:
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+def test_the_peak_of_a_real_pass_is_within_a_tenth_of_the_estimate() -> None:
+    """Without the heap's fragments, since every tensor is mapped alone."""
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, env=environment)
     recipe = recipe_named("tiny", [])
     estimate = footprint(recipe, Pass(rows=32 * 128, context=128))
-    assert int(done.stdout) == pytest.approx(estimate.activations + estimate.head, rel=0.5)
+    assert int(done.stdout) == pytest.approx(estimate.activations + estimate.head, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-dense"])
