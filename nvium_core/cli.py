@@ -16,7 +16,7 @@ import typer
 
 from nvium_core.bench import experiments
 from nvium_core.bench.experiments import Experiment
-from nvium_core.choices import Device, Precision, Schedule
+from nvium_core.choices import Device, Precision, Schedule, Sharding
 from nvium_core.errors import NviumError
 
 if TYPE_CHECKING:
@@ -196,14 +196,25 @@ def train(
         Path | None, typer.Option(help="The run's folder; resumed if it holds one. Default runs/RECIPE.")
     ] = None,
     settings: Annotated[list[str], typer.Option("--set", help="key=value, such as learning_rate.maximum=1e-3.")] = [],  # noqa: B006 (typer copies it)
+    validation: Annotated[Path | None, typer.Option(help="Text to evaluate on now and then.")] = None,
+    dense_log: Annotated[Path | None, typer.Option(help="log.jsonl of a dense run, for an adaptive β.")] = None,
     device: DeviceOption = "auto",
     compile: Annotated[bool, typer.Option(help="Compile the model; pays on long runs.")] = True,
+    sharding: Annotated[Sharding, typer.Option(help="How processes share the model.")] = "ddp",
+    rows_per_pass: Annotated[int, typer.Option(help="Tokens of one forward pass; bounds memory.", min=1)] = 16_384,
+    checkpoint_activations: Annotated[
+        bool, typer.Option("--checkpoint-activations", help="Compute them twice instead of keeping them.")
+    ] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write its files beside log.jsonl.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")] = False,
     flops_per_second: Annotated[
         float | None, typer.Option(help="With --dry-run: the device's, such as 4e14, instead of measuring.", min=1)
     ] = None,
 ) -> None:
-    """Train a model; a run that was interrupted goes on from its last checkpoint."""
+    """Train a model; a run that was interrupted goes on from its last checkpoint.
+
+    On several devices: torchrun --nproc-per-node N -m nvium_core.cli train …
+    """
     from nvium_core.loading import resolve_device
     from nvium_core.training import dry_run as estimates
     from nvium_core.training.recipes.catalogue import recipe_named
@@ -211,7 +222,16 @@ def train(
     from nvium_core.training.train import train as run
 
     options = RunOptions(
-        data=data or Path(), folder=folder or Path("runs") / recipe, device=str(resolve_device(device)), compile=compile
+        data=data or Path(),
+        folder=folder or Path("runs") / recipe,
+        validation=validation,
+        dense_log=dense_log,
+        device=str(resolve_device(device)),
+        compile=compile,
+        sharding=sharding,
+        rows_per_pass=rows_per_pass,
+        checkpoint_activations=checkpoint_activations,
+        tensorboard=tensorboard,
     )
     chosen = recipe_named(recipe, settings)
     if dry_run:

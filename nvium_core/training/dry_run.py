@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from rich.table import Table
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.beta import BetaSettings
 from nvium_core.training.data import PackedStream
@@ -85,7 +87,12 @@ def pass_of(recipe: Recipe, options: RunOptions) -> Pass:
     """The largest pass of a run: windows of full length where it has any."""
     context = recipe.context_at(1.0)
     windows = max(1, min(recipe.tokens_per_step, options.rows_per_pass) // context)
-    return Pass(rows=windows * context, context=context, dtype=fast_dtype(torch.device(options.device)))
+    return Pass(
+        rows=windows * context,
+        context=context,
+        dtype=fast_dtype(torch.device(options.device)),
+        checkpointing=options.checkpoint_activations,
+    )
 
 
 def available_bytes(device: torch.device) -> int:
@@ -100,7 +107,7 @@ def measured_speed(recipe: Recipe, options: RunOptions) -> Speed:
     window = recipe.short_context
     full = min(recipe.tokens_per_step, options.rows_per_pass)
     rows = max(window, min(full // window, LARGER) * window)
-    flops = token_flops(recipe, window)
+    flops = token_flops(recipe, window, options.checkpoint_activations)
     seconds = step_seconds(recipe, options, window)
     if rows == window or seconds > PATIENCE_SECONDS:
         return Speed(flops_per_second=window * flops / seconds)
@@ -115,15 +122,21 @@ def step_seconds(recipe: Recipe, options: RunOptions, rows: int) -> float:
     """A step of so many rows of made-up tokens: the fastest of three, or the first if it is slow."""
     vocab_size = recipe.shape.vocab_size
     tokens = np.random.default_rng(0).integers(1, min(vocab_size, 2**16), 4 * rows + 1).astype(np.uint16)
-    stream = PackedStream(tokens, end_token=0)
-    run = TrainingRun(from_scratch(recipe, rows), replace(options, compile=False), stream, vocab_size)
+    stream, tokenizer = PackedStream(tokens, end_token=0), made_up_tokenizer(vocab_size)
+    run = TrainingRun(from_scratch(recipe, rows), replace(options, compile=False), tokenizer, stream)
     first = timed_step(run)
     return first if first > PATIENCE_SECONDS else min(first, timed_step(run), timed_step(run))
 
 
+def made_up_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """Of numbers, the first of which ends a text."""
+    words = models.WordLevel({str(token): token for token in range(vocab_size)}, unk_token="0")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="0")
+
+
 def timed_step(run: TrainingRun) -> float:
     started = time.perf_counter()
-    run.train_step()
+    run.train_step(run.batches_of(run.step))
     return time.perf_counter() - started
 
 

@@ -71,6 +71,7 @@ def test_activations_are_what_autograd_keeps(name: str, settings: list[str], dty
 
 PEAK = """
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -82,10 +83,13 @@ from nvium_core.training.recipes.catalogue import recipe_named
 
 shape = recipe_named("tiny", []).shape
 model = NviumForCausalLM(shape.config(shape.vocab_size, end_token=0))
+if "checkpointing" in sys.argv:
+    model.train().activation_checkpointing_enable()
 
 def peak_after_a_pass(windows):
     tokens = torch.randint(1, shape.vocab_size, (windows, shape.context + 1))
-    batch_losses(model, packed_batch(tokens[:, :-1], tokens[:, 1:], end_token=0)).mix.backward()
+    batch = packed_batch(tokens[:, :-1], tokens[:, 1:], end_token=0)
+    batch_losses(model, batch).mix.backward()
     return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 
 before = peak_after_a_pass(1)
@@ -94,12 +98,13 @@ print(peak_after_a_pass(32) - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a process's peak from /proc")
-def test_the_peak_of_a_real_pass_is_within_a_tenth_of_the_estimate() -> None:
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_peak_of_a_real_pass_is_within_a_tenth_of_the_estimate(checkpointing: bool) -> None:
     """Without the heap's fragments, since every tensor is mapped alone."""
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, env=environment)
-    recipe = recipe_named("tiny", [])
-    estimate = footprint(recipe, Pass(rows=32 * 128, context=128))
+    command = [sys.executable, "-c", PEAK, *(["checkpointing"] if checkpointing else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    estimate = footprint(recipe_named("tiny", []), Pass(rows=32 * 128, context=128, checkpointing=checkpointing))
     assert int(done.stdout) == pytest.approx(estimate.activations + estimate.head, rel=0.1)
 
 
@@ -120,7 +125,7 @@ def test_the_optimisers_bytes_are_those_of_its_state(name: str, muon_rate: float
 def test_a_checkpoint_takes_what_is_estimated(tmp_path_factory: pytest.TempPathFactory) -> None:
     recipe, run_options = small_recipe(), options(tmp_path_factory.mktemp("run") / "folder")
     run: TrainingRun = start(recipe, run_options)
-    run.train_step()
+    run.train_step(run.batches_of(0))
     run.save()
     size = (run_options.folder / "state.pt").stat().st_size
     assert size == pytest.approx(checkpoint_bytes(recipe), rel=0.3)
