@@ -36,6 +36,7 @@ PATIENCE_SECONDS = 10.0
 LARGER = 4
 """Windows of the larger of the two steps that are timed."""
 
+FIRST = "0"
 UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 
@@ -130,8 +131,8 @@ def step_seconds(recipe: Recipe, options: RunOptions, rows: int) -> float:
 
 def made_up_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     """Of numbers, the first of which ends a text."""
-    words = models.WordLevel({str(token): token for token in range(vocab_size)}, unk_token="0")
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="0")
+    words = models.WordLevel({str(number): number for number in range(vocab_size)}, unk_token=FIRST)
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token=FIRST)
 
 
 def timed_step(run: TrainingRun) -> float:
