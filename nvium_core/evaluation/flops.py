@@ -39,8 +39,8 @@ def flops_per_token(config: NviumConfig, num_positions: int) -> Flops:
 
 
 def spoken_flops(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
-    """Of a generated token, deferred layers included: every layer, one head with its adapter, and the routers asked, which
-    are those of the early exits reached at p_k = `exit_shares`."""
+    """Of a generated token, deferred layers included: every layer, one head with its adapter, and the routers of the
+    early exits reached, at p_k = `exit_shares`."""
     num_layers = config.num_hidden_layers
     return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=routers_asked(exit_shares))
 

@@ -24,10 +24,10 @@ ROUNDING = 1e-5
 class Evaluation(Routing, Calibration):
     """Means over all tokens of a text, end-of-text included.
 
-    `perplexity` is π_mix's, `exit_perplexities` those of each exit alone, and `oracle_perplexity` that of a router which
-    always chose the exit that says the token best, exp E[min_k ℓ_k] (paper, Proposition 3). `bound_violations` counts
-    tokens outside min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2) and `mass_violations` those where π_mix does not add up
-    to 1 (Proposition 1), both by more than rounding; both must be 0.
+    `perplexity` is π_mix's, `exit_perplexities` those of each exit alone, and `oracle_perplexity` that of a router
+    which always chose the exit that says the token best, exp E[min_k ℓ_k] (paper, Proposition 3). `bound_violations`
+    counts tokens outside min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2) and `mass_violations` those where π_mix does not
+    add up to 1 (Proposition 1), both by more than rounding; both must be 0.
     """
 
     num_tokens: int

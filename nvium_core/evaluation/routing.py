@@ -55,8 +55,8 @@ class RoutingTotals:
         self.posteriors_E += posterior_TE.sum(0)
         self.w_K += w_TK.sum(0)
         self.square_w_K += w_TK.square().sum(0)
-        for counts_Q, w_T in zip(self.histogram_KQ, w_TK.unbind(-1), strict=True):
-            counts_Q += (w_T * BINS).long().clamp(max=BINS - 1).bincount(minlength=BINS)
+        bin_TK = (w_TK * BINS).long().clamp(max=BINS - 1)
+        self.histogram_KQ.scatter_add_(1, bin_TK.T, torch.ones_like(bin_TK.T))
 
     def figures(self, exit_layers: Sequence[int]) -> Routing:
         shares, means_K = (self.probs_E / self.num_tokens).tolist(), self.w_K / self.num_tokens
