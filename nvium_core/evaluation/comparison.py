@@ -6,6 +6,7 @@ name its `family`, whose points are joined by a line; so whatever writes these, 
 
 import json
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from nvium_core.bench.harness import Figures
@@ -47,12 +48,12 @@ def read_evaluation(path: Path) -> Figures:
 def markdown(evaluations: Sequence[Figures]) -> str:
     """A row for each, the paper's row of the same shape beside it where there is one."""
     theirs = [papers(figures) for figures in evaluations]
-    if any(theirs):
-        rows = [
-            [*row(figures), *(paper or (None, None, None))] for figures, paper in zip(evaluations, theirs, strict=True)
-        ]
-        return table((*COLUMNS, *PAPERS_COLUMNS), rows)
-    return table(COLUMNS, [row(figures) for figures in evaluations])
+    rows = [row(figures) for figures in evaluations]
+    if not any(theirs):
+        return table(COLUMNS, rows)
+    unknown = [None] * len(PAPERS_COLUMNS)
+    both = [[*ours, *(paper or unknown)] for ours, paper in zip(rows, theirs, strict=True)]
+    return table((*COLUMNS, *PAPERS_COLUMNS), both)
 
 
 def row(figures: Figures) -> Row:
@@ -89,3 +90,10 @@ def points(evaluations: Sequence[Figures]) -> dict[str, list[tuple[str, Point]]]
     if not found:
         raise EvaluationError("nothing to draw: no evaluation has quality and speed over a dense twin")
     return {family: sorted(named, key=lambda each: each[1]) for family, named in found.items()}
+
+
+def draw(evaluations: Sequence[Figures], path: Path, *, with_paper: bool = False) -> None:
+    """The quality-speed figure. Imports matplotlib."""
+    if path.suffix != ".png":
+        raise EvaluationError(f"plot: must be a .png, got {path.name}")
+    import_module("nvium_core.evaluation.plots").pareto(points(evaluations), with_paper).savefig(path)

@@ -61,10 +61,10 @@ def per_token(answers: Sequence[Sequence[SpokenToken]]) -> float:
     return MILLISECONDS * sum(seconds) / max(1, len(seconds))
 
 
-def contender(loaded: LoadedModel, schedule: Schedule = "optimal") -> Contender:
-    """With an engine for one sequence that finds nothing left of the prompts before."""
+def contender(loaded: LoadedModel, schedule: Schedule) -> Contender:
+    """With an engine for one sequence that finds nothing left of the prompts before. One sequence alone has one next
+    block, so all schedules that let tokens leave early are the same."""
     engine = Engine(loaded.model, EngineConfig(schedule=schedule, max_sequences=1, prefix_caching=False))
-    engine.calibrate()
     speak(engine, [0], SamplingParams(max_tokens=16, seed=0, ignore_eos=True))
     return Contender(loaded, engine)
 
@@ -82,9 +82,9 @@ def measure(
     Answers take at most half of the context; prompts that leave no room for them lose their beginning.
     """
     num_tokens = min(num_tokens, loaded.model.config.max_position_embeddings // 2)
-    contenders = {OURS: contender(loaded), FULL_DEPTH: contender(loaded, "synchronous")}
+    contenders = {OURS: contender(loaded, "sweep"), FULL_DEPTH: contender(loaded, "synchronous")}
     if twin:
-        contenders[DENSE] = contender(twin)
+        contenders[DENSE] = contender(twin, "sweep")
     turns = cycle((list(contenders.values()), list(contenders.values())[::-1]))
     asked = [(trial, category, text) for trial in range(trials) for category in prompts for text in prompts[category]]
     for seed, (trial, category, text) in enumerate(track(asked, "speaking", transient=True)):
@@ -124,12 +124,10 @@ def mean_ratio(categories: Mapping[str, Any], clock: str, other: str) -> float:
 
 def staircase(ours: Contender) -> list[dict[str, float]]:
     """How long a token took, from when the one before it was out, by the exit it left at; first tokens left out."""
-    tokens = [
-        token for trials in ours.answers.values() for answers in trials for answer in answers for token in answer[1:]
-    ]
+    answers = [answer for trials in ours.answers.values() for trial in trials for answer in trial]
     steps = []
     for exit_, depth in enumerate(ours.loaded.model.config.exit_layers or [], 1):
-        times = [MILLISECONDS * token.seconds for token in tokens if token.exit == exit_]
+        times = [MILLISECONDS * token.seconds for answer in answers for token in answer[1:] if token.exit == exit_]
         low, middle, high = np.percentile(times, (25, 50, 75)).tolist() if times else (0.0, 0.0, 0.0)
         steps.append({"exit": exit_, "layer": depth, "tokens": len(times), "median": middle, "low": low, "high": high})
     return steps

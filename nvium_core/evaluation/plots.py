@@ -27,9 +27,8 @@ def routing(figures: Figures) -> Figure:
     shares.bar([x + width / 2 for x in places], posteriors, width, label="posterior of the token that came", alpha=0.6)
     shares.set_xticks(places, exit_names(figures))
     label(shares, f"mean depth {figures['mean_depth']:.2f}", "share of tokens")
-    boxes = [
-        dict(zip(("whislo", "q1", "med", "q3", "whishi"), row, strict=True)) for row in figures["router_quantiles"]
-    ]
+    marks = ("whislo", "q1", "med", "q3", "whishi")
+    boxes = [dict(zip(marks, row, strict=True)) for row in figures["router_quantiles"]]
     if boxes:
         spread.bxp(boxes, positions=places[:-1], showfliers=False)
     spread.set_xticks(places[:-1], exit_names(figures)[:-1])
@@ -58,9 +57,8 @@ def reliability(figures: Figures) -> Figure:
     rows = figures["reliability"]
     panel.plot([0, 1], [0, 1], color="black", linewidth=1)
     panel.plot([row["confidence"] for row in rows], [row["accuracy"] for row in rows], "o-", label="π_mix")
-    label(
-        panel, f"probability of the most probable token; error {figures['calibration_error']:.3f}", "how often it came"
-    )
+    error = f"expected calibration error {figures['calibration_error']:.3f}"
+    label(panel, f"probability of the most probable token; {error}", "how often it came")
     return figure
 
 

@@ -63,9 +63,10 @@ def certainty(figures: Figures) -> str:
         gain = f"Perplexity is {figures['perplexity_gain_percent']:.2f}% below the dense twin's. "
     return (
         f"{gain}bits per character: {figures['bits_per_character']:.4g}, over {figures['num_tokens']:,} tokens "
-        f"({figures['num_characters']:,} characters). The most probable token came {percent(figures['accuracy'])} of the "
-        f"time; expected calibration error {figures['calibration_error']:.3f}. Tokens outside min ℓ_k ≤ ℓ_mix ≤ max ℓ_k: "
-        f"{figures['bound_violations']}; where π_mix does not add up to 1: {figures['mass_violations']}."
+        f"({figures['num_characters']:,} characters). The most probable token came {percent(figures['accuracy'])} of "
+        f"the time; expected calibration error {figures['calibration_error']:.3f}. Tokens outside "
+        f"min ℓ_k ≤ ℓ_mix ≤ max ℓ_k: {figures['bound_violations']}; where π_mix does not add up to 1: "
+        f"{figures['mass_violations']}."
     )
 
 
@@ -100,9 +101,10 @@ def papers_routing(figures: Figures) -> str:
 
 
 def greedy(figures: Figures) -> str:
+    early, agreeing = percent(figures["greedy_early_share"]), percent(figures["greedy_agreement"])
     return (
-        f"## Temperature 0\n\n{percent(figures['greedy_early_share'])} of tokens are certain before the last exit, at a "
-        f"mean depth of {figures['greedy_mean_depth']:.3f}; {percent(figures['greedy_agreement'])} are the argmax of π_mix."
+        f"## Temperature 0\n\n{early} of tokens are certain before the last exit, at a mean depth of "
+        f"{figures['greedy_mean_depth']:.3f}; {agreeing} are the argmax of π_mix."
     )
 
 
@@ -134,9 +136,9 @@ def latency(figures: Figures) -> str:
         ["after the first token", None, None, *(f"{ratio:.3f}" for ratio in measured["decoding_ratios"].values())],
     ]
     protocol = (
-        f"Milliseconds per token, prompts included; at most {measured['max_new_tokens']} new tokens, {measured['trials']} "
-        f"trials, in turns. Ratios are means over categories. {measured['prompts_cut']} prompts were too long and lost "
-        "their beginning."
+        f"Milliseconds per token, prompts included; at most {measured['max_new_tokens']} new tokens, "
+        f"{measured['trials']} trials, in turns. Ratios are means over categories. {measured['prompts_cut']} prompts "
+        "were too long and lost their beginning."
     )
     columns = ["category", "prompts", *names]
     steps = [[s["exit"], s["layer"], s["tokens"], s["low"], s["median"], s["high"]] for s in measured["staircase"]]

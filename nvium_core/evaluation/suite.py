@@ -24,11 +24,13 @@ SAMPLES, SAMPLE_TOKENS = 3, 200
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What is wanted besides quality, routing and FLOPs. Speed is measured if there is a twin or Spec-Bench, on openings
-    of documents without the latter."""
+    """What is wanted besides quality, routing and FLOPs. Speed is measured if there is a twin or Spec-Bench; without
+    the latter on openings of documents."""
 
     greedy: bool = False
     temperatures: bool = False
+    num_texts: int = temperature.NUM_TEXTS
+    tokens_per_text: int = temperature.TOKENS_PER_TEXT
     twin: LoadedModel | None = None
     spec_bench: Path | None = None
     prompts_per_category: int | None = None
@@ -51,7 +53,8 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
     if prompts:
         figures |= speed(loaded, parts.twin, prompts)
     if parts.temperatures:
-        figures["temperatures"] = temperature.measure(loaded, documents)
+        sizes = {"num_texts": parts.num_texts, "tokens_per_text": parts.tokens_per_text}
+        figures["temperatures"] = temperature.measure(loaded, documents, **sizes)
     if parts.tasks:
         figures["tasks"] = tasks.evaluate_tasks(loaded, parts.tasks, parts.tasks_folder)
     return figures
@@ -129,10 +132,10 @@ def write_json(figures: Figures, path: Path) -> None:
 
 def samples(loaded: LoadedModel, documents: Sequence[str]) -> str:
     """A page of openings that the model has continued."""
-    engine = latency.contender(loaded).engine
+    engine = latency.contender(loaded, "sweep").engine
     texts = []
     for seed, document in enumerate(documents[:SAMPLES]):
-        prompt = loaded.tokenizer(document[:OPENING_CHARACTERS]).input_ids
-        params = SamplingParams(max_tokens=min(SAMPLE_TOKENS, engine.context - len(prompt)), seed=seed)
+        prompt = loaded.tokenizer(document[:OPENING_CHARACTERS]).input_ids[: engine.context // 2]
+        params = SamplingParams(max_tokens=min(SAMPLE_TOKENS, engine.context // 2), seed=seed)
         texts.append((prompt, speak(engine, prompt, params)))
     return page(loaded, texts)

@@ -21,6 +21,7 @@ from nvium_core.evaluation.text_quality import Quality, Text, exit_frequencies, 
 from nvium_core.loading import LoadedModel
 
 TEMPERATURES = (0.5, 0.7, 1.0)
+NUM_TEXTS, TOKENS_PER_TEXT = 32, 256
 PROMPT_TOKENS = 32
 
 Row = dict[str, Any]
@@ -30,24 +31,24 @@ def measure(
     loaded: LoadedModel,
     documents: Sequence[str],
     *,
-    num_texts: int = 32,
-    num_tokens: int = 256,
+    num_texts: int = NUM_TEXTS,
+    tokens_per_text: int = TOKENS_PER_TEXT,
     temperatures: Sequence[float] = TEMPERATURES,
 ) -> dict[str, Any]:
-    """Continue so many documents by so many tokens, in every way; a text has the same draws in all of them.
+    """Continue so many documents, fewer if the others are too short, in every way; a text has the same draws in all.
 
     `people` are the documents' own continuations; `rows` have a `Quality` for each way and, with early exits, the
-    `ExitFrequencies`; `advice` follows from them. Raises `EvaluationError` if too few documents are long enough.
+    `ExitFrequencies`; `advice` follows from them. Raises `EvaluationError` if no document is long enough.
     """
-    originals = openings(loaded.tokenizer, documents, num_texts, num_tokens)
+    originals = openings(loaded.tokenizer, documents, num_texts, tokens_per_text)
     engine = Engine(loaded.model, EngineConfig(schedule="sweep", prefix_caching=False))
     ways = [SamplingParams(sampling=s, temperature=t) for s, t in itertools.product(get_args(Sampling), temperatures)]
     rows = [row(loaded, continued(engine, originals, way), way) for way in track(ways, "temperatures", transient=True)]
     plain = SamplingParams()
     people = quality(loaded.tokenizer, originals, [judge(loaded.model, text, plain) for text in originals])
     return {
-        "num_texts": num_texts,
-        "tokens_per_text": num_tokens,
+        "num_texts": len(originals),
+        "tokens_per_text": tokens_per_text,
         "people": asdict(people),
         "rows": rows,
         "advice": advice(people, rows),
@@ -61,10 +62,10 @@ def openings(
     encoded = (document_tokens(tokenizer, document)[:-1] for document in documents)
     length = PROMPT_TOKENS + num_tokens
     long_enough = [token_ids for token_ids in encoded if len(token_ids) >= length]
-    if len(long_enough) < num_texts:
-        found = f"the text has {len(long_enough)} documents of {length} tokens or more"
-        raise EvaluationError(f"temperatures: {found}, and {num_texts} are wanted")
-    chosen = [long_enough[number * len(long_enough) // num_texts] for number in range(num_texts)]
+    if not long_enough:
+        raise EvaluationError(f"temperatures: no document of the text has {length} tokens")
+    number = min(num_texts, len(long_enough))
+    chosen = [long_enough[n * len(long_enough) // number] for n in range(number)]
     return [Text(token_ids[:PROMPT_TOKENS], token_ids[PROMPT_TOKENS:length], []) for token_ids in chosen]
 
 

@@ -29,7 +29,7 @@ PEOPLE = Quality(mean_logprob=-3, mean_logprob_error=0.1, entropy=3, repeated_gr
 
 
 def test_every_way_is_measured_on_the_same_openings(loaded: LoadedModel) -> None:
-    figures = measure(loaded, DOCUMENTS, num_texts=3, num_tokens=20, temperatures=(0.5, 1.0))
+    figures = measure(loaded, DOCUMENTS, num_texts=3, tokens_per_text=20, temperatures=(0.5, 1.0))
     ways = [(row["sampling"], row["temperature"]) for row in figures["rows"]]
     assert ways == [("exits", 0.5), ("exits", 1.0), ("mixture", 0.5), ("mixture", 1.0)]
     colder, warmer = figures["rows"][:2]
@@ -46,9 +46,10 @@ def test_openings_are_spread_over_the_documents_that_are_long_enough(loaded: Loa
     assert loaded.tokenizer.decode(texts[0].prompt + texts[0].token_ids).startswith("<|endoftext|>A fox met two")
 
 
-def test_too_few_long_documents_are_an_error_with_the_numbers(loaded: LoadedModel) -> None:
-    with pytest.raises(EvaluationError, match="has 1 documents of 232 tokens or more, and 4 are wanted"):
-        openings(loaded.tokenizer, [*DOCUMENTS, "x" * 300], num_texts=4, num_tokens=200)
+def test_where_few_documents_are_long_enough_there_are_fewer_texts_and_none_is_an_error(loaded: LoadedModel) -> None:
+    assert len(openings(loaded.tokenizer, [*DOCUMENTS, "x" * 300], num_texts=4, num_tokens=200)) == 1
+    with pytest.raises(EvaluationError, match="no document of the text has 232 tokens"):
+        openings(loaded.tokenizer, DOCUMENTS, num_texts=4, num_tokens=200)
 
 
 def test_the_temperature_nearest_to_people_is_advised() -> None:
