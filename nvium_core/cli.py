@@ -252,6 +252,7 @@ def evaluate(
     from nvium_core.evaluation.report import markdown
     from nvium_core.training.data import read_documents
 
+    suite.check_places(json_file, report)
     documents = read_documents(data)
     loaded = load_model(model, device, dtype)
     parts = suite.Parts(

@@ -55,7 +55,7 @@ def paragraph(loaded: LoadedModel, prompt: Sequence[int], spoken: Sequence[Spoke
     decoder = DecodeStream(list(prompt), skip_special_tokens=True)
     opening = loaded.tokenizer.decode(list(prompt), skip_special_tokens=True)
     spans = (span(decoder.step(tokenizer, token.token_id) or "", token) for token in spoken)
-    return f"<p><i>{escape(opening)}</i>{''.join(spans)}</p>"
+    return f"<p><i>{escape(str(opening))}</i>{''.join(spans)}</p>"
 
 
 def span(text: str, token: SpokenToken) -> str:

@@ -39,7 +39,8 @@ class Parts:
 
 
 def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_progress: bool = True) -> Figures:
-    """All figures, for JSON. What cannot be read is complained of before anything is measured."""
+    """All figures, for JSON. What cannot be done is complained of before anything is measured."""
+    check(loaded, parts)
     prompts = speed_prompts(documents, parts)
     figures = description(loaded)
     figures |= perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress).as_dict()
@@ -53,11 +54,29 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
     if prompts:
         figures |= speed(loaded, parts.twin, prompts)
     if parts.temperatures:
-        sizes = {"num_texts": parts.num_texts, "tokens_per_text": parts.tokens_per_text}
-        figures["temperatures"] = temperature.measure(loaded, documents, **sizes)
+        figures["temperatures"] = temperature.measure(
+            loaded, documents, num_texts=parts.num_texts, tokens_per_text=parts.tokens_per_text
+        )
     if parts.tasks:
         figures["tasks"] = tasks.evaluate_tasks(loaded, parts.tasks, parts.tasks_folder)
     return figures
+
+
+def check(loaded: LoadedModel, parts: Parts) -> None:
+    """Raise `EvaluationError` for a twin that cannot be compared, and where tasks are asked for without lm_eval."""
+    if parts.twin and parts.twin.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        message = "has another tokenizer, so that perplexities cannot be compared"
+        raise EvaluationError(f"twin: {parts.twin.name} {message}")
+    if parts.tasks:
+        tasks.harness("")
+
+
+def check_places(json_file: Path | None, report_folder: Path | None) -> None:
+    """Raise `EvaluationError` for results that could not be written, and make the folder."""
+    if json_file and not json_file.parent.is_dir():
+        raise EvaluationError(f"json: no such folder: {json_file.parent}")
+    if report_folder:
+        report_folder.mkdir(parents=True, exist_ok=True)
 
 
 def speed_prompts(documents: Sequence[str], parts: Parts) -> Prompts:
@@ -93,18 +112,16 @@ def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
 
 
 def beside_twin(figures: Figures, twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
-    """The twin's own quality. Per character, if its tokens are others."""
+    """The twin's own quality and costs, and by how much ours is better."""
     theirs = perplexity.evaluate(twin.model, twin.tokenizer, documents, show_progress)
     config = twin.model.config
-    twins = {
+    dense = {
         **description(twin),
         "perplexity": theirs.perplexity,
         "bits_per_character": theirs.bits_per_character,
         "flops": flops_per_token(config, config.max_position_embeddings).as_dict(),
     }
-    if theirs.num_tokens != figures["num_tokens"]:
-        raise EvaluationError(f"twin: {twin.name} has another tokenizer, so perplexities cannot be compared")
-    return {"twin": twins, "perplexity_gain_percent": 100 * (1 - figures["perplexity"] / theirs.perplexity)}
+    return {"twin": dense, "perplexity_gain_percent": 100 * (1 - figures["perplexity"] / theirs.perplexity)}
 
 
 def speed(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts) -> Figures:
@@ -115,9 +132,8 @@ def speed(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts) -> Fi
 
 
 def write_report(loaded: LoadedModel, figures: Figures, documents: Sequence[str], folder: Path) -> None:
-    """report.md, evaluation.json, the plots, and text coloured by exit in samples.html."""
+    """Into an existing folder: report.md, evaluation.json, the plots, and text coloured by exit in samples.html."""
     plots = import_module("nvium_core.evaluation.plots").PLOTS
-    folder.mkdir(parents=True, exist_ok=True)
     drawn = [name for name, (key, _) in plots.items() if key in figures]
     for name in drawn:
         plots[name][1](figures).savefig(folder / f"{name}.png")

@@ -35,8 +35,7 @@ def harness(part: str) -> Any:
     try:
         return import_module(f"lm_eval{part}")
     except ImportError as error:
-        message = f"tasks need lm_eval, which is not installed ({error}): pip install 'nvium[tasks]'"
-        raise EvaluationError(message) from error
+        raise EvaluationError(f"tasks need lm_eval ({error}): pip install 'nvium[tasks]'") from error
 
 
 def scores(results: dict[str, Any]) -> dict[str, float]:

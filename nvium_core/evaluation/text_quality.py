@@ -69,7 +69,7 @@ class Judgement:
 
 def quality(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], judgements: Sequence[Judgement]) -> Quality:
     logprobs = [float(judgement.logprobs.mean()) for judgement in judgements]
-    words = [WORD.findall(tokenizer.decode(text.token_ids).lower()) for text in texts]
+    words = [WORD.findall(str(tokenizer.decode(text.token_ids)).lower()) for text in texts]
     return Quality(
         mean_logprob=fmean(logprobs),
         mean_logprob_error=stdev(logprobs) / math.sqrt(len(texts)) if len(texts) > 1 else None,

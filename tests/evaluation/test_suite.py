@@ -1,6 +1,7 @@
 """`nvium evaluate` as a whole, on a random model of bytes: figures, report, files."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,11 +75,11 @@ def test_tables_are_rectangular(figures: Figures) -> None:
 
 
 def test_a_report_has_its_text_figures_and_samples(loaded: LoadedModel, figures: Figures, tmp_path: Path) -> None:
-    suite.write_report(loaded, figures, DOCUMENTS, tmp_path / "report")
-    written = {path.name for path in (tmp_path / "report").iterdir()}
+    suite.write_report(loaded, figures, DOCUMENTS, tmp_path)
+    written = {path.name for path in tmp_path.iterdir()}
     plots = {"routing.png", "perplexity.png", "reliability.png", "staircase.png"}
     assert written == {"report.md", "evaluation.json", "samples.html"} | plots
-    assert "A fox met two hens." in (tmp_path / "report" / "samples.html").read_text()
+    assert "A fox met two hens." in (tmp_path / "samples.html").read_text()
 
 
 def test_a_model_without_early_exits_is_reported_too(twin: LoadedModel, tmp_path: Path) -> None:
@@ -94,9 +95,26 @@ def test_speed_is_measured_on_openings_where_there_is_a_twin_and_no_spec_bench(t
     assert suite.speed_prompts(DOCUMENTS, suite.Parts()) == {}
 
 
-def test_a_twin_with_another_tokenizer_is_refused(loaded: LoadedModel, figures: Figures, twin: LoadedModel) -> None:
+def test_a_twin_with_another_tokenizer_is_refused_before_anything_is_measured(loaded: LoadedModel) -> None:
+    other = load_byte_model()
+    other.tokenizer.add_tokens(["fox"])
     with pytest.raises(EvaluationError, match="another tokenizer"):
-        suite.beside_twin(figures | {"num_tokens": 1}, twin, DOCUMENTS, show_progress=False)
+        suite.evaluate(loaded, [], suite.Parts(twin=other), show_progress=False)
+
+
+def test_tasks_without_lm_eval_are_refused_before_anything_is_measured(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(EvaluationError, match="lm_eval"):
+        suite.evaluate(loaded, [], suite.Parts(tasks=["arc_easy"]), show_progress=False)
+
+
+def test_results_that_could_not_be_written_are_refused_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match="no such folder"):
+        suite.check_places(tmp_path / "nowhere" / "figures.json", None)
+    suite.check_places(tmp_path / "figures.json", tmp_path / "a" / "report")
+    assert (tmp_path / "a" / "report").is_dir()
 
 
 def test_the_description_names_the_shape(figures: Figures) -> None:
