@@ -260,25 +260,59 @@ def evaluate(
     data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
     model: ModelArgument = None,
     greedy: Annotated[bool, typer.Option(help="Temperature 0 too: is it the argmax, how often does it leave.")] = False,
+    temperatures: Annotated[bool, typer.Option("--temperatures", help="What temperature does to text.")] = False,
+    twin: Annotated[str | None, typer.Option(help="A dense model's folder: its perplexity, and speed over it.")] = None,
+    spec_bench: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, to measure speed on.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Of each of its categories [all].", min=1)] = None,
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm_eval, comma separated.")] = None,
+    tasks_folder: Annotated[Path | None, typer.Option(help="Where .yaml files describe further ones.")] = None,
+    report: Annotated[Path | None, typer.Option(help="A folder for report.md, figures and coloured text.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
     device: DeviceOption = "auto",
     dtype: PrecisionOption = "auto",
 ) -> None:
-    """Perplexity of π_mix and of each exit alone, routing and mean depth on a text."""
+    """Perplexity of π_mix, of each exit and of an oracle; routing, calibration, FLOPs; and what else is asked for."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
     from nvium_core import load_model
-    from nvium_core.evaluation import perplexity
-    from nvium_core.evaluation.greedy import evaluate_greedy
+    from nvium_core.evaluation import suite
+    from nvium_core.evaluation.report import markdown
     from nvium_core.training.data import read_documents
 
+    suite.check_places(json_file, report)
     documents = read_documents(data)
     loaded = load_model(model, device, dtype)
-    figures = perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress=True).as_dict()
-    if greedy:
-        decided = evaluate_greedy(loaded.model, loaded.tokenizer, documents, show_progress=True).as_dict()
-        figures |= {f"greedy_{name}": value for name, value in decided.items()}
-    print_figures(figures)
+    parts = suite.Parts(
+        greedy=greedy,
+        temperatures=temperatures,
+        twin=load_model(twin, device, dtype) if twin else None,
+        spec_bench=spec_bench,
+        prompts_per_category=prompts,
+        tasks=tasks.split(",") if tasks else (),
+        tasks_folder=tasks_folder,
+    )
+    figures = suite.evaluate(loaded, documents, parts)
+    Console().print(Markdown(markdown(figures)))
     if json_file:
-        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        suite.write_json(figures, json_file)
+    if report:
+        suite.write_report(loaded, figures, documents, report)
+
+
+@app.command()
+def compare(
+    evaluations: Annotated[list[Path], typer.Argument(help="What `nvium evaluate --twin … --json FILE` wrote.")],
+    plot: Annotated[Path | None, typer.Option(help="Draw quality against speed, into a .png.")] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Draw the paper's points too.")] = False,
+) -> None:
+    """Models beside one another: a Markdown table, and the quality-speed figure."""
+    from nvium_core.evaluation import comparison
+
+    found = comparison.read_evaluations(evaluations)
+    print(comparison.markdown(found))
+    if plot:
+        comparison.draw(found, plot, with_paper=paper)
 
 
 @app.command()
@@ -362,23 +396,6 @@ def show(table: "Table") -> None:
     from rich.console import Console
 
     Console().print(table)
-
-
-def print_figures(figures: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        values = value if isinstance(value, list) else [value]
-        table.add_row(name.replace("_", " "), "  ".join(map(shown, values)))
-    Console().print(table)
-
-
-def shown(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 if __name__ == "__main__":

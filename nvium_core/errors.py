@@ -8,6 +8,7 @@ NviumError
 ├── DataError           text that cannot be used                     (training.data)
 ├── RecipeError         an unknown recipe or setting                 (training.recipes.recipe)
 ├── TrainingError       training that cannot go on                   (training.train)
+├── EvaluationError     something that cannot be evaluated as asked   (evaluation.predictions)
 └── SettingsError       a server setting that is not one             (server.settings)
 """
 

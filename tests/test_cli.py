@@ -76,6 +76,19 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(
     assert sum(written["exit_shares"]) == pytest.approx(1)
 
 
+def test_evaluations_are_reported_compared_and_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path, tmp_path: Path
+) -> None:
+    text, report, plot = tmp_path / "text.txt", tmp_path / "report", tmp_path / "pareto.png"
+    text.write_text("One fox.\n<|endoftext|>\nTwo foxes.\n", encoding="utf-8")
+    assert run(monkeypatch, "evaluate", model_folder, "--data", text, "--twin", model_folder, "--report", report) == 0
+    assert "Speed" in capsys.readouterr().out
+    assert "![staircase](staircase.png)" in (report / "report.md").read_text()
+    assert run(monkeypatch, "compare", report / "evaluation.json", "--plot", plot, "--paper") == 0
+    assert f"| {model_folder.name} |" in capsys.readouterr().out
+    assert plot.exists()
+
+
 def test_a_recipe_is_trained_and_its_model_speaks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -99,6 +112,8 @@ def test_a_recipe_is_trained_and_its_model_speaks(
         (["generate", "MODEL", "--max-tokens", "100000"], "max_tokens"),
         (["evaluate", "MODEL"], "--data"),
         (["evaluate", "MODEL", "--data", "no-such-file"], "no-such-file"),
+        (["evaluate", "MODEL", "--data", "x", "--json", "no-such-folder/x.json"], "no-such-folder"),
+        (["compare", "no-such-file"], "no-such-file"),
         (["train", "frobnicate", "--data", "x"], "frobnicate"),
         (["train", "tiny", "--data", "x", "--set", "frob=1"], "frob"),
         (["train", "tiny", "--data", "x", "--set", "total_tokens=many"], "total_tokens"),
