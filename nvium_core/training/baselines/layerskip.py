@@ -1,0 +1,114 @@
+"""LayerSkip's training (Elhoushi et al., arXiv 2404.16710): layers drop out, and the one head listens at many depths.
+
+The model is a plain Llama and stays one; what it has learnt is for `speculation` to use.
+Shapes: B windows, T tokens, D width, L layers. A depth is counted in layers: 6 means after six of them.
+"""
+
+import zlib
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.llama import causal_attention
+from nvium_core.model.nvium import NviumForCausalLM, token_nll
+from nvium_core.training.baselines.univium import UniviumForCausalLM, univium
+from nvium_core.training.data import Batch
+from nvium_core.training.objective import Moment, Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSkip:
+    """The method's settings, as the N-vium paper has them.
+
+    Early exits are after every `exit_spacing` layers. `max_dropout` is what the last layer comes to at the end of
+    training. `early_loss_scale` is e_scale, from 0 (early exits count nothing) to 1. The gradual curriculum lets exits
+    in from the deepest to the shallowest during the first half of training; the rotational one asks each of them in one
+    of `rotation_period` steps. `drafts` are the exits to draft from, and how many tokens, that the paper measures.
+    """
+
+    exit_spacing: int = 2
+    max_dropout: float = 0.3
+    early_loss_scale: float = 1.0
+    curriculum: Literal["gradual", "rotational"] = "gradual"
+    rotation_period: int = 8
+    drafts: tuple[tuple[int, int], ...] = ((6, 12), (4, 12), (4, 8), (6, 5), (2, 5), (2, 8))
+
+    def __post_init__(self) -> None:
+        if not (self.exit_spacing >= 1 and self.rotation_period >= 1):
+            raise ValueError("exit_spacing and rotation_period must be at least 1")
+        if not (0 <= self.max_dropout < 1 and 0 <= self.early_loss_scale <= 1):
+            raise ValueError("max_dropout must be in [0, 1), early_loss_scale in [0, 1]")
+
+    def build(self, config: NviumConfig) -> UniviumForCausalLM:
+        """A fresh Llama of some shape."""
+        return univium(config)
+
+    def objective(self, model: NviumForCausalLM, batch: Batch, moment: Moment) -> Outcome:
+        """Σ ẽ(t, l) CE_l (LayerSkip, equation 5); figures are the last exit's CE, and the share of layers dropped."""
+        num_layers = model.config.num_hidden_layers
+        weights = self.loss_weights(num_layers, moment)
+        kept_LB = kept_layers(batch, moment.step, self.dropout(num_layers, moment.progress))
+        losses = exit_losses(model, batch, kept_LB.to(batch.inputs.device), weights)
+        loss = torch.stack([weights[depth] * loss for depth, loss in losses.items()]).sum()
+        dropped = 1 - kept_LB.float().mean()
+        return Outcome(loss, {"final_loss": losses[num_layers].detach(), "dropped_share": dropped})
+
+    def dropout(self, num_layers: int, progress: float) -> list[float]:
+        """p_l = S · D_l · p_max (equation 2): D rises over the layers and S in time, each from 0 to 1 as 2^x − 1.
+
+        It rises in time because training starts from scratch.
+        """
+        return [
+            (2**progress - 1) * (2 ** (layer / max(1, num_layers - 1)) - 1) * self.max_dropout
+            for layer in range(num_layers)
+        ]
+
+    def loss_weights(self, num_layers: int, moment: Moment) -> dict[int, float]:
+        """ẽ (equation 6): the weights, of sum 1, of the depths whose loss counts now; the last always does."""
+        weights = {depth: self._loss_scale(depth, num_layers) for depth in self.active_exits(num_layers, moment)}
+        total = sum(weights.values())
+        return {depth: weight / total for depth, weight in weights.items()}
+
+    def _loss_scale(self, depth: int, num_layers: int) -> float:
+        """e: early exits by the sum of all layers' numbers (from 0) below; the last has its own number in full."""
+        if depth < num_layers:
+            return self.early_loss_scale * sum(range(depth))
+        return max(1, num_layers - 1) + self.early_loss_scale * sum(range(num_layers - 1))
+
+    def active_exits(self, num_layers: int, moment: Moment) -> list[int]:
+        """C: the depths that the curriculum asks now, shallow to deep, with the last."""
+        early = range(self.exit_spacing, num_layers, self.exit_spacing)
+        if self.curriculum == "gradual":
+            active = [depth for depth in early if moment.progress >= (num_layers - depth) / (2 * num_layers)]
+        else:
+            active = [depth for number, depth in enumerate(early) if (number - moment.step) % self.rotation_period == 0]
+        return [*active, num_layers]
+
+
+def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:
+    """Which windows pass which layers, bool [L, B]; each window is drawn for separately.
+
+    The draws depend on the step and the window's own tokens alone, so neither a resumed run nor passes of another size
+    change them.
+    """
+    digests = [zlib.crc32(window_T.tobytes()) for window_T in batch.inputs.numpy(force=True)]
+    uniforms_BL = np.stack([np.random.default_rng((step, digest)).random(len(dropout)) for digest in digests])
+    return torch.from_numpy(uniforms_BL >= np.array(dropout)).T
+
+
+def exit_losses(model: NviumForCausalLM, batch: Batch, kept_LB: Tensor, depths: dict[int, float]) -> dict[int, Tensor]:
+    """The shared head's cross-entropy at some depths. A window that drops a layer passes it unchanged, and unscaled."""
+    h_BTD = model.model.embed_tokens(batch.inputs)
+    rotary, attend = model.model.rotary(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
+    losses = dict[int, Tensor]()
+    for layer, kept_B in enumerate(kept_LB):
+        passed_BTD = model.model.run(h_BTD, [layer], rotary, attend)
+        h_BTD = torch.where(kept_B[:, None, None], passed_BTD, h_BTD)
+        if layer + 1 in depths:
+            _, (o_BTD,) = model.exit_outputs([h_BTD])
+            losses[layer + 1] = token_nll(model.lm_head(o_BTD), batch.targets)[batch.counted].mean()
+    return losses
