@@ -197,7 +197,7 @@ def train(
 ) -> None:
     """Train a model; a run that was interrupted goes on from its last checkpoint."""
     from nvium_core.loading import resolve_device
-    from nvium_core.training.recipes import recipe_named
+    from nvium_core.training.recipes.catalogue import recipe_named
     from nvium_core.training.train import RunOptions
     from nvium_core.training.train import train as run
 

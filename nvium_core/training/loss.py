@@ -8,7 +8,8 @@ from torch import Tensor
 
 from nvium_core.model import mixture
 from nvium_core.model.llama import causal_attention
-from nvium_core.model.nvium import NviumForCausalLM, token_nll
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.cross_entropy import head_nll
 from nvium_core.training.data import Batch
 
 
@@ -38,7 +39,7 @@ def token_losses(model: NviumForCausalLM, batch: Batch) -> TokenLosses:
     """What the losses are made of. Unlike the model's forward, never builds log π_mix over the vocabulary."""
     states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
     log_w, outputs = model.exit_outputs(states)
-    nll = [token_nll(model.lm_head(o_BTD), batch.targets) for o_BTD in outputs]
+    nll = [head_nll(o_BTD, model.lm_head.weight, batch.targets) for o_BTD in outputs]
     return TokenLosses(log_w, mixture.log_exit_probs(log_w), torch.stack(nll, dim=-1))
 
 

@@ -1,30 +1,52 @@
-"""What changes while training: the learning rate, the two phases of the objective, and β steered by mean depth.
+"""What changes while training: the learning rate, and the two phases of the objective.
 
 Plain arithmetic, no torch.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+Kind = Literal["cosine", "wsd"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Linear warm-up over the first `warmup` share of the steps, then cosine decay to `final_ratio` of the maximum."""
+    """Linear warm-up over the first `warmup` share of the steps, then down to `final_ratio` of the maximum.
+
+    `cosine` falls all the way from the warm-up on; `wsd` (warm-up, stable, decay) stays at the maximum and falls
+    linearly over the last `decay` share of the steps.
+    """
 
     maximum: float
     warmup: float = 0.01
     final_ratio: float = 0.1
+    kind: Kind = "cosine"
+    decay: float = 0.1
 
     def __post_init__(self) -> None:
         if not (self.maximum > 0 and 0 <= self.warmup < 1):
             raise ValueError(f"maximum must be positive and warmup in [0, 1), got {self.maximum} and {self.warmup}")
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
+        if not (0 <= self.final_ratio <= 1 and 0 < self.decay <= 1):
+            raise ValueError(f"final_ratio must be in [0, 1] and decay in (0, 1], got {self.final_ratio}, {self.decay}")
 
     def at(self, progress: float) -> float:
         """The rate at `progress` in [0, 1]."""
+        return self.maximum * self.share_at(progress)
+
+    def share_at(self, progress: float) -> float:
+        """The rate as a share of its maximum."""
         if progress < self.warmup:
-            return self.maximum * progress / self.warmup
-        decayed = (progress - self.warmup) / (1 - self.warmup)
-        return self.maximum * (self.final_ratio + (1 - self.final_ratio) * 0.5 * (1 + math.cos(math.pi * decayed)))
+            return progress / self.warmup
+        return self.final_ratio + (1 - self.final_ratio) * self._height_at(progress)
+
+    def _height_at(self, progress: float) -> float:
+        """From 1 after the warm-up to 0 at the end."""
+        if self.kind == "wsd":
+            return min(1.0, (1 - progress) / self.decay)
+        return 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,27 +58,3 @@ class RouterWarmup:
 
     def active(self, progress: float) -> bool:
         return progress < self.share
-
-
-@dataclass(kw_only=True)
-class DepthSteering:
-    """β as an integral controller on the mean depth Σ p_k l_k / L.
-
-    Each step multiplies β by exp(gain · (smoothed depth − target)), within bounds: too deep raises the price of
-    compute, too shallow lowers it. Without a target β stays as it is.
-    """
-
-    beta: float
-    target: float | None = None
-    gain: float = 0.05
-    smoothing: float = 0.98
-    minimum: float = 1e-3
-    maximum: float = 1.0
-    depth: float | None = None
-
-    def observe(self, depth: float) -> None:
-        """Record one batch's mean depth and adjust β."""
-        self.depth = depth if self.depth is None else self.smoothing * self.depth + (1 - self.smoothing) * depth
-        if self.target is not None:
-            steered = self.beta * math.exp(self.gain * (self.depth - self.target))
-            self.beta = min(max(steered, self.minimum), self.maximum)

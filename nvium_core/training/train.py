@@ -9,6 +9,7 @@ import json
 import pickle
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,16 +23,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from nvium_core.errors import NviumError
-from nvium_core.model.llama import RMSNorm
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.beta import beta_control
 from nvium_core.training.data import Batch, DataError, PackedStream, encode, read_documents
 from nvium_core.training.loss import Losses, batch_losses, objective
-from nvium_core.training.recipes import Recipe
-from nvium_core.training.schedule import DepthSteering
+from nvium_core.training.optimizer import optimizers
+from nvium_core.training.precision import fast_dtype
+from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
-
-ADAM_BETAS = (0.9, 0.95)
-ADAM_EPSILON = 1e-8
 
 EXTENDABLE = {"total_tokens", "checkpoint_every"}
 """What may change when a run is resumed."""
@@ -128,10 +127,9 @@ class TrainingRun:
         self.recipe, self.options, self.stream = recipe, options, stream
         self.model = NviumForCausalLM(recipe.shape.config(vocab_size, stream.end_token))
         nn.Module.to(self.model, torch.device(options.device))
-        self.optimizer = torch.optim.AdamW(
-            parameter_groups(self.model, recipe.weight_decay), betas=ADAM_BETAS, eps=ADAM_EPSILON, fused=True
-        )
-        self.steering = DepthSteering(beta=recipe.depth.beta, target=recipe.depth.target)
+        self.optimizers = optimizers(self.model, recipe.learning_rate.maximum, recipe.optimizer)
+        self.beta = beta_control(recipe.beta)
+        self.autocast_dtype = fast_dtype(torch.device(options.device))
         self.losses = torch.compile(batch_losses, dynamic=False) if options.compile else batch_losses
         self.step = 0
 
@@ -164,11 +162,11 @@ class TrainingRun:
         started = time.monotonic()
         warming_up = self.recipe.router_warmup.active(self.progress)
         alpha = self.recipe.router_warmup.alpha if warming_up else 0.0
-        beta = 0.0 if warming_up else self.steering.beta
+        beta = 0.0 if warming_up else self.beta.beta
         means = self.accumulate(alpha, beta)
         self.update(means.mix)
         if not warming_up:
-            self.steering.observe(float(means.compute))
+            self.beta.observe_depth(float(means.compute))
         return {
             "step": self.step,
             "mix_loss": round(float(means.mix), 4),
@@ -185,11 +183,15 @@ class TrainingRun:
         parts = []
         for batch in batches:
             share = len(batch.inputs) / num_windows
-            with torch.autocast(torch.device(self.options.device).type, torch.bfloat16):
+            with self.autocast():
                 losses = self.losses(self.model, batch)
             (share * objective(losses, alpha, beta)).backward()
             parts.append(losses.detached(share))
         return Losses(*(torch.stack(values).sum(0) for values in zip(*parts, strict=True)))
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        device = torch.device(self.options.device).type
+        return nullcontext() if self.autocast_dtype is torch.float32 else torch.autocast(device, self.autocast_dtype)
 
     def batches(self) -> Iterator[Batch]:
         """This step's packed windows, at most `rows_per_pass` tokens at a time."""
@@ -202,13 +204,15 @@ class TrainingRun:
 
     def update(self, mix_loss: Tensor) -> None:
         """Clip, check and take the optimiser's step."""
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip_norm)
         if not bool(torch.isfinite(mix_loss) & torch.isfinite(grad_norm)):
             raise TrainingError(f"the loss is not finite at step {self.step + 1}; the last checkpoint is intact")
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.learning_rate.at((self.step + 1) / self.recipe.num_steps)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        share = self.recipe.learning_rate.share_at((self.step + 1) / self.recipe.num_steps)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = share * group["maximum_lr"]
+            optimizer.step()
+        self.model.zero_grad(set_to_none=True)
         self.step += 1
 
     def save(self) -> None:
@@ -217,8 +221,8 @@ class TrainingRun:
             "recipe": asdict(self.recipe),
             "step": self.step,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "steering": asdict(self.steering),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "beta": self.beta.state(),
         }
         path = self.options.folder / "state.pt"
         partial = path.with_suffix(".partial")
@@ -241,8 +245,9 @@ class TrainingRun:
             raise TrainingError(f"{path}: holds a run with other {', '.join(sorted(others))}; choose another --folder")
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.steering = DepthSteering(**state["steering"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.beta.restore(state["beta"])
 
     def export(self, tokenizer: PreTrainedTokenizerBase) -> Path:
         """Write the model as a standard folder, weights in bfloat16."""
@@ -264,18 +269,6 @@ def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") ->
         elif ours != theirs:
             found.add(prefix + key)
     return found
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: decayed matrices; and biases, norms and embeddings, which the paper does not decay."""
-    undecayed: list[Tensor] = []
-    for module in model.modules():
-        own = dict(module.named_parameters(recurse=False))
-        spared = own if isinstance(module, RMSNorm | nn.Embedding) else {k: v for k, v in own.items() if k == "bias"}
-        undecayed += spared.values()
-    spared_ids = {id(p) for p in undecayed}
-    decayed = [p for p in model.parameters() if id(p) not in spared_ids]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
 
 
 def progress_bar() -> Progress:

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from nvium_core.training.data import END_OF_TEXT
-from nvium_core.training.recipes import Recipe, recipe_named
+from nvium_core.training.recipes.catalogue import recipe_named
+from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import RunOptions, TrainingRun, prepare_text
 
 WORDS = [

@@ -1,8 +1,9 @@
 import math
+from typing import Any
 
 import pytest
 
-from nvium_core.training.schedule import DepthSteering, LearningRate, RouterWarmup
+from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 
 @pytest.mark.parametrize(
@@ -28,37 +29,13 @@ def test_routers_warm_up_for_the_first_share_of_steps() -> None:
     assert [warmup.active(progress) for progress in (0.0, 0.0499, 0.05, 1.0)] == [True, True, False, False]
 
 
-def test_too_deep_a_model_makes_compute_dearer_and_too_shallow_a_one_cheaper() -> None:
-    deep, shallow = DepthSteering(beta=0.1, target=0.5), DepthSteering(beta=0.1, target=0.5)
-    deep.observe(0.9)
-    shallow.observe(0.2)
-    assert deep.beta == pytest.approx(0.1 * math.exp(0.05 * 0.4))
-    assert shallow.beta == pytest.approx(0.1 * math.exp(-0.05 * 0.3))
+@pytest.mark.parametrize(("progress", "rate"), [(0.05, 0.5), (0.1, 1), (0.8, 1), (0.9, 0.55), (1.0, 0.1)])
+def test_warm_up_stable_decay_stays_at_the_maximum_and_falls_linearly_at_the_end(progress: float, rate: float) -> None:
+    schedule = LearningRate(maximum=2.0, warmup=0.1, kind="wsd", decay=0.2)
+    assert schedule.at(progress) == pytest.approx(2 * rate)
 
 
-def test_beta_rests_at_the_target() -> None:
-    steering = DepthSteering(beta=0.1, target=0.5)
-    steering.observe(0.5)
-    assert steering.beta == 0.1
-
-
-@pytest.mark.parametrize(("depth", "bound"), [(1.0, 1.0), (0.0, 1e-3)])
-def test_beta_stays_within_its_bounds(depth: float, bound: float) -> None:
-    steering = DepthSteering(beta=0.1, target=0.5)
-    for _ in range(500):
-        steering.observe(depth)
-    assert steering.beta == bound
-
-
-def test_steering_goes_by_the_smoothed_depth() -> None:
-    steering = DepthSteering(beta=0.1, target=0.5)
-    steering.observe(0.9)
-    steering.observe(0.4)
-    assert steering.depth == pytest.approx(0.98 * 0.9 + 0.02 * 0.4)
-    assert steering.beta > 0.1 * math.exp(0.05 * 0.4)
-
-
-def test_without_a_target_beta_stays_as_it_is() -> None:
-    steering = DepthSteering(beta=0.15)
-    steering.observe(1.0)
-    assert steering.beta == 0.15 and steering.depth == 1.0
+@pytest.mark.parametrize("wrong", [{"kind": "step"}, {"decay": 0.0}, {"final_ratio": 1.5}, {"warmup": 1.0}])
+def test_a_learning_rate_that_cannot_be_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        LearningRate(maximum=1.0, **wrong)

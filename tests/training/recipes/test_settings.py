@@ -1,14 +1,7 @@
 import pytest
 
-from nvium_core.training.recipes import RECIPES, RecipeError, recipe_named
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_describes_a_model_that_can_be_built(name: str) -> None:
-    recipe = recipe_named(name, [])
-    config = recipe.shape.config(recipe.shape.vocab_size, end_token=0)
-    assert config.num_exits == recipe.shape.num_exits
-    assert recipe.num_steps > 1
+from nvium_core.training.recipes.catalogue import recipe_named
+from nvium_core.training.recipes.recipe import RecipeError
 
 
 def test_settings_change_what_they_name_and_nothing_else() -> None:
@@ -22,13 +15,25 @@ def test_the_last_of_two_settings_holds() -> None:
     assert recipe_named("tiny", ["seed=1", "seed=2"]).seed == 2
 
 
-def test_a_target_depth_may_be_set_where_there_is_none() -> None:
-    assert recipe_named("tiny", ["depth.target=0.5"]).depth.target == 0.5
+def test_words_and_truths_may_be_set_as_well_as_numbers() -> None:
+    changed = recipe_named("tiny", ["learning_rate.kind=wsd", "beta.depth=0", "beta.adaptive=true"])
+    assert (changed.learning_rate.kind, changed.beta.adaptive) == ("wsd", True)
 
 
-def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:
-    with pytest.raises(RecipeError, match=r"'huge'; there are tales, tiny"):
-        recipe_named("huge", [])
+def test_layers_of_exits_may_be_set() -> None:
+    shape = recipe_named("tiny", ["shape.exit_layers=1,4", "shape.num_exits=2"]).shape
+    assert shape.config(512, end_token=0).exit_layers == [1, 4]
+    assert recipe_named("small", ["shape.exit_layers="]).shape.exit_depths == [3, 6, 9, 12]
+
+
+def test_what_may_be_none_can_be_set_and_unset() -> None:
+    assert recipe_named("tiny", ["tokenizer=folder"]).tokenizer == "folder"
+    assert recipe_named("paper-retrofit", ["tokenizer=x", "initial=none"]).initial is None
+    assert recipe_named("paper-24x768", ["shape.router_width=none"]).shape.config(9, 0).router_hidden_size == 506
+
+
+def test_a_vocabulary_too_large_to_train_may_come_with_a_tokenizer() -> None:
+    assert recipe_named("tiny", ["tokenizer=x", "shape.vocab_size=100000"]).shape.vocab_size == 100_000
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,15 @@ def test_an_unknown_recipe_is_refused_with_those_there_are() -> None:
         ("shape.width=1.5", "expected int"),
         ("learning_rate.maximum=", "expected float"),
         ("learning_rate.maximum=nan", "finite"),
-        ("depth.beta=inf", "finite"),
+        ("beta.initial=inf", "finite"),
+        ("beta.adaptive=yes", "true or false"),
+        ("beta.adaptive=true", "either adaptive or steered"),
+        ("learning_rate.kind=step", "cosine, wsd"),
+        ("optimizer.clip_norm=0", "clip_norm"),
+        ("method=dense", "nvium, retrofit, calm, layerskip"),
+        ("text=poems", "documents, conversations"),
+        ("shape.exit_layers=1,x", "expected int"),
+        ("shape.tied_head=maybe", "true or false"),
         ("tokens_per_step=0", "tokens_per_step"),
         ("shape.context=0", "context"),
         ("shape.vocab_size=100000", "vocab_size"),
@@ -58,7 +71,13 @@ def test_a_setting_that_cannot_be_is_refused_by_name(setting: str, complaint: st
 
 
 @pytest.mark.parametrize(
-    ("setting", "complaint"), [("shape.num_exits=3", "divided evenly"), ("shape.num_heads=5", "attention heads")]
+    ("setting", "complaint"),
+    [
+        ("shape.num_exits=3", "divided evenly"),
+        ("shape.num_heads=5", "attention heads"),
+        ("shape.exit_layers=1,4", "places 2 exits, and num_exits is 4"),
+        ("shape.exit_layers=1,3,2,4", "increasing"),
+    ],
 )
 def test_settings_that_do_not_go_together_are_refused(setting: str, complaint: str) -> None:
     with pytest.raises(RecipeError, match=f"recipe tiny: .*{complaint}"):

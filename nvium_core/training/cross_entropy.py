@@ -1,0 +1,69 @@
+"""−log softmax of a linear head at the targets, without holding the logits of all rows where they are many.
+
+The head is applied to `CHUNK_ROWS` rows at a time, and once more in the backward pass, which takes a little longer than
+holding the logits, so few are held. PyTorch's own chunked
+`linear_cross_entropy` makes its gradients in the forward pass, where the mixture's weights of the exits are not known
+yet, so it cannot serve here.
+Shapes: R rows, D width, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from nvium_core.model.nvium import token_nll
+
+CHUNK_ROWS = 1024
+MOST_LOGITS_HELD = 2**26
+
+
+def head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
+    """−log softmax(output · headᵀ) at the target of each row, [X], in float32 or better."""
+    if target_X.numel() * len(head_VD) <= MOST_LOGITS_HELD:
+        return token_nll(F.linear(output_XD, head_VD), target_X)
+    return chunked_head_nll(output_XD, head_VD, target_X)
+
+
+def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
+    """The same, however few the logits."""
+    if torch.is_autocast_enabled(output_XD.device.type):
+        head_VD = head_VD.to(torch.get_autocast_dtype(output_XD.device.type))
+    nll_R: Tensor = HeadNll.apply(output_XD.flatten(0, -2).to(head_VD.dtype), head_VD, target_X.flatten())
+    return nll_R.view(target_X.shape)
+
+
+class HeadNll(torch.autograd.Function):
+    """Keeps one number a row, log Σ exp, from which the backward pass has the probabilities again."""
+
+    @staticmethod
+    def forward(ctx: Any, output_RD: Tensor, head_VD: Tensor, target_R: Tensor) -> Tensor:
+        normalisers, picked = [], []
+        for output_CD, target_C in zip(output_RD.split(CHUNK_ROWS), target_R.split(CHUNK_ROWS), strict=True):
+            logits_CV = precise_logits(output_CD, head_VD)
+            normalisers.append(logits_CV.logsumexp(-1))
+            picked.append(logits_CV.gather(-1, target_C[:, None]).squeeze(-1))
+        log_sum_R = torch.cat(normalisers)
+        ctx.save_for_backward(output_RD, head_VD, target_R, log_sum_R)
+        return log_sum_R - torch.cat(picked)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_R: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        output_RD, head_VD, target_R, log_sum_R = ctx.saved_tensors
+        rows = (output_RD, target_R, log_sum_R, gradient_R)
+        output_gradients, head_gradient_VD = [], torch.zeros_like(head_VD, dtype=log_sum_R.dtype)
+        for output_CD, target_C, log_sum_C, gradient_C in zip(*(x.split(CHUNK_ROWS) for x in rows), strict=True):
+            excess_CV = precise_logits(output_CD, head_VD).sub_(log_sum_C[:, None]).exp_()
+            excess_CV.scatter_add_(1, target_C[:, None], -torch.ones_like(log_sum_C)[:, None])
+            scaled_CV = excess_CV.mul_(gradient_C[:, None]).to(head_VD.dtype)
+            output_gradients.append(scaled_CV @ head_VD)
+            head_gradient_VD += scaled_CV.T @ output_CD
+        return torch.cat(output_gradients), head_gradient_VD.to(head_VD.dtype), None
+
+
+def precise_logits(output_CD: Tensor, head_VD: Tensor) -> Tensor:
+    logits_CV = output_CD @ head_VD.T
+    return logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))

@@ -1,0 +1,94 @@
+"""Many processes: which of them this is, what it shares with the others, and how a model is spread over them.
+
+Processes are started by torchrun, which tells PyTorch all there is to know. One process alone needs nothing of it.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+Sharding = Literal["ddp", "fsdp"]
+"""Every process holds the whole model, or its share of it."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """All processes of a run, as seen by one of them."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that writes and tells."""
+        return self.rank == 0
+
+    def share(self, count: int) -> range:
+        """This process's part of range(count): as many as everyone's. Raises `ValueError` where it does not divide."""
+        if count % self.count:
+            raise ValueError(f"{count} windows of a step cannot be shared equally by {self.count} processes")
+        size = count // self.count
+        return range(self.rank * size, (self.rank + 1) * size)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of everyone's value."""
+        if self.count > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+        return value
+
+    def wait(self) -> None:
+        """Until everyone is here."""
+        if self.count > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined_processes(device: torch.device) -> Iterator[Processes]:
+    """The processes that torchrun has started, joined; or this one alone."""
+    if not dist.is_torchelastic_launched():
+        yield Processes()
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """This process's device: on a machine of several GPUs, the one of its number."""
+    if device.type == "cuda" and dist.is_torchelastic_launched():
+        return torch.device("cuda", dist.get_node_local_rank())
+    return device
+
+
+def spread(objective: nn.Module, layers: nn.ModuleList, sharding: Sharding, processes: Processes) -> nn.Module:
+    """What to call instead of the objective, so that the gradients are means over all processes."""
+    if sharding not in get_args(Sharding):
+        raise ValueError(f"sharding must be one of {', '.join(get_args(Sharding))}, got {sharding!r}")
+    if processes.count == 1:
+        return objective
+    if sharding == "ddp":
+        return DistributedDataParallel(objective)
+    for layer in layers:
+        fully_shard(layer)
+    return fully_shard(objective)
+
+
+def gradients_shared(module: nn.Module, now: bool) -> AbstractContextManager[None]:
+    """While it lasts, backward passes share their gradients with the other processes only if `now`."""
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(now)
+        return nullcontext()
+    if isinstance(module, DistributedDataParallel) and not now:
+        context: AbstractContextManager[None] = module.no_sync()
+        return context
+    return nullcontext()

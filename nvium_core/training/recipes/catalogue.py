@@ -1,0 +1,38 @@
+"""All recipes by name, and the dense twin of each; `nvium train NAME` runs one, `nvium recipes` lists them."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from huggingface_hub.errors import StrictDataclassError
+
+from nvium_core.training.recipes.paper import PAPER
+from nvium_core.training.recipes.recipe import Recipe, RecipeError
+from nvium_core.training.recipes.settings import with_settings
+from nvium_core.training.recipes.small import SMALL
+from nvium_core.training.recipes.tales import TALES
+from nvium_core.training.recipes.twins import dense_twin
+
+DENSE = "-dense"
+
+RECIPES: dict[str, Callable[[], Recipe]] = TALES | SMALL | PAPER
+
+
+def recipe_named(name: str, settings: list[str]) -> Recipe:
+    """A recipe with `key=value` settings applied; `NAME-dense` is the dense twin of NAME with the same settings.
+
+    Raises `RecipeError` for what is no recipe, no setting, or a shape that no model can have.
+    """
+    base = name.removesuffix(DENSE)
+    if base not in RECIPES:
+        raise RecipeError(f"no recipe {name!r}{suggestion(base)}; `nvium recipes` lists them")
+    recipe = with_settings(RECIPES[base](), settings)
+    try:
+        recipe.shape.config(recipe.shape.vocab_size, end_token=0)
+    except (ValueError, StrictDataclassError) as error:
+        raise RecipeError(f"recipe {name}: {error.__cause__ or error}") from error
+    return recipe if base == name else dense_twin(recipe)
+
+
+def suggestion(name: str) -> str:
+    close = get_close_matches(name, RECIPES, n=3)
+    return f", but there is {' or '.join(close)}" if close else ""

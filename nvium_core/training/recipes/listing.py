@@ -1,0 +1,80 @@
+"""The table of recipes: what each trains, on how much text, and the dense twin it is compared with."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from nvium_core.training.recipes.catalogue import RECIPES
+from nvium_core.training.recipes.parameters import num_parameters
+from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.recipes.twins import dense_twin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A line of the table. Parameters count embedding, head and exits; `dense` is the twin, `NAME-dense`."""
+
+    name: str
+    method: str
+    parameters: int
+    dense_parameters: int
+    layers: int
+    width: int
+    mlp_width: int
+    dense_mlp_width: int
+    exit_layers: list[int]
+    tokens: int
+    tokens_per_step: int
+    steps: int
+    context: int
+    learning_rate: float
+    beta: float
+    starts_from: str | None
+
+
+def entry(name: str, recipe: Recipe) -> Entry:
+    shape, twin = recipe.shape, dense_twin(recipe)
+    return Entry(
+        name=name,
+        method=recipe.method,
+        parameters=num_parameters(recipe),
+        dense_parameters=num_parameters(twin),
+        layers=shape.num_layers,
+        width=shape.width,
+        mlp_width=shape.mlp_width,
+        dense_mlp_width=twin.shape.mlp_width,
+        exit_layers=shape.exit_depths,
+        tokens=recipe.total_tokens,
+        tokens_per_step=recipe.tokens_per_step,
+        steps=recipe.num_steps,
+        context=shape.context,
+        learning_rate=recipe.learning_rate.maximum,
+        beta=recipe.beta.initial,
+        starts_from=recipe.initial,
+    )
+
+
+def entries() -> list[Entry]:
+    """Every recipe but the twins, as the catalogue has them."""
+    return [entry(name, make()) for name, make in RECIPES.items()]
+
+
+def table(listed: Iterable[Entry]) -> Table:
+    """For the terminal. Each recipe has a dense twin besides, NAME-dense."""
+    columns = ("recipe", "layers × width", "exits", "M parameters", "-dense", "M tokens", "a step", "rate", "β")
+    shown = Table(*columns, caption="Any of these with -dense behind its name is its dense twin.")
+    for line in listed:
+        exits = ",".join(map(str, line.exit_layers))
+        shown.add_row(
+            line.name,
+            f"{line.layers} × {line.width}",
+            exits,
+            f"{line.parameters / 1e6:.2f}",
+            f"{line.dense_parameters / 1e6:.2f}",
+            f"{line.tokens / 1e6:,.1f}",
+            f"{line.tokens_per_step:,}",
+            f"{line.learning_rate:g}",
+            f"{line.beta:g}",
+        )
+    return shown

@@ -1,0 +1,201 @@
+"""The paper's experiments, one recipe each (arXiv 2605.13190; what it leaves open is as in the authors' scripts).
+
+A vocabulary of 32,000 tokens, windows of 1,024, 20 tokens of text per parameter. The paper reads C4 with Llama 2's
+tokenizer; here the text is what `--data` gives and the tokenizer is trained on it, unless the recipe names one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from nvium_core.model.config import even_exit_layers
+from nvium_core.training.beta import BetaSettings
+from nvium_core.training.recipes.parameters import num_parameters
+from nvium_core.training.recipes.recipe import Recipe, Shape, swiglu_width
+from nvium_core.training.recipes.twins import dense_twin, without_exits
+from nvium_core.training.schedule import LearningRate, RouterWarmup
+
+VOCAB_SIZE = 32_000
+CONTEXT = 1024
+TOKENS_PER_PARAMETER = 20
+BETA = 0.15
+SWEEP_BETA = 0.1
+SEED = 42
+
+DEPTHS = (6, 12, 24, 36, 48)
+BETAS = (0.0, 0.1, 0.2, 0.3, 0.4)
+NUM_EXITS = (2, 3, 4, 6, 8, 12)
+SINGLE_EXITS = (2, 6, 10, 14, 18, 22)
+
+ISOFLOP = {26: 39_646, 33: 50_729}
+"""Steps by layers of the dense models that stand beside 4-viums of 36 and 48 layers."""
+
+SFT_CONVERSATIONS = 892_375
+SFT_BATCH = 128
+SFT_EPOCHS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Width:
+    """What goes with a width: heads and router, the learning rate after Pythia's, and the tokens of a step."""
+
+    num_heads: int
+    router_width: int
+    learning_rate: float
+    tokens_per_step: int
+
+
+WIDTHS = {
+    128: Width(num_heads=4, router_width=88, learning_rate=1e-3, tokens_per_step=2**16),
+    256: Width(num_heads=8, router_width=176, learning_rate=1e-3, tokens_per_step=2**17),
+    512: Width(num_heads=8, router_width=344, learning_rate=1e-3, tokens_per_step=2**18),
+    768: Width(num_heads=12, router_width=512, learning_rate=4e-4, tokens_per_step=2**18),
+    1024: Width(num_heads=16, router_width=688, learning_rate=3e-4, tokens_per_step=2**19),
+    1536: Width(num_heads=24, router_width=1016, learning_rate=3e-4, tokens_per_step=2**19),
+}
+
+
+def scaling(num_layers: int, width: int, *, beta: float = BETA, exit_layers: tuple[int, ...] | None = None) -> Recipe:
+    """A row of the scaling tables; four exits if not told otherwise."""
+    given = WIDTHS[width]
+    exits = exit_layers or four_exits(num_layers)
+    shape = Shape(
+        num_layers=num_layers,
+        width=width,
+        mlp_width=swiglu_width(width),
+        num_heads=given.num_heads,
+        num_exits=len(exits),
+        exit_layers=exits,
+        router_width=given.router_width,
+        vocab_size=VOCAB_SIZE,
+        context=CONTEXT,
+    )
+    return with_tokens_to_match(
+        Recipe(
+            shape=shape,
+            total_tokens=given.tokens_per_step,
+            tokens_per_step=given.tokens_per_step,
+            short_context=CONTEXT,
+            learning_rate=LearningRate(maximum=given.learning_rate),
+            beta=BetaSettings(initial=beta),
+            seed=SEED,
+        )
+    )
+
+
+def with_tokens_to_match(recipe: Recipe) -> Recipe:
+    """Twenty tokens of text per parameter."""
+    return replace(recipe, total_tokens=TOKENS_PER_PARAMETER * num_parameters(recipe))
+
+
+def four_exits(num_layers: int) -> tuple[int, ...]:
+    """Even, but for six layers, where the authors take 1, 2, 4 and 6."""
+    return (1, 2, 4, 6) if num_layers == 6 else tuple(even_exit_layers(num_layers, 4))
+
+
+def beta_sweep(beta: float) -> Recipe:
+    """A point of the Pareto figure, by β."""
+    return at_rate(scaling(24, 768, beta=beta), 6e-4)
+
+
+def exits_sweep(num_exits: int) -> Recipe:
+    """A point of the Pareto figure, by the number of exits; all read the same text."""
+    recipe = scaling(24, 768, beta=SWEEP_BETA, exit_layers=tuple(even_exit_layers(24, num_exits)))
+    return replace(at_rate(recipe, 6e-4), total_tokens=scaling(24, 768).total_tokens)
+
+
+def single_exit(layer: int) -> Recipe:
+    """A point of the Pareto figure with one early exit, which nothing presses to be taken."""
+    return at_rate(scaling(24, 768, beta=0.0, exit_layers=(layer, 24)), 5e-4)
+
+
+def at_rate(recipe: Recipe, rate: float) -> Recipe:
+    return replace(recipe, learning_rate=replace(recipe.learning_rate, maximum=rate))
+
+
+def largest() -> Recipe:
+    """The 1.5B model: heads of 128, warm-up-stable-decay, and β adapted to the losses of its dense twin."""
+    recipe = scaling(48, 1536)
+    return replace(
+        recipe,
+        shape=replace(recipe.shape, num_heads=12),
+        learning_rate=LearningRate(maximum=2e-4, kind="wsd"),
+        beta=BetaSettings(initial=0.0, adaptive=True),
+    )
+
+
+def dense_of_layers(num_layers: int, num_steps: int) -> Recipe:
+    """The dense model as fast as a deeper 4-vium, trained for as many FLOPs (table of isoFLOP and isoSpeed)."""
+    recipe = without_exits(scaling(num_layers, 768, exit_layers=(num_layers,)))
+    return replace(recipe, total_tokens=num_steps * recipe.tokens_per_step)
+
+
+def calm() -> Recipe:
+    """CALM*: the dense twin of 24 × 768 with exits at 6, 12, 18 and 24."""
+    dense = dense_twin(scaling(24, 768))
+    return at_rate(replace(dense, method="calm", shape=replace(dense.shape, num_exits=4)), 5e-4)
+
+
+def layerskip() -> Recipe:
+    """LayerSkip: the dense twin of 24 × 768, its head asked after every second layer."""
+    dense = dense_twin(scaling(24, 768))
+    return replace(dense, method="layerskip", shape=replace(dense.shape, num_exits=12))
+
+
+def tuned(num_layers: int) -> Recipe:
+    """Instruction tuning of a model of the depth table, two epochs over 892,375 conversations (Tulu 3's mixture)."""
+    recipe = scaling(num_layers, 768)
+    return replace(
+        recipe,
+        initial=f"runs/paper-{num_layers}x768/model",
+        text="conversations",
+        total_tokens=SFT_EPOCHS * -(-SFT_CONVERSATIONS // SFT_BATCH) * SFT_BATCH * CONTEXT,
+        tokens_per_step=SFT_BATCH * CONTEXT,
+        learning_rate=LearningRate(maximum=1e-5, warmup=0.05, final_ratio=0.0),
+        router_warmup=RouterWarmup(share=0.0),
+    )
+
+
+def retrofit() -> Recipe:
+    """Exits put on a pretrained Llama-3.2-1B, all weights trained; the routers then close all early ones.
+
+    The paper reads its text once, without saying how long that is; here it is 8,000 steps.
+    """
+    shape = Shape(
+        num_layers=16,
+        width=2048,
+        mlp_width=8192,
+        num_heads=32,
+        num_kv_heads=8,
+        num_exits=4,
+        vocab_size=128_256,
+        context=4096,
+        tied_head=True,
+    )
+    return Recipe(
+        method="retrofit",
+        initial="meta-llama/Llama-3.2-1B",
+        shape=shape,
+        total_tokens=8000 * 32 * 4096,
+        tokens_per_step=32 * 4096,
+        short_context=4096,
+        learning_rate=LearningRate(maximum=2e-5),
+        beta=BetaSettings(initial=0.1),
+        seed=SEED,
+    )
+
+
+PAPER: dict[str, Callable[[], Recipe]] = {
+    **{f"paper-{layers}x768": partial(scaling, layers, 768) for layers in DEPTHS},
+    **{f"paper-24x{width}": partial(scaling, 24, width) for width in WIDTHS},
+    "paper-48x1536": largest,
+    **{f"paper-beta-{beta:g}": partial(beta_sweep, beta) for beta in BETAS},
+    **{f"paper-exits-{num_exits}": partial(exits_sweep, num_exits) for num_exits in NUM_EXITS},
+    **{f"paper-exit-at-{layer}": partial(single_exit, layer) for layer in SINGLE_EXITS},
+    "paper-calm": calm,
+    "paper-layerskip": layerskip,
+    **{f"paper-isoflop-{layers}x768": partial(dense_of_layers, layers, steps) for layers, steps in ISOFLOP.items()},
+    **{f"paper-sft-{layers}x768": partial(tuned, layers) for layers in DEPTHS},
+    "paper-retrofit": retrofit,
+}
+"""Dense rows of the tables are the twins of these, such as `paper-24x768-dense`."""

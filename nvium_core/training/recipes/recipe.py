@@ -1,0 +1,131 @@
+"""A recipe: everything a training run depends on besides its text. Knows nothing of any particular recipe."""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from nvium_core.errors import NviumError
+from nvium_core.model.config import NviumConfig, even_exit_layers
+from nvium_core.training.beta import BetaSettings
+from nvium_core.training.data import Diet
+from nvium_core.training.optimizer import OptimizerSettings
+from nvium_core.training.schedule import LearningRate, RouterWarmup
+
+MAX_TRAINED_VOCABULARY = 2**16  # token files hold 16 bits a token
+
+Method = Literal["nvium", "retrofit", "calm", "layerskip"]
+"""What is trained, and how. A dense model is an N-vium of one exit without adapter; a retrofit puts exits on one."""
+
+Text = Literal["documents", "conversations"]
+"""What a run reads: documents, of which every token counts, or conversations, of which the answers do."""
+
+
+class RecipeError(NviumError, ValueError):
+    """An unknown recipe, or a setting it does not have; the message names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The model's shape; the vocabulary is the tokenizer's.
+
+    Exits are even, or after `exit_layers`. `router_width` and `adapter_width` are inner widths: None is the
+    paper's ⌊0.66 d⌋ and d, no adapter is 0. `num_kv_heads` None is one for each head.
+    """
+
+    num_layers: int
+    width: int
+    mlp_width: int
+    num_heads: int
+    num_exits: int
+    vocab_size: int
+    context: int
+    exit_layers: tuple[int, ...] = ()
+    num_kv_heads: int | None = None
+    router_width: int | None = None
+    adapter_width: int | None = None
+    tied_head: bool = False
+
+    def __post_init__(self) -> None:
+        counts = ("num_layers", "width", "mlp_width", "num_heads", "num_exits", "vocab_size", "context")
+        for name in counts:
+            check(getattr(self, name) >= 1, f"{name} must be at least 1")
+
+    @property
+    def exit_depths(self) -> list[int]:
+        """l_1 … l_N. Raises `ValueError` where there is no placing the exits as told."""
+        if not self.exit_layers:
+            return even_exit_layers(self.num_layers, self.num_exits)
+        placed = len(self.exit_layers)
+        check(placed == self.num_exits, f"exit_layers places {placed} exits, and num_exits is {self.num_exits}")
+        return list(self.exit_layers)
+
+    def config(self, vocab_size: int, end_token: int) -> NviumConfig:
+        """The N-vium of this shape."""
+        return NviumConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.width,
+            intermediate_size=self.mlp_width,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            max_position_embeddings=self.context,
+            exit_layers=self.exit_depths,
+            router_hidden_size=self.router_width,
+            adapter_hidden_size=self.adapter_width,
+            tie_word_embeddings=self.tied_head,
+            bos_token_id=end_token,
+            eos_token_id=end_token,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything a training run depends on besides its text.
+
+    `initial` is the folder or Hub name of the model to start from, None for random weights. `tokenizer` is that of a
+    tokenizer to use, None for a byte-level BPE of `shape.vocab_size` tokens trained on the text.
+    """
+
+    method: Method = "nvium"
+    shape: Shape
+    initial: str | None = None
+    tokenizer: str | None = None
+    text: Text = "documents"
+    total_tokens: int
+    tokens_per_step: int
+    short_context: int
+    long_context_share: float = 0.0
+    learning_rate: LearningRate
+    router_warmup: RouterWarmup = field(default_factory=RouterWarmup)
+    beta: BetaSettings
+    diet: Diet = field(default_factory=Diet)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    seed: int = 0
+    checkpoint_every: int = 200
+
+    def __post_init__(self) -> None:
+        for name in ("total_tokens", "tokens_per_step", "short_context", "checkpoint_every"):
+            check(getattr(self, name) >= 1, f"{name} must be at least 1")
+        check(0 <= self.long_context_share <= 1, "long_context_share must be between 0 and 1")
+        check(self.method in get_args(Method), f"method must be one of {', '.join(get_args(Method))}")
+        check(self.text in get_args(Text), f"text must be one of {', '.join(get_args(Text))}")
+        trains_tokenizer = self.tokenizer is None and self.initial is None
+        fits = not trains_tokenizer or self.shape.vocab_size <= MAX_TRAINED_VOCABULARY
+        check(fits, f"vocab_size must be at most {MAX_TRAINED_VOCABULARY}")
+
+    @property
+    def num_steps(self) -> int:
+        return max(1, self.total_tokens // self.tokens_per_step)
+
+    def context_at(self, progress: float) -> int:
+        """Windows are short at first, as attention is cheaper so, and of full length in the last share of the run."""
+        return self.shape.context if progress >= 1 - self.long_context_share else self.short_context
+
+
+def swiglu_width(width: int) -> int:
+    """The customary inner width, 8/3 of the width, in whole multiples of 8."""
+    return 8 * -(-width // 3)
+
+
+def check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

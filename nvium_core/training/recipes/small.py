@@ -1,0 +1,120 @@
+"""The paper's comparisons at a size that one core trains in minutes, to see that signs and shapes agree.
+
+All models read the same text the same number of times, so any two can be compared.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from nvium_core.model.config import even_exit_layers
+from nvium_core.training.beta import BetaSettings
+from nvium_core.training.recipes.recipe import Recipe, Shape, swiglu_width
+from nvium_core.training.recipes.twins import dense_twin
+from nvium_core.training.schedule import LearningRate
+
+NUM_LAYERS = 12
+WIDTH = 96
+HEAD_WIDTH = 32
+BETA = 0.15
+
+DEPTHS = (4, 8, 12, 24)
+WIDTHS = (64, 96, 128)
+BETAS = (0.0, 0.1, 0.2, 0.3, 0.4)
+NUM_EXITS = (2, 3, 4, 6, 12)
+SINGLE_EXITS = (1, 3, 5, 7, 9, 11)
+
+
+def tiny() -> Recipe:
+    """A model for trying the pipeline out: a minute on one core, and no sense in what it says."""
+    return Recipe(
+        shape=Shape(num_layers=4, width=64, mlp_width=176, num_heads=2, num_exits=4, vocab_size=512, context=128),
+        total_tokens=200_000,
+        tokens_per_step=2048,
+        short_context=128,
+        learning_rate=LearningRate(maximum=3e-3, warmup=0.05),
+        beta=BetaSettings(initial=0.04, depth=0.68),
+        checkpoint_every=50,
+    )
+
+
+def small(
+    num_layers: int = NUM_LAYERS,
+    width: int = WIDTH,
+    *,
+    beta: float = BETA,
+    exit_layers: tuple[int, ...] = (),
+) -> Recipe:
+    """Four even exits if not told otherwise, and the paper's constants but for a higher learning rate."""
+    exits = exit_layers or tuple(even_exit_layers(num_layers, 4))
+    shape = Shape(
+        num_layers=num_layers,
+        width=width,
+        mlp_width=swiglu_width(width),
+        num_heads=width // HEAD_WIDTH,
+        num_exits=len(exits),
+        exit_layers=exits,
+        vocab_size=1024,
+        context=256,
+    )
+    return Recipe(
+        shape=shape,
+        total_tokens=3_000_000,
+        tokens_per_step=4096,
+        short_context=256,
+        learning_rate=LearningRate(maximum=3e-3, warmup=0.02),
+        beta=BetaSettings(initial=beta),
+    )
+
+
+def exits_sweep(num_exits: int) -> Recipe:
+    return small(exit_layers=tuple(even_exit_layers(NUM_LAYERS, num_exits)))
+
+
+def single_exit(layer: int) -> Recipe:
+    return small(beta=0.0, exit_layers=(layer, NUM_LAYERS))
+
+
+def adaptive() -> Recipe:
+    """β adapted to the losses of the dense twin, whose log the run is given."""
+    return replace(small(), beta=BetaSettings(initial=0.0, adaptive=True))
+
+
+def calm() -> Recipe:
+    """CALM*: the dense twin of `small` with its exits."""
+    dense = dense_twin(small())
+    return replace(dense, method="calm", shape=replace(dense.shape, num_exits=4))
+
+
+def layerskip() -> Recipe:
+    """LayerSkip: the dense twin of `small`, its head asked after every second layer."""
+    dense = dense_twin(small())
+    return replace(dense, method="layerskip", shape=replace(dense.shape, num_exits=6))
+
+
+def retrofit() -> Recipe:
+    """Exits put on the trained dense twin of `small`, all weights trained at a fiftieth of its rate."""
+    recipe = small(beta=0.1)
+    return replace(
+        recipe,
+        method="retrofit",
+        initial="runs/small-dense/model",
+        shape=replace(recipe.shape, mlp_width=dense_twin(recipe).shape.mlp_width),
+        learning_rate=LearningRate(maximum=6e-5),
+        total_tokens=recipe.total_tokens // 2,
+    )
+
+
+SMALL: dict[str, Callable[[], Recipe]] = {
+    "tiny": tiny,
+    "small": small,
+    **{f"small-{layers}x{WIDTH}": partial(small, layers) for layers in DEPTHS if layers != NUM_LAYERS},
+    **{f"small-{NUM_LAYERS}x{width}": partial(small, width=width) for width in WIDTHS if width != WIDTH},
+    **{f"small-beta-{beta:g}": partial(small, beta=beta) for beta in BETAS},
+    **{f"small-exits-{num_exits}": partial(exits_sweep, num_exits) for num_exits in NUM_EXITS},
+    **{f"small-exit-at-{layer}": partial(single_exit, layer) for layer in SINGLE_EXITS},
+    "small-adaptive": adaptive,
+    "small-calm": calm,
+    "small-layerskip": layerskip,
+    "small-retrofit": retrofit,
+}

@@ -1,0 +1,85 @@
+"""What a run tells while it goes: log.jsonl, TensorBoard, a progress bar."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from nvium_core.training.errors import TrainingError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+Report = dict[str, Any]
+"""One step's figures by name: numbers, or lists of numbers with one for each exit."""
+
+
+class RunLog:
+    """A run's log.jsonl, a line for each step, and if wanted the same for TensorBoard."""
+
+    def __init__(self, folder: Path, first_step: int, with_tensorboard: bool = False) -> None:
+        """Opens the log for what follows `first_step` steps; later lines of an interrupted run are dropped."""
+        self.path = folder / "log.jsonl"
+        self.tensorboard = tensorboard_writer(folder / "tensorboard", first_step) if with_tensorboard else None
+        try:
+            kept = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
+            self.file = self.path.open("w", encoding="utf-8")
+            self.file.writelines(kept[:first_step])
+        except OSError as error:
+            raise self.failure(error) from error
+
+    def write(self, report: Report) -> None:
+        try:
+            self.file.write(json.dumps(report) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise self.failure(error) from error
+        if self.tensorboard:
+            write_scalars(self.tensorboard, report)
+
+    def close(self) -> None:
+        self.file.close()
+        if self.tensorboard:
+            self.tensorboard.close()
+
+    def failure(self, error: OSError) -> TrainingError:
+        return TrainingError(f"{self.path}: cannot be written ({error}); the last checkpoint is intact")
+
+
+def tensorboard_writer(folder: Path, first_step: int) -> "SummaryWriter":
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise TrainingError("TensorBoard is not installed: pip install 'nvium[training]'") from error
+    return SummaryWriter(str(folder), purge_step=first_step + 1)
+
+
+def write_scalars(writer: "SummaryWriter", report: Report) -> None:
+    """Every number under its name, those of exit k under name/k."""
+    for name, value in report.items():
+        numbers = {f"{name}/{k}": each for k, each in enumerate(value, 1)} if isinstance(value, list) else {name: value}
+        for tag, number in numbers.items():
+            if tag != "step":
+                writer.add_scalar(tag, number, report["step"])
+
+
+def progress_bar() -> Progress:
+    return Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=Console(stderr=True),
+    )
+
+
+def describe(report: Report) -> str:
+    """One line: loss, tokens/s, and what there is of mean depth, β and the exits' shares."""
+    parts = [f"loss {report['mix_loss']:.3f}", f"{report['tokens_per_second']:,} tok/s"]
+    if "mean_depth" in report:
+        parts += [f"depth {report['mean_depth']:.2f}", f"β {report['beta']:.3f}"]
+    if "exit_probs" in report:
+        parts += ["exits " + " ".join(f"{p:.2f}"[1:] if p < 1 else "1." for p in report["exit_probs"])]
+    return " · ".join(parts)

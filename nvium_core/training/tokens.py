@@ -1,0 +1,88 @@
+"""The token stream of a run: made of its text once, and kept in its folder with the tokenizer and its origin."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from nvium_core.training.data import DataError, PackedStream, Tokens, encode, read_documents
+from nvium_core.training.errors import TrainingError
+from nvium_core.training.recipes import Recipe
+from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
+
+
+def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
+    """The tokenizer and the token stream, from the folder if an earlier start left them there."""
+    tokens_file, origin = folder / "tokens.npy", text_origin(recipe, data)
+    if tokens_file.exists():
+        check_origin(folder / "text.json", origin)
+    else:
+        make_tokens(recipe, data, folder, origin)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    return tokenizer, PackedStream(read_tokens(tokens_file), tokenizer.eos_token_id, recipe.seed)
+
+
+def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]) -> None:
+    """Write the tokenizer and the tokens, the tokens last and whole."""
+    documents = read_documents(data)
+    shape = recipe.shape
+    save_tokenizer(train_tokenizer(documents, shape.vocab_size, shape.context), folder / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    partial = folder / "tokens.partial.npy"
+    np.save(partial, encode(recipe.diet.readings(documents, recipe.seed), tokenizer))
+    (folder / "text.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / "tokens.npy")
+
+
+def read_tokens(path: Path) -> Tokens:
+    """The tokens, read from the disk as they are needed."""
+    try:
+        tokens: Tokens = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise TrainingError(f"{path}: damaged ({error}); delete it to begin again") from error
+    return tokens
+
+
+def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
+    """All that the tokens of a run depend on."""
+    try:
+        with data.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{data}: {error.strerror}") from error
+    shape = recipe.shape
+    return {
+        "data": digest,
+        "vocab_size": shape.vocab_size,
+        "context": shape.context,
+        "diet": asdict(recipe.diet),
+        "seed": recipe.seed,
+    }
+
+
+def check_origin(path: Path, origin: dict[str, Any]) -> None:
+    """Refuse to go on with tokens that were made of something else."""
+    try:
+        others = differences(json.loads(path.read_text(encoding="utf-8")), origin)
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path}: {error}; delete tokens.npy beside it to begin again") from error
+    if others:
+        raise TrainingError(
+            f"{path.parent}: holds tokens of other {', '.join(sorted(others))}; choose another --folder"
+        )
+
+
+def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> set[str]:
+    """The dotted keys at which two nested tables differ."""
+    found = set[str]()
+    for key in sorted(one.keys() | other.keys()):
+        ours, theirs = one.get(key), other.get(key)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            found |= differences(ours, theirs, f"{prefix}{key}.")
+        elif ours != theirs:
+            found.add(prefix + key)
+    return found

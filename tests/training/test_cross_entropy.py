@@ -1,0 +1,56 @@
+"""The chunked head against the plain one."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvium_core.model.nvium import token_nll
+from nvium_core.training import cross_entropy
+from nvium_core.training.cross_entropy import chunked_head_nll, head_nll
+
+
+@given(num_rows=st.integers(1, 9), num_words=st.integers(2, 7), seed=st.integers(0, 99))
+def test_chunks_change_neither_losses_nor_gradients(num_rows: int, num_words: int, seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cross_entropy, "CHUNK_ROWS", 4)
+        generator = torch.Generator().manual_seed(seed)
+        output = torch.randn(2, num_rows, 5, generator=generator, dtype=torch.float64)
+        head = torch.randn(num_words, 5, generator=generator, dtype=torch.float64)
+        target = torch.randint(num_words, (2, num_rows), generator=generator)
+        weight = torch.randn(2, num_rows, generator=generator, dtype=torch.float64)
+        found = gradients(chunked_head_nll, output, head, target, weight)
+        expected = gradients(lambda o, h, t: token_nll(o @ h.T, t), output, head, target, weight)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def gradients(nll, output, head, target, weight):  # type: ignore[no-untyped-def]
+    """The losses, and the gradients of their weighted sum by output and head."""
+    output, head = output.clone().requires_grad_(), head.clone().requires_grad_()
+    losses = nll(output, head, target)
+    return losses, *torch.autograd.grad((losses * weight).sum(), (output, head))
+
+
+def test_under_autocast_the_head_multiplies_in_bfloat16_and_sums_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    output = torch.randn(3, 8, generator=generator, requires_grad=True)
+    head = torch.randn(11, 8, generator=generator, requires_grad=True)
+    target = torch.tensor([1, 5, 10])
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = chunked_head_nll(output, head, target)
+    losses.sum().backward()
+    assert losses.dtype == output.grad.dtype == head.grad.dtype == torch.float32  # type: ignore[union-attr]
+    exact = token_nll(output @ head.T, target)
+    assert (losses - exact).abs().max() < 0.05
+    assert not torch.equal(losses, exact)
+
+
+def test_few_logits_are_held_and_many_are_not() -> None:
+    output, head, target = torch.randn(6, 5), torch.randn(9, 5), torch.arange(6)
+    held = head_nll(output, head.requires_grad_(), target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cross_entropy, "MOST_LOGITS_HELD", 53)
+        chunked = head_nll(output, head, target)
+    torch.testing.assert_close(held, chunked)
+    assert "HeadNll" in str(chunked.grad_fn.next_functions) and "HeadNll" not in str(held.grad_fn.next_functions)  # type: ignore[union-attr]

@@ -1,0 +1,95 @@
+"""What is decayed, what is orthogonalised, and that our Muon is PyTorch's."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvium_core import NviumConfig, NviumForCausalLM
+from nvium_core.training.optimizer import Muon, OptimizerSettings, divided, optimizers, orthogonalized, parameter_groups
+
+
+def small_model() -> NviumForCausalLM:
+    config = NviumConfig(
+        vocab_size=17,
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        exit_layers=[1, 2],
+        attention_bias=True,
+    )
+    return NviumForCausalLM(config)
+
+
+def test_nothing_is_decayed_that_is_a_norm_a_bias_or_an_embedding() -> None:
+    model = small_model()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed, spared = parameter_groups(model, list(model.parameters()), weight_decay=0.1)
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    for parameter in decayed["params"]:
+        assert parameter.dim() == 2 and not any(word in names[id(parameter)] for word in ("norm", "bias", "embed"))
+    for parameter in spared["params"]:
+        assert any(word in names[id(parameter)] for word in ("norm", "bias", "embed"))
+    assert sorted(names) == sorted(id(p) for p in [*decayed["params"], *spared["params"]])
+
+
+def test_muon_takes_the_matrices_between_the_embedding_and_the_head() -> None:
+    model = small_model()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    matrices, rest = ([names[id(p)] for p in part] for part in divided(model))
+    assert all(name.endswith("weight") and "norm" not in name for name in matrices)
+    assert {"lm_head.weight", "model.embed_tokens.weight", "exits.0.router.head.weight"} <= set(rest)
+    assert {"exits.0.router.fc1.weight", "exits.1.adapter.up.weight", "model.layers.0.mlp.up_proj.weight"} <= set(
+        matrices
+    )
+    assert sorted(matrices + rest) == sorted(names.values())
+
+
+def test_every_parameter_is_in_one_group_of_one_optimizer_which_knows_its_full_rate() -> None:
+    model = small_model()
+    found = optimizers(model, 0.004, OptimizerSettings(muon_rate=0.02))
+    groups = [group for optimizer in found for group in optimizer.param_groups]
+    assert [group["maximum_lr"] for group in groups] == [0.02, 0.004, 0.004]
+    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(id(p) for p in model.parameters())
+    assert len(optimizers(model, 0.004, OptimizerSettings())) == 1
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (12, 40), (40, 12)])
+def test_what_is_orthogonalised_keeps_its_directions_and_has_singular_values_near_one(shape: tuple[int, int]) -> None:
+    drawn = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    left, _, right = torch.linalg.svd(drawn, full_matrices=False)
+    found = orthogonalized(left * torch.linspace(0.1, 1, min(shape)) @ right)
+    inner = left.mT @ found @ right.mT
+    singular = inner.diagonal(dim1=-2, dim2=-1)
+    assert ((singular > 0.5) & (singular < 1.3)).all()
+    assert (inner - singular.diag_embed()).abs().max() < 1e-4
+
+
+def test_muon_is_pytorchs_up_to_its_bfloat16() -> None:
+    starts = [torch.randn(20, 30), torch.randn(30, 20), torch.randn(20, 30)]
+    ours, theirs = ([torch.nn.Parameter(start.clone()) for start in starts] for _ in range(2))
+    steps(Muon(ours, lr=0.02, weight_decay=0.1), ours)
+    steps(torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1), theirs)
+    for mine, other, start in zip(ours, theirs, starts, strict=True):
+        assert (mine - other).norm() < 0.02 * (other - start).norm()
+
+
+def steps(optimizer: torch.optim.Optimizer, matrices: list[torch.nn.Parameter]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        for matrix in matrices:
+            matrix.grad = torch.randn(matrix.shape, generator=generator)
+        optimizer.step()
+
+
+def test_a_matrix_without_a_gradient_is_left_alone() -> None:
+    still, moving = torch.nn.Parameter(torch.ones(3, 3)), torch.nn.Parameter(torch.ones(3, 3))
+    moving.grad = Tensor(torch.eye(3))
+    Muon([still, moving], lr=0.1).step()
+    assert (still == 1).all() and (moving != 1).any()
+
+
+@pytest.mark.parametrize("wrong", [{"weight_decay": -1.0}, {"clip_norm": 0.0}, {"muon_rate": -0.1}])
+def test_settings_that_cannot_be_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        OptimizerSettings(**wrong)
