@@ -6,7 +6,6 @@ Shapes: X any row dimensions, B windows, T tokens, E exits, D width.
 """
 
 import os
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -15,12 +14,15 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from nvium_core.model.checkpoint import CheckpointError, resolve_folder
-from nvium_core.model.config import NviumConfig, even_exit_layers
+from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines.univium import shape_fields
 from nvium_core.training.data import Batch
 from nvium_core.training.loss import token_losses
-from nvium_core.training.objective import Moment, Outcome
+from nvium_core.training.objective import Moment, Outcome, counted_mean
+
+THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
+"""The confidences τ that the N-vium paper measures, with exits after 6, 12, 18 and 24 of 24 layers."""
 
 
 @strict
@@ -78,23 +80,15 @@ def read_config(folder: str | os.PathLike[str]) -> CalmConfig:
         raise CheckpointError(f"{path}: {error.__cause__ or error}") from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calm:
-    """The method's settings. `thresholds` are the confidences the paper evaluates it at."""
+def build_calm(config: NviumConfig) -> CalmForCausalLM:
+    """A fresh model of some N-vium's shape and exits."""
+    return CalmForCausalLM(CalmConfig(**(shape_fields(config) | {"adapter_hidden_size": 0})))
 
-    num_exits: int = 4
-    thresholds: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6)
 
-    def build(self, config: NviumConfig) -> CalmForCausalLM:
-        """A fresh model of some shape, its exits placed evenly."""
-        exit_layers = even_exit_layers(config.num_hidden_layers, self.num_exits)
-        own = {"exit_layers": exit_layers, "adapter_hidden_size": 0}
-        return CalmForCausalLM(CalmConfig(**(shape_fields(config) | own)))
-
-    def objective(self, model: CalmForCausalLM, batch: Batch, moment: Moment) -> Outcome:
-        """Σ l_k CE_k / Σ l_k, the same throughout training; the figure is each exit's cross-entropy [E]."""
-        nll_XE = token_losses(model, batch).exit_nll[batch.counted]
-        exit_losses_E = nll_XE.mean(0)
-        depths_E = torch.tensor(model.config.exit_layers, dtype=exit_losses_E.dtype, device=exit_losses_E.device)
-        loss = (depths_E * exit_losses_E).sum() / depths_E.sum()
-        return Outcome(loss, {"exit_losses": exit_losses_E.detach()})
+def calm_objective(model: CalmForCausalLM, batch: Batch, moment: Moment) -> Outcome:
+    """Σ l_k CE_k / Σ l_k, the same throughout training. `exit_losses` are the CE_k [E], `mix_loss` is the last."""
+    exit_losses_E = counted_mean(token_losses(model, batch).exit_nll, batch)
+    depths_E = torch.tensor(model.config.exit_layers, dtype=exit_losses_E.dtype, device=exit_losses_E.device)
+    loss = (depths_E * exit_losses_E).sum() / depths_E.sum()
+    told_E = exit_losses_E.detach()
+    return Outcome(loss, {"mix_loss": told_E[-1], "exit_losses": told_E})

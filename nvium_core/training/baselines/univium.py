@@ -30,10 +30,10 @@ class UniviumForCausalLM(NviumForCausalLM):
         as_llama(self).save_pretrained(save_directory, **options)
 
 
-def univium(config: NviumConfig) -> UniviumForCausalLM:
-    """A fresh univium of some shape, whatever its exits."""
+def univium_config(config: NviumConfig) -> NviumConfig:
+    """The univium of some N-vium's shape."""
     own = {"exit_layers": None, "adapter_hidden_size": 0}
-    return UniviumForCausalLM(NviumConfig(**(shape_fields(config) | own)))
+    return NviumConfig(**(shape_fields(config) | own))
 
 
 def shape_fields(config: NviumConfig) -> dict[str, Any]:

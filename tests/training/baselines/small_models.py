@@ -3,14 +3,16 @@
 import torch
 
 from nvium_core import NviumConfig
-from nvium_core.training.baselines.calm import Calm, CalmForCausalLM
-from nvium_core.training.baselines.univium import UniviumForCausalLM, univium
+from nvium_core.model.config import even_exit_layers
+from nvium_core.training.baselines.calm import CalmForCausalLM, build_calm
+from nvium_core.training.baselines.layerskip import LayerSkipForCausalLM, build_layerskip
+from nvium_core.training.baselines.univium import UniviumForCausalLM, univium_config
 from nvium_core.training.data import Batch, packed_batch
 from nvium_core.training.objective import Moment
 from tests.random_models import randomized
 
 
-def small_config(num_layers: int = 4, vocab_size: int = 17, context: int = 64) -> NviumConfig:
+def small_config(num_layers: int = 4, num_exits: int = 1, vocab_size: int = 17, context: int = 64) -> NviumConfig:
     return NviumConfig(
         vocab_size=vocab_size,
         hidden_size=16,
@@ -19,19 +21,27 @@ def small_config(num_layers: int = 4, vocab_size: int = 17, context: int = 64) -
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context,
+        exit_layers=even_exit_layers(num_layers, num_exits),
         bos_token_id=0,
         eos_token_id=0,
     )
 
 
 def small_univium(num_layers: int = 4, seed: int = 0, vocab_size: int = 17) -> UniviumForCausalLM:
-    return randomized(univium(small_config(num_layers, vocab_size)).double().eval(), seed)
+    return randomized(
+        UniviumForCausalLM(univium_config(small_config(num_layers, vocab_size=vocab_size))).double().eval(), seed
+    )
 
 
 def small_calm(num_layers: int = 6, num_exits: int = 3, seed: int = 0, vocab_size: int = 17) -> CalmForCausalLM:
     """Spread so that probabilities above and below one half are both common."""
-    model = Calm(num_exits=num_exits).build(small_config(num_layers, vocab_size))
+    model = build_calm(small_config(num_layers, num_exits, vocab_size))
     return randomized(model.double().eval(), seed, spread=1.5)
+
+
+def small_layerskip(seed: int = 0) -> LayerSkipForCausalLM:
+    """Four layers, asked after two of them too."""
+    return randomized(build_layerskip(small_config(num_layers=4, num_exits=2)).double().eval(), seed)
 
 
 def foreseeing(model: UniviumForCausalLM, from_layer: int) -> UniviumForCausalLM:

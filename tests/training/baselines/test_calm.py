@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from nvium_core import CheckpointError, NviumForCausalLM
 from nvium_core.evaluation.perplexity import window_losses
 from nvium_core.model.nvium import token_nll
-from nvium_core.training.baselines.calm import Calm, CalmConfig, CalmForCausalLM
+from nvium_core.training.baselines.calm import CalmConfig, CalmForCausalLM, build_calm, calm_objective
 from tests.training.baselines.small_models import moment, small_batch, small_calm, small_config, small_univium
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -22,8 +22,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_exits_are_even_and_have_a_norm_each_and_nothing_else() -> None:
-    model = Calm().build(small_config(num_layers=24))
+def test_exits_have_a_norm_each_and_nothing_else() -> None:
+    model = build_calm(small_config(num_layers=24, num_exits=4))
     assert model.config.exit_layers == [6, 12, 18, 24]
     assert [name for name in model.state_dict() if name.startswith("exits")] == [
         f"exits.{k}.norm.weight" for k in range(4)
@@ -80,14 +80,15 @@ def test_a_damaged_configuration_is_refused(folder: Path) -> None:
 
 def test_the_objective_weighs_exits_by_their_depth() -> None:
     model, batch = small_calm(), small_batch(num_windows=1)
-    outcome = Calm(num_exits=3).objective(model, batch, moment())
+    outcome = calm_objective(model, batch, moment())
     _, nll_TE = window_losses(model, batch.inputs[0, :10].tolist(), 1)
     first_document = small_batch(num_windows=1)
     first_document.counted[:, 9:] = False
-    figures = Calm(num_exits=3).objective(model, first_document, moment()).figures
+    figures = calm_objective(model, first_document, moment()).figures
     torch.testing.assert_close(figures["exit_losses"], nll_TE.mean(0))
     depths = torch.tensor([2, 4, 6], dtype=torch.float64)
     torch.testing.assert_close(outcome.loss, (outcome.figures["exit_losses"] * depths).sum() / 12)
+    assert outcome.figures["mix_loss"] == outcome.figures["exit_losses"][-1]
 
 
 def test_only_counted_targets_count() -> None:
@@ -95,7 +96,7 @@ def test_only_counted_targets_count() -> None:
     batch.counted[:] = False
     batch.counted[1, 3] = True
     with torch.no_grad():
-        outcome = Calm().objective(model, batch, moment())
+        outcome = calm_objective(model, batch, moment())
         logits_EV = model(batch.inputs[1:2, :4], output_exit_logits=True).exit_logits[0, 3]
     expected_E = token_nll(logits_EV, batch.targets[1, 3].expand(3))
     torch.testing.assert_close(outcome.figures["exit_losses"], expected_E)
@@ -103,5 +104,5 @@ def test_only_counted_targets_count() -> None:
 
 def test_every_weight_learns() -> None:
     model = small_calm()
-    Calm().objective(model, small_batch(), moment()).loss.backward()
+    calm_objective(model, small_batch(), moment()).loss.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())

@@ -26,7 +26,7 @@ def greedy(model: UniviumForCausalLM, prompt_ids: list[int], max_tokens: int) ->
     return token_ids[len(prompt_ids) :]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(prompt_ids=st.lists(st.integers(0, 16), min_size=1, max_size=8), max_tokens=st.integers(1, 12))
 def test_greedy_tokens_are_those_of_full_forward_passes(prompt_ids: list[int], max_tokens: int) -> None:
     generated = generate(MODEL, prompt_ids, max_tokens)
@@ -34,7 +34,7 @@ def test_greedy_tokens_are_those_of_full_forward_passes(prompt_ids: list[int], m
     assert generated.exit_layers == [4] * max_tokens
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     cuts=st.sets(st.integers(1, 9)),
     token_ids=st.lists(st.integers(0, 16), min_size=10, max_size=10),

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import token_nll
-from nvium_core.training.baselines.layerskip import LayerSkip, exit_losses, kept_layers
+from nvium_core.training.baselines.layerskip import LayerSkip, build_layerskip, exit_losses, kept_layers
 from nvium_core.training.data import Batch
-from tests.training.baselines.small_models import moment, small_batch, small_config, small_univium
+from tests.training.baselines.small_models import moment, small_batch, small_config, small_layerskip, small_univium
 
 PAPER = LayerSkip()
 EARLY = [*range(2, 24, 2)]
@@ -23,9 +23,10 @@ def part(batch: Batch, windows: slice) -> Batch:
     )
 
 
-def test_the_model_is_a_llama_of_the_shape_asked_for() -> None:
-    model = PAPER.build(small_config(num_layers=4))
-    assert model.config.exit_layers == [4]
+def test_the_model_is_a_llama_that_knows_where_it_is_asked() -> None:
+    model = build_layerskip(small_config(num_layers=24, num_exits=12))
+    assert model.config.exit_layers == [24]
+    assert list(model.early_exits) == EARLY
     assert "exits.0.norm.weight" in model.state_dict() and not any("adapter" in name for name in model.state_dict())
 
 
@@ -41,29 +42,28 @@ def test_dropout_rises_over_layers_and_time_to_its_maximum() -> None:
 
 def test_the_gradual_curriculum_lets_exits_in_from_the_deepest_and_has_all_after_half_of_the_steps() -> None:
     def active(progress: float) -> list[int]:
-        return PAPER.active_exits(24, moment(progress=progress))
+        return PAPER.active(EARLY, 24, moment(progress=progress))
 
-    assert active(0.0) == [24]
-    assert active(2 / 48) == [22, 24]  # two layers, each a 2 L-th of the run
-    assert active(0.2499) == [14, 16, 18, 20, 22, 24]
-    assert active(0.25) == [12, 14, 16, 18, 20, 22, 24]
-    assert active(0.5) == active(0.99) == [*EARLY, 24]
+    assert active(0.0) == []
+    assert active(2 / 48) == [22]  # two layers, each a 2 L-th of the run
+    assert active(0.2499) == [14, 16, 18, 20, 22]
+    assert active(0.25) == [12, 14, 16, 18, 20, 22]
+    assert active(0.5) == active(0.99) == EARLY
 
 
-def test_the_rotational_curriculum_asks_every_exit_once_in_a_period_and_the_last_always() -> None:
+def test_the_rotational_curriculum_asks_every_exit_once_in_a_period() -> None:
     rotating = LayerSkip(curriculum="rotational")
-    first = [rotating.active_exits(24, moment(step=step)) for step in range(8)]
-    assert sorted(depth for active in first for depth in active if depth != 24) == EARLY
-    assert all(active[-1] == 24 for active in first)
-    assert first[0] == [2, 18, 24] and first[1] == [4, 20, 24] and first[7] == [16, 24]
-    assert rotating.active_exits(24, moment(step=8)) == first[0]
+    first = [rotating.active(EARLY, 24, moment(step=step)) for step in range(8)]
+    assert sorted(depth for active in first for depth in active) == EARLY
+    assert first[0] == [2, 18] and first[1] == [4, 20] and first[7] == [16]
+    assert rotating.active(EARLY, 24, moment(step=8)) == first[0]
 
 
 def test_later_exits_weigh_quadratically_more() -> None:
-    weights = PAPER.loss_weights(4, moment(progress=0.9))
+    weights = PAPER.loss_weights([2, 4], moment(progress=0.9))
     assert weights == pytest.approx({2: 1 / 7, 4: 6 / 7})  # 0 + 1 against 3 + (0 + 1 + 2)
-    assert LayerSkip(early_loss_scale=0.5).loss_weights(4, moment(progress=0.9)) == pytest.approx({2: 0.1, 4: 0.9})
-    assert LayerSkip(early_loss_scale=0).loss_weights(4, moment(progress=0.9)) == {2: 0, 4: 1}
+    assert LayerSkip(early_loss_scale=0.5).loss_weights([2, 4], moment(progress=0.9)) == pytest.approx({2: 0.1, 4: 0.9})
+    assert LayerSkip(early_loss_scale=0).loss_weights([2, 4], moment(progress=0.9)) == {2: 0, 4: 1}
 
 
 @given(
@@ -74,7 +74,7 @@ def test_later_exits_weigh_quadratically_more() -> None:
 )
 def test_weights_always_sum_to_one(num_layers: int, progress: float, step: int, curriculum: str) -> None:
     method = LayerSkip(curriculum=curriculum)  # type: ignore[arg-type]
-    weights = method.loss_weights(num_layers, moment(step, progress))
+    weights = method.loss_weights([*range(2, num_layers, 2), num_layers], moment(step, progress))
     assert sum(weights.values()) == pytest.approx(1)
     assert max(weights, key=lambda depth: weights[depth]) == num_layers
 
@@ -102,7 +102,7 @@ def test_a_window_drops_the_same_layers_in_passes_of_any_size_and_whatever_was_d
 def test_a_window_passes_a_dropped_layer_unchanged() -> None:
     model, batch = small_univium(), small_batch(num_windows=2)
     kept_LB = torch.tensor([[True, True], [False, True], [True, True], [True, False]])
-    losses = exit_losses(model, batch, kept_LB, {2: 0.5, 4: 0.5})
+    losses = exit_losses(model, batch, kept_LB, [2, 4])
     for depth, loss in losses.items():
         per_window = []
         for number in range(2):
@@ -116,29 +116,29 @@ def test_a_window_passes_a_dropped_layer_unchanged() -> None:
 
 
 def test_without_dropout_and_early_exits_it_is_the_dense_loss() -> None:
-    model, batch = small_univium(), small_batch()
+    model, batch = small_layerskip(), small_batch()
     batch.counted[:, ::3] = False
     outcome = PAPER.objective(model, batch, moment(progress=0.0))
-    log_probs = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))[0]
-    expected = token_nll(model.lm_head(model.exits[0].norm(log_probs)), batch.targets)[batch.counted].mean()
+    (h_BTD,) = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
+    expected = token_nll(model.lm_head(model.exits[0].norm(h_BTD)), batch.targets)[batch.counted].mean()
     torch.testing.assert_close(outcome.loss, expected)
-    torch.testing.assert_close(outcome.figures["final_loss"], expected.detach())
+    torch.testing.assert_close(outcome.figures["mix_loss"], expected.detach())
     assert outcome.figures["dropped_share"] == 0
 
 
 def test_the_loss_is_the_weighted_sum_and_every_weight_learns() -> None:
-    model, batch, now = small_univium(), small_batch(num_windows=8), moment(step=3, progress=0.9)
+    model, batch, now = small_layerskip(), small_batch(num_windows=8), moment(step=3, progress=0.9)
     method = LayerSkip(max_dropout=0.6)
     outcome = method.objective(model, batch, now)
     kept_LB = kept_layers(batch, 3, method.dropout(4, 0.9))
     assert 0 < outcome.figures["dropped_share"] == pytest.approx(1 - kept_LB.float().mean())
-    losses = exit_losses(model, batch, kept_LB, {2: 0, 4: 0})
+    losses = exit_losses(model, batch, kept_LB, [2, 4])
     torch.testing.assert_close(outcome.loss, losses[2] / 7 + losses[4] * 6 / 7)
     outcome.loss.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-@pytest.mark.parametrize("setting", [{"max_dropout": 1.0}, {"early_loss_scale": 1.5}, {"exit_spacing": 0}])
+@pytest.mark.parametrize("setting", [{"max_dropout": 1.0}, {"early_loss_scale": 1.5}, {"rotation_period": 0}])
 def test_settings_that_make_no_sense_are_refused(setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         LayerSkip(**setting)  # type: ignore[arg-type]

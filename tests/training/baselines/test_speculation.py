@@ -17,7 +17,7 @@ from tests.training.baselines.small_models import foreseeing, small_univium
 MODEL = foreseeing(small_univium(num_layers=5), from_layer=2)
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(
     prompt_ids=st.lists(st.integers(0, 16), min_size=1, max_size=8),
     max_tokens=st.integers(1, 20),
@@ -93,6 +93,7 @@ def test_one_verified_token_follows_the_last_exits_distribution(draft_probs: tor
 def test_drawn_tokens_follow_the_last_exits_distribution() -> None:
     """Triples of tokens, two of them drafted at first, against their exact probabilities."""
     model = foreseeing(small_univium(num_layers=2, vocab_size=3, seed=4), from_layer=1)
+    model.lm_head.weight *= 0.4  # so that all triples are to be expected
     rng, num_draws = random.Random(0), 400
     counts = Counter(
         tuple(generate(model, [1], 3, exit_layer=1, draft_length=2, rng=rng).token_ids) for _ in range(num_draws)
@@ -101,7 +102,7 @@ def test_drawn_tokens_follow_the_last_exits_distribution() -> None:
     likely = [triple for triple, count in expected.items() if count >= 5]
     rest = num_draws - sum(expected[triple] for triple in likely)
     observed = [*(counts[triple] for triple in likely), num_draws - sum(counts[triple] for triple in likely)]
-    assert len(likely) >= 9
+    assert len(likely) >= 15
     assert chisquare(observed, [*(expected[triple] for triple in likely), rest]).pvalue > 0.001
 
 

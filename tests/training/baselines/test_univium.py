@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from nvium_core import NviumForCausalLM
-from nvium_core.training.baselines.univium import UniviumForCausalLM, univium
+from nvium_core.training.baselines.univium import UniviumForCausalLM, univium_config
 from tests.random_models import randomized
 from tests.training.baselines.small_models import small_config, small_univium
 
@@ -55,7 +55,7 @@ def test_saving_leaves_the_model_as_it_is(tmp_path: Path) -> None:
 def test_tied_weights_are_saved_once_and_load_back(tmp_path: Path) -> None:
     config = small_config()
     config.tie_word_embeddings = True
-    model = randomized(univium(config).double(), seed=1)
+    model = randomized(UniviumForCausalLM(univium_config(config)).double(), seed=1)
     model.save_pretrained(tmp_path)
     loaded = NviumForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(loaded.lm_head.weight, model.model.embed_tokens.weight)
