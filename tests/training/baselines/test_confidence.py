@@ -18,8 +18,8 @@ from tests.training.baselines.small_models import small_batch, small_calm
 MODEL = small_calm()
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
 
-thresholds = st.floats(0.1, 1.0)
-token_lists = st.lists(st.integers(1, 16), min_size=2, max_size=9)
+thresholds = st.sampled_from([0.4, 0.5, 0.6, 0.8])  # at which some leave at every exit
+texts = st.permutations(range(1, 17)).map(lambda token_ids: token_ids[:9])
 
 
 @torch.no_grad()
@@ -44,8 +44,8 @@ def by_hand(model: CalmForCausalLM, token_ids: list[int], threshold: float) -> t
     return logits, exits
 
 
-@settings(max_examples=15)
-@given(token_ids=token_lists, threshold=thresholds)
+@settings(max_examples=8)
+@given(token_ids=texts, threshold=thresholds)
 def test_a_known_text_is_judged_as_row_by_row_without_a_cache(token_ids: list[int], threshold: float) -> None:
     window_BT = torch.tensor([token_ids])
     losses = confident_losses(MODEL, packed_batch(window_BT[:, :-1], window_BT[:, 1:], end_token=0), threshold)
@@ -55,8 +55,8 @@ def test_a_known_text_is_judged_as_row_by_row_without_a_cache(token_ids: list[in
     torch.testing.assert_close(losses.nll[0], expected)
 
 
-@settings(max_examples=15)
-@given(token_ids=token_lists, threshold=thresholds)
+@settings(max_examples=8)
+@given(token_ids=texts, threshold=thresholds)
 @torch.no_grad()
 def test_decoding_a_known_text_row_by_row_says_the_same(token_ids: list[int], threshold: float) -> None:
     decoding = Decoding(MODEL, token_ids[:1], len(token_ids))
