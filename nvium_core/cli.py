@@ -15,7 +15,7 @@ import typer
 
 from nvium_core.bench import experiments
 from nvium_core.bench.experiments import Experiment
-from nvium_core.choices import Device, Precision, Schedule
+from nvium_core.choices import Device, Precision, Schedule, Sharding
 from nvium_core.errors import NviumError
 
 if TYPE_CHECKING:
@@ -192,17 +192,37 @@ def train(
         Path | None, typer.Option(help="The run's folder; resumed if it holds one. Default runs/RECIPE.")
     ] = None,
     settings: Annotated[list[str], typer.Option("--set", help="key=value, such as learning_rate.maximum=1e-3.")] = [],  # noqa: B006 (typer copies it)
+    validation: Annotated[Path | None, typer.Option(help="Text to evaluate on now and then.")] = None,
+    dense_log: Annotated[Path | None, typer.Option(help="log.jsonl of a dense run, for an adaptive β.")] = None,
     device: DeviceOption = "auto",
     compile: Annotated[bool, typer.Option(help="Compile the model; pays on long runs.")] = True,
+    sharding: Annotated[Sharding, typer.Option(help="How processes share the model.")] = "ddp",
+    rows_per_pass: Annotated[int, typer.Option(help="Tokens of one forward pass; bounds memory.", min=1)] = 16_384,
+    checkpoint_activations: Annotated[
+        bool, typer.Option("--checkpoint-activations", help="Compute them twice instead of keeping them.")
+    ] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write its files beside log.jsonl.")] = False,
 ) -> None:
-    """Train a model; a run that was interrupted goes on from its last checkpoint."""
+    """Train a model; a run that was interrupted goes on from its last checkpoint.
+
+    On several devices: torchrun --nproc-per-node N -m nvium_core.cli train …
+    """
     from nvium_core.loading import resolve_device
     from nvium_core.training.recipes.catalogue import recipe_named
     from nvium_core.training.train import RunOptions
     from nvium_core.training.train import train as run
 
     options = RunOptions(
-        data=data, folder=folder or Path("runs") / recipe, device=str(resolve_device(device)), compile=compile
+        data=data,
+        folder=folder or Path("runs") / recipe,
+        validation=validation,
+        dense_log=dense_log,
+        device=str(resolve_device(device)),
+        compile=compile,
+        sharding=sharding,
+        rows_per_pass=rows_per_pass,
+        checkpoint_activations=checkpoint_activations,
+        tensorboard=tensorboard,
     )
     print(f"The model is in {run(recipe_named(recipe, settings), options)}")
 
@@ -265,7 +285,8 @@ def bench(
 
     schedules: tokens/s of each over synchronous, and as simulated; throughput: prompts included; memory: waste in the
     cache; prefix: first token with a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost;
-    determinism: what differs in company; soak: leaks; costs: a step's, for nvium plan.
+    determinism: what differs in company; soak: leaks; costs: a step's, for nvium plan; heads: the exits' losses in
+    training, logits held or in chunks.
     """
     from rich.console import Console
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
 from nvium_core.model.config import NviumConfig
@@ -74,7 +75,7 @@ class FeedForward(nn.Module):
         return self.down_proj(self.act(self.gate_proj(x_XD)) * self.up_proj(x_XD))
 
 
-class Layer(nn.Module):
+class Layer(GradientCheckpointingLayer):
     def __init__(self, config: NviumConfig, layer_index: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)

@@ -63,6 +63,7 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _no_split_modules = ["Layer"]
     _supports_sdpa = True
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: NviumConfig) -> None:
         super().__init__(config)

@@ -51,7 +51,7 @@ class HeadNll(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_R: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient_R: Tensor) -> tuple[Tensor, Tensor, None]:
         output_RD, head_VD, target_R, log_sum_R = ctx.saved_tensors
         rows = (output_RD, target_R, log_sum_R, gradient_R)
         output_gradients, head_gradient_VD = [], torch.zeros_like(head_VD, dtype=log_sum_R.dtype)

@@ -108,7 +108,8 @@ def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Toke
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed windows: inputs, next-token targets, positions counted from each document's start, and document numbers.
+    """Packed windows: inputs, next-token targets, positions counted from each document's start, document numbers, and
+    which of the targets count in the loss (bool).
 
     All [B, T].
     """
@@ -117,9 +118,13 @@ class Batch:
     targets: Tensor
     positions: Tensor
     documents: Tensor
+    counted: Tensor
 
-    def to(self, device: torch.device | str) -> "Batch":
-        return Batch(*(x.to(device) for x in (self.inputs, self.targets, self.positions, self.documents)))
+    def to(self, device: torch.device) -> "Batch":
+        """The same on another device, without waiting for it where it is a GPU."""
+        parts = (self.inputs, self.targets, self.positions, self.documents, self.counted)
+        pinned = (x.pin_memory() if device.type == "cuda" else x for x in parts)
+        return Batch(*(x.to(device, non_blocking=True) for x in pinned))
 
     def mask(self) -> Tensor:
         """[B, 1, T, T], True where row t may see row s: not later, and of the same document."""
@@ -137,13 +142,18 @@ class PackedStream:
 
     def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
         """Windows first_window … first_window + num_windows − 1 of the endless shuffled sequence of windows."""
-        per_epoch = (len(self.tokens) - 1) // context
-        if per_epoch < 1:
-            raise DataError(f"{len(self.tokens)} tokens of text are too few for a context of {context}")
+        per_epoch = self.num_windows(context)
         numbers = range(first_window, first_window + num_windows)
         windows = [self._window(n // per_epoch, n % per_epoch, per_epoch, context) for n in numbers]
         window_BT = torch.from_numpy(np.stack(windows).astype(np.int64))
         return packed_batch(window_BT[:, :-1], window_BT[:, 1:], self.end_token)
+
+    def num_windows(self, context: int) -> int:
+        """The windows of one reading of the stream. Raises `DataError` if it has not enough tokens for one."""
+        count = (len(self.tokens) - 1) // context
+        if count < 1:
+            raise DataError(f"{len(self.tokens)} tokens of text are too few for a context of {context}")
+        return count
 
     def _window(self, epoch: int, index: int, per_epoch: int, context: int) -> Tokens:
         shift = int(
@@ -168,4 +178,4 @@ def packed_batch(inputs: Tensor, targets: Tensor, end_token: int) -> Batch:
     starts = inputs == end_token
     index = torch.arange(inputs.shape[1]).expand_as(inputs)
     last_start = torch.where(starts, index, 0).cummax(dim=1).values
-    return Batch(inputs, targets, index - last_start, starts.cumsum(dim=1))
+    return Batch(inputs, targets, index - last_start, starts.cumsum(dim=1), torch.ones_like(starts))

@@ -6,7 +6,7 @@ Processes are started by torchrun, which tells PyTorch all there is to know. One
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-Sharding = Literal["ddp", "fsdp"]
-"""Every process holds the whole model, or its share of it."""
+from nvium_core.choices import Sharding
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,8 @@ def spread(objective: nn.Module, layers: nn.ModuleList, sharding: Sharding, proc
         return DistributedDataParallel(objective)
     for layer in layers:
         fully_shard(layer)
-    return fully_shard(objective)
+    fully_shard(objective)
+    return objective
 
 
 def gradients_shared(module: nn.Module, now: bool) -> AbstractContextManager[None]:

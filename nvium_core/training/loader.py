@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -23,4 +24,4 @@ def prefetched(items: Iterable[Item], num_ahead: int = 2) -> Iterator[Item]:
 
 def next_one(source: Iterator[Item]) -> list[Item]:
     """The next item, or nothing."""
-    return [item for item, _ in zip(source, range(1), strict=False)]
+    return list(islice(source, 1))

@@ -11,19 +11,16 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.cross_entropy import head_nll
 from nvium_core.training.data import Batch
+from nvium_core.training.objective import Moment, Outcome, counted_mean
 
 
 class Losses(NamedTuple):
-    """Means over a batch: L_mix, L_compute (also the mean depth l/L), L_balance, and the exits' mean p_k [E]."""
+    """Means over a batch's counted targets: L_mix, L_compute (also the mean depth l/L), L_balance, mean p_k [E]."""
 
     mix: Tensor
     compute: Tensor
     balance: Tensor
     exit_probs: Tensor
-
-    def detached(self, share: float) -> "Losses":
-        """The same without their graph, times a batch's share of a larger mean."""
-        return Losses(*(share * value.detach() for value in self))
 
 
 @dataclass(frozen=True)
@@ -47,13 +44,18 @@ def batch_losses(model: NviumForCausalLM, batch: Batch) -> Losses:
     """The losses of a packed batch."""
     tokens = token_losses(model, batch)
     return Losses(
-        mix=mixture.mixture_nll(tokens.log_p, tokens.exit_nll).mean(),
-        compute=mixture.mean_depth(tokens.log_p, model.config.exit_layers or []).mean(),
-        balance=mixture.balance_penalty(tokens.log_w).mean(),
-        exit_probs=tokens.log_p.detach().exp().mean((0, 1)),
+        mix=counted_mean(mixture.mixture_nll(tokens.log_p, tokens.exit_nll), batch),
+        compute=counted_mean(mixture.mean_depth(tokens.log_p, model.config.exit_layers or []), batch),
+        balance=counted_mean(mixture.balance_penalty(tokens.log_w), batch),
+        exit_probs=counted_mean(tokens.log_p.detach().exp(), batch),
     )
 
 
-def objective(losses: Losses, alpha: float, beta: float) -> Tensor:
+def nvium_objective(model: NviumForCausalLM, batch: Batch, moment: Moment) -> Outcome:
     """L_mix + α L_balance + β L_compute (paper, section on training)."""
-    return losses.mix + alpha * losses.balance + beta * losses.compute
+    losses = batch_losses(model, batch)
+    figures = {"mix_loss": losses.mix, "mean_depth": losses.compute, "balance_loss": losses.balance}
+    return Outcome(
+        losses.mix + moment.alpha * losses.balance + moment.beta * losses.compute,
+        {"exit_probs": losses.exit_probs, **{name: value.detach() for name, value in figures.items()}},
+    )

@@ -59,7 +59,7 @@ class Muon(Optimizer):
                 self._update(matrices, **{name: group[name] for name in ("lr", "weight_decay", "momentum")})
         return None
 
-    def _update(self, matrices: Sequence[Tensor], lr: float, weight_decay: float, momentum: float) -> None:
+    def _update(self, matrices: list[Tensor], lr: float, weight_decay: float, momentum: float) -> None:
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         averages = [self._average(matrix) for matrix in matrices]
         torch._foreach_lerp_(averages, gradients, 1 - momentum)

@@ -65,13 +65,14 @@ def write_scalars(writer: "SummaryWriter", report: Report) -> None:
                 writer.add_scalar(tag, number, report["step"])
 
 
-def progress_bar() -> Progress:
+def progress_bar(is_shown: bool) -> Progress:
     return Progress(
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.description}"),
         TimeRemainingColumn(elapsed_when_finished=True),
         console=Console(stderr=True),
+        disable=not is_shown,
     )
 
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nvium_core.training.data import DataError, PackedStream, Tokens, encode, read_documents
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.recipes import Recipe
+from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
 
 
@@ -24,6 +24,12 @@ def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTo
         make_tokens(recipe, data, folder, origin)
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     return tokenizer, PackedStream(read_tokens(tokens_file), tokenizer.eos_token_id, recipe.seed)
+
+
+def validation_stream(data: Path, tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> PackedStream:
+    """The first tokens of a text that is not trained on."""
+    tokens = encode(read_documents(data), tokenizer)[:num_tokens]
+    return PackedStream(tokens, tokenizer.eos_token_id)
 
 
 def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]) -> None:

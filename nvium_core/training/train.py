@@ -1,211 +1,226 @@
 """The training loop: steps until the tokens are spent, a resumable checkpoint now and then, a model at the end.
 
-A run lives in one folder: `tokenizer/`, `tokens.npy`, `state.pt` (weights, optimiser, step), `log.jsonl` and, when
-done, `model/`, a standard Hugging Face folder.
+A run lives in one folder: `tokenizer/`, `tokens.npy`, `state.pt`, `log.jsonl` and, when done, `model/`, a standard
+Hugging Face folder. Started by torchrun, all its processes train one model.
 """
 
-import hashlib
-import json
-import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
 
-import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from nvium_core.errors import NviumError
-from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.training.beta import beta_control
-from nvium_core.training.data import Batch, DataError, PackedStream, encode, read_documents
-from nvium_core.training.loss import Losses, batch_losses, objective
+from nvium_core.choices import Sharding
+from nvium_core.training.beta import VALIDATION_LOSS, beta_control
+from nvium_core.training.data import Batch, PackedStream
+from nvium_core.training.distributed import Processes, gradients_shared, joined_processes, own_device, spread
+from nvium_core.training.errors import TrainingError
+from nvium_core.training.loader import prefetched
+from nvium_core.training.methods import METHODS
+from nvium_core.training.objective import Moment, Objective
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
+from nvium_core.training.reports import Report, RunLog, describe, progress_bar
+from nvium_core.training.state import gathered, read_state, scatter, write_state
+from nvium_core.training.tokenizer import save_tokenizer
+from nvium_core.training.tokens import differences, prepare_text, validation_stream
 
-EXTENDABLE = {"total_tokens", "checkpoint_every"}
+EXTENDABLE = {"total_tokens", "checkpoint_every", "evaluate_every", "validation_tokens"}
 """What may change when a run is resumed."""
-
-
-class TrainingError(NviumError, RuntimeError):
-    """Training cannot go on; the last checkpoint is intact."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What a recipe reads, and where and how it is run."""
+    """What a recipe reads, and where and how it is run.
+
+    `validation` is text to evaluate on every `evaluate_every` steps, `dense_log` the log of a dense run for an adaptive
+    β. `rows_per_pass` bounds the tokens of a forward pass; `checkpoint_activations` computes a layer's activations
+    again in the backward pass instead of keeping them.
+    """
 
     data: Path
     folder: Path
+    validation: Path | None = None
+    dense_log: Path | None = None
     device: str = "cpu"
+    sharding: Sharding = "ddp"
     compile: bool = False
+    checkpoint_activations: bool = False
     rows_per_pass: int = 16_384
+    tensorboard: bool = False
 
 
 def train(recipe: Recipe, options: RunOptions) -> Path:
     """Run a recipe to its end, from its last checkpoint if the folder holds one; returns the model's folder."""
+    device = own_device(torch.device(options.device))
+    with joined_processes(device) as processes:
+        run = prepared(recipe, options, device, processes)
+        run.resume()
+        show(run)
+        return run.export()
+
+
+def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processes: Processes) -> "TrainingRun":
+    """The run at its beginning. The first process makes the tokens, the others read them."""
     try:
         options.folder.mkdir(parents=True, exist_ok=True)
-        tokenizer, stream = prepare_text(recipe, options)
+        if processes.is_first:
+            prepare_text(recipe, options.data, options.folder)
+        processes.wait()
+        tokenizer, stream = prepare_text(recipe, options.data, options.folder)
     except OSError as error:
         raise TrainingError(f"{options.folder}: cannot be written ({error})") from error
-    run = TrainingRun(recipe, options, stream, vocab_size=len(tokenizer))
-    run.resume()
-    with progress_bar() as progress:
-        bar = progress.add_task("", total=recipe.num_steps, completed=run.step)
+    validation = None
+    if options.validation:
+        validation = validation_stream(options.validation, tokenizer, recipe.validation_tokens)
+    return TrainingRun(recipe, options, tokenizer, stream, validation, device, processes)
+
+
+def show(run: "TrainingRun") -> None:
+    """Train to the end beside a progress bar, which the first process draws."""
+    with progress_bar(is_shown=run.processes.is_first) as bar:
+        task = bar.add_task("", total=run.recipe.num_steps, completed=run.step)
         for report in run.steps():
-            progress.update(bar, completed=run.step, description=describe(report))
-    return run.export(tokenizer)
-
-
-def prepare_text(recipe: Recipe, options: RunOptions) -> tuple[PreTrainedTokenizerBase, PackedStream]:
-    """The tokenizer and the token stream, from the folder if an earlier start left them there."""
-    tokenizer_folder, tokens_file = options.folder / "tokenizer", options.folder / "tokens.npy"
-    origin_file, origin = options.folder / "text.json", text_origin(recipe, options.data)
-    if tokens_file.exists():
-        check_origin(origin_file, origin)
-    else:
-        documents = read_documents(options.data)
-        shape = recipe.shape
-        save_tokenizer(train_tokenizer(documents, shape.vocab_size, shape.context), tokenizer_folder)
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-        partial = tokens_file.with_name("tokens.partial.npy")
-        np.save(partial, encode(recipe.diet.readings(documents, recipe.seed), tokenizer))
-        origin_file.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-        partial.replace(tokens_file)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    try:
-        tokens = np.load(tokens_file)
-    except (ValueError, EOFError) as error:
-        raise TrainingError(f"{tokens_file}: damaged ({error}); delete it to begin again") from error
-    return tokenizer, PackedStream(tokens, tokenizer.eos_token_id, recipe.seed)
-
-
-def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
-    """All that the tokens of a run depend on."""
-    try:
-        with data.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{data}: {error.strerror}") from error
-    shape = recipe.shape
-    return {
-        "data": digest,
-        "vocab_size": shape.vocab_size,
-        "context": shape.context,
-        "diet": asdict(recipe.diet),
-        "seed": recipe.seed,
-    }
-
-
-def check_origin(path: Path, origin: dict[str, Any]) -> None:
-    """Refuse to go on with tokens that were made of something else."""
-    try:
-        others = differences(json.loads(path.read_text(encoding="utf-8")), origin)
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{path}: {error}; delete tokens.npy beside it to begin again") from error
-    if others:
-        raise TrainingError(
-            f"{path.parent}: holds tokens of other {', '.join(sorted(others))}; choose another --folder"
-        )
+            bar.update(task, completed=run.step, description=describe(report))
 
 
 class TrainingRun:
-    """The state of a run: model, optimiser, β and the step reached."""
+    """The state of a run: model, optimisers, β and the step reached."""
 
-    def __init__(self, recipe: Recipe, options: RunOptions, stream: PackedStream, vocab_size: int) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        options: RunOptions,
+        tokenizer: PreTrainedTokenizerBase,
+        stream: PackedStream,
+        validation: PackedStream | None = None,
+        device: torch.device | None = None,
+        processes: Processes | None = None,
+    ) -> None:
         torch.manual_seed(recipe.seed)
-        self.recipe, self.options, self.stream = recipe, options, stream
-        self.model = NviumForCausalLM(recipe.shape.config(vocab_size, stream.end_token))
-        nn.Module.to(self.model, torch.device(options.device))
+        self.recipe, self.options = recipe, options
+        self.tokenizer, self.stream, self.validation = tokenizer, stream, validation
+        self.device, self.processes = device or torch.device(options.device), processes or Processes()
+        self.check_processes()
+        method = METHODS[recipe.method]
+        self.model = method.build(recipe, len(tokenizer), tokenizer.eos_token_id).train()
+        nn.Module.to(self.model, self.device)
+        if options.checkpoint_activations:
+            self.model.activation_checkpointing_enable()
+        function = torch.compile(method.objective, dynamic=False) if options.compile else method.objective
+        objective = Objective(self.model, function)
+        self.objective = spread(objective, self.model.model.layers, options.sharding, self.processes)
         self.optimizers = optimizers(self.model, recipe.learning_rate.maximum, recipe.optimizer)
-        self.beta = beta_control(recipe.beta)
-        self.autocast_dtype = fast_dtype(torch.device(options.device))
-        self.losses = torch.compile(batch_losses, dynamic=False) if options.compile else batch_losses
+        self.beta = beta_control(recipe.beta, options.dense_log)
+        self.autocast_dtype = fast_dtype(self.device)
         self.step = 0
+
+    def check_processes(self) -> None:
+        """Raise if the windows of a step cannot be shared by the processes, or their way of optimising."""
+        try:
+            for progress in (0.0, 1.0):
+                self.processes.share(self.windows_of_a_step(self.recipe.context_at(progress)))
+        except ValueError as error:
+            raise TrainingError(f"tokens_per_step: {error}") from error
+        if self.recipe.optimizer.muon_rate and self.options.sharding == "fsdp" and self.processes.count > 1:
+            raise TrainingError("Muon needs whole matrices: train with --sharding ddp, or set optimizer.muon_rate=0")
 
     @property
     def progress(self) -> float:
         return self.step / self.recipe.num_steps
 
-    def steps(self) -> Iterator[dict[str, Any]]:
+    def steps(self) -> Iterator[Report]:
         """Train to the end; yields a report after every step."""
-        with self.open_log() as log:
-            while self.step < self.recipe.num_steps:
-                report = self.train_step()
-                log.write(json.dumps(report) + "\n")
-                log.flush()
-                if self.step % self.recipe.checkpoint_every == 0:
+        log = RunLog(self.options.folder, self.step, self.options.tensorboard) if self.processes.is_first else None
+        try:
+            for batches in prefetched(map(self.batches_of, range(self.step, self.recipe.num_steps))):
+                report = self.train_step(batches)
+                if self.validation and self.is_due(self.recipe.evaluate_every):
+                    report |= self.evaluate(self.validation)
+                if log:
+                    log.write(report)
+                if self.is_due(self.recipe.checkpoint_every):
                     self.save()
                 yield report
+        finally:
+            if log:
+                log.close()
         self.save()
 
-    def open_log(self) -> TextIO:
-        """The log, less what an interrupted run wrote after its last checkpoint."""
-        path = self.options.folder / "log.jsonl"
-        kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[: self.step] if path.exists() else []
-        log = path.open("w", encoding="utf-8")
-        log.writelines(kept)
-        return log
+    def is_due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
 
-    def train_step(self) -> dict[str, Any]:
+    def windows_of_a_step(self, context: int) -> int:
+        return max(1, self.recipe.tokens_per_step // context)
+
+    def batches_of(self, step: int) -> list[Batch]:
+        """This process's packed windows of a step, at most `rows_per_pass` tokens a batch."""
+        context = self.recipe.context_at(step / self.recipe.num_steps)
+        num_windows = self.windows_of_a_step(context)
+        own, per_pass = self.processes.share(num_windows), max(1, self.options.rows_per_pass // context)
+        return [
+            self.stream.batch(step * num_windows + first, min(per_pass, own.stop - first), context)
+            for first in range(own.start, own.stop, per_pass)
+        ]
+
+    def train_step(self, batches: Sequence[Batch]) -> Report:
         """One optimiser step over `tokens_per_step` tokens, in passes that fit in memory; reports what happened."""
         started = time.monotonic()
-        warming_up = self.recipe.router_warmup.active(self.progress)
-        alpha = self.recipe.router_warmup.alpha if warming_up else 0.0
-        beta = 0.0 if warming_up else self.beta.beta
-        means = self.accumulate(alpha, beta)
-        self.update(means.mix)
-        if not warming_up:
-            self.beta.observe_depth(float(means.compute))
+        moment = self.moment()
+        figures = self.accumulate(batches, moment)
+        self.update(figures["mix_loss"])
+        if "mean_depth" in figures and not self.is_warming_up(moment):
+            self.beta.observe_depth(float(figures["mean_depth"]))
         return {
             "step": self.step,
-            "mix_loss": round(float(means.mix), 4),
-            "mean_depth": round(float(means.compute), 4),
-            "beta": round(beta, 5),
-            "exit_probs": [round(p, 4) for p in means.exit_probs.tolist()],
+            **{name: rounded(value) for name, value in figures.items()},
+            "beta": round(float(moment.beta), 5),
             "tokens_per_second": round(self.recipe.tokens_per_step / (time.monotonic() - started)),
         }
 
-    def accumulate(self, alpha: float, beta: float) -> Losses:
-        """The gradients of this step's tokens, pass by pass; returns the losses' means over all of them."""
-        batches = list(self.batches())
-        num_windows = sum(len(batch.inputs) for batch in batches)
-        parts = []
-        for batch in batches:
-            share = len(batch.inputs) / num_windows
-            with self.autocast():
-                losses = self.losses(self.model, batch)
-            (share * objective(losses, alpha, beta)).backward()
-            parts.append(losses.detached(share))
-        return Losses(*(torch.stack(values).sum(0) for values in zip(*parts, strict=True)))
+    def moment(self) -> Moment:
+        """Routers are balanced first, and priced afterwards."""
+        warmup = self.recipe.router_warmup
+        alpha, beta = (warmup.alpha, 0.0) if warmup.active(self.progress) else (0.0, self.beta.beta)
+        scalar = partial(torch.tensor, device=self.device)
+        return Moment(self.step, self.progress, scalar(alpha), scalar(beta))
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        device = torch.device(self.options.device).type
-        return nullcontext() if self.autocast_dtype is torch.float32 else torch.autocast(device, self.autocast_dtype)
+    def is_warming_up(self, moment: Moment) -> bool:
+        return self.recipe.router_warmup.active(moment.progress)
 
-    def batches(self) -> Iterator[Batch]:
-        """This step's packed windows, at most `rows_per_pass` tokens at a time."""
-        context = self.recipe.context_at(self.progress)
-        windows = max(1, self.recipe.tokens_per_step // context)
-        per_pass = max(1, min(windows, self.options.rows_per_pass // context))
-        for first in range(0, windows, per_pass):
-            batch = self.stream.batch(self.step * windows + first, min(per_pass, windows - first), context)
-            yield batch.to(self.options.device)
+    def accumulate(self, batches: Sequence[Batch], moment: Moment) -> dict[str, Tensor]:
+        """The gradients of this step's tokens, pass by pass; returns the figures' means over everybody's."""
+        counts = [batch.counted.sum().to(self.device) for batch in batches]
+        num_counted = self.processes.total(torch.stack(counts).sum()).clamp_min(1)
+        figures: dict[str, Tensor] = {}
+        for number, (batch, count) in enumerate(zip(batches, counts, strict=True), 1):
+            share = count / num_counted
+            with gradients_shared(self.objective, now=number == len(batches)):
+                with self.autocast():
+                    outcome = self.objective(batch.to(self.device), moment)
+                (share * self.processes.count * outcome.loss).backward()
+            for name, value in outcome.figures.items():
+                figures[name] = figures.get(name, 0) + share * value
+        return {name: self.processes.total(value) for name, value in figures.items()}
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.autocast_dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.autocast_dtype)
 
     def update(self, mix_loss: Tensor) -> None:
-        """Clip, check and take the optimiser's step."""
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip_norm)
-        if not bool(torch.isfinite(mix_loss) & torch.isfinite(grad_norm)):
+        """Clip, check and take the optimisers' step."""
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip_norm)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if not bool(torch.isfinite(mix_loss) & torch.isfinite(norm)):
             raise TrainingError(f"the loss is not finite at step {self.step + 1}; the last checkpoint is intact")
         share = self.recipe.learning_rate.share_at((self.step + 1) / self.recipe.num_steps)
         for optimizer in self.optimizers:
@@ -215,76 +230,60 @@ class TrainingRun:
         self.model.zero_grad(set_to_none=True)
         self.step += 1
 
+    @torch.no_grad()
+    def evaluate(self, validation: PackedStream) -> Report:
+        """The mean of `mix_loss` over the validation tokens, in windows of full context; β hears of it."""
+        context = self.recipe.shape.context
+        num_windows = validation.num_windows(context)
+        own = self.processes.share(num_windows - num_windows % self.processes.count)
+        self.model.eval()
+        with self.autocast():
+            losses = [self.window_loss(validation.batch(window, 1, context)) for window in own]
+        self.model.train()
+        loss = float(self.processes.total(torch.stack(losses).sum()) / (len(own) * self.processes.count))
+        self.beta.observe_loss(self.step, loss)
+        return {VALIDATION_LOSS: round(loss, 5)}
+
+    def window_loss(self, batch: Batch) -> Tensor:
+        figures: dict[str, Tensor] = self.objective(batch.to(self.device), self.moment()).figures
+        return figures["mix_loss"]
+
     def save(self) -> None:
-        """Write `state.pt` whole or not at all."""
-        state = {
-            "recipe": asdict(self.recipe),
-            "step": self.step,
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "beta": self.beta.state(),
-        }
-        path = self.options.folder / "state.pt"
-        partial = path.with_suffix(".partial")
-        try:
-            torch.save(state, partial)
-            partial.replace(path)
-        except (OSError, RuntimeError) as error:
-            raise TrainingError(f"{partial}: cannot write the checkpoint ({error}); the last one is intact") from error
+        """Write the checkpoint."""
+        state = gathered(self.model, self.optimizers)
+        if self.processes.is_first:
+            own = {"recipe": asdict(self.recipe), "step": self.step, "beta": self.beta.state()}
+            write_state(state | own, self.options.folder)
+        self.processes.wait()
 
     def resume(self) -> None:
-        """Go on from `state.pt`, if there is one."""
-        path = self.options.folder / "state.pt"
-        if not path.exists():
+        """Go on from the checkpoint, if there is one."""
+        state = read_state(self.options.folder)
+        if state is None:
             return
-        try:
-            state = torch.load(path, map_location=self.options.device, weights_only=True)
-        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-            raise TrainingError(f"{path}: damaged ({error!r})") from error
         if others := differences(state["recipe"], asdict(self.recipe)) - EXTENDABLE:
+            path = self.options.folder / "state.pt"
             raise TrainingError(f"{path}: holds a run with other {', '.join(sorted(others))}; choose another --folder")
         self.step = state["step"]
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
         self.beta.restore(state["beta"])
+        scatter(state, self.model, self.optimizers, self.processes)
 
-    def export(self, tokenizer: PreTrainedTokenizerBase) -> Path:
+    def export(self) -> Path:
         """Write the model as a standard folder, weights in bfloat16."""
         folder = self.options.folder / "model"
-        nn.Module.to(self.model, torch.bfloat16)
-        self.model.save_pretrained(folder)
-        (folder / GENERATION_CONFIG_NAME).unlink(missing_ok=True)  # it says nothing that config.json does not
-        save_tokenizer(tokenizer, folder)
+        weights = gathered(self.model, self.optimizers)["model"]
+        if self.processes.is_first:
+            whole = type(self.model)(self.model.config)
+            whole.load_state_dict(weights)
+            nn.Module.to(whole, torch.bfloat16)
+            whole.save_pretrained(folder)
+            (folder / GENERATION_CONFIG_NAME).unlink(missing_ok=True)  # it says nothing that config.json does not
+            save_tokenizer(self.tokenizer, folder)
+        self.processes.wait()
         return folder
 
 
-def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> set[str]:
-    """The dotted keys at which two recipes differ."""
-    found = set[str]()
-    for key in sorted(one.keys() | other.keys()):
-        ours, theirs = one.get(key), other.get(key)
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            found |= differences(ours, theirs, f"{prefix}{key}.")
-        elif ours != theirs:
-            found.add(prefix + key)
-    return found
-
-
-def progress_bar() -> Progress:
-    return Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
-    )
-
-
-def describe(report: dict[str, Any]) -> str:
-    """One line: loss, tokens/s, mean depth, β and the exits' shares."""
-    shares = " ".join(f"{p:.2f}"[1:] if p < 1 else "1." for p in report["exit_probs"])
-    return (
-        f"loss {report['mix_loss']:.3f} · {report['tokens_per_second']:,} tok/s · depth {report['mean_depth']:.2f}"
-        f" · β {report['beta']:.3f} · exits {shares}"
-    )
+def rounded(value: Tensor) -> float | list[float]:
+    """A figure for the log: four decimals, a list for a vector."""
+    numbers: float | list[float] = value.tolist()
+    return [round(number, 4) for number in numbers] if isinstance(numbers, list) else round(numbers, 4)

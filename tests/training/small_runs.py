@@ -1,13 +1,16 @@
 """A corpus and a recipe small enough to train on in a second or two."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from nvium_core.training.data import END_OF_TEXT
+from nvium_core.training.distributed import Processes
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.train import RunOptions, TrainingRun, prepare_text
+from nvium_core.training.train import RunOptions, TrainingRun, prepared
 
 WORDS = [
     "the",
@@ -42,26 +45,28 @@ def small_corpus(path: Path, num_documents: int = 40) -> Path:
     return path
 
 
+SMALL = [
+    "shape.num_layers=2",
+    "shape.num_exits=2",
+    "shape.width=32",
+    "shape.mlp_width=48",
+    "shape.vocab_size=280",
+    "shape.context=64",
+    "short_context=32",
+    "long_context_share=0.34",
+    "tokens_per_step=256",
+    "total_tokens=3072",
+    "router_warmup.share=0.2",
+    "checkpoint_every=4",
+]
+"""The `tiny` recipe, smaller: 12 steps, the last four with longer windows, a checkpoint every fourth."""
+
+
 def small_recipe(*settings: str) -> Recipe:
-    """The `tiny` recipe, smaller: 12 steps, the last four with longer windows, a checkpoint every fourth."""
-    shrunk = {
-        "shape.num_layers": 2,
-        "shape.num_exits": 2,
-        "shape.width": 32,
-        "shape.mlp_width": 48,
-        "shape.vocab_size": 280,
-        "shape.context": 64,
-        "short_context": 32,
-        "long_context_share": 0.34,
-        "tokens_per_step": 256,
-        "total_tokens": 12 * 256,
-        "router_warmup.share": 0.2,
-        "checkpoint_every": 4,
-    }
-    return recipe_named("tiny", [*(f"{key}={value}" for key, value in shrunk.items()), *settings])
+    return recipe_named("tiny", [*SMALL, *settings])
 
 
-def options(folder: Path, **changes: int) -> RunOptions:
+def options(folder: Path, **changes: Any) -> RunOptions:
     folder.mkdir(parents=True, exist_ok=True)
     data = folder.parent / "corpus.txt"
     return RunOptions(data=data if data.exists() else small_corpus(data), folder=folder, **changes)
@@ -69,7 +74,6 @@ def options(folder: Path, **changes: int) -> RunOptions:
 
 def start(recipe: Recipe, run_options: RunOptions) -> TrainingRun:
     """A run as `train` begins it: resumed where the folder holds a checkpoint."""
-    tokenizer, stream = prepare_text(recipe, run_options)
-    run = TrainingRun(recipe, run_options, stream, vocab_size=len(tokenizer))
+    run = prepared(recipe, run_options, torch.device(run_options.device), Processes())
     run.resume()
     return run

@@ -1,11 +1,14 @@
 """The training losses are the model's own, though computed without the mixture over the vocabulary."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from nvium_core import NviumForCausalLM
 from nvium_core.training.data import Batch, packed_batch
-from nvium_core.training.loss import Losses, batch_losses, objective
+from nvium_core.training.loss import batch_losses, nvium_objective
+from nvium_core.training.objective import Moment, Outcome
 from tests.random_models import random_model
 
 WINDOW = torch.randint(1, 17, (2, 21), generator=torch.Generator().manual_seed(0))
@@ -35,7 +38,7 @@ def gradients(model: NviumForCausalLM) -> dict[str, torch.Tensor]:
 
 def test_gradients_are_those_of_the_models_forward() -> None:
     ours, theirs = random_model([1, 2, 4]), random_model([1, 2, 4])
-    objective(batch_losses(ours, unpacked()), alpha=0.5, beta=0.25).backward()
+    outcome_of(ours, unpacked(), alpha=0.5, beta=0.25).loss.backward()
     output = theirs(WINDOW, labels=WINDOW)
     (output.loss + 0.5 * output.balance_loss + 0.25 * output.compute_loss).backward()
     found, expected = gradients(ours), gradients(theirs)
@@ -44,6 +47,28 @@ def test_gradients_are_those_of_the_models_forward() -> None:
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
+def outcome_of(model: NviumForCausalLM, batch: Batch, alpha: float = 0.0, beta: float = 0.0) -> Outcome:
+    return nvium_objective(model, batch, Moment(0, 0.0, torch.tensor(alpha), torch.tensor(beta)))
+
+
+@torch.no_grad()
 def test_the_objective_weighs_balance_by_alpha_and_compute_by_beta() -> None:
-    losses = Losses(*torch.tensor([3.0, 0.5, 0.25]), exit_probs=torch.ones(1))
-    assert objective(losses, alpha=2.0, beta=0.1).item() == pytest.approx(3.0 + 2 * 0.25 + 0.1 * 0.5)
+    model = random_model([1, 2, 4])
+    plain, weighed = outcome_of(model, unpacked()), outcome_of(model, unpacked(), alpha=2.0, beta=0.1)
+    assert plain.loss == plain.figures["mix_loss"]
+    added = 2 * plain.figures["balance_loss"] + 0.1 * plain.figures["mean_depth"]
+    assert weighed.loss.item() == pytest.approx(float(plain.loss + added))
+
+
+@torch.no_grad()
+def test_targets_that_do_not_count_are_left_out_of_every_mean() -> None:
+    model, batch = random_model([1, 2, 4], dtype=torch.float64), unpacked()
+    counted = torch.zeros_like(batch.counted)
+    counted[1, 4:9] = True
+    found = outcome_of(model, replace(batch, counted=counted), alpha=1.0, beta=1.0)
+    labels = torch.full_like(WINDOW, -100)
+    labels[1, 5:10] = WINDOW[1, 5:10]
+    expected = model(WINDOW, labels=labels)
+    torch.testing.assert_close(found.figures["mix_loss"], expected.mix_loss)
+    torch.testing.assert_close(found.loss, expected.mix_loss + expected.balance_loss + expected.compute_loss)
+    torch.testing.assert_close(found.figures["exit_probs"], expected.exit_probs[1, 4:9].mean(0))

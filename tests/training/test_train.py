@@ -2,15 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoTokenizer
 
 from nvium_core import NviumForCausalLM
+from nvium_core.model.llama import causal_attention
 from nvium_core.training.data import DataError
-from nvium_core.training.train import TrainingError, TrainingRun, prepare_text, train
-from tests.training.small_runs import options, small_recipe, start
+from nvium_core.training.errors import TrainingError
+from nvium_core.training.loss import batch_losses
+from nvium_core.training.tokens import prepare_text
+from nvium_core.training.train import TrainingRun, train
+from tests.training.small_runs import options, small_corpus, small_recipe, start
 
 NUM_STEPS = 12
 
@@ -75,10 +81,10 @@ def test_a_finished_run_is_left_as_it_is(uninterrupted: dict[str, torch.Tensor],
     assert_equal(finished(start(small_recipe(), run_options)), uninterrupted)
 
 
-def first_moments(folder: Path, rows_per_pass: int) -> torch.Tensor:
+def first_moments(folder: Path, **changes: Any) -> torch.Tensor:
     """Adam's first moments after one step: its gradient, up to a factor."""
-    run = start(small_recipe(), options(folder, rows_per_pass=rows_per_pass))
-    run.train_step()
+    run = start(small_recipe(), options(folder, **changes))
+    run.train_step(run.batches_of(0))
     return torch.cat([state["exp_avg"].flatten() for state in run.optimizers[-1].state.values()])
 
 
@@ -86,6 +92,61 @@ def test_the_size_of_a_pass_changes_nothing_but_rounding(tmp_path: Path) -> None
     whole = first_moments(tmp_path / "whole", rows_per_pass=8 * 32)
     parts = first_moments(tmp_path / "parts", rows_per_pass=7 * 32)
     assert (whole - parts).norm() < 0.02 * whole.norm()
+
+
+def test_activations_computed_twice_give_the_same_gradients(tmp_path: Path) -> None:
+    kept = first_moments(tmp_path / "kept", checkpoint_activations=False)
+    again = first_moments(tmp_path / "again", checkpoint_activations=True)
+    torch.testing.assert_close(again, kept)
+
+
+def test_checkpointed_activations_are_not_kept(tmp_path: Path) -> None:
+    kept, again = (kept_bytes(tmp_path / str(how), how) for how in (False, True))
+    assert again < 0.5 * kept
+
+
+def kept_bytes(folder: Path, checkpoint_activations: bool) -> int:
+    """What a pass through the layers keeps for the backward pass."""
+    run = start(small_recipe(), options(folder, checkpoint_activations=checkpoint_activations))
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        sizes[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    batch = run.batches_of(0)[0]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        run.model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
+    weights = {parameter.data_ptr() for parameter in run.model.parameters()}
+    return sum(size for pointer, size in sizes.items() if pointer not in weights)
+
+
+def test_a_validation_text_is_evaluated_now_and_then(tmp_path: Path) -> None:
+    text = small_corpus(tmp_path / "validation.txt", num_documents=7)
+    run = start(small_recipe("evaluate_every=6"), options(tmp_path / "run", validation=text))
+    evaluations = {report["step"]: report for report in run.steps() if "validation_loss" in report}
+    assert list(evaluations) == [6, 12]
+    assert run.validation is not None
+    windows = [run.validation.batch(number, 1, 64) for number in range(run.validation.num_windows(64))]
+    with torch.no_grad():
+        losses = [float(batch_losses(run.model, window).mix) for window in windows]  # type: ignore[arg-type]
+    assert evaluations[12]["validation_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+
+
+def test_tensorboard_gets_every_figure_of_every_step(tmp_path: Path) -> None:
+    reports = list(start(small_recipe(), options(tmp_path / "run", tensorboard=True)).steps())
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("mix_loss")] == list(range(1, NUM_STEPS + 1))
+    assert events.Scalars("exit_probs/2")[-1].value == pytest.approx(reports[-1]["exit_probs"][1])
+
+
+def test_an_adaptive_beta_rises_where_the_mixture_is_ahead_of_the_dense_model(tmp_path: Path) -> None:
+    text, log = small_corpus(tmp_path / "validation.txt", num_documents=7), tmp_path / "dense.jsonl"
+    log.write_text(json.dumps({"step": 4, "validation_loss": 5.5}), encoding="utf-8")
+    recipe = small_recipe("evaluate_every=4", "beta.initial=0", "beta.depth=0", "beta.adaptive=true")
+    reports = list(start(recipe, options(tmp_path / "run", validation=text, dense_log=log)).steps())
+    expected = 8 * (5.5 - reports[3]["validation_loss"])
+    assert [report["beta"] for report in reports[3:5]] == [0.0, pytest.approx(expected, abs=1e-3)]
 
 
 def test_routers_are_balanced_first_and_priced_afterwards(tmp_path: Path) -> None:
@@ -158,12 +219,12 @@ def test_a_run_is_resumed_only_by_the_recipe_that_began_it(tmp_path: Path, key: 
 
 def test_a_run_does_not_go_on_with_tokens_of_something_else(tmp_path: Path) -> None:
     run_options = options(tmp_path / "run")
-    prepare_text(small_recipe(), run_options)
+    prepare_text(small_recipe(), run_options.data, run_options.folder)
     with pytest.raises(TrainingError, match="seed"):
-        prepare_text(small_recipe("seed=9"), run_options)
+        prepare_text(small_recipe("seed=9"), run_options.data, run_options.folder)
     run_options.data.write_text("Another text.\n" * 400, encoding="utf-8")
     with pytest.raises(TrainingError, match="data"):
-        prepare_text(small_recipe(), run_options)
+        prepare_text(small_recipe(), run_options.data, run_options.folder)
     run_options.data.unlink()
     with pytest.raises(DataError, match=run_options.data.name):
-        prepare_text(small_recipe(), run_options)
+        prepare_text(small_recipe(), run_options.data, run_options.folder)

@@ -101,6 +101,8 @@ class Recipe:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     seed: int = 0
     checkpoint_every: int = 200
+    evaluate_every: int = 0
+    validation_tokens: int = 200_000
 
     def __post_init__(self) -> None:
         for name in ("total_tokens", "tokens_per_step", "short_context", "checkpoint_every"):

@@ -1,0 +1,40 @@
+"""Batches made ahead."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvium_core.training.loader import prefetched
+
+
+@given(items=st.lists(st.integers()), num_ahead=st.integers(1, 4))
+def test_items_come_in_order_and_none_is_lost(items: list[int], num_ahead: int) -> None:
+    assert list(prefetched(items, num_ahead)) == items
+
+
+def test_items_are_made_before_they_are_asked_for() -> None:
+    made = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 0
+        made.set()
+        yield 1
+
+    ahead = prefetched(items())
+    assert next(ahead) == 0
+    assert made.wait(10)
+    assert list(ahead) == [1]
+
+
+def test_what_making_an_item_raises_is_raised_in_its_turn() -> None:
+    def items() -> Iterator[int]:
+        yield 0
+        raise ValueError("the second")
+
+    ahead = prefetched(items())
+    assert next(ahead) == 0
+    with pytest.raises(ValueError, match="the second"):
+        next(ahead)
