@@ -59,16 +59,22 @@ class LayerSkip:
                 f"{self.max_dropout}, {self.early_loss_scale} and {self.rotation_period}"
             )
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # exits come and go with the steps, and each change would be compiled anew
+    # Exits come and go with the steps, and each change would be compiled anew.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch's
     def objective(self, model: LayerSkipForCausalLM, batch: Batch, moment: Moment) -> Outcome:
-        """Σ ẽ(t, l) CE_l (LayerSkip, equation 5). `mix_loss` is the last CE, `dropped_share` that of layers."""
-        num_layers = model.config.num_hidden_layers
-        weights = self.loss_weights([*model.early_exits, num_layers], moment)
-        kept_LB = kept_layers(batch, moment.step, self.dropout(num_layers, moment.progress))
-        losses = exit_losses(model, batch, kept_LB.to(batch.inputs.device), weights)
+        """Σ ẽ(t, l) CE_l (LayerSkip, equation 5), or what a Llama says if the model is not in training mode.
+
+        `mix_loss` is the last exit's cross-entropy, `dropped_share` of the layers' rows.
+        """
+        num_layers, num_windows = model.config.num_hidden_layers, len(batch.inputs)
+        weights, kept_LB = {num_layers: 1.0}, torch.ones(num_layers, num_windows, dtype=torch.bool)
+        if model.training:
+            weights = self.loss_weights([*model.early_exits, num_layers], moment)
+            kept_LB = kept_layers(batch, moment.step, self.dropout(num_layers, moment.progress))
+        kept_LB = kept_LB.to(batch.inputs.device)
+        losses = exit_losses(model, batch, kept_LB, weights)
         loss = torch.stack([weights[depth] * loss for depth, loss in losses.items()]).sum()
-        dropped_share = (~kept_LB).float().mean()
-        return Outcome(loss, {"mix_loss": losses[num_layers].detach(), "dropped_share": dropped_share})
+        return Outcome(loss, {"mix_loss": losses[num_layers].detach(), "dropped_share": (~kept_LB).float().mean()})
 
     def dropout(self, num_layers: int, progress: float) -> list[float]:
         """p_l = S · D_l · p_max (equation 2): D rises over the layers and S in time, each from 0 to 1 as 2^x − 1.

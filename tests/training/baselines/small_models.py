@@ -40,8 +40,8 @@ def small_calm(num_layers: int = 6, num_exits: int = 3, seed: int = 0, vocab_siz
 
 
 def small_layerskip(seed: int = 0) -> LayerSkipForCausalLM:
-    """Four layers, asked after two of them too."""
-    return randomized(build_layerskip(small_config(num_layers=4, num_exits=2)).double().eval(), seed)
+    """Four layers, asked after two of them too, in training."""
+    return randomized(build_layerskip(small_config(num_layers=4, num_exits=2)).double().train(), seed)
 
 
 def foreseeing(model: UniviumForCausalLM, from_layer: int) -> UniviumForCausalLM:

@@ -138,6 +138,21 @@ def test_the_loss_is_the_weighted_sum_and_every_weight_learns() -> None:
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
+@torch.no_grad()
+def test_out_of_training_it_is_the_dense_loss() -> None:
+    model, batch = small_layerskip().eval(), small_batch(num_windows=8)
+    outcome = LayerSkip(max_dropout=0.6).objective(model, batch, moment(step=3, progress=0.9))
+    assert outcome.figures["dropped_share"] == 0
+    assert outcome.loss == outcome.figures["mix_loss"]
+    torch.testing.assert_close(outcome.loss, PAPER.objective(model.train(), batch, moment()).loss)
+
+
+def test_a_compiled_objective_is_the_same() -> None:
+    model, batch, now = small_layerskip(), small_batch(), moment(step=3, progress=0.9)
+    compiled = torch.compile(PAPER.objective, dynamic=False, backend="eager")
+    assert compiled(model, batch, now).loss == PAPER.objective(model, batch, now).loss
+
+
 @pytest.mark.parametrize("setting", [{"max_dropout": 1.0}, {"early_loss_scale": 1.5}, {"rotation_period": 0}])
 def test_settings_that_make_no_sense_are_refused(setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
