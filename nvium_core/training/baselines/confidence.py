@@ -41,8 +41,7 @@ def generate(
     """
     started = time.perf_counter()
     decoding, exit_layers = Decoding(model, prompt_ids, max_tokens), list[int]()
-    if decoding.front:
-        decoding.run(decoding.embed(prompt_ids[:-1]), range(model.config.num_hidden_layers), 0)
+    decoding.read_prompt()
     for _ in range(max_tokens):
         logits_V, exit_layer = leave_when_confident(decoding, threshold)
         decoding.token_ids.append(choose(logits_V, rng))

@@ -54,6 +54,11 @@ class Decoding:
         """The position of the last token."""
         return len(self.token_ids) - 1
 
+    def read_prompt(self) -> None:
+        """Carry all rows but the last token's through all layers."""
+        if self.front:
+            self.run(self.embed(self.token_ids[:-1]), range(self.model.config.num_hidden_layers), 0)
+
     def embed(self, token_ids: Sequence[int]) -> Tensor:
         """The rows of some tokens before the first layer, [R, D]."""
         embedding = self.model.model.embed_tokens

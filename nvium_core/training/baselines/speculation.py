@@ -36,8 +36,7 @@ def generate(
         raise ValueError(f"cannot draft {draft_length} tokens after {exit_layer} of {depth} layers")
     started = time.perf_counter()
     decoding, exit_layers = Decoding(model, prompt_ids, max_tokens), list[int]()
-    if decoding.front:
-        decoding.run(decoding.embed(prompt_ids[:-1]), range(depth), 0)
+    decoding.read_prompt()
     while len(exit_layers) < max_tokens:
         num_drafts = min(draft_length, max_tokens - len(exit_layers) - 1)
         token_ids = draft_and_verify(decoding, exit_layer, num_drafts, rng)
@@ -79,5 +78,6 @@ def accepted(
     """
     for number, (draft, q_V, p_V) in enumerate(zip(drafts, draft_probs, probs, strict=False)):
         if rng.random() * float(q_V[draft]) >= float(p_V[draft]):
-            return [*drafts[:number], draw((p_V - q_V).clamp(min=0), rng)]
+            rest_V = (p_V - q_V).clamp(min=0)
+            return [*drafts[:number], draw(rest_V if rest_V.any() else p_V, rng)]  # none is left if p is q but rounded
     return [*drafts, draw(probs[-1], rng)]

@@ -62,11 +62,9 @@ def generate(
     """
     started = time.perf_counter()
     decoding, depth = Decoding(model, prompt_ids, max_tokens), model.config.num_hidden_layers
-    h_RD = decoding.run(decoding.embed(prompt_ids), range(depth), 0)
-    while True:
-        decoding.token_ids.append(choose(head_logits(model, -1, h_RD[-1]), rng))
-        if len(decoding.token_ids) == len(prompt_ids) + max_tokens:
-            break
+    decoding.read_prompt()
+    for _ in range(max_tokens):
         h_RD = decoding.run(decoding.embed(decoding.token_ids[-1:]), range(depth), decoding.front)
+        decoding.token_ids.append(choose(head_logits(model, -1, h_RD[-1]), rng))
     token_ids = decoding.token_ids[len(prompt_ids) :]
     return Generated(token_ids, [depth] * max_tokens, time.perf_counter() - started)

@@ -89,6 +89,12 @@ def test_one_verified_token_follows_the_last_exits_distribution(draft_probs: tor
     torch.testing.assert_close(total_V, p_V)
 
 
+def test_a_draft_that_only_rounding_rejects_gives_way_to_a_draw_from_the_last_exit() -> None:
+    q_V = torch.tensor([0.0, 1.0, 0.0])
+    p_V = q_V * (1 - 1e-6)
+    assert accepted([1], [q_V], [p_V, p_V], Grid(1 - 1e-9, 0.5)) == [1]
+
+
 @torch.no_grad()
 def test_drawn_tokens_follow_the_last_exits_distribution() -> None:
     """Triples of tokens, two of them drafted at first, against their exact probabilities."""
