@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.baselines.calm import build_calm, calm_objective
+from nvium_core.training.baselines.layerskip import LayerSkip, build_layerskip
 from nvium_core.training.loss import nvium_objective
 from nvium_core.training.objective import ObjectiveFunction
 from nvium_core.training.recipes.recipe import Method, Recipe
@@ -23,4 +26,13 @@ def build_nvium(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCaus
     return NviumForCausalLM(recipe.shape.config(vocab_size, end_token))
 
 
-METHODS: dict[Method, TrainingMethod] = {"nvium": TrainingMethod(build_nvium, nvium_objective)}
+def of_the_shape(build: Callable[[NviumConfig], PreTrainedModel]) -> Callable[[Recipe, int, int], PreTrainedModel]:
+    """What a method builds of an N-vium's configuration, for a recipe's."""
+    return lambda recipe, vocab_size, end_token: build(recipe.shape.config(vocab_size, end_token))
+
+
+METHODS: dict[Method, TrainingMethod] = {
+    "nvium": TrainingMethod(build_nvium, nvium_objective),
+    "calm": TrainingMethod(of_the_shape(build_calm), calm_objective),
+    "layerskip": TrainingMethod(of_the_shape(build_layerskip), LayerSkip().objective),
+}
