@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from nvium_core.errors import NviumError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from nvium_core import Completion, Engine, LoadedModel, SamplingParams
 
@@ -186,8 +188,10 @@ def summarise(
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="Which one: tales, tiny.")],
-    data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
+    recipe: Annotated[str, typer.Argument(help="One of `nvium recipes`; NAME-dense is the dense twin of NAME.")],
+    data: Annotated[
+        Path | None, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="The run's folder; resumed if it holds one. Default runs/RECIPE.")
     ] = None,
@@ -202,18 +206,23 @@ def train(
         bool, typer.Option("--checkpoint-activations", help="Compute them twice instead of keeping them.")
     ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write its files beside log.jsonl.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")] = False,
+    flops_per_second: Annotated[
+        float | None, typer.Option(help="With --dry-run: the device's, such as 4e14, instead of measuring.", min=1)
+    ] = None,
 ) -> None:
     """Train a model; a run that was interrupted goes on from its last checkpoint.
 
     On several devices: torchrun --nproc-per-node N -m nvium_core.cli train …
     """
     from nvium_core.loading import resolve_device
+    from nvium_core.training import dry_run as estimates
     from nvium_core.training.recipes.catalogue import recipe_named
     from nvium_core.training.train import RunOptions
     from nvium_core.training.train import train as run
 
     options = RunOptions(
-        data=data,
+        data=data or Path(),
         folder=folder or Path("runs") / recipe,
         validation=validation,
         dense_log=dense_log,
@@ -224,7 +233,26 @@ def train(
         checkpoint_activations=checkpoint_activations,
         tensorboard=tensorboard,
     )
-    print(f"The model is in {run(recipe_named(recipe, settings), options)}")
+    chosen = recipe_named(recipe, settings)
+    if dry_run:
+        show(estimates.table(estimates.dry_run(chosen, options, flops_per_second)))
+    elif data is None:
+        raise typer.BadParameter("--data is missing")
+    else:
+        print(f"The model is in {run(chosen, options)}")
+
+
+@app.command()
+def recipes(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with more of each.")] = False,
+) -> None:
+    """List what `nvium train` can train: parameters, text, shape, exits."""
+    from nvium_core.training.recipes import listing
+
+    if as_json:
+        print(json.dumps([asdict(line) for line in listing.entries()], indent=2))
+    else:
+        show(listing.table(listing.entries()))
 
 
 @app.command()
@@ -232,25 +260,59 @@ def evaluate(
     data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
     model: ModelArgument = None,
     greedy: Annotated[bool, typer.Option(help="Temperature 0 too: is it the argmax, how often does it leave.")] = False,
+    temperatures: Annotated[bool, typer.Option("--temperatures", help="What temperature does to text.")] = False,
+    twin: Annotated[str | None, typer.Option(help="A dense model's folder: its perplexity, and speed over it.")] = None,
+    spec_bench: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, to measure speed on.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Of each of its categories [all].", min=1)] = None,
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm_eval, comma separated.")] = None,
+    tasks_folder: Annotated[Path | None, typer.Option(help="Where .yaml files describe further ones.")] = None,
+    report: Annotated[Path | None, typer.Option(help="A folder for report.md, figures and coloured text.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
     device: DeviceOption = "auto",
     dtype: PrecisionOption = "auto",
 ) -> None:
-    """Perplexity of π_mix and of each exit alone, routing and mean depth on a text."""
+    """Perplexity of π_mix, of each exit and of an oracle; routing, calibration, FLOPs; and what else is asked for."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
     from nvium_core import load_model
-    from nvium_core.evaluation import perplexity
-    from nvium_core.evaluation.greedy import evaluate_greedy
+    from nvium_core.evaluation import suite
+    from nvium_core.evaluation.report import markdown
     from nvium_core.training.data import read_documents
 
+    suite.check_places(json_file, report)
     documents = read_documents(data)
     loaded = load_model(model, device, dtype)
-    figures = perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress=True).as_dict()
-    if greedy:
-        decided = evaluate_greedy(loaded.model, loaded.tokenizer, documents, show_progress=True).as_dict()
-        figures |= {f"greedy_{name}": value for name, value in decided.items()}
-    print_figures(figures)
+    parts = suite.Parts(
+        greedy=greedy,
+        temperatures=temperatures,
+        twin=load_model(twin, device, dtype) if twin else None,
+        spec_bench=spec_bench,
+        prompts_per_category=prompts,
+        tasks=tasks.split(",") if tasks else (),
+        tasks_folder=tasks_folder,
+    )
+    figures = suite.evaluate(loaded, documents, parts)
+    Console().print(Markdown(markdown(figures)))
     if json_file:
-        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        suite.write_json(figures, json_file)
+    if report:
+        suite.write_report(loaded, figures, documents, report)
+
+
+@app.command()
+def compare(
+    evaluations: Annotated[list[Path], typer.Argument(help="What `nvium evaluate --twin … --json FILE` wrote.")],
+    plot: Annotated[Path | None, typer.Option(help="Draw quality against speed, into a .png.")] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Draw the paper's points too.")] = False,
+) -> None:
+    """Models beside one another: a Markdown table, and the quality-speed figure."""
+    from nvium_core.evaluation import comparison
+
+    found = comparison.read_evaluations(evaluations)
+    print(comparison.markdown(found))
+    if plot:
+        comparison.draw(found, plot, with_paper=paper)
 
 
 @app.command()
@@ -285,7 +347,8 @@ def bench(
 
     schedules: tokens/s of each over synchronous, and as simulated; throughput: prompts included; memory: waste in the
     cache; prefix: first token with a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost;
-    determinism: what differs in company; soak: leaks; costs: a step's, for nvium plan.
+    determinism: what differs in company; soak: leaks; costs: a step's, for nvium plan; heads: the exits' losses in
+    training, logits held or in chunks.
     """
     from rich.console import Console
 
@@ -329,21 +392,10 @@ def plan(
         json_file.write_text(json.dumps(planning.as_dict(loads, rows), indent=2) + "\n", encoding="utf-8")
 
 
-def print_figures(figures: dict[str, Any]) -> None:
+def show(table: "Table") -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        values = value if isinstance(value, list) else [value]
-        table.add_row(name.replace("_", " "), "  ".join(map(shown, values)))
     Console().print(table)
-
-
-def shown(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ NviumError
 ├── InvalidRequest      a request or limit that cannot be served     (engine.params)
 ├── EngineError         a sequence that could not be run to its end  (engine.engine)
 ├── DataError           text that cannot be used                     (training.data)
-├── RecipeError         an unknown recipe or setting                 (training.recipes)
+├── RecipeError         an unknown recipe or setting                 (training.recipes.recipe)
 ├── TrainingError       training that cannot go on                   (training.train)
+├── EvaluationError     something that cannot be evaluated as asked   (evaluation.predictions)
 └── SettingsError       a server setting that is not one             (server.settings)
 """
 

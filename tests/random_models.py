@@ -1,8 +1,12 @@
 """Small random N-viums for tests, with exits that disagree and routers that are not all alike."""
 
+from typing import TypeVar
+
 import torch
 
 from nvium_core import NviumConfig, NviumForCausalLM
+
+Model = TypeVar("Model", bound=NviumForCausalLM)
 
 
 def random_model(
@@ -30,7 +34,11 @@ def random_model(
         bos_token_id=0,
         eos_token_id=0,
     )
-    model = NviumForCausalLM(config).to(dtype).eval()
+    return randomized(NviumForCausalLM(config).to(dtype).eval(), seed, spread)
+
+
+def randomized(model: Model, seed: int, spread: float = 1.0) -> Model:
+    """The model with every weight drawn anew."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -76,6 +76,19 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(
     assert sum(written["exit_shares"]) == pytest.approx(1)
 
 
+def test_evaluations_are_reported_compared_and_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path, tmp_path: Path
+) -> None:
+    text, report, plot = tmp_path / "text.txt", tmp_path / "report", tmp_path / "pareto.png"
+    text.write_text("One fox.\n<|endoftext|>\nTwo foxes.\n", encoding="utf-8")
+    assert run(monkeypatch, "evaluate", model_folder, "--data", text, "--twin", model_folder, "--report", report) == 0
+    assert "Speed" in capsys.readouterr().out
+    assert "![staircase](staircase.png)" in (report / "report.md").read_text()
+    assert run(monkeypatch, "compare", report / "evaluation.json", "--plot", plot, "--paper") == 0
+    assert f"| {model_folder.name} |" in capsys.readouterr().out
+    assert plot.exists()
+
+
 def test_a_recipe_is_trained_and_its_model_speaks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -99,6 +112,8 @@ def test_a_recipe_is_trained_and_its_model_speaks(
         (["generate", "MODEL", "--max-tokens", "100000"], "max_tokens"),
         (["evaluate", "MODEL"], "--data"),
         (["evaluate", "MODEL", "--data", "no-such-file"], "no-such-file"),
+        (["evaluate", "MODEL", "--data", "x", "--json", "no-such-folder/x.json"], "no-such-folder"),
+        (["compare", "no-such-file"], "no-such-file"),
         (["train", "frobnicate", "--data", "x"], "frobnicate"),
         (["train", "tiny", "--data", "x", "--set", "frob=1"], "frob"),
         (["train", "tiny", "--data", "x", "--set", "total_tokens=many"], "total_tokens"),
@@ -155,3 +170,34 @@ def test_a_damaged_model_is_named(
     (damaged / "model.safetensors").write_bytes(b"\0" * 100)
     assert run(monkeypatch, "generate", damaged) == 2
     assert "model.safetensors" in capsys.readouterr().err
+
+
+def test_recipes_are_listed_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(monkeypatch, "recipes") == 0
+    listed = capsys.readouterr().out
+    assert all(f" {name} " in listed for name in ("tales", "small-calm", "paper-24x768", "paper-beta-0.3"))
+
+
+def test_recipes_are_listed_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "recipes", "--json") == 0
+    by_name = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
+    assert by_name["paper-24x768"]["parameters"] == 226_149_894
+    assert by_name["paper-24x768"]["exit_layers"] == [6, 12, 18, 24]
+    assert by_name["paper-24x768"]["dense_mlp_width"] == 2184
+
+
+def test_a_dry_run_needs_no_text_and_trains_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(monkeypatch, "train", "paper-48x1536-dense", "--dry-run", "--flops-per-second", "4e14") == 0
+    said = capsys.readouterr().out
+    assert "1,485,719,040" in said and "tokens/s" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_needs_a_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "train", "tiny") == 2
+    assert "--data" in capsys.readouterr().err

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nvium_core.bench.harness import Figures, Subject
 
 Experiment = Literal[
-    "schedules", "throughput", "memory", "prefix", "chunking", "logprobs", "determinism", "soak", "costs"
+    "schedules", "throughput", "memory", "prefix", "chunking", "logprobs", "determinism", "soak", "costs", "heads"
 ]
 
 Given = Mapping[str, Any]

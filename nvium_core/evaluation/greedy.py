@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.engine.sampling import certified_argmax
-from nvium_core.evaluation.perplexity import windows
+from nvium_core.evaluation.predictions import document_tokens, windows
 from nvium_core.model import mixture
 from nvium_core.model.nvium import NviumForCausalLM
 
@@ -43,11 +43,10 @@ def evaluate_greedy(
     model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> GreedyEvaluation:
     """Decide every token of every document once, each with at least half a context before it where there is one."""
-    end, context = tokenizer.eos_token_id, model.config.max_position_embeddings
     num_agreeing, exit_counts_E = 0, torch.zeros(model.config.num_exits, dtype=torch.long)
     for document in track(documents, "deciding", disable=not show_progress):
-        token_ids = [end, *tokenizer.encode(document, add_special_tokens=False, verbose=False), end]
-        for start, first_target, stop in windows(len(token_ids), context):
+        token_ids = document_tokens(tokenizer, document)
+        for start, first_target, stop in windows(len(token_ids), model.config.max_position_embeddings):
             certified_T, exit_T, explicit_T = decide(model, token_ids[start : stop - 1], first_target - 1 - start)
             num_agreeing += int((certified_T == explicit_T).sum())
             exit_counts_E += exit_T.bincount(minlength=len(exit_counts_E)).cpu()

@@ -1,30 +1,33 @@
-"""How well a model predicts a text: π_mix and each exit alone, and how deep it goes to do so.
+"""How well a model predicts a text: π_mix, each exit alone, and a router that knew; where it speaks, how sure it is.
 
 Shapes: T tokens of a window, E exits.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich.progress import track
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.model import mixture
+from nvium_core.evaluation.calibration import Calibration, CalibrationTotals
+from nvium_core.evaluation.predictions import Predictions, predictions
+from nvium_core.evaluation.routing import Routing, RoutingTotals
 from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.training.data import packed_batch
-from nvium_core.training.loss import token_losses
+
+ROUNDING = 1e-5
+"""By how many nats float32 may seem to break the bound, and by how much a sum of probabilities may miss 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Routing, Calibration):
     """Means over all tokens of a text, end-of-text included.
 
-    `perplexity` is π_mix's, `exit_perplexities` those of each exit alone. `exit_shares` are the mean p_k, and
-    `mean_depth` is Σ p_k l_k / L.
+    `perplexity` is π_mix's, `exit_perplexities` those of each exit alone, and `oracle_perplexity` that of a router
+    which always chose the exit that says the token best, exp E[min_k ℓ_k] (paper, Proposition 3). `bound_violations`
+    counts tokens outside min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2) and `mass_violations` those where π_mix does not
+    add up to 1 (Proposition 1), both by more than rounding; both must be 0.
     """
 
     num_tokens: int
@@ -32,8 +35,9 @@ class Evaluation:
     perplexity: float
     bits_per_character: float
     exit_perplexities: list[float]
-    exit_shares: list[float]
-    mean_depth: float
+    oracle_perplexity: float
+    bound_violations: int
+    mass_violations: int
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -43,60 +47,44 @@ def evaluate(
     model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Evaluation:
     """Predict every token of every document once, each with at least half a context before it where there is one."""
-    context = model.config.max_position_embeddings
-    sums = Sums(model.config.num_exits)
-    for document in track(documents, "evaluating", disable=not show_progress):
-        token_ids = [
-            tokenizer.eos_token_id,
-            *tokenizer.encode(document, add_special_tokens=False, verbose=False),
-            tokenizer.eos_token_id,
-        ]
-        for start, first_target, stop in windows(len(token_ids), context):
-            sums.add(*window_losses(model, token_ids[start:stop], first_target - start))
-    return sums.evaluation(sum(map(len, documents)), model.config.exit_layers or [])
+    num_exits = model.config.num_exits
+    losses, routing, calibration = LossTotals(num_exits), RoutingTotals(num_exits), CalibrationTotals()
+    for each in predictions(model, tokenizer, documents, show_progress):
+        for totals in losses, routing, calibration:
+            totals.add(each)
+    return Evaluation(
+        **losses.figures(sum(map(len, documents))),
+        **vars(routing.figures(model.config.exit_layers or [])),
+        **vars(calibration.figures()),
+    )
 
 
-def windows(num_tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
-    """(start, first target, stop) of overlapping windows that make every token but the first a target exactly once."""
-    first_target = 1
-    while first_target < num_tokens:
-        start = max(0, first_target - max(1, context // 2)) if first_target > 1 else 0
-        stop = min(num_tokens, start + context + 1)
-        yield start, first_target, stop
-        first_target = stop
-
-
-@torch.inference_mode()
-def window_losses(model: NviumForCausalLM, token_ids: Sequence[int], first_target: int) -> tuple[Tensor, Tensor]:
-    """log p [T, E] and −log π_k [T, E] of the targets token_ids[first_target:]."""
-    ids_BT = torch.tensor([token_ids], device=model.device)
-    losses = token_losses(model, packed_batch(ids_BT[:, :-1], ids_BT[:, 1:], end_token=-1))
-    return losses.log_p[0, first_target - 1 :].double(), losses.exit_nll[0, first_target - 1 :].double()
-
-
-class Sums:
+class LossTotals:
     """Running totals over windows."""
 
     def __init__(self, num_exits: int) -> None:
-        self.num_tokens = 0
-        self.mix_nll = 0.0
+        self.num_tokens = self.bound_violations = self.mass_violations = 0
+        self.mix_nll = self.oracle_nll = 0.0
         self.exit_nll_E = torch.zeros(num_exits, dtype=torch.float64)
-        self.exit_probs_E = torch.zeros(num_exits, dtype=torch.float64)
 
-    def add(self, log_p_TE: Tensor, nll_TE: Tensor) -> None:
+    def add(self, predictions: Predictions) -> None:
+        nll_TE, mix_nll_T = predictions.exit_nll, predictions.mix_nll
         self.num_tokens += len(nll_TE)
-        self.mix_nll += float(mixture.mixture_nll(log_p_TE, nll_TE).sum())
-        self.exit_nll_E += nll_TE.sum(0).cpu()
-        self.exit_probs_E += log_p_TE.exp().sum(0).cpu()
+        self.mix_nll += float(mix_nll_T.sum())
+        self.oracle_nll += float(nll_TE.amin(-1).sum())
+        self.exit_nll_E += nll_TE.sum(0)
+        is_bound_T = (nll_TE.amin(-1) <= mix_nll_T + ROUNDING) & (mix_nll_T <= nll_TE.amax(-1) + ROUNDING)
+        self.bound_violations += int((~is_bound_T).sum())
+        self.mass_violations += int(((predictions.mass - 1).abs() > ROUNDING).sum())
 
-    def evaluation(self, num_characters: int, exit_layers: Sequence[int]) -> Evaluation:
-        shares = (self.exit_probs_E / self.num_tokens).tolist()
-        return Evaluation(
-            num_tokens=self.num_tokens,
-            num_characters=num_characters,
-            perplexity=math.exp(self.mix_nll / self.num_tokens),
-            bits_per_character=self.mix_nll / num_characters / math.log(2),
-            exit_perplexities=(self.exit_nll_E / self.num_tokens).exp().tolist(),
-            exit_shares=shares,
-            mean_depth=sum(p * depth / exit_layers[-1] for p, depth in zip(shares, exit_layers, strict=True)),
-        )
+    def figures(self, num_characters: int) -> dict[str, Any]:
+        return {
+            "num_tokens": self.num_tokens,
+            "num_characters": num_characters,
+            "perplexity": math.exp(self.mix_nll / self.num_tokens),
+            "bits_per_character": self.mix_nll / num_characters / math.log(2),
+            "exit_perplexities": (self.exit_nll_E / self.num_tokens).exp().tolist(),
+            "oracle_perplexity": math.exp(self.oracle_nll / self.num_tokens),
+            "bound_violations": self.bound_violations,
+            "mass_violations": self.mass_violations,
+        }

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from nvium_core.model.config import NviumConfig
+from nvium_core.training.baselines.calm import build_calm, calm_objective
+from nvium_core.training.baselines.layerskip import LayerSkip, build_layerskip
 from nvium_core.training.initial import initial_model
 from nvium_core.training.loss import nvium_objective
 from nvium_core.training.objective import ObjectiveFunction
@@ -19,7 +22,14 @@ class TrainingMethod:
     objective: ObjectiveFunction
 
 
+def of_the_shape(build: Callable[[NviumConfig], PreTrainedModel]) -> Callable[[Recipe, int, int], PreTrainedModel]:
+    """What a method builds of an N-vium's configuration, for a recipe's."""
+    return lambda recipe, vocab_size, end_token: build(recipe.shape.config(vocab_size, end_token))
+
+
 METHODS: dict[Method, TrainingMethod] = {
     "nvium": TrainingMethod(initial_model, nvium_objective),
     "retrofit": TrainingMethod(initial_model, nvium_objective),
+    "calm": TrainingMethod(of_the_shape(build_calm), calm_objective),
+    "layerskip": TrainingMethod(of_the_shape(build_layerskip), LayerSkip().objective),
 }

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nvium_core.training.data import DataError, PackedStream, Tokens, encode, read_documents
 from nvium_core.training.errors import TrainingError
+from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
 
@@ -36,7 +37,8 @@ def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]
     """Write the tokenizer and the tokens, the tokens last and whole."""
     documents = read_documents(data)
     shape = recipe.shape
-    save_tokenizer(train_tokenizer(documents, shape.vocab_size, shape.context), folder / "tokenizer")
+    tokenizer = given_tokenizer(recipe) or train_tokenizer(documents, shape.vocab_size, shape.context)
+    save_tokenizer(tokenizer, folder / "tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     partial = folder / "tokens.partial.npy"
     np.save(partial, encode(recipe.diet.readings(documents, recipe.seed), tokenizer))
@@ -65,6 +67,7 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
         "data": digest,
         "vocab_size": shape.vocab_size,
         "context": shape.context,
+        "tokenizer": recipe.tokenizer or recipe.initial,
         "diet": asdict(recipe.diet),
         "seed": recipe.seed,
     }

@@ -27,6 +27,7 @@ SMALL: dict[str, Mapping[str, Any]] = {
     "determinism": {"requests": 8, "sequences": (1,), "tokens": 30, "repeats": 1},
     "soak": {"requests": 60, "every": 20},
     "costs": {},
+    "heads": {"tokens": 20_000, "repeats": 1},
 }
 
 
@@ -177,3 +178,10 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_measured(
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
         experiments.check(name, {}, *(tmp_path / file if file else None for file in (json_file, plot)))
+
+
+def test_logits_in_chunks_take_a_fraction_of_the_memory() -> None:
+    figures = found("heads")
+    held_bytes = figures["tokens"] * figures["vocabulary"] * 4 * figures["exits"]
+    assert figures["ways"]["held"]["peak_bytes"] > held_bytes
+    assert figures["peak_ratio"] < 0.8

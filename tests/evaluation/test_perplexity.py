@@ -1,6 +1,7 @@
-"""Perplexity: every token predicted once, and the figures those of a plain forward pass."""
+"""Perplexity: the figures are those of a plain forward pass, and the paper's propositions hold at every token."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
-from nvium_core.evaluation.perplexity import evaluate, windows
+from nvium_core.evaluation.perplexity import LossTotals, evaluate
+from nvium_core.evaluation.predictions import Predictions, window_predictions
 from tests.byte_model import load_byte_model
+from tests.random_models import random_model
+
+TOKENS = st.lists(st.integers(0, 16), min_size=4, max_size=20)
 
 
 @pytest.fixture(scope="module")
@@ -17,15 +22,10 @@ def loaded() -> LoadedModel:
     return load_byte_model()
 
 
-@given(st.integers(2, 400), st.integers(2, 64))
-def test_every_token_but_the_first_is_a_target_exactly_once(num_tokens: int, context: int) -> None:
-    targets: list[int] = []
-    for start, first_target, stop in windows(num_tokens, context):
-        assert 0 <= start < first_target < stop <= num_tokens
-        assert stop - start - 1 <= context
-        assert first_target == 1 or first_target - start >= context // 2
-        targets += range(first_target, stop)
-    assert targets == list(range(1, num_tokens))
+def totals(predictions: Predictions) -> LossTotals:
+    result = LossTotals(predictions.log_p.shape[-1])
+    result.add(predictions)
+    return result
 
 
 def test_a_short_document_is_scored_as_one_forward_pass_would(loaded: LoadedModel) -> None:
@@ -42,3 +42,32 @@ def test_a_short_document_is_scored_as_one_forward_pass_would(loaded: LoadedMode
     assert figures.mean_depth == pytest.approx(float(out.compute_loss), rel=1e-5)
     nats = math.log(figures.perplexity) * figures.num_tokens
     assert figures.bits_per_character == pytest.approx(nats / len(text) / math.log(2))
+
+
+@given(TOKENS, st.integers(0, 5))
+def test_the_papers_propositions_hold_at_every_token(ids: list[int], seed: int) -> None:
+    figures = totals(window_predictions(random_model([1, 2, 4], seed=seed), ids, 1)).figures(num_characters=1)
+    assert figures["bound_violations"] == figures["mass_violations"] == 0
+    assert figures["oracle_perplexity"] <= min(figures["exit_perplexities"])
+    assert figures["oracle_perplexity"] <= figures["perplexity"]
+
+
+def test_a_mixture_outside_its_exits_is_counted() -> None:
+    sound = window_predictions(random_model([1, 2, 4]), [1, 2, 3, 4], 1)
+    heavy = replace(sound, log_p=sound.log_p + 5)
+    assert totals(heavy).bound_violations == 3
+    assert totals(replace(sound, mass=sound.mass + 0.1)).mass_violations == 3
+
+
+def test_the_oracle_takes_each_token_from_its_best_exit() -> None:
+    found = window_predictions(random_model([1, 2, 4]), [1, 2, 3, 4], 1)
+    best = [min(row) for row in found.exit_nll.tolist()]
+    assert totals(found).figures(1)["oracle_perplexity"] == pytest.approx(math.exp(sum(best) / 3))
+
+
+def test_a_model_without_early_exits_is_evaluated_too() -> None:
+    dense = load_byte_model()
+    figures = evaluate(random_model([3], vocab_size=257), dense.tokenizer, ["A fox, two hens."])
+    assert figures.perplexity == pytest.approx(figures.oracle_perplexity)
+    assert figures.exit_perplexities == pytest.approx([figures.perplexity])
+    assert (figures.exit_shares, figures.mean_depth, figures.router_quantiles) == ([1.0], 1.0, [])

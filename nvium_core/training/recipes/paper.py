@@ -18,6 +18,8 @@ from nvium_core.training.schedule import LearningRate, RouterWarmup
 VOCAB_SIZE = 32_000
 CONTEXT = 1024
 TOKENS_PER_PARAMETER = 20
+VALIDATION_TOKENS = 5_000_000
+NUM_EVALUATIONS = 20
 BETA = 0.15
 SWEEP_BETA = 0.1
 SEED = 42
@@ -79,13 +81,15 @@ def scaling(num_layers: int, width: int, *, beta: float = BETA, exit_layers: tup
             learning_rate=LearningRate(maximum=given.learning_rate),
             beta=BetaSettings(initial=beta),
             seed=SEED,
+            validation_tokens=VALIDATION_TOKENS,
         )
     )
 
 
 def with_tokens_to_match(recipe: Recipe) -> Recipe:
-    """Twenty tokens of text per parameter."""
-    return replace(recipe, total_tokens=TOKENS_PER_PARAMETER * num_parameters(recipe))
+    """Twenty tokens of text per parameter, and an evaluation after every twentieth of them."""
+    matched = replace(recipe, total_tokens=TOKENS_PER_PARAMETER * num_parameters(recipe))
+    return replace(matched, evaluate_every=matched.num_steps // NUM_EVALUATIONS)
 
 
 def four_exits(num_layers: int) -> tuple[int, ...]:
@@ -114,7 +118,7 @@ def at_rate(recipe: Recipe, rate: float) -> Recipe:
 
 
 def largest() -> Recipe:
-    """The 1.5B model: heads of 128, warm-up-stable-decay, and β adapted to the losses of its dense twin."""
+    """The 1.5B model: heads of 128, warm-up-stable-decay, and β adapted to its dense twin's losses (`--dense-log`)."""
     recipe = scaling(48, 1536)
     return replace(
         recipe,

@@ -76,8 +76,8 @@ def single_exit(layer: int) -> Recipe:
 
 
 def adaptive() -> Recipe:
-    """β adapted to the losses of the dense twin, whose log the run is given."""
-    return replace(small(), beta=BetaSettings(initial=0.0, adaptive=True))
+    """β adapted to the losses of its dense twin, `small-adaptive-dense` (`--dense-log`)."""
+    return replace(small(), beta=BetaSettings(initial=0.0, adaptive=True), evaluate_every=25)
 
 
 def calm() -> Recipe:

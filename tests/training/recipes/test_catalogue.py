@@ -1,19 +1,20 @@
 """Every recipe: its model, its size beside the paper's, and its dense twin beside the authors'."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from transformers import initialization as init
 
-from nvium_core import NviumForCausalLM
+from nvium_core.training.methods import METHODS
 from nvium_core.training.recipes.catalogue import RECIPES, recipe_named
 from nvium_core.training.recipes.paper import scaling
 from nvium_core.training.recipes.parameters import num_parameters
-from nvium_core.training.recipes.recipe import RecipeError, Shape
+from nvium_core.training.recipes.recipe import Method, RecipeError, Shape
 from nvium_core.training.recipes.twins import dense_twin
 
-BUILT_HERE = [name for name in RECIPES if recipe_named(name, []).method in ("nvium", "retrofit")]
+RECIPES_THAT_BUILD = [name for name in RECIPES if recipe_named(name, []).method in (*METHODS, "retrofit")]
 
 DEPTH_MILLIONS = {6: 99, 12: 141, 24: 226, 36: 311, 48: 396}
 WIDTH_MILLIONS = {128: 13, 256: 36, 512: 112, 768: 226, 1024: 381, 1536: 806}
@@ -47,9 +48,11 @@ TWIN_WIDTHS_BY_EXITS = {2: 2112, 3: 2144, 4: 2184, 6: 2248, 8: 2320, 12: 2464}
 
 
 @cache
-def parameters_on_meta(shape: Shape) -> int:
+def parameters_on_meta(shape: Shape, method: Method = "nvium") -> int:
+    build = METHODS[method].build
+    recipe = replace(recipe_named("tiny", []), shape=shape, method=method, tokenizer="any")
     with torch.device("meta"), init.no_init_weights():
-        model = NviumForCausalLM(shape.config(shape.vocab_size, end_token=0))
+        model = build(recipe, shape.vocab_size, 0)
     model.tie_weights()
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -62,10 +65,11 @@ def test_every_recipe_describes_a_model_that_can_be_built(name: str) -> None:
     assert recipe.num_steps > 1
 
 
-@pytest.mark.parametrize("name", BUILT_HERE)
+@pytest.mark.parametrize("name", RECIPES_THAT_BUILD)
 def test_the_counted_parameters_are_those_of_the_model(name: str) -> None:
     recipe = recipe_named(name, [])
-    assert num_parameters(recipe) == parameters_on_meta(recipe.shape)
+    method = "nvium" if recipe.method == "retrofit" else recipe.method
+    assert num_parameters(recipe) == parameters_on_meta(recipe.shape, method)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -129,6 +133,13 @@ def test_dense_twins_are_as_wide_as_the_authors(width: int) -> None:
 @pytest.mark.parametrize(("num_exits", "mlp_width"), TWIN_WIDTHS_BY_EXITS.items())
 def test_dense_twins_by_the_number_of_exits_are_too(num_exits: int, mlp_width: int) -> None:
     assert recipe_named(f"paper-exits-{num_exits}-dense", []).shape.mlp_width == mlp_width
+
+
+def test_an_adaptive_beta_is_told_of_losses_by_runs_that_are_evaluated_alike() -> None:
+    for name in ("small-adaptive", "paper-48x1536"):
+        recipe, twin = recipe_named(name, []), recipe_named(f"{name}-dense", [])
+        assert recipe.beta.adaptive and not twin.beta.adaptive
+        assert 0 < recipe.evaluate_every == twin.evaluate_every < recipe.num_steps
 
 
 def test_a_twin_follows_the_settings_of_its_recipe() -> None:

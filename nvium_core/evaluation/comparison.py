@@ -1,0 +1,99 @@
+"""Several evaluations beside one another: the table of models, and the quality-speed figure. Knows their JSON only.
+
+A point of the figure needs `model`, `speed_up_percent` and `perplexity_gain_percent`, both over the dense twin, and may
+name its `family`, whose points are joined by a line; so whatever writes these, as other methods do, can be drawn too.
+"""
+
+import json
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from nvium_core.bench.harness import Figures
+from nvium_core.evaluation.paper import SCALES, Point
+from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.evaluation.report import Row, table
+
+COLUMNS = (
+    "model",
+    "parameters",
+    "perplexity",
+    "dense",
+    "gain, %",
+    "mean depth",
+    "exits' shares",
+    "theoretical speed-up, %",
+    "measured, %",
+)
+PAPERS_COLUMNS = ("paper: gain, %", "theoretical, %", "measured, %")
+DENSE = "dense"
+OURS = "N-vium"
+
+
+def read_evaluations(paths: Sequence[Path]) -> list[Figures]:
+    """Raises `EvaluationError` naming a file that is none."""
+    return [read_evaluation(path) for path in paths]
+
+
+def read_evaluation(path: Path) -> Figures:
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EvaluationError(f"{path}: {error}") from error
+    if not isinstance(figures, dict) or "model" not in figures:
+        raise EvaluationError(f"{path}: not an evaluation")
+    return figures
+
+
+def markdown(evaluations: Sequence[Figures]) -> str:
+    """A row for each, the paper's row of the same shape beside it where there is one."""
+    theirs = [papers(figures) for figures in evaluations]
+    rows = [row(figures) for figures in evaluations]
+    if not any(theirs):
+        return table(COLUMNS, rows)
+    unknown = [None] * len(PAPERS_COLUMNS)
+    both = [[*ours, *(paper or unknown)] for ours, paper in zip(rows, theirs, strict=True)]
+    return table((*COLUMNS, *PAPERS_COLUMNS), both)
+
+
+def row(figures: Figures) -> Row:
+    speed_up = figures.get("speed_up_percent") if figures.get("speed_up_over", DENSE) == DENSE else None
+    shares = figures.get("exit_shares")
+    return [
+        figures["model"],
+        figures.get("num_parameters"),
+        figures.get("perplexity"),
+        figures.get("twin", {}).get("perplexity"),
+        figures.get("perplexity_gain_percent"),
+        figures.get("mean_depth"),
+        " ".join(f"{share:.2f}" for share in shares) if shares else None,
+        figures.get("theoretical_speed_up_percent"),
+        speed_up,
+    ]
+
+
+def papers(figures: Figures) -> Row | None:
+    """The paper's 4-vium of the same layers and width."""
+    scale = SCALES.get((figures.get("num_layers", 0), figures.get("width", 0)))
+    if scale is None or len(figures.get("exit_layers", [])) != 4:
+        return None
+    return [scale.perplexity_gain, scale.theoretical_speed_up, scale.speed_up]
+
+
+def points(evaluations: Sequence[Figures]) -> dict[str, list[tuple[str, Point]]]:
+    """Those measured against a dense twin, by family. Raises `EvaluationError` if there are none."""
+    found: dict[str, list[tuple[str, Point]]] = {}
+    for figures in evaluations:
+        if "perplexity_gain_percent" in figures and row(figures)[-1] is not None:
+            point = Point(figures["speed_up_percent"], figures["perplexity_gain_percent"])
+            found.setdefault(figures.get("family", OURS), []).append((figures["model"], point))
+    if not found:
+        raise EvaluationError("nothing to draw: no evaluation has quality and speed over a dense twin")
+    return {family: sorted(named, key=lambda each: each[1]) for family, named in found.items()}
+
+
+def draw(evaluations: Sequence[Figures], path: Path, *, with_paper: bool = False) -> None:
+    """The quality-speed figure. Imports matplotlib."""
+    if path.suffix != ".png":
+        raise EvaluationError(f"plot: must be a .png, got {path.name}")
+    import_module("nvium_core.evaluation.plots").pareto(points(evaluations), with_paper).savefig(path)

@@ -1,0 +1,133 @@
+"""Milliseconds per token by category of prompt: a model, the same model at full depth, and its dense twin.
+
+The paper's protocol: one request at a time, at most 128 new tokens, three trials; a token's share of the whole time,
+prompt included; the mean over categories of dense over ours. Contenders take turns at every prompt, every other time in
+reverse order, so that a machine that slows down slows all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from rich.progress import track
+
+from nvium_core.choices import Schedule
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.evaluation.spec_bench import Prompts
+from nvium_core.evaluation.spoken import SpokenToken, speak
+from nvium_core.loading import LoadedModel
+
+MAX_NEW_TOKENS = 128
+TRIALS = 3
+OURS, FULL_DEPTH, DENSE = "early exits", "full depth", "dense"
+MILLISECONDS = 1000
+
+
+@dataclass(slots=True)
+class Contender:
+    """A model with an engine of its own, and what it has spoken: trials by category, a list of answers each."""
+
+    loaded: LoadedModel
+    engine: Engine
+    answers: dict[str, list[list[list[SpokenToken]]]] = field(default_factory=dict)
+    num_cut: int = 0
+
+    def answer(self, category: str, trial: int, text: str, seed: int, num_tokens: int) -> None:
+        token_ids = self.loaded.tokenizer(text).input_ids
+        room = self.engine.context - num_tokens
+        self.num_cut += len(token_ids) > room
+        params = SamplingParams(max_tokens=num_tokens, seed=seed)
+        trials = self.answers.setdefault(category, [])
+        if trial == len(trials):
+            trials.append([])
+        trials[trial].append(speak(self.engine, token_ids[-room:], params))
+
+    def milliseconds(self, category: str) -> float:
+        """Per token, prompts included; mean over trials."""
+        return fmean(per_token(answers) for answers in self.answers[category])
+
+    def decoding_milliseconds(self, category: str) -> float:
+        """Per token after each answer's first."""
+        return fmean(per_token([answer[1:] for answer in answers]) for answers in self.answers[category])
+
+
+def per_token(answers: Sequence[Sequence[SpokenToken]]) -> float:
+    """Milliseconds."""
+    seconds = [token.seconds for answer in answers for token in answer]
+    return MILLISECONDS * sum(seconds) / max(1, len(seconds))
+
+
+def contender(loaded: LoadedModel, schedule: Schedule) -> Contender:
+    """With an engine for one sequence that finds nothing left of the prompts before. One sequence alone has one next
+    block, so all schedules that let tokens leave early are the same."""
+    engine = Engine(loaded.model, EngineConfig(schedule=schedule, max_sequences=1, prefix_caching=False))
+    speak(engine, [0], SamplingParams(max_tokens=16, seed=0, ignore_eos=True))
+    return Contender(loaded, engine)
+
+
+def measure(
+    loaded: LoadedModel,
+    twin: LoadedModel | None,
+    prompts: Prompts,
+    *,
+    num_tokens: int = MAX_NEW_TOKENS,
+    trials: int = TRIALS,
+) -> dict[str, Any]:
+    """Times per token of every contender by category, and how many times as long as ours the others take.
+
+    Answers take at most half of the context; prompts that leave no room for them lose their beginning.
+    """
+    num_tokens = min(num_tokens, loaded.model.config.max_position_embeddings // 2)
+    contenders = {OURS: contender(loaded, "sweep"), FULL_DEPTH: contender(loaded, "synchronous")}
+    if twin:
+        contenders[DENSE] = contender(twin, "sweep")
+    turns = cycle((list(contenders.values()), list(contenders.values())[::-1]))
+    asked = [(trial, category, text) for trial in range(trials) for category in prompts for text in prompts[category]]
+    for seed, (trial, category, text) in enumerate(track(asked, "speaking", transient=True)):
+        for each in next(turns):
+            each.answer(category, trial, text, seed, num_tokens)
+    return {
+        "max_new_tokens": num_tokens,
+        "trials": trials,
+        "prompts_cut": contenders[OURS].num_cut // trials,
+        **compared(contenders, {category: len(texts) for category, texts in prompts.items()}),
+        "staircase": staircase(contenders[OURS]),
+    }
+
+
+def compared(contenders: Mapping[str, Contender], num_prompts: Mapping[str, int]) -> dict[str, Any]:
+    """By category and on average over categories."""
+    categories = {
+        category: {
+            "prompts": number,
+            "milliseconds": {name: each.milliseconds(category) for name, each in contenders.items()},
+            "decoding_milliseconds": {name: each.decoding_milliseconds(category) for name, each in contenders.items()},
+        }
+        for category, number in num_prompts.items()
+    }
+    others = [name for name in contenders if name != OURS]
+    return {
+        "categories": categories,
+        "ratios": {name: mean_ratio(categories, "milliseconds", name) for name in others},
+        "decoding_ratios": {name: mean_ratio(categories, "decoding_milliseconds", name) for name in others},
+    }
+
+
+def mean_ratio(categories: Mapping[str, Any], clock: str, other: str) -> float:
+    """The other's time per token over ours, mean over categories."""
+    return fmean(category[clock][other] / category[clock][OURS] for category in categories.values())
+
+
+def staircase(ours: Contender) -> list[dict[str, float]]:
+    """How long a token took, from when the one before it was out, by the exit it left at; first tokens left out."""
+    answers = [answer for trials in ours.answers.values() for trial in trials for answer in trial]
+    steps = []
+    for exit_, depth in enumerate(ours.loaded.model.config.exit_layers or [], 1):
+        times = [MILLISECONDS * token.seconds for answer in answers for token in answer[1:] if token.exit == exit_]
+        low, middle, high = np.percentile(times, (25, 50, 75)).tolist() if times else (0.0, 0.0, 0.0)
+        steps.append({"exit": exit_, "layer": depth, "tokens": len(times), "median": middle, "low": low, "high": high})
+    return steps

@@ -1,0 +1,86 @@
+"""The paper's own figures (arXiv 2605.13190), to be shown beside a model's. Percentages are in percent."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Point(NamedTuple):
+    """Measured speed-up over dense, and by how much perplexity is below dense, both in percent; more is better."""
+
+    speed_up: float
+    perplexity_gain: float
+
+
+PARETO = {
+    "β 0, .1, .2, .3, .4": [
+        Point(6.4, 3.73),
+        Point(21.5, 3.54),
+        Point(31.4, 2.37),
+        Point(47.9, 1.09),
+        Point(57.7, -0.70),
+    ],
+    "2, 3, 4, 6, 8, 12 exits": [
+        Point(18.9, 2.28),
+        Point(25.6, 3.73),
+        Point(19.6, 3.54),
+        Point(15.7, 3.72),
+        Point(14.1, 3.01),
+        Point(4.1, 3.20),
+    ],
+    "early exit at 2, 6, 10, 14, 18, 22": [
+        Point(17.1, 1.93),
+        Point(24.6, 1.24),
+        Point(22.3, 1.57),
+        Point(14.9, 1.72),
+        Point(8.9, 1.77),
+        Point(1.5, 1.46),
+    ],
+    "1.5B": [Point(57.9, 0.55)],
+    "CALM*": [Point(10.71, -1.54), Point(14.38, -2.46), Point(17.29, -3.80), Point(19.68, -5.58)],
+    "LayerSkip": [
+        Point(-5.49, -3.15),
+        Point(-1.21, -3.15),
+        Point(12.36, -3.15),
+        Point(21.75, -3.15),
+        Point(43.59, -3.15),
+        Point(46.41, -3.15),
+    ],
+}
+"""The quality-speed figure, 24 layers of width 768 but for the 1.5B."""
+
+EXIT_SHARES = (0.145703, 0.259934, 0.344640, 0.246770)
+EXIT_PERPLEXITIES = (312.6, 62.6, 48.4, 161.0)
+PERPLEXITY, DENSE_PERPLEXITY = 18.8, 19.46
+"""Of the 24 × 768 4-vium."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A row of the scaling tables: cross-entropies in nats, speed-ups in percent."""
+
+    million_parameters: float
+    dense_loss: float
+    loss: float
+    theoretical_speed_up: float
+    speed_up: float
+
+    @property
+    def perplexity_gain(self) -> float:
+        """In percent of the dense perplexity."""
+        return 100 * (1 - math.exp(self.loss - self.dense_loss))
+
+
+SCALES = {
+    (24, 128): Scale(13, 4.357, 4.188, 24.3, 53.8),
+    (24, 256): Scale(36, 3.579, 3.524, 62.3, 35.3),
+    (24, 512): Scale(112, 3.103, 3.058, 45.3, 25.0),
+    (24, 1024): Scale(381, 2.862, 2.840, 43.4, 23.8),
+    (24, 1536): Scale(806, 2.59119, 2.59073, 56.7, 32.0),
+    (6, 768): Scale(99, 3.332, 3.319, 33.3, -8.3),
+    (12, 768): Scale(141, 3.135, 3.104, 41.4, 10.9),
+    (24, 768): Scale(226, 2.939, 2.902, 48.0, 26.8),
+    (36, 768): Scale(311, 2.826, 2.788, 53.6, 36.4),
+    (48, 768): Scale(396, 2.769, 2.720, 58.2, 41.6),
+}
+"""4-viums by layers and width."""

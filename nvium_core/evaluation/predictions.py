@@ -1,0 +1,104 @@
+"""What a model says of every token of a text: the one pass over the text that all figures are made from.
+
+Shapes: T targets of a window, C of them at a time, E exits, D width, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from rich.progress import track
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from nvium_core.errors import NviumError
+from nvium_core.model import mixture
+from nvium_core.model.llama import causal_attention
+from nvium_core.model.nvium import NviumForCausalLM
+
+CHUNK_ROWS = 256
+"""Targets whose distributions over the vocabulary are held at once."""
+
+
+class EvaluationError(NviumError, ValueError):
+    """Something that cannot be evaluated as asked; the message names it."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of the targets of a window, in float64 on the CPU, whatever the model's precision.
+
+    log_w: each exit's log-probabilities of going on and of leaving [T, E, 2]. log_p: log p_k [T, E]. exit_nll: −log π_k
+    of the target [T, E]. mass: Σ_v π_mix(v), which should be 1 [T]. top_prob: the largest of π_mix [T]. top_is_target:
+    whether that token came [T].
+    """
+
+    log_w: Tensor
+    log_p: Tensor
+    exit_nll: Tensor
+    mass: Tensor
+    top_prob: Tensor
+    top_is_target: Tensor
+
+    @property
+    def mix_nll(self) -> Tensor:
+        """−log π_mix of the target, [T]."""
+        return mixture.mixture_nll(self.log_p, self.exit_nll)
+
+
+def predictions(
+    model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
+) -> Iterator[Predictions]:
+    """Predict every token of every document once, each with at least half a context before it where there is one."""
+    for document in track(documents, "evaluating", disable=not show_progress):
+        token_ids = document_tokens(tokenizer, document)
+        for start, first_target, stop in windows(len(token_ids), model.config.max_position_embeddings):
+            yield window_predictions(model, token_ids[start:stop], first_target - start)
+
+
+def document_tokens(tokenizer: PreTrainedTokenizerBase, document: str) -> list[int]:
+    """A document between two end-of-text tokens."""
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise EvaluationError("the model's tokenizer has no end-of-text token to put around documents")
+    return [end, *tokenizer.encode(document, add_special_tokens=False, verbose=False), end]
+
+
+def windows(num_tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
+    """(start, first target, stop) of overlapping windows that make every token but the first a target exactly once."""
+    first_target = 1
+    while first_target < num_tokens:
+        start = max(0, first_target - max(1, context // 2)) if first_target > 1 else 0
+        stop = min(num_tokens, start + context + 1)
+        yield start, first_target, stop
+        first_target = stop
+
+
+@torch.inference_mode()
+def window_predictions(model: NviumForCausalLM, token_ids: Sequence[int], first_target: int) -> Predictions:
+    """Of the targets token_ids[first_target:]."""
+    ids_BT = torch.tensor([token_ids], device=model.device)
+    positions_BT = torch.arange(ids_BT.shape[1] - 1, device=model.device)[None]
+    states = model.hidden_states(ids_BT[:, :-1], positions_BT, causal_attention())
+    rows = [h_BTD[0, first_target - 1 :].split(CHUNK_ROWS) for h_BTD in states]
+    targets = ids_BT[0, first_target:].split(CHUNK_ROWS)
+    return joined([predict(model, list(h), target) for *h, target in zip(*rows, targets, strict=True)])
+
+
+def joined(parts: Sequence[Predictions]) -> Predictions:
+    """Row after row."""
+    return Predictions(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Predictions)))
+
+
+def predict(model: NviumForCausalLM, states: list[Tensor], target_C: Tensor) -> Predictions:
+    """Of rows whose hidden states at the exits are given, E times [C, D]."""
+    log_w_CE2, outputs = model.exit_outputs(states)
+    log_p_CE = mixture.log_exit_probs(log_w_CE2)
+    nll, mixture_CV = [], torch.zeros(len(target_C), model.config.vocab_size, device=target_C.device)
+    for o_CD, log_p_C in zip(outputs, log_p_CE.unbind(-1), strict=True):
+        log_probs_CV = model.lm_head(o_CD).to(log_p_CE.dtype).log_softmax(-1)
+        nll.append(-log_probs_CV.gather(-1, target_C[:, None])[:, 0])
+        mixture_CV = mixture_CV + (log_p_C[:, None] + log_probs_CV).exp()
+    top_prob_C, top_C = mixture_CV.max(-1)
+    found = (log_w_CE2, log_p_CE, torch.stack(nll, -1), mixture_CV.sum(-1), top_prob_C, top_C == target_C)
+    return Predictions(*(x.double().cpu() for x in found))

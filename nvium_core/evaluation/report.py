@@ -1,0 +1,186 @@
+"""An evaluation as Markdown, on the terminal and in a file: a section for whatever was measured. Knows figures only."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from nvium_core.bench.harness import Figures, shown
+from nvium_core.evaluation import paper
+from nvium_core.evaluation.routing import QUANTILES
+
+Row = Sequence[object]
+
+
+def markdown(figures: Figures, plots: Iterable[str] = ()) -> str:
+    """All sections for which there are figures, and images of the plots so named."""
+    parts = [heading(figures)]
+    parts += [section(figures) for key, section in SECTIONS if key in figures]
+    parts += [f"![{name}]({name}.png)" for name in plots]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(columns: Row, rows: Iterable[Row]) -> str:
+    """A Markdown table; numbers have four digits, what is not known a dash."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines)
+
+
+def cell(value: object) -> str:
+    return "–" if value is None else shown(value)
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def heading(figures: Figures) -> str:
+    depths = ", ".join(map(str, figures["exit_layers"]))
+    return (
+        f"# {figures['model']}\n\n{figures['num_parameters']:,} parameters, {figures['num_layers']} layers of width "
+        f"{figures['width']}, exits after layers {depths}; {figures['dtype']} on {figures['device']}."
+    )
+
+
+def quality(figures: Figures) -> str:
+    """Each distribution's perplexity and how often it speaks."""
+    columns = ["distribution", "perplexity", "mean p_k", "posterior"]
+    exits = zip(
+        figures["exit_layers"],
+        figures["exit_perplexities"],
+        figures["exit_shares"],
+        figures["exit_posteriors"],
+        strict=True,
+    )
+    rows: list[Row] = [["**π_mix**", figures["perplexity"], None, None]]
+    rows += [[f"exit {k} (layer {layer})", *rest] for k, (layer, *rest) in enumerate(exits, 1)]
+    rows += [["oracle router", figures["oracle_perplexity"], None, None]]
+    if "twin" in figures:
+        rows += [[f"dense twin, {figures['twin']['model']}", figures["twin"]["perplexity"], None, None]]
+    return f"## Quality\n\n{table(columns, rows)}\n\n{certainty(figures)}"
+
+
+def certainty(figures: Figures) -> str:
+    gain = ""
+    if "twin" in figures:
+        gain = f"Perplexity is {figures['perplexity_gain_percent']:.2f}% below the dense twin's. "
+    return (
+        f"{gain}bits per character: {figures['bits_per_character']:.4g}, over {figures['num_tokens']:,} tokens "
+        f"({figures['num_characters']:,} characters). The most probable token came {percent(figures['accuracy'])} of "
+        f"the time; expected calibration error {figures['calibration_error']:.3f}. Tokens outside "
+        f"min ℓ_k ≤ ℓ_mix ≤ max ℓ_k: {figures['bound_violations']}; where π_mix does not add up to 1: "
+        f"{figures['mass_violations']}."
+    )
+
+
+def routing(figures: Figures) -> str:
+    """How deep, and what the routers do."""
+    text = (
+        f"## Routing\n\nmean depth {figures['mean_depth']:.3f}: without costs of their own, exits would make "
+        f"{figures['theoretical_speed_up_percent']:.1f}% of speed. Entropy of p {figures['routing_entropy']:.3f} nats."
+    )
+    spread = zip(
+        figures["exit_layers"],
+        figures["router_means"],
+        figures["router_deviations"],
+        figures["router_quantiles"],
+        strict=False,
+    )
+    rows = [[f"layer {layer}", mean, deviation, *row] for layer, mean, deviation, row in spread]
+    columns = ["router", "mean w_k", "deviation", *(f"{q:.0%}" for q in QUANTILES)]
+    return f"{text}\n\n{table(columns, rows)}{papers_routing(figures)}" if rows else text
+
+
+def papers_routing(figures: Figures) -> str:
+    """Beside ours where the number of exits is the same."""
+    if len(figures["exit_layers"]) != len(paper.EXIT_SHARES):
+        return ""
+    rows = [
+        ["ours", *figures["exit_shares"], *figures["exit_perplexities"]],
+        ["paper, 24 × 768", *paper.EXIT_SHARES, *paper.EXIT_PERPLEXITIES],
+    ]
+    columns = ["", *(f"p_{k}" for k in range(1, 5)), *(f"perplexity {k}" for k in range(1, 5))]
+    return "\n\n" + table(columns, rows)
+
+
+def greedy(figures: Figures) -> str:
+    early, agreeing = percent(figures["greedy_early_share"]), percent(figures["greedy_agreement"])
+    return (
+        f"## Temperature 0\n\n{early} of tokens are certain before the last exit, at a mean depth of "
+        f"{figures['greedy_mean_depth']:.3f}; {agreeing} are the argmax of π_mix."
+    )
+
+
+def flops(figures: Figures) -> str:
+    """By part, in millions."""
+    names = {"all_exits": "all exits heard", "spoken": "a token spoken", "before_speaking": "of that, before it is out"}
+    rows = {text: figures["flops"][name] for name, text in names.items()}
+    if "twin" in figures:
+        rows["dense twin"] = figures["twin"]["flops"]
+    parts = list(figures["flops"]["all_exits"])
+    cells = [[text, *(f"{of[part] / 1e6:.4g}" for part in parts)] for text, of in rows.items()]
+    text = f"## MFLOPs per token, {figures['flops']['positions']:,} positions attended\n\n{table(['', *parts], cells)}"
+    if "twin" not in figures:
+        return text
+    tokens = figures["flops"]["all_exits"]["total"] / figures["twin"]["flops"]["total"]
+    return f"{text}\n\nFor equal training FLOPs the dense twin would be given {tokens:.3f} times the tokens."
+
+
+def latency(figures: Figures) -> str:
+    """Milliseconds by category, and the ratios."""
+    measured = figures["latency"]
+    names = ["early exits", *measured["ratios"]]
+    rows = [
+        [category, each["prompts"], *(f"{each['milliseconds'][name]:.3f}" for name in names)]
+        for category, each in measured["categories"].items()
+    ]
+    rows += [
+        ["**over early exits**", None, None, *(f"{ratio:.3f}" for ratio in measured["ratios"].values())],
+        ["after the first token", None, None, *(f"{ratio:.3f}" for ratio in measured["decoding_ratios"].values())],
+    ]
+    protocol = (
+        f"Milliseconds per token, prompts included; at most {measured['max_new_tokens']} new tokens, "
+        f"{measured['trials']} trials, in turns. Ratios are means over categories. {measured['prompts_cut']} prompts "
+        "were too long and lost their beginning."
+    )
+    columns = ["category", "prompts", *names]
+    steps = [[s["exit"], s["layer"], s["tokens"], s["low"], s["median"], s["high"]] for s in measured["staircase"]]
+    stairs = table(["exit", "layer", "tokens", "ms, 25%", "median", "75%"], steps)
+    return f"## Speed\n\n{protocol}\n\n{table(columns, rows)}\n\nTime since the token before, by exit:\n\n{stairs}"
+
+
+def temperatures(figures: Figures) -> str:
+    """A row for each way, people's own first."""
+    found = figures["temperatures"]
+    columns = ["", "temperature", "mean log π_mix", "±", "entropy", "repeated 4-grams", "distinct words", "mean depth"]
+    rows = [temperature_row("people", None, found["people"])]
+    rows += [temperature_row(row["sampling"], row["temperature"], row) for row in found["rows"]]
+    worst = max(row["deviation"] for row in found["rows"] if row["sampling"] == "exits")
+    texts = f"{found['num_texts']} openings of documents, continued by {found['tokens_per_text']} tokens."
+    drawn = f"Exits spoke as often as p_k says, to within {worst:.1f} standard deviations."
+    return f"## Temperature\n\n{texts} {drawn}\n\n{table(columns, rows)}\n\n{found['advice']}"
+
+
+def temperature_row(name: str, temperature: float | None, found: Mapping[str, float]) -> Row:
+    shares = [percent(found[share]) for share in ("repeated_grams", "distinct_words")]
+    measures = [found[measure] for measure in ("mean_logprob", "mean_logprob_error", "entropy")]
+    return [name, temperature, *measures, *shares, found.get("mean_depth")]
+
+
+def tasks(figures: Figures) -> str:
+    rows = [
+        [task, metric, value, scores.get(f"{metric}_stderr")]
+        for task, scores in figures["tasks"].items()
+        for metric, value in scores.items()
+        if not metric.endswith("_stderr")
+    ]
+    return f"## Tasks\n\n{table(['task', 'metric', 'value', '±'], rows)}"
+
+
+SECTIONS: Sequence[tuple[str, Callable[[Figures], str]]] = (
+    ("perplexity", quality),
+    ("exit_shares", routing),
+    ("greedy_agreement", greedy),
+    ("flops", flops),
+    ("latency", latency),
+    ("temperatures", temperatures),
+    ("tasks", tasks),
+)
+"""The figure that must be there, and what tells of it."""

@@ -1,0 +1,157 @@
+"""What `nvium evaluate` does, part by part, and where it leaves the results."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from nvium_core.bench.harness import Figures, subject_of
+from nvium_core.engine.params import SamplingParams
+from nvium_core.evaluation import latency, perplexity, report, tasks, temperature
+from nvium_core.evaluation.coloured_text import page
+from nvium_core.evaluation.flops import flops_before_speaking, flops_per_token, spoken_flops
+from nvium_core.evaluation.greedy import evaluate_greedy
+from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.evaluation.spec_bench import Prompts, read_prompts
+from nvium_core.evaluation.spoken import speak
+from nvium_core.loading import LoadedModel
+
+OPENING_CHARACTERS = 200
+NUM_OPENINGS = 8
+SAMPLES, SAMPLE_TOKENS = 3, 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What is wanted besides quality, routing and FLOPs. Speed is measured if there is a twin or Spec-Bench; without
+    the latter on openings of documents."""
+
+    greedy: bool = False
+    temperatures: bool = False
+    num_texts: int = temperature.NUM_TEXTS
+    tokens_per_text: int = temperature.TOKENS_PER_TEXT
+    twin: LoadedModel | None = None
+    spec_bench: Path | None = None
+    prompts_per_category: int | None = None
+    tasks: Sequence[str] = ()
+    tasks_folder: Path | None = None
+
+
+def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_progress: bool = True) -> Figures:
+    """All figures, for JSON. What cannot be done is complained of before anything is measured."""
+    check(loaded, parts)
+    prompts = speed_prompts(documents, parts)
+    figures = description(loaded)
+    figures |= perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress).as_dict()
+    figures["theoretical_speed_up_percent"] = 100 * (1 / figures["mean_depth"] - 1)
+    figures["flops"] = flops(loaded, figures["exit_shares"])
+    if parts.greedy:
+        decided = evaluate_greedy(loaded.model, loaded.tokenizer, documents, show_progress).as_dict()
+        figures |= {f"greedy_{name}": value for name, value in decided.items()}
+    if parts.twin:
+        figures |= beside_twin(figures, parts.twin, documents, show_progress)
+    if prompts:
+        figures |= speed(loaded, parts.twin, prompts)
+    if parts.temperatures:
+        figures["temperatures"] = temperature.measure(
+            loaded, documents, num_texts=parts.num_texts, tokens_per_text=parts.tokens_per_text
+        )
+    if parts.tasks:
+        figures["tasks"] = tasks.evaluate_tasks(loaded, parts.tasks, parts.tasks_folder)
+    return figures
+
+
+def check(loaded: LoadedModel, parts: Parts) -> None:
+    """Raise `EvaluationError` for a twin that cannot be compared, and where tasks are asked for without lm_eval."""
+    if parts.twin and parts.twin.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        message = "has another tokenizer, so that perplexities cannot be compared"
+        raise EvaluationError(f"twin: {parts.twin.name} {message}")
+    if parts.tasks:
+        tasks.harness("")
+
+
+def check_places(json_file: Path | None, report_folder: Path | None) -> None:
+    """Raise `EvaluationError` for results that could not be written, and make the folder."""
+    if json_file and not json_file.parent.is_dir():
+        raise EvaluationError(f"json: no such folder: {json_file.parent}")
+    if report_folder:
+        report_folder.mkdir(parents=True, exist_ok=True)
+
+
+def speed_prompts(documents: Sequence[str], parts: Parts) -> Prompts:
+    """By category; none where speed is not asked for."""
+    if parts.spec_bench:
+        return read_prompts(parts.spec_bench, parts.prompts_per_category)
+    spread = documents[:: max(1, len(documents) // NUM_OPENINGS)][:NUM_OPENINGS]
+    return {"openings": [document[:OPENING_CHARACTERS] for document in spread]} if parts.twin else {}
+
+
+def description(loaded: LoadedModel) -> Figures:
+    """Which model."""
+    config = loaded.model.config
+    return {
+        **subject_of(loaded).as_dict(),
+        "num_parameters": loaded.model.num_parameters(),
+        "num_layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "exit_layers": config.exit_layers,
+    }
+
+
+def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
+    """At the full context."""
+    config = loaded.model.config
+    positions = config.max_position_embeddings
+    return {
+        "positions": positions,
+        "all_exits": flops_per_token(config, positions).as_dict(),
+        "spoken": spoken_flops(config, positions, exit_shares).as_dict(),
+        "before_speaking": flops_before_speaking(config, positions, exit_shares).as_dict(),
+    }
+
+
+def beside_twin(figures: Figures, twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
+    """The twin's own quality and costs, and by how much ours is better."""
+    theirs = perplexity.evaluate(twin.model, twin.tokenizer, documents, show_progress)
+    config = twin.model.config
+    dense = {
+        **description(twin),
+        "perplexity": theirs.perplexity,
+        "bits_per_character": theirs.bits_per_character,
+        "flops": flops_per_token(config, config.max_position_embeddings).as_dict(),
+    }
+    return {"twin": dense, "perplexity_gain_percent": 100 * (1 - figures["perplexity"] / theirs.perplexity)}
+
+
+def speed(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts) -> Figures:
+    """Times per token, and the speed-up over the twin, or over full depth where there is none."""
+    measured = latency.measure(loaded, twin, prompts)
+    over = latency.DENSE if twin else latency.FULL_DEPTH
+    return {"latency": measured, "speed_up_over": over, "speed_up_percent": 100 * (measured["ratios"][over] - 1)}
+
+
+def write_report(loaded: LoadedModel, figures: Figures, documents: Sequence[str], folder: Path) -> None:
+    """Into an existing folder: report.md, evaluation.json, the plots, and text coloured by exit in samples.html."""
+    plots = import_module("nvium_core.evaluation.plots").PLOTS
+    drawn = [name for name, (key, _) in plots.items() if key in figures]
+    for name in drawn:
+        plots[name][1](figures).savefig(folder / f"{name}.png")
+    (folder / "samples.html").write_text(samples(loaded, documents), encoding="utf-8")
+    (folder / "report.md").write_text(report.markdown(figures, drawn), encoding="utf-8")
+    write_json(figures, folder / "evaluation.json")
+
+
+def write_json(figures: Figures, path: Path) -> None:
+    path.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def samples(loaded: LoadedModel, documents: Sequence[str]) -> str:
+    """A page of openings that the model has continued."""
+    engine = latency.contender(loaded, "sweep").engine
+    texts = []
+    for seed, document in enumerate(documents[:SAMPLES]):
+        prompt = loaded.tokenizer(document[:OPENING_CHARACTERS]).input_ids[: engine.context // 2]
+        params = SamplingParams(max_tokens=min(SAMPLE_TOKENS, engine.context // 2), seed=seed)
+        texts.append((prompt, speak(engine, prompt, params)))
+    return page(loaded, texts)

@@ -1,0 +1,44 @@
+"""Tasks of lm-evaluation-harness, asked of our model class in this process. Needs `lm_eval`, which is asked for last.
+
+A task is the harness's own, by name, or one described by a .yaml of a folder, whose data files are looked for there;
+such tasks need no network.
+"""
+
+from collections.abc import Sequence
+from contextlib import chdir, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.loading import LoadedModel
+
+Scores = dict[str, dict[str, float]]
+"""What each task's metrics came to; a standard error is `NAME_stderr`."""
+
+
+def evaluate_tasks(loaded: LoadedModel, names: Sequence[str], folder: Path | None = None) -> Scores:
+    """Raises `EvaluationError` where lm_eval is not installed or knows no such task."""
+    lm_eval, hugging_face, manager = (harness(part) for part in ("", ".models.huggingface", ".tasks"))
+    known = manager.TaskManager(include_path=str(folder.resolve()) if folder else None)
+    unknown = [name for name in names if name not in known.all_tasks]
+    if unknown:
+        raise EvaluationError(f"tasks: lm_eval knows no {', '.join(unknown)}")
+    model = hugging_face.HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, add_bos_token=True)
+    with chdir(folder) if folder else nullcontext():
+        found = lm_eval.simple_evaluate(model=model, tasks=list(names), task_manager=known)
+    return {name: scores(found["results"][name]) for name in names}
+
+
+def harness(part: str) -> Any:
+    """A module of lm_eval."""
+    try:
+        return import_module(f"lm_eval{part}")
+    except ImportError as error:
+        raise EvaluationError(f"tasks need lm_eval ({error}): pip install 'nvium[tasks]'") from error
+
+
+def scores(results: dict[str, Any]) -> dict[str, float]:
+    """The numbers, without the names of filters; what cannot be told is left out."""
+    numbers = {name.partition(",")[0]: value for name, value in results.items() if isinstance(value, float | int)}
+    return {name: float(value) for name, value in numbers.items()}

@@ -1,0 +1,126 @@
+"""What temperature does to text, under `sampling: exits` and under `mixture`, held against what people wrote.
+
+Documents are begun, the model goes on, and its continuations are compared with the documents' own.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, get_args
+
+import numpy as np
+from rich.progress import track
+from transformers import PreTrainedTokenizerBase
+
+from nvium_core.bench.harness import timed
+from nvium_core.choices import Sampling
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.evaluation.predictions import EvaluationError, document_tokens
+from nvium_core.evaluation.text_quality import Quality, Text, exit_frequencies, judge, quality
+from nvium_core.loading import LoadedModel
+
+TEMPERATURES = (0.5, 0.7, 1.0)
+NUM_TEXTS, TOKENS_PER_TEXT = 32, 256
+PROMPT_TOKENS = 32
+
+Row = dict[str, Any]
+
+
+def measure(
+    loaded: LoadedModel,
+    documents: Sequence[str],
+    *,
+    num_texts: int = NUM_TEXTS,
+    tokens_per_text: int = TOKENS_PER_TEXT,
+    temperatures: Sequence[float] = TEMPERATURES,
+) -> dict[str, Any]:
+    """Continue so many documents, fewer if the others are too short, in every way; a text has the same draws in all.
+
+    `people` are the documents' own continuations; `rows` have a `Quality` for each way and, with early exits, the
+    `ExitFrequencies`; `advice` follows from them. Raises `EvaluationError` if no document is long enough.
+    """
+    originals = openings(loaded.tokenizer, documents, num_texts, tokens_per_text)
+    engine = Engine(loaded.model, EngineConfig(schedule="sweep", prefix_caching=False))
+    ways = [SamplingParams(sampling=s, temperature=t) for s, t in itertools.product(get_args(Sampling), temperatures)]
+    rows = [row(loaded, continued(engine, originals, way), way) for way in track(ways, "temperatures", transient=True)]
+    plain = SamplingParams()
+    people = quality(loaded.tokenizer, originals, [judge(loaded.model, text, plain) for text in originals])
+    return {
+        "num_texts": len(originals),
+        "tokens_per_text": tokens_per_text,
+        "people": asdict(people),
+        "rows": rows,
+        "advice": advice(people, rows),
+    }
+
+
+def openings(
+    tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], num_texts: int, num_tokens: int
+) -> list[Text]:
+    """The beginnings of documents, spread over all that are long enough, each with what people wrote next."""
+    encoded = (document_tokens(tokenizer, document)[:-1] for document in documents)
+    length = PROMPT_TOKENS + num_tokens
+    long_enough = [token_ids for token_ids in encoded if len(token_ids) >= length]
+    if not long_enough:
+        raise EvaluationError(f"temperatures: no document of the text has {length} tokens")
+    number = min(num_texts, len(long_enough))
+    chosen = [long_enough[n * len(long_enough) // number] for n in range(number)]
+    return [Text(token_ids[:PROMPT_TOKENS], token_ids[PROMPT_TOKENS:length], []) for token_ids in chosen]
+
+
+def continued(engine: Engine, originals: Sequence[Text], way: SamplingParams) -> list[Text]:
+    """The same openings as the model goes on, to the same length."""
+    requests = [(text.prompt, lasting(way, len(text.token_ids), seed)) for seed, text in enumerate(originals)]
+    spoken = timed(engine, requests).spoken
+    return [Text(text.prompt, *said) for text, said in zip(originals, spoken, strict=True)]
+
+
+def lasting(way: SamplingParams, num_tokens: int, seed: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=num_tokens, temperature=way.temperature, sampling=way.sampling, seed=seed, ignore_eos=True
+    )
+
+
+def row(loaded: LoadedModel, texts: Sequence[Text], way: SamplingParams) -> Row:
+    """All figures of one way."""
+    judgements = [judge(loaded.model, text, way) for text in texts]
+    figures: Row = {"sampling": way.sampling, "temperature": way.temperature}
+    figures |= asdict(quality(loaded.tokenizer, texts, judgements))
+    if way.sampling == "exits":
+        figures |= asdict(exit_frequencies(loaded.model.config.exit_layers or [], texts, judgements))
+    return figures
+
+
+def advice(people: Quality, rows: Sequence[Row]) -> str:
+    """Which temperature comes nearest to people's repetition and choice of words, and what `exits` costs."""
+    early = [row for row in rows if row["sampling"] == "exits"]
+    nearest = min(early, key=lambda row: distance(people, row))
+    return (
+        f"With early exits, temperature {nearest['temperature']:g} comes nearest to what people wrote: "
+        f"{nearest['repeated_grams']:.1%} of its runs of four words are repetitions (people's: "
+        f"{people.repeated_grams:.1%}), and {nearest['distinct_words']:.0%} of its words differ "
+        f"({people.distinct_words:.0%}). {equivalents(early, [row for row in rows if row not in early])}"
+    )
+
+
+def distance(people: Quality, row: Row) -> float:
+    """In repeated runs of words and in distinct words, together."""
+    return sum(abs(row[name] - getattr(people, name)) for name in ("repeated_grams", "distinct_words"))
+
+
+def equivalents(early: Sequence[Row], mixture: Sequence[Row]) -> str:
+    """At which temperatures `mixture` draws tokens as probable as those of `exits`; at 1 the two are the same."""
+    others = [row for row in early if row["temperature"] != 1]
+    pairs = [f"{row['temperature']:g} as mixture at {equal_temperature(row, mixture)}" for row in others]
+    return f"Its tokens are as probable at temperature {', at '.join(pairs)}." if pairs else ""
+
+
+def equal_temperature(row: Row, mixture: Sequence[Row]) -> str:
+    """By straight lines between the temperatures measured, of which the higher draws less probable tokens."""
+    by_logprob = sorted((other["mean_logprob"], other["temperature"]) for other in mixture)
+    logprobs, temperatures = zip(*by_logprob, strict=True)
+    if not logprobs[0] <= row["mean_logprob"] <= logprobs[-1]:
+        above = row["mean_logprob"] < logprobs[0]
+        return f"more than {max(temperatures):g}" if above else f"less than {min(temperatures):g}"
+    return f"{np.interp(row['mean_logprob'], logprobs, temperatures):.2f}"

@@ -1,0 +1,90 @@
+"""CALM*'s rule: a row leaves at the first exit whose largest probability is above τ, and its state is copied upwards.
+
+In the layers it skips, the row's keys and values are made of the state it left with. The rule is carried out token by
+token in `generate`, and for all tokens of a known text at once in `confident_losses`; the two agree.
+Shapes: B windows, T tokens, D width, V vocabulary.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nvium_core.model.llama import causal_attention
+from nvium_core.model.nvium import token_nll
+from nvium_core.training.baselines.calm import CalmForCausalLM
+from nvium_core.training.baselines.decoding import Decoding, Generated, choose, head_logits
+from nvium_core.training.data import Batch
+
+
+def confidence(logits_XV: Tensor) -> Tensor:
+    """The largest probability, [X]."""
+    return logits_XV.softmax(-1).amax(-1)
+
+
+@torch.inference_mode()
+def generate(
+    model: CalmForCausalLM,
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    *,
+    threshold: float,
+    rng: random.Random | None = None,
+) -> Generated:
+    """Exactly `max_tokens` tokens, the most probable at their exits, or drawn there if there is a generator.
+
+    The prompt passes all layers, but for its last token, from which the first new one follows by the rule. Raises
+    `ValueError` if they do not fit into the context.
+    """
+    started = time.perf_counter()
+    decoding, exit_layers = Decoding(model, prompt_ids, max_tokens), list[int]()
+    decoding.read_prompt()
+    for _ in range(max_tokens):
+        logits_V, exit_layer = leave_when_confident(decoding, threshold)
+        decoding.token_ids.append(choose(logits_V, rng))
+        exit_layers.append(exit_layer)
+    return Generated(decoding.token_ids[len(prompt_ids) :], exit_layers, time.perf_counter() - started)
+
+
+def leave_when_confident(decoding: Decoding, threshold: float) -> tuple[Tensor, int]:
+    """Run the front row until an exit is confident: that exit's logits [V], and its depth in layers."""
+    model, front, depth = decoding.model, decoding.front, decoding.model.config.num_hidden_layers
+    h_RD = decoding.embed(decoding.token_ids[-1:])
+    for number, layers in enumerate(model.config.blocks):
+        h_RD = decoding.run(h_RD, layers, front)
+        logits_V = head_logits(model, number, h_RD[-1])
+        if layers.stop == depth or float(confidence(logits_V)) > threshold:
+            decoding.fill(h_RD, range(layers.stop, depth), front)
+            return logits_V, layers.stop
+    raise AssertionError("the last exit always speaks")
+
+
+class ConfidentLosses(NamedTuple):
+    """Per target token, [B, T]: −log of its probability at the exit its row left at, and that exit, from 0."""
+
+    nll: Tensor
+    exits: Tensor
+
+
+@torch.inference_mode()
+def confident_losses(model: CalmForCausalLM, batch: Batch, threshold: float) -> ConfidentLosses:
+    """What the rule says of a known text, every row under it from the first on.
+
+    A row that has left keeps its state while others pass further layers, which is all that copying means.
+    """
+    h_BTD = model.model.embed_tokens(batch.inputs)
+    rotary, attend = model.model.rotary(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
+    exits_BT = torch.full_like(batch.inputs, len(model.exits) - 1)
+    nll_BT, inside_BT = torch.zeros_like(h_BTD[..., 0]), torch.ones_like(batch.inputs, dtype=torch.bool)
+    for number, layers in enumerate(model.config.blocks):
+        for layer in layers:
+            h_BTD = torch.where(inside_BT[..., None], model.model.run(h_BTD, [layer], rotary, attend), h_BTD)
+        logits_BTV = head_logits(model, number, h_BTD)
+        nll_BT = torch.where(inside_BT, token_nll(logits_BTV, batch.targets), nll_BT)
+        leaving_BT = inside_BT & (confidence(logits_BTV) > threshold)
+        exits_BT = torch.where(leaving_BT, number, exits_BT)
+        inside_BT = inside_BT & ~leaving_BT
+    return ConfidentLosses(nll_BT, exits_BT)

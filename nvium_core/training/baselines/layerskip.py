@@ -1,0 +1,125 @@
+"""LayerSkip's training (Elhoushi et al., arXiv 2404.16710): layers drop out, and the one head listens at many depths.
+
+The model is a plain Llama and stays one; what it has learnt is for `speculation` to use.
+Shapes: B windows, T tokens, D width, L layers. A depth is counted in layers: 6 means after six of them.
+"""
+
+import zlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.llama import causal_attention
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.baselines.univium import UniviumForCausalLM, univium_config
+from nvium_core.training.cross_entropy import head_nll
+from nvium_core.training.data import Batch
+from nvium_core.training.objective import Moment, Outcome, counted_mean
+
+DRAFTS = ((6, 12), (4, 12), (4, 8), (6, 5), (2, 5), (2, 8))
+"""The (exit layer, draft length) that the N-vium paper measures, with early exits after layers 2, 4 … 22 of 24."""
+
+
+class LayerSkipForCausalLM(UniviumForCausalLM):
+    """A Llama whose training also asks its last exit after the layers `early_exits`."""
+
+    def __init__(self, config: NviumConfig, early_exits: Sequence[int] = ()) -> None:
+        super().__init__(config)
+        self.early_exits = tuple(early_exits)
+
+
+def build_layerskip(config: NviumConfig) -> LayerSkipForCausalLM:
+    """A fresh Llama of some N-vium's shape, to be trained at that one's exits."""
+    return LayerSkipForCausalLM(univium_config(config), (config.exit_layers or [])[:-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSkip:
+    """The method's settings, as the N-vium paper has them.
+
+    `max_dropout` is what the last layer comes to at the end of training. `early_loss_scale` is e_scale, from 0 (early
+    exits count nothing) to 1. The gradual curriculum lets exits in from the deepest to the shallowest during the first
+    half of training; the rotational one asks each of them in one of `rotation_period` steps.
+    """
+
+    max_dropout: float = 0.3
+    early_loss_scale: float = 1.0
+    curriculum: Literal["gradual", "rotational"] = "gradual"
+    rotation_period: int = 8
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.max_dropout < 1 and 0 <= self.early_loss_scale <= 1 and self.rotation_period >= 1):
+            raise ValueError(
+                "max_dropout must be in [0, 1), early_loss_scale in [0, 1] and rotation_period at least 1, got "
+                f"{self.max_dropout}, {self.early_loss_scale} and {self.rotation_period}"
+            )
+
+    # Exits come and go with the steps, and each change would be compiled anew.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch's
+    def objective(self, model: LayerSkipForCausalLM, batch: Batch, moment: Moment) -> Outcome:
+        """Σ ẽ(t, l) CE_l (LayerSkip, equation 5), or what a Llama says if the model is not in training mode.
+
+        `mix_loss` is the last exit's cross-entropy, `dropped_share` of the layers' rows.
+        """
+        num_layers, num_windows = model.config.num_hidden_layers, len(batch.inputs)
+        weights, kept_LB = {num_layers: 1.0}, torch.ones(num_layers, num_windows, dtype=torch.bool)
+        if model.training:
+            weights = self.loss_weights([*model.early_exits, num_layers], moment)
+            kept_LB = kept_layers(batch, moment.step, self.dropout(num_layers, moment.progress))
+        kept_LB = kept_LB.to(batch.inputs.device)
+        losses = exit_losses(model, batch, kept_LB, weights)
+        loss = torch.stack([weights[depth] * loss for depth, loss in losses.items()]).sum()
+        return Outcome(loss, {"mix_loss": losses[num_layers].detach(), "dropped_share": (~kept_LB).float().mean()})
+
+    def dropout(self, num_layers: int, progress: float) -> list[float]:
+        """p_l = S · D_l · p_max (equation 2): D rises over the layers and S in time, each from 0 to 1 as 2^x − 1.
+
+        It rises in time because training starts from scratch.
+        """
+        return [
+            (2**progress - 1) * (2 ** (layer / max(1, num_layers - 1)) - 1) * self.max_dropout
+            for layer in range(num_layers)
+        ]
+
+    def loss_weights(self, depths: Sequence[int], moment: Moment) -> dict[int, float]:
+        """ẽ (equation 6) of exits at some depths, the last at full depth: those that count now, in weights of sum 1."""
+        *early, last = depths
+        scales = {depth: self.early_loss_scale * sum(range(depth)) for depth in self.active(early, last, moment)}
+        scales[last] = max(1, last - 1) + self.early_loss_scale * sum(range(last - 1))
+        return {depth: scale / sum(scales.values()) for depth, scale in scales.items()}
+
+    def active(self, early: Sequence[int], num_layers: int, moment: Moment) -> list[int]:
+        """C: the early exits that the curriculum asks now. The last exit is always asked."""
+        if self.curriculum == "gradual":
+            return [depth for depth in early if moment.progress >= (num_layers - depth) / (2 * num_layers)]
+        return [depth for number, depth in enumerate(early) if (number - moment.step) % self.rotation_period == 0]
+
+
+def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:
+    """Which windows pass which layers, bool [L, B]; each window is drawn for separately.
+
+    The draws depend on the step and the window's own tokens alone, so neither a resumed run nor passes of another size
+    change them.
+    """
+    digests = [zlib.crc32(window_T.tobytes()) for window_T in batch.inputs.numpy(force=True)]
+    uniforms_BL = np.stack([np.random.default_rng((step, digest)).random(len(dropout)) for digest in digests])
+    return torch.from_numpy(uniforms_BL >= np.array(dropout)).T
+
+
+def exit_losses(model: NviumForCausalLM, batch: Batch, kept_LB: Tensor, depths: Collection[int]) -> dict[int, Tensor]:
+    """The shared head's cross-entropy at some depths. A window that drops a layer passes it unchanged, and unscaled."""
+    h_BTD = model.model.embed_tokens(batch.inputs)
+    rotary, attend = model.model.rotary(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
+    losses = dict[int, Tensor]()
+    for layer, kept_B in enumerate(kept_LB):
+        passed_BTD = model.model.run(h_BTD, [layer], rotary, attend)
+        h_BTD = torch.where(kept_B[:, None, None], passed_BTD, h_BTD)
+        if layer + 1 in depths:
+            _, (o_BTD,) = model.exit_outputs([h_BTD])
+            losses[layer + 1] = counted_mean(head_nll(o_BTD, model.lm_head.weight, batch.targets), batch)
+    return losses

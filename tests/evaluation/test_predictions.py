@@ -1,0 +1,60 @@
+"""The one pass over a text: every token once, and what is said of it that of the model's plain forward pass."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvium_core import LoadedModel
+from nvium_core.evaluation import predictions as module
+from nvium_core.evaluation.predictions import EvaluationError, predictions, window_predictions, windows
+from nvium_core.model.exits import EXIT
+from tests.byte_model import load_byte_model, token_ids
+from tests.random_models import random_model
+
+
+@given(st.integers(2, 400), st.integers(2, 64))
+def test_every_token_but_the_first_is_a_target_exactly_once(num_tokens: int, context: int) -> None:
+    targets: list[int] = []
+    for start, first_target, stop in windows(num_tokens, context):
+        assert 0 <= start < first_target < stop <= num_tokens
+        assert stop - start - 1 <= context
+        assert first_target == 1 or first_target - start >= context // 2
+        targets += range(first_target, stop)
+    assert targets == list(range(1, num_tokens))
+
+
+@pytest.mark.parametrize("exit_layers", [[1, 2, 4], [3]])
+@pytest.mark.parametrize("chunk_rows", [2, 256])
+def test_predictions_are_those_of_the_models_forward_pass(
+    monkeypatch: pytest.MonkeyPatch, exit_layers: list[int], chunk_rows: int
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_ROWS", chunk_rows)
+    model, ids = random_model(exit_layers, seed=3), [0, 5, 9, 1, 16, 2, 2, 11]
+    found = window_predictions(model, ids, first_target=3)
+    with torch.no_grad():
+        out = model(torch.tensor([ids]), output_exit_logits=True)
+    log_mixture_TV, targets_T = out.logits[0, 2:-1], torch.tensor(ids[3:])
+    rows = torch.arange(len(targets_T))
+    torch.testing.assert_close(found.mix_nll, -log_mixture_TV[rows, targets_T])
+    torch.testing.assert_close(found.exit_nll, -out.exit_logits[0, 2:-1].log_softmax(-1)[rows, :, targets_T])
+    torch.testing.assert_close(found.log_p.exp(), out.exit_probs[0, 2:-1])
+    torch.testing.assert_close(found.top_prob, log_mixture_TV.max(-1).values.exp())
+    assert (found.top_is_target == (log_mixture_TV.argmax(-1) == targets_T)).all()
+    torch.testing.assert_close(found.log_w[:, 0, EXIT], found.log_p[:, 0])
+    torch.testing.assert_close(found.mass, torch.ones_like(found.mass))
+
+
+def test_long_documents_are_read_in_windows_and_none_of_their_tokens_is_left_out() -> None:
+    loaded = load_byte_model(context=16)
+    documents = ["A fox.", "", "Two hens went to see a third, who was not in."]
+    found = list(predictions(loaded.model, loaded.tokenizer, documents))
+    assert sum(len(each.mass) for each in found) == sum(len(token_ids(text)) + 1 for text in documents)
+    assert len(found) > len(documents)
+
+
+def test_a_tokenizer_without_an_end_of_text_token_is_named() -> None:
+    loaded: LoadedModel = load_byte_model()
+    loaded.tokenizer.eos_token = None
+    with pytest.raises(EvaluationError, match="end-of-text"):
+        next(predictions(loaded.model, loaded.tokenizer, ["A fox."]))

@@ -1,0 +1,121 @@
+"""`nvium evaluate` as a whole, on a random model of bytes: figures, report, files."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvium_core import LoadedModel
+from nvium_core.bench.harness import Figures
+from nvium_core.evaluation import suite
+from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.evaluation.report import markdown
+from tests.byte_model import EXIT_LAYERS, load_byte_model
+from tests.random_models import random_model
+
+DOCUMENTS = ["A fox met two hens.", "The hens went home. " * 6, "Nobody saw them again. " * 6]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_byte_model(context=64)
+
+
+@pytest.fixture(scope="module")
+def twin(loaded: LoadedModel) -> LoadedModel:
+    return LoadedModel("dense", random_model([4], vocab_size=257, context=64), loaded.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def spec_bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("spec_bench") / "question.jsonl"
+    path.write_text('{"category": "qa", "turns": ["Who went home?"]}\n')
+    return path
+
+
+@pytest.fixture(scope="module")
+def figures(loaded: LoadedModel, twin: LoadedModel, spec_bench: Path) -> Figures:
+    """Everything but tasks, at the smallest size."""
+    sizes = {"num_texts": 2, "tokens_per_text": 8}
+    parts = suite.Parts(greedy=True, temperatures=True, twin=twin, spec_bench=spec_bench, **sizes)
+    return suite.evaluate(loaded, DOCUMENTS, parts, show_progress=False)
+
+
+def test_what_is_derived_follows_from_what_is_measured(figures: Figures) -> None:
+    assert figures["theoretical_speed_up_percent"] == pytest.approx(100 / figures["mean_depth"] - 100)
+    gain = 1 - figures["perplexity"] / figures["twin"]["perplexity"]
+    assert figures["perplexity_gain_percent"] == pytest.approx(100 * gain)
+    assert figures["speed_up_percent"] == pytest.approx(100 * (figures["latency"]["ratios"]["dense"] - 1))
+    assert figures["speed_up_over"] == "dense"
+    assert figures["flops"]["spoken"]["layers"] == figures["flops"]["all_exits"]["layers"]
+    assert figures["greedy_agreement"] == 1
+
+
+def test_the_figures_are_json_and_read_back_as_they_are(figures: Figures, tmp_path: Path) -> None:
+    suite.write_json(figures, tmp_path / "figures.json")
+    assert json.loads((tmp_path / "figures.json").read_text()) == json.loads(json.dumps(figures, allow_nan=False))
+
+
+def test_every_part_has_its_section(figures: Figures) -> None:
+    text = markdown(figures, ["routing"])
+    sections = [line.removeprefix("## ").split(",")[0] for line in text.splitlines() if line.startswith("## ")]
+    assert sections == ["Quality", "Routing", "Temperature 0", "MFLOPs per token", "Speed", "Temperature"]
+    assert "| dense twin, dense |" in text
+    assert "![routing](routing.png)" in text
+    assert "For equal training FLOPs" in text
+
+
+def test_tables_are_rectangular(figures: Figures) -> None:
+    rows = [line for line in markdown(figures).splitlines() if line.startswith("|")]
+    widths = [line.count("|") for line in rows]
+    heads = [n for n, line in enumerate(rows) if line.startswith("| ---")]
+    for head, following in zip(heads, [*heads[1:], len(rows) + 1], strict=True):
+        assert len({*widths[head - 1 : following - 1]}) == 1
+
+
+def test_a_report_has_its_text_figures_and_samples(loaded: LoadedModel, figures: Figures, tmp_path: Path) -> None:
+    suite.write_report(loaded, figures, DOCUMENTS, tmp_path)
+    written = {path.name for path in tmp_path.iterdir()}
+    plots = {"routing.png", "perplexity.png", "reliability.png", "staircase.png"}
+    assert written == {"report.md", "evaluation.json", "samples.html"} | plots
+    assert "A fox met two hens." in (tmp_path / "samples.html").read_text()
+
+
+def test_a_model_without_early_exits_is_reported_too(twin: LoadedModel, tmp_path: Path) -> None:
+    figures = suite.evaluate(twin, DOCUMENTS, suite.Parts(), show_progress=False)
+    suite.write_report(twin, figures, DOCUMENTS, tmp_path)
+    assert figures["theoretical_speed_up_percent"] == 0
+    assert "| router |" not in (tmp_path / "report.md").read_text()
+
+
+def test_speed_is_measured_on_openings_where_there_is_a_twin_and_no_spec_bench(twin: LoadedModel) -> None:
+    [(category, prompts)] = suite.speed_prompts(["x" * 500] * 20, suite.Parts(twin=twin)).items()
+    assert (category, len(prompts), len(prompts[0])) == ("openings", 8, 200)
+    assert suite.speed_prompts(DOCUMENTS, suite.Parts()) == {}
+
+
+def test_a_twin_with_another_tokenizer_is_refused_before_anything_is_measured(loaded: LoadedModel) -> None:
+    other = load_byte_model()
+    other.tokenizer.add_tokens(["fox"])
+    with pytest.raises(EvaluationError, match="another tokenizer"):
+        suite.evaluate(loaded, [], suite.Parts(twin=other), show_progress=False)
+
+
+def test_tasks_without_lm_eval_are_refused_before_anything_is_measured(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(EvaluationError, match="lm_eval"):
+        suite.evaluate(loaded, [], suite.Parts(tasks=["arc_easy"]), show_progress=False)
+
+
+def test_results_that_could_not_be_written_are_refused_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match="no such folder"):
+        suite.check_places(tmp_path / "nowhere" / "figures.json", None)
+    suite.check_places(tmp_path / "figures.json", tmp_path / "a" / "report")
+    assert (tmp_path / "a" / "report").is_dir()
+
+
+def test_the_description_names_the_shape(figures: Figures) -> None:
+    assert (figures["model"], figures["exit_layers"], figures["num_layers"]) == ("bytes", EXIT_LAYERS, 4)
