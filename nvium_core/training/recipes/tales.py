@@ -47,7 +47,7 @@ def tales_chat() -> Recipe:
         total_tokens=4_700_000,
         tokens_per_step=8192,
         short_context=recipe.shape.context,
-        learning_rate=LearningRate(maximum=5e-4, warmup=0.05, final_ratio=0.0),
+        learning_rate=LearningRate(maximum=3e-4, warmup=0.05, final_ratio=0.0),
         router_warmup=RouterWarmup(share=0.0),
         beta=BetaSettings(initial=0.1, depth=recipe.beta.depth),
         optimizer=OptimizerSettings(),
