@@ -77,11 +77,14 @@ class Diet:
     def readings(self, documents: Sequence[str], seed: int) -> list[str]:
         """The documents in reading order."""
         rng = np.random.default_rng(seed)
-        epochs = self._epochs(documents)
-        times = np.floor(epochs + rng.random(len(documents))).astype(int)
-        order = rng.permutation(np.repeat(np.arange(len(documents)), times))
+        order = self.order(documents, rng)
         untitled = rng.random(len(order)) < 0.5
         return [without_title(documents[i]) if bare else documents[i] for i, bare in zip(order, untitled, strict=True)]
+
+    def order(self, documents: Sequence[str], rng: np.random.Generator) -> NDArray[np.int64]:
+        """The numbers of the documents in reading order."""
+        times = np.floor(self._epochs(documents) + rng.random(len(documents))).astype(int)
+        return rng.permutation(np.repeat(np.arange(len(documents)), times))
 
     def _epochs(self, documents: Sequence[str]) -> NDArray[np.float64]:
         simplest_first = np.argsort(-simplicity(documents), kind="stable")
@@ -159,12 +162,12 @@ class PackedStream:
         shift = int(
             np.random.default_rng((self.seed, context, epoch)).integers(0, len(self.tokens) - per_epoch * context)
         )
-        place = _permuted(index, per_epoch, (self.seed, epoch))
+        place = permuted(index, per_epoch, (self.seed, epoch))
         start = shift + place * context
         return self.tokens[start : start + context + 1]
 
 
-def _permuted(index: int, count: int, seed: tuple[int, ...]) -> int:
+def permuted(index: int, count: int, seed: tuple[int, ...]) -> int:
     """Where index goes in a fixed pseudo-random permutation of range(count): an affine map by a unit of Z/count."""
     rng = np.random.default_rng((*seed, count))
     stride = int(rng.integers(1, count + 1))
