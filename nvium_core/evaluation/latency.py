@@ -93,10 +93,8 @@ def compared(contenders: Mapping[str, Contender], num_prompts: Mapping[str, int]
     categories = {
         category: {
             "prompts": number,
-            "milliseconds": {name: median(each.milliseconds(category)) for name, each in contenders.items()},
-            "decoding_milliseconds": {
-                name: median(each.milliseconds(category, 1)) for name, each in contenders.items()
-            },
+            "milliseconds": medians(contenders, category, first=0),
+            "decoding_milliseconds": medians(contenders, category, first=1),
         }
         for category, number in num_prompts.items()
     }
@@ -106,6 +104,10 @@ def compared(contenders: Mapping[str, Contender], num_prompts: Mapping[str, int]
         "ratios": {name: mean_ratio(contenders[name], contenders[OURS], first=0) for name in others},
         "decoding_ratios": {name: mean_ratio(contenders[name], contenders[OURS], first=1) for name in others},
     }
+
+
+def medians(contenders: Mapping[str, Contender], category: str, first: int) -> dict[str, float]:
+    return {name: median(each.milliseconds(category, first)) for name, each in contenders.items()}
 
 
 def mean_ratio(other: Contender, ours: Contender, first: int) -> float:

@@ -74,8 +74,8 @@ def certainty(figures: Figures) -> str:
 def routing(figures: Figures) -> str:
     """How deep, and what the routers do."""
     text = (
-        f"## Routing\n\nmean depth {figures['mean_depth']:.3f}: if only layers cost time, tokens would "
-        f"come {figures['theoretical_speed_up_percent']:.1f}% sooner. Entropy of p {figures['routing_entropy']:.3f} nats."
+        f"## Routing\n\nmean depth {figures['mean_depth']:.3f}: if only layers cost time, speed would be "
+        f"{figures['theoretical_speed_up_percent']:.1f}% higher. Entropy of p {figures['routing_entropy']:.3f} nats."
     )
     spread = zip(
         figures["exit_layers"],

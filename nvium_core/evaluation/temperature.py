@@ -98,8 +98,8 @@ def advice(people: Quality, rows: Sequence[Row]) -> str:
     alike = temperature_where("distinct_words", people.distinct_words, early)
     repeated = [f"{row['repeated_grams']:.1%} at {row['temperature']:g}" for row in early]
     return (
-        f"With early exits, words vary as much as people's ({people.distinct_words:.0%} of a text's are different) at a "
-        f"temperature of {alike}. Of its runs of four words, {', '.join(repeated)} are repetitions; of people's, "
+        f"With early exits, words vary as much as people's ({people.distinct_words:.0%} of a text's are different) at "
+        f"a temperature of {alike}. Of its runs of four words, {', '.join(repeated)} are repetitions; of people's, "
         f"{people.repeated_grams:.1%}. {equivalents(early, [row for row in rows if row not in early])}"
     )
 
