@@ -33,7 +33,7 @@ def prepare_conversations(
     if tokenizer is None:
         raise TrainingError("conversations need a tokenizer that is there before them: set initial or tokenizer")
     examples_file, origin_file = folder / "examples.npz", folder / "text.json"
-    origin = text_origin(recipe, data) | {"tokenizer": recipe.tokenizer or recipe.initial}
+    origin = text_origin(recipe, data)
     if examples_file.exists():
         check_origin(origin_file, origin)
     else:

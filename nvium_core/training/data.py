@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ END_OF_TEXT = "<|endoftext|>"
 COMMON_WORDS = 1000
 WORD = re.compile(r"[a-z']+")
 
-Tokens = NDArray[np.uint16]
+Tokens = NDArray[np.unsignedinteger]
 
 
 class DataError(NviumError, ValueError):
@@ -106,7 +107,7 @@ def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Toke
     end = tokenizer.eos_token_id
     encodings = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)
     stream = [token for ids in encodings["input_ids"] for token in (end, *ids)]
-    return np.array([*stream, end], dtype=np.uint16)
+    return np.array([*stream, end], dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,16 @@ class Batch:
         """[B, 1, T, T], True where row t may see row s: not later, and of the same document."""
         same_document = self.documents[:, :, None] == self.documents[:, None, :]
         return same_document.tril()[:, None]
+
+
+class Windows(Protocol):
+    """What a run draws its batches from."""
+
+    def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
+        """Windows first_window … first_window + num_windows − 1 of an endless sequence of windows."""
+
+    def num_windows(self, context: int) -> int:
+        """The windows of one reading."""
 
 
 @dataclass(frozen=True)
