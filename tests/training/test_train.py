@@ -166,7 +166,7 @@ def test_a_trained_model_is_tuned_to_answer(tmp_path: Path) -> None:
     evaluations = [report["validation_loss"] for report in answering.steps() if "validation_loss" in report]
     assert evaluations[-1] < evaluations[0]
     tokenizer = AutoTokenizer.from_pretrained(answering.export())
-    assert "assistant" in tokenizer.chat_template and tokenizer.get_vocab() == tokenizer_of(base).get_vocab()
+    assert "Assistant:" in tokenizer.chat_template and tokenizer.get_vocab() == tokenizer_of(base).get_vocab()
 
 
 def weights(folder: Path) -> list[torch.Tensor]:

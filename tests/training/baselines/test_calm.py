@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from nvium_core import CheckpointError, NviumForCausalLM
 from nvium_core.evaluation.predictions import window_predictions
@@ -48,6 +49,7 @@ def test_a_saved_model_loads_back_unchanged(folder: Path) -> None:
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
     with torch.no_grad():
         assert torch.equal(loaded(TOKENS).logits, small_calm()(TOKENS).logits)
+    assert type(AutoModelForCausalLM.from_pretrained(folder)) is CalmForCausalLM
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
