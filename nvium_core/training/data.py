@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +25,8 @@ END_OF_TEXT = "<|endoftext|>"
 COMMON_WORDS = 1000
 WORD = re.compile(r"[a-z']+")
 
-Tokens = NDArray[np.unsignedinteger]
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""In 16 bits where the vocabulary allows it."""
 
 
 class DataError(NviumError, ValueError):
@@ -137,13 +138,13 @@ class Batch:
 
 
 class Windows(Protocol):
-    """What a run draws its batches from."""
+    """What a run reads: an endless sequence of windows that can be begun anywhere."""
 
     def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
-        """Windows first_window … first_window + num_windows − 1 of an endless sequence of windows."""
+        """Windows first_window … first_window + num_windows − 1."""
 
     def num_windows(self, context: int) -> int:
-        """The windows of one reading."""
+        """Windows per epoch."""
 
 
 @dataclass(frozen=True)

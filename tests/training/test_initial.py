@@ -3,15 +3,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from nvium_core import NviumForCausalLM
 from nvium_core.model.checkpoint import CheckpointError
+from nvium_core.training.data import END_OF_TEXT, encode
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer, initial_model
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
+from nvium_core.training.tokens import prepare_text
 from tests.model.llama_folders import llama_folder, random_llama
-from tests.training.small_runs import WORDS, small_recipe
+from tests.training.small_runs import WORDS, small_corpus, small_recipe
 
 VOCAB_SIZE = 280
 
@@ -85,3 +89,26 @@ def test_a_damaged_tokenizer_is_refused_by_folder(recipe: Recipe, tmp_path: Path
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(TrainingError, match=tmp_path.name):
         given_tokenizer(recipe)
+
+
+def test_text_is_read_by_the_initial_models_tokenizer(recipe: Recipe, tmp_path: Path) -> None:
+    save_tokenizer(train_tokenizer(["something else entirely"], VOCAB_SIZE, context=64), tmp_path)
+    (tmp_path / "run").mkdir()
+    tokenizer, stream = prepare_text(recipe, small_corpus(tmp_path / "corpus.txt"), tmp_path / "run")
+    expected = given_tokenizer(recipe)
+    assert expected and tokenizer.get_vocab() == expected.get_vocab()
+    assert stream.tokens.max() < VOCAB_SIZE
+    with pytest.raises(TrainingError, match="tokenizer"):
+        prepare_text(small_recipe(), tmp_path / "corpus.txt", tmp_path / "run")
+
+
+@pytest.mark.parametrize(("size", "bits"), [(300, 16), (2**16 + 1, 32)])
+def test_tokens_take_as_many_bits_as_the_vocabulary_needs(size: int, bits: int) -> None:
+    words = [f"w{number}" for number in range(size)]
+    vocabulary = {word: number for number, word in enumerate([*words[:-1], END_OF_TEXT])}
+    wide = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    wide.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=wide, eos_token=END_OF_TEXT)
+    stream = encode([f"w1 {words[-2]}"], tokenizer)
+    assert stream.tolist() == [size - 1, 1, size - 2, size - 1]
+    assert stream.dtype.itemsize * 8 == bits
