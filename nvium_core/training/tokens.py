@@ -67,7 +67,6 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
         "data": digest,
         "vocab_size": shape.vocab_size,
         "context": shape.context,
-        "tokenizer": recipe.tokenizer or recipe.initial,
         "diet": asdict(recipe.diet),
         "seed": recipe.seed,
         "tokenizer": recipe.tokenizer or recipe.initial,
