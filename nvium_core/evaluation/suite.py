@@ -68,7 +68,7 @@ def check(loaded: LoadedModel, parts: Parts) -> None:
         message = "has another tokenizer, so that perplexities cannot be compared"
         raise EvaluationError(f"twin: {parts.twin.name} {message}")
     if parts.tasks:
-        tasks.harness("")
+        tasks.harness(".models.huggingface")
 
 
 def check_places(json_file: Path | None, report_folder: Path | None) -> None:
