@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ END_OF_TEXT = "<|endoftext|>"
 COMMON_WORDS = 1000
 WORD = re.compile(r"[a-z']+")
 
-Tokens = NDArray[np.uint16]
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""In 16 bits where the vocabulary allows it."""
 
 
 class DataError(NviumError, ValueError):
@@ -77,11 +79,14 @@ class Diet:
     def readings(self, documents: Sequence[str], seed: int) -> list[str]:
         """The documents in reading order."""
         rng = np.random.default_rng(seed)
-        epochs = self._epochs(documents)
-        times = np.floor(epochs + rng.random(len(documents))).astype(int)
-        order = rng.permutation(np.repeat(np.arange(len(documents)), times))
+        order = self.order(documents, rng)
         untitled = rng.random(len(order)) < 0.5
         return [without_title(documents[i]) if bare else documents[i] for i, bare in zip(order, untitled, strict=True)]
+
+    def order(self, documents: Sequence[str], rng: np.random.Generator) -> NDArray[np.int64]:
+        """The numbers of the documents in reading order."""
+        times = np.floor(self._epochs(documents) + rng.random(len(documents))).astype(int)
+        return rng.permutation(np.repeat(np.arange(len(documents)), times))
 
     def _epochs(self, documents: Sequence[str]) -> NDArray[np.float64]:
         simplest_first = np.argsort(-simplicity(documents), kind="stable")
@@ -103,7 +108,7 @@ def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Toke
     end = tokenizer.eos_token_id
     encodings = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)
     stream = [token for ids in encodings["input_ids"] for token in (end, *ids)]
-    return np.array([*stream, end], dtype=np.uint16)
+    return np.array([*stream, end], dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,16 @@ class Batch:
         """[B, 1, T, T], True where row t may see row s: not later, and of the same document."""
         same_document = self.documents[:, :, None] == self.documents[:, None, :]
         return same_document.tril()[:, None]
+
+
+class Windows(Protocol):
+    """What a run reads: an endless sequence of windows that can be begun anywhere."""
+
+    def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
+        """Windows first_window … first_window + num_windows − 1."""
+
+    def num_windows(self, context: int) -> int:
+        """Windows per epoch."""
 
 
 @dataclass(frozen=True)
@@ -159,12 +174,12 @@ class PackedStream:
         shift = int(
             np.random.default_rng((self.seed, context, epoch)).integers(0, len(self.tokens) - per_epoch * context)
         )
-        place = _permuted(index, per_epoch, (self.seed, epoch))
+        place = permuted(index, per_epoch, (self.seed, epoch))
         start = shift + place * context
         return self.tokens[start : start + context + 1]
 
 
-def _permuted(index: int, count: int, seed: tuple[int, ...]) -> int:
+def permuted(index: int, count: int, seed: tuple[int, ...]) -> int:
     """Where index goes in a fixed pseudo-random permutation of range(count): an affine map by a unit of Z/count."""
     rng = np.random.default_rng((*seed, count))
     stride = int(rng.integers(1, count + 1))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines.calm import build_calm, calm_objective
 from nvium_core.training.baselines.layerskip import LayerSkip, build_layerskip
+from nvium_core.training.initial import initial_model
 from nvium_core.training.loss import nvium_objective
 from nvium_core.training.objective import ObjectiveFunction
 from nvium_core.training.recipes.recipe import Method, Recipe
@@ -16,14 +16,10 @@ from nvium_core.training.recipes.recipe import Method, Recipe
 
 @dataclass(frozen=True)
 class TrainingMethod:
-    """`build` makes the untrained model from (recipe, size of the vocabulary, end-of-text token)."""
+    """`build` makes the model of the first step from (recipe, size of the vocabulary, end-of-text token)."""
 
     build: Callable[[Recipe, int, int], PreTrainedModel]
     objective: ObjectiveFunction
-
-
-def build_nvium(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:
-    return NviumForCausalLM(recipe.shape.config(vocab_size, end_token))
 
 
 def of_the_shape(build: Callable[[NviumConfig], PreTrainedModel]) -> Callable[[Recipe, int, int], PreTrainedModel]:
@@ -32,7 +28,8 @@ def of_the_shape(build: Callable[[NviumConfig], PreTrainedModel]) -> Callable[[R
 
 
 METHODS: dict[Method, TrainingMethod] = {
-    "nvium": TrainingMethod(build_nvium, nvium_objective),
+    "nvium": TrainingMethod(initial_model, nvium_objective),
+    "retrofit": TrainingMethod(initial_model, nvium_objective),
     "calm": TrainingMethod(of_the_shape(build_calm), calm_objective),
     "layerskip": TrainingMethod(of_the_shape(build_layerskip), LayerSkip().objective),
 }

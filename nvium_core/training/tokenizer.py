@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
 from nvium_core.training.data import END_OF_TEXT
 
@@ -38,7 +39,10 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> 
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write tokenizer.json, and a tokenizer_config.json that every version of `AutoTokenizer` can read."""
+    """Write tokenizer.json, and a tokenizer_config.json that every version of `AutoTokenizer` can read.
+
+    A chat template stands in the latter.
+    """
     tokenizer.save_pretrained(folder)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -47,5 +51,8 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         "model_max_length": tokenizer.model_max_length,
         "clean_up_tokenization_spaces": False,
     }
+    if tokenizer.chat_template:
+        config["chat_template"] = tokenizer.chat_template
+        (folder / CHAT_TEMPLATE_FILE).unlink(missing_ok=True)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

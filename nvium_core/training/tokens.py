@@ -11,11 +11,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nvium_core.training.data import DataError, PackedStream, Tokens, encode, read_documents
 from nvium_core.training.errors import TrainingError
+from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
 
 
-def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
+def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
     """The tokenizer and the token stream, from the folder if an earlier start left them there."""
     tokens_file, origin = folder / "tokens.npy", text_origin(recipe, data)
     if tokens_file.exists():
@@ -26,9 +27,9 @@ def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTo
     return tokenizer, PackedStream(read_tokens(tokens_file), tokenizer.eos_token_id, recipe.seed)
 
 
-def validation_stream(data: Path, tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> PackedStream:
+def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedStream:
     """The first tokens of a text that is not trained on."""
-    tokens = encode(read_documents(data), tokenizer)[:num_tokens]
+    tokens = encode(read_documents(data), tokenizer)[: recipe.validation_tokens]
     return PackedStream(tokens, tokenizer.eos_token_id)
 
 
@@ -36,7 +37,8 @@ def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]
     """Write the tokenizer and the tokens, the tokens last and whole."""
     documents = read_documents(data)
     shape = recipe.shape
-    save_tokenizer(train_tokenizer(documents, shape.vocab_size, shape.context), folder / "tokenizer")
+    tokenizer = given_tokenizer(recipe) or train_tokenizer(documents, shape.vocab_size, shape.context)
+    save_tokenizer(tokenizer, folder / "tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     partial = folder / "tokens.partial.npy"
     np.save(partial, encode(recipe.diet.readings(documents, recipe.seed), tokenizer))
@@ -67,6 +69,7 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
         "context": shape.context,
         "diet": asdict(recipe.diet),
         "seed": recipe.seed,
+        "tokenizer": recipe.tokenizer or recipe.initial,
     }
 
 

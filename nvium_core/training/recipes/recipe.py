@@ -82,7 +82,8 @@ class Recipe:
     """Everything a training run depends on besides its text.
 
     `initial` is the folder or Hub name of the model to start from, None for random weights. `tokenizer` is that of a
-    tokenizer to use, None for a byte-level BPE of `shape.vocab_size` tokens trained on the text.
+    tokenizer to use, None for the initial model's or, without one, a byte-level BPE of `shape.vocab_size` tokens
+    trained on the text.
     """
 
     method: Method = "nvium"

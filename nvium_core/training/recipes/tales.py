@@ -8,7 +8,7 @@ from nvium_core.training.beta import BetaSettings
 from nvium_core.training.data import Diet
 from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.recipes.recipe import Recipe, Shape
-from nvium_core.training.schedule import LearningRate
+from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 SHALLOW = 0.5
 
@@ -17,7 +17,7 @@ def tales() -> Recipe:
     """The embedded story-teller: 6.5M parameters, four exits, about two hours on two cores."""
     return Recipe(
         shape=Shape(num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024),
-        total_tokens=20_000_000,
+        total_tokens=16_000_000,
         tokens_per_step=4096,
         short_context=256,
         long_context_share=0.07,
@@ -34,7 +34,30 @@ def tales_of_depth(depth: float) -> Recipe:
     return replace(recipe, beta=replace(recipe.beta, depth=depth))
 
 
+def tales_chat() -> Recipe:
+    """The story-teller taught to tell what it is asked for, from the same text: two questions for every simple tale.
+
+    A quarter of the others is asked for once. The rate is AdamW's for all weights.
+    """
+    recipe = tales()
+    return replace(
+        recipe,
+        initial="runs/tales/model",
+        text="conversations",
+        total_tokens=4_700_000,
+        tokens_per_step=8192,
+        short_context=recipe.shape.context,
+        learning_rate=LearningRate(maximum=5e-4, warmup=0.05, final_ratio=0.0),
+        router_warmup=RouterWarmup(share=0.0),
+        beta=BetaSettings(initial=0.1, depth=recipe.beta.depth),
+        optimizer=OptimizerSettings(),
+        diet=replace(recipe.diet, other_epochs=0.25),
+        evaluate_every=100,
+    )
+
+
 TALES: dict[str, Callable[[], Recipe]] = {
     "tales": tales,
     f"tales-depth-{SHALLOW:g}": partial(tales_of_depth, SHALLOW),
+    "tales-chat": tales_chat,
 }

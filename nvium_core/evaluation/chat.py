@@ -1,0 +1,92 @@
+"""How well a model answers: what written answers cost it, and whether its own come to an end.
+
+Shapes: T tokens of a conversation, A of them in answers, E exits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from nvium_core.engine.engine import Engine, EngineError
+from nvium_core.engine.events import Completion, FailureEvent
+from nvium_core.engine.params import SamplingParams
+from nvium_core.model import mixture
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.data import packed_batch
+from nvium_core.training.examples import Example
+from nvium_core.training.loss import token_losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatEvaluation:
+    """Means over written answers, and over sampled ones.
+
+    `answer_loss` is the mean −log π_mix, in nats, of the tokens of written answers, the end-of-text behind each
+    included; `exit_shares` and `mean_depth` (Σ p_k l_k / L) are theirs. Of the sampled answers, one to each
+    conversation's first question, `ended_share` say end-of-text before the context is full;
+    `sampled_tokens` is their mean length and `sampled_depth` the mean l_k / L of where their tokens left.
+    """
+
+    num_conversations: int
+    num_answer_tokens: int
+    answer_loss: float
+    exit_shares: list[float]
+    mean_depth: float
+    ended_share: float
+    sampled_tokens: float
+    sampled_depth: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def evaluate_chat(
+    model: NviumForCausalLM, examples: Sequence[Example], seed: int = 0, show_progress: bool = False
+) -> ChatEvaluation:
+    """Score every answer of the conversations, and sample one to each first question at temperature 1."""
+    scores = [score(model, each) for each in track(examples, "scoring", disable=not show_progress)]
+    log_p_AE, nll_A = (torch.cat(parts) for parts in zip(*scores, strict=True))
+    depths = model.config.exit_layers or []
+    sampled = sample_answers(model, examples, seed)
+    exits = [exit_ for completion in sampled for exit_ in completion.exits]
+    return ChatEvaluation(
+        num_conversations=len(examples),
+        num_answer_tokens=len(nll_A),
+        answer_loss=float(nll_A.mean()),
+        exit_shares=log_p_AE.exp().mean(0).tolist(),
+        mean_depth=float(mixture.mean_depth(log_p_AE, depths).mean()),
+        ended_share=fmean(completion.finish_reason == "stop" for completion in sampled),
+        sampled_tokens=len(exits) / len(sampled),
+        sampled_depth=fmean(depths[exit_ - 1] / depths[-1] for exit_ in exits),
+    )
+
+
+@torch.inference_mode()
+def score(model: NviumForCausalLM, example: Example) -> tuple[Tensor, Tensor]:
+    """log p [A, E] and −log π_mix [A] of a conversation's answers."""
+    ids_BT = torch.from_numpy(example.tokens).to(model.device)[None]
+    is_answer_T = torch.from_numpy(example.is_answer[1:])
+    losses = token_losses(model, packed_batch(ids_BT[:, :-1], ids_BT[:, 1:], end_token=-1))
+    log_p_AE, nll_AE = (x[0].double().cpu()[is_answer_T] for x in (losses.log_p, losses.exit_nll))
+    return log_p_AE, mixture.mixture_nll(log_p_AE, nll_AE)
+
+
+def sample_answers(model: NviumForCausalLM, examples: Sequence[Example], seed: int) -> list[Completion]:
+    """An answer to each conversation's first question, up to its end or that of the context."""
+    engine = Engine(model)
+    for number, each in enumerate(examples):
+        prompt = each.tokens[: int(each.is_answer.argmax())].tolist()
+        room = engine.context - len(prompt)
+        engine.add(str(number), prompt, SamplingParams(max_tokens=room, seed=seed + number))
+    completions = [Completion() for _ in examples]
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, FailureEvent):
+                raise EngineError(event.message)
+            completions[int(event.sequence_id)].append(event)
+    return completions

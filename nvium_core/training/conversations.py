@@ -1,0 +1,80 @@
+"""Conversations, what OpenAI's `messages` are with texts only, and how they are read from chat files.
+
+Knows no tokens.
+"""
+
+import json
+import lzma
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvium_core.training.data import DataError
+
+ROLES = ("system", "user", "assistant")
+
+Message = dict[str, str]
+"""`role` and `content`."""
+
+Conversation = list[Message]
+
+
+def system(text: str) -> Message:
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def read_conversations(path: Path) -> dict[int, Conversation]:
+    """The conversations of a file, plain or .xz, by the numbers of their lines.
+
+    A line is a JSON object `{"messages": [{"role": …, "content": …}, …]}` or empty.
+    Raises `DataError` naming the file, and the line where it is one.
+    """
+    try:
+        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
+            lines = file.read().split("\n")
+    except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
+        raise DataError(f"{path}: {error}") from error
+    conversations = dict(_parsed_lines(path, lines))
+    if not conversations:
+        raise DataError(f"{path}: no conversations")
+    return conversations
+
+
+def _parsed_lines(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Conversation]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                yield number, parse_conversation(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: {error}") from error
+
+
+def parse_conversation(value: Any) -> Conversation:
+    """The messages of a parsed line, blanks around their texts removed. Raises `ValueError` saying what is wrong."""
+    messages = value.get("messages") if isinstance(value, dict) else None
+    if not isinstance(messages, list):
+        raise ValueError('expected {"messages": [...]}')
+    conversation = [parse_message(message) for message in messages]
+    if not any(message["role"] == "assistant" for message in conversation):
+        raise ValueError("nothing is said by the assistant")
+    if conversation[0]["role"] == "assistant":
+        raise ValueError("the assistant must not speak first")
+    return conversation
+
+
+def parse_message(value: Any) -> Message:
+    role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
+    if role not in ROLES:
+        raise ValueError(f"a message's role must be one of {', '.join(ROLES)}, got {role!r}")
+    if not isinstance(content, str) or not content.strip():
+        raise ValueError(f"a message's content must be a text, got {content!r}")
+    content.encode()  # half a surrogate pair is an error
+    return {"role": role, "content": content.strip()}

@@ -1,0 +1,71 @@
+"""What a tale is about: its nouns and names that other tales lack, found by the words around them.
+
+Plain text in English; knows no tokens and no prompts.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+NOUN_PHRASE = re.compile(
+    r"\b(?i:(a|an|the)) ([a-z]{3,})"
+    r"(?=[.,;:!?]| (?:and|as|at|came|did|from|had|has|in|is|of|said|that|to|was|went|were|who|with)\b)"
+)
+"""An article, a word in lower case, and what does not follow an adjective: so the word is nearly always a noun."""
+
+NAME = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,}\b(?!\.? [A-Z])")
+"""A capital inside a sentence, alone."""
+
+LEAST_MENTIONS = 2
+COMMON_NOUN = 20  # times in all tales, or a name that looks like the noun is a name
+LEAST_INDEFINITE = 0.1  # of a noun's mentions, or it is one like "water"
+NOT_SUBJECTS = re.compile(
+    r"(day|time|way|one|other|matter|end|morning|evening|night|place|side|thing|kind|sort|part|case|point|word|couple)s?"
+    r"|rest|first|last|same|moment|fact|sake|middle|top|next|two|three|more|most"
+)
+"""Nouns that are in every tale and that nobody would ask about."""
+
+
+def noun_phrases(text: str) -> Iterator[tuple[str, str]]:
+    """Each noun with its article, in lower case: ("a", "fox")."""
+    for article, noun in NOUN_PHRASE.findall(text):
+        if not NOT_SUBJECTS.fullmatch(noun):
+            yield article.lower(), noun
+
+
+class Subjects:
+    """What each of many tales is about, as compared with the others."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._num_texts = len(texts)
+        self._phrases = Counter(phrase for text in texts for phrase in noun_phrases(text))
+        self._num_nouns = Counter[str]()
+        for (_, noun), n in self._phrases.items():
+            self._num_nouns[noun] += n
+        self._num_texts_with = Counter(subject for text in texts for subject in self._mentions(text))
+
+    def of(self, text: str, most: int = 3) -> list[str]:
+        """Phrases such as "a fox" or "Dorothy", the most telling first (mentions × log inverse frequency)."""
+        weights = {subject: n * self._rarity(subject) for subject, n in self._mentions(text).items()}
+        return sorted(weights, key=lambda subject: (-weights[subject], subject))[:most]
+
+    def _mentions(self, text: str) -> dict[str, int]:
+        """How often a text mentions each subject that it mentions at least twice."""
+        counts = Counter(self._noun_subject(noun) for _, noun in noun_phrases(text))
+        counts.update(map(self._name_subject, NAME.findall(text)))
+        return {subject: n for subject, n in counts.items() if n >= LEAST_MENTIONS}
+
+    def _noun_subject(self, noun: str) -> str:
+        """The noun with the article that it would have where it is first spoken of."""
+        indefinite = max(("a", noun), ("an", noun), key=self._phrases.__getitem__)
+        is_usual = self._phrases[indefinite] > LEAST_INDEFINITE * self._num_nouns[noun]
+        return f"{indefinite[0]} {noun}" if is_usual else f"the {noun}"
+
+    def _name_subject(self, name: str) -> str:
+        """A name that is a common noun, as those of animals in fables, is taken for the noun."""
+        noun = name.lower()
+        return self._noun_subject(noun) if self._num_nouns[noun] >= COMMON_NOUN else name
+
+    def _rarity(self, subject: str) -> float:
+        return math.log((1 + self._num_texts) / (1 + self._num_texts_with[subject]))
