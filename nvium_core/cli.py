@@ -5,8 +5,6 @@ Whatever the user can get wrong ends as one line on stderr and exit code 2.
 
 import json
 import sys
-import time
-from collections import Counter
 from dataclasses import asdict
 from importlib.metadata import version as distribution_version
 from pathlib import Path
@@ -20,12 +18,9 @@ from nvium_core.choices import Device, Precision, Schedule, Sharding
 from nvium_core.errors import NviumError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
-    from nvium_core import Completion, Engine, LoadedModel, SamplingParams
 
-EXIT_COLOURS = ["bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue", "bright_red", "white"]
 USER_ERROR = 2
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -137,53 +132,12 @@ def generate(
     from rich.console import Console
 
     from nvium_core import Engine, EngineConfig, SamplingParams, load_model
+    from nvium_core.terminal import stream_to
 
     loaded = load_model(model, device, dtype)
     engine = Engine(loaded.model, EngineConfig(schedule=schedule, deterministic=deterministic, max_sequences=1))
     params = SamplingParams(max_tokens=max_tokens, seed=seed, temperature=temperature, top_p=top_p)
     stream_to(Console(highlight=False), loaded, engine, prompt, params)
-
-
-def stream_to(
-    console: "Console", loaded: "LoadedModel", engine: "Engine", prompt: str, params: "SamplingParams"
-) -> None:
-    """Print the prompt and its continuation as it is spoken, then a summary."""
-    from rich.text import Text
-    from tokenizers.decoders import DecodeStream
-
-    from nvium_core import Completion, EngineError, FailureEvent, TokenEvent
-
-    prompt_ids = loaded.tokenizer(prompt).input_ids
-    engine.add("prompt", prompt_ids, params)
-    decoder, completion = DecodeStream(prompt_ids, skip_special_tokens=True), Completion()
-    console.print(Text(prompt, "dim"), end="", soft_wrap=True)
-    started = time.monotonic()
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, FailureEvent):
-                raise EngineError(event.message)
-            assert isinstance(event, TokenEvent)
-            completion.append(event)
-            text = decoder.step(loaded.tokenizer.backend_tokenizer, event.token_id)
-            console.print(Text(text or "", exit_colour(event.exit)), end="", soft_wrap=True)
-    summarise(console, completion, loaded.model.config.exit_layers or [], time.monotonic() - started)
-
-
-def exit_colour(exit_number: int) -> str:
-    return EXIT_COLOURS[(exit_number - 1) % len(EXIT_COLOURS)]
-
-
-def summarise(
-    console: "Console", completion: "Completion", exit_layers: "list[int] | tuple[int, ...]", seconds: float
-) -> None:
-    """Tokens per second, tokens by exit, mean depth."""
-    from rich.text import Text
-
-    used, num_tokens = Counter(completion.exits), len(completion.exits)
-    mean_depth = sum(exit_layers[exit_ - 1] for exit_ in completion.exits) / exit_layers[-1] / num_tokens
-    parts = [Text(f"exit {k} (layer {depth}): {used[k]}", exit_colour(k)) for k, depth in enumerate(exit_layers, 1)]
-    rate = f"{num_tokens} tokens, {num_tokens / seconds:.1f} tokens/s, mean depth {mean_depth:.2f}"
-    console.print(Text("\n\n") + Text(" · ").join([Text(rate), *parts]), soft_wrap=True)
 
 
 @app.command()

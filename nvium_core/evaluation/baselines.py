@@ -15,7 +15,7 @@ from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.evaluation.perplexity import windows
+from nvium_core.evaluation.predictions import document_tokens, windows
 from nvium_core.training.baselines.calm import CalmForCausalLM
 from nvium_core.training.baselines.confidence import confident_losses
 from nvium_core.training.baselines.decoding import Generated
@@ -52,10 +52,10 @@ def evaluate_calm(
     show_progress: bool = False,
 ) -> CalmEvaluation:
     """Predict every token of every document once, each with at least half a context before it where there is one."""
-    end, context = tokenizer.eos_token_id, model.config.max_position_embeddings
+    context = model.config.max_position_embeddings
     total_nll, exit_counts_E = 0.0, torch.zeros(model.config.num_exits, dtype=torch.long)
     for document in track(documents, f"τ = {threshold}", disable=not show_progress):
-        token_ids = [end, *tokenizer.encode(document, add_special_tokens=False, verbose=False), end]
+        token_ids = document_tokens(tokenizer, document)
         for start, first_target, stop in windows(len(token_ids), context):
             nll_T, exits_T = window_losses(model, token_ids[start:stop], first_target - start, threshold)
             total_nll += float(nll_T.sum())

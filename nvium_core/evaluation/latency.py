@@ -2,13 +2,13 @@
 
 The paper's protocol: one request at a time, at most 128 new tokens, three trials; a token's share of the whole time,
 prompt included; the mean over categories of dense over ours. Contenders take turns at every prompt, every other time in
-reverse order, so that a machine that slows down slows all of them.
+reverse order, and a category's figure is the median over its answers, so that a noisy machine is fair to all.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -29,36 +29,25 @@ MILLISECONDS = 1000
 
 @dataclass(slots=True)
 class Contender:
-    """A model with an engine of its own, and what it has spoken: trials by category, a list of answers each."""
+    """A model with an engine of its own, and what it has spoken: by category, an answer for every prompt and trial."""
 
     loaded: LoadedModel
     engine: Engine
-    answers: dict[str, list[list[list[SpokenToken]]]] = field(default_factory=dict)
+    answers: dict[str, list[list[SpokenToken]]] = field(default_factory=dict)
     num_cut: int = 0
 
-    def answer(self, category: str, trial: int, text: str, seed: int, num_tokens: int) -> None:
-        token_ids = self.loaded.tokenizer(text).input_ids
+    def answer(self, category: str, text: str, seed: int, num_tokens: int) -> None:
+        token_ids = self.loaded.tokenizer(text, verbose=False).input_ids
         room = self.engine.context - num_tokens
         self.num_cut += len(token_ids) > room
-        params = SamplingParams(max_tokens=num_tokens, seed=seed)
-        trials = self.answers.setdefault(category, [])
-        if trial == len(trials):
-            trials.append([])
-        trials[trial].append(speak(self.engine, token_ids[-room:], params))
+        spoken = speak(self.engine, token_ids[-room:], SamplingParams(max_tokens=num_tokens, seed=seed))
+        self.answers.setdefault(category, []).append(spoken)
 
-    def milliseconds(self, category: str) -> float:
-        """Per token, prompts included; mean over trials."""
-        return fmean(per_token(answers) for answers in self.answers[category])
-
-    def decoding_milliseconds(self, category: str) -> float:
-        """Per token after each answer's first."""
-        return fmean(per_token([answer[1:] for answer in answers]) for answers in self.answers[category])
-
-
-def per_token(answers: Sequence[Sequence[SpokenToken]]) -> float:
-    """Milliseconds."""
-    seconds = [token.seconds for answer in answers for token in answer]
-    return MILLISECONDS * sum(seconds) / max(1, len(seconds))
+    def milliseconds(self, category: str, first: int = 0) -> list[float]:
+        """Per token of each answer, from its token `first` on: from 0 the prompt has its share in it. Answers without
+        such tokens have taken no time."""
+        times = [[token.seconds for token in answer[first:]] for answer in self.answers[category]]
+        return [MILLISECONDS * sum(seconds) / max(1, len(seconds)) for seconds in times]
 
 
 def contender(loaded: LoadedModel, schedule: Schedule) -> Contender:
@@ -86,10 +75,10 @@ def measure(
     if twin:
         contenders[DENSE] = contender(twin, "sweep")
     turns = cycle((list(contenders.values()), list(contenders.values())[::-1]))
-    asked = [(trial, category, text) for trial in range(trials) for category in prompts for text in prompts[category]]
-    for seed, (trial, category, text) in enumerate(track(asked, "speaking", transient=True)):
+    asked = [(category, text) for _ in range(trials) for category in prompts for text in prompts[category]]
+    for seed, (category, text) in enumerate(track(asked, "speaking", transient=True)):
         for each in next(turns):
-            each.answer(category, trial, text, seed, num_tokens)
+            each.answer(category, text, seed, num_tokens)
     return {
         "max_new_tokens": num_tokens,
         "trials": trials,
@@ -100,31 +89,41 @@ def measure(
 
 
 def compared(contenders: Mapping[str, Contender], num_prompts: Mapping[str, int]) -> dict[str, Any]:
-    """By category and on average over categories."""
+    """Medians over the answers of each category, and ratios on average over categories."""
     categories = {
         category: {
             "prompts": number,
-            "milliseconds": {name: each.milliseconds(category) for name, each in contenders.items()},
-            "decoding_milliseconds": {name: each.decoding_milliseconds(category) for name, each in contenders.items()},
+            "milliseconds": medians(contenders, category, first=0),
+            "decoding_milliseconds": medians(contenders, category, first=1),
         }
         for category, number in num_prompts.items()
     }
     others = [name for name in contenders if name != OURS]
     return {
         "categories": categories,
-        "ratios": {name: mean_ratio(categories, "milliseconds", name) for name in others},
-        "decoding_ratios": {name: mean_ratio(categories, "decoding_milliseconds", name) for name in others},
+        "ratios": {name: mean_ratio(contenders[name], contenders[OURS], first=0) for name in others},
+        "decoding_ratios": {name: mean_ratio(contenders[name], contenders[OURS], first=1) for name in others},
     }
 
 
-def mean_ratio(categories: Mapping[str, Any], clock: str, other: str) -> float:
-    """The other's time per token over ours, mean over categories."""
-    return fmean(category[clock][other] / category[clock][OURS] for category in categories.values())
+def medians(contenders: Mapping[str, Contender], category: str, first: int) -> dict[str, float]:
+    return {name: median(each.milliseconds(category, first)) for name, each in contenders.items()}
+
+
+def mean_ratio(other: Contender, ours: Contender, first: int) -> float:
+    """The other's time per token over ours: the median over a category's answers, the mean over categories."""
+    return fmean(ratio(other.milliseconds(name, first), ours.milliseconds(name, first)) for name in ours.answers)
+
+
+def ratio(others: Sequence[float], ours: Sequence[float]) -> float:
+    """The median of pairs, each spoken in turn."""
+    pairs = [(other, our) for other, our in zip(others, ours, strict=True) if other and our]
+    return median(other / our for other, our in pairs) if pairs else 1.0
 
 
 def staircase(ours: Contender) -> list[dict[str, float]]:
     """How long a token took, from when the one before it was out, by the exit it left at; first tokens left out."""
-    answers = [answer for trials in ours.answers.values() for trial in trials for answer in trial]
+    answers = [answer for of_category in ours.answers.values() for answer in of_category]
     steps = []
     for exit_, depth in enumerate(ours.loaded.model.config.exit_layers or [], 1):
         times = [MILLISECONDS * token.seconds for answer in answers for token in answer[1:] if token.exit == exit_]

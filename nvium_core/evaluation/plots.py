@@ -47,6 +47,7 @@ def perplexity(figures: Figures) -> Figure:
     drawn = panel.bar(list(bars), list(bars.values()), color=colours[: len(bars)])
     panel.bar_label(drawn, fmt="%.4g")
     panel.set_yscale("log")
+    panel.tick_params(axis="y", which="minor", labelleft=False)
     label(panel, "", "perplexity")
     return figure
 

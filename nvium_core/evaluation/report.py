@@ -60,7 +60,8 @@ def quality(figures: Figures) -> str:
 def certainty(figures: Figures) -> str:
     gain = ""
     if "twin" in figures:
-        gain = f"Perplexity is {figures['perplexity_gain_percent']:.2f}% below the dense twin's. "
+        percentage = figures["perplexity_gain_percent"]
+        gain = f"Perplexity is {abs(percentage):.2f}% {'below' if percentage >= 0 else 'above'} the dense twin's. "
     return (
         f"{gain}bits per character: {figures['bits_per_character']:.4g}, over {figures['num_tokens']:,} tokens "
         f"({figures['num_characters']:,} characters). The most probable token came {percent(figures['accuracy'])} of "
@@ -73,8 +74,8 @@ def certainty(figures: Figures) -> str:
 def routing(figures: Figures) -> str:
     """How deep, and what the routers do."""
     text = (
-        f"## Routing\n\nmean depth {figures['mean_depth']:.3f}: without costs of their own, exits would make "
-        f"{figures['theoretical_speed_up_percent']:.1f}% of speed. Entropy of p {figures['routing_entropy']:.3f} nats."
+        f"## Routing\n\nmean depth {figures['mean_depth']:.3f}: if only layers cost time, speed would be "
+        f"{figures['theoretical_speed_up_percent']:.1f}% higher. Entropy of p {figures['routing_entropy']:.3f} nats."
     )
     spread = zip(
         figures["exit_layers"],
@@ -92,12 +93,10 @@ def papers_routing(figures: Figures) -> str:
     """Beside ours where the number of exits is the same."""
     if len(figures["exit_layers"]) != len(paper.EXIT_SHARES):
         return ""
-    rows = [
-        ["ours", *figures["exit_shares"], *figures["exit_perplexities"]],
-        ["paper, 24 × 768", *paper.EXIT_SHARES, *paper.EXIT_PERPLEXITIES],
-    ]
-    columns = ["", *(f"p_{k}" for k in range(1, 5)), *(f"perplexity {k}" for k in range(1, 5))]
-    return "\n\n" + table(columns, rows)
+    ours = (figures["exit_shares"], figures["exit_perplexities"])
+    columns = ["exit", "mean p_k", "paper's", "perplexity", "paper's"]
+    rows = zip(range(1, 5), ours[0], paper.EXIT_SHARES, ours[1], paper.EXIT_PERPLEXITIES, strict=True)
+    return f"\n\nBeside the paper's 24 × 768 4-vium:\n\n{table(columns, rows)}"
 
 
 def greedy(figures: Figures) -> str:

@@ -93,34 +93,31 @@ def row(loaded: LoadedModel, texts: Sequence[Text], way: SamplingParams) -> Row:
 
 
 def advice(people: Quality, rows: Sequence[Row]) -> str:
-    """Which temperature comes nearest to people's repetition and choice of words, and what `exits` costs."""
+    """Where words vary as people's do, what repeats there, and what `exits` does to temperature."""
     early = [row for row in rows if row["sampling"] == "exits"]
-    nearest = min(early, key=lambda row: distance(people, row))
+    alike = temperature_where("distinct_words", people.distinct_words, early)
+    repeated = [f"{row['repeated_grams']:.1%} at {row['temperature']:g}" for row in early]
     return (
-        f"With early exits, temperature {nearest['temperature']:g} comes nearest to what people wrote: "
-        f"{nearest['repeated_grams']:.1%} of its runs of four words are repetitions (people's: "
-        f"{people.repeated_grams:.1%}), and {nearest['distinct_words']:.0%} of its words differ "
-        f"({people.distinct_words:.0%}). {equivalents(early, [row for row in rows if row not in early])}"
+        f"With early exits, words vary as much as people's ({people.distinct_words:.0%} of a text's are different) at "
+        f"a temperature of {alike}. Of its runs of four words, {', '.join(repeated)} are repetitions; of people's, "
+        f"{people.repeated_grams:.1%}. {equivalents(early, [row for row in rows if row not in early])}"
     )
-
-
-def distance(people: Quality, row: Row) -> float:
-    """In repeated runs of words and in distinct words, together."""
-    return sum(abs(row[name] - getattr(people, name)) for name in ("repeated_grams", "distinct_words"))
 
 
 def equivalents(early: Sequence[Row], mixture: Sequence[Row]) -> str:
     """At which temperatures `mixture` draws tokens as probable as those of `exits`; at 1 the two are the same."""
     others = [row for row in early if row["temperature"] != 1]
-    pairs = [f"{row['temperature']:g} as mixture at {equal_temperature(row, mixture)}" for row in others]
+    pairs = [
+        f"{row['temperature']:g} as mixture at {temperature_where('mean_logprob', row['mean_logprob'], mixture)}"
+        for row in others
+    ]
     return f"Its tokens are as probable at temperature {', at '.join(pairs)}." if pairs else ""
 
 
-def equal_temperature(row: Row, mixture: Sequence[Row]) -> str:
-    """By straight lines between the temperatures measured, of which the higher draws less probable tokens."""
-    by_logprob = sorted((other["mean_logprob"], other["temperature"]) for other in mixture)
-    logprobs, temperatures = zip(*by_logprob, strict=True)
-    if not logprobs[0] <= row["mean_logprob"] <= logprobs[-1]:
-        above = row["mean_logprob"] < logprobs[0]
-        return f"more than {max(temperatures):g}" if above else f"less than {min(temperatures):g}"
-    return f"{np.interp(row['mean_logprob'], logprobs, temperatures):.2f}"
+def temperature_where(name: str, value: float, rows: Sequence[Row]) -> str:
+    """At which a figure has a value, by straight lines between the temperatures measured."""
+    values, temperatures = zip(*sorted((row[name], row["temperature"]) for row in rows), strict=True)
+    if values[0] <= value <= values[-1]:
+        return f"{np.interp(value, values, temperatures):.2f}"
+    nearest = temperatures[0 if value < values[0] else -1]
+    return f"{'less' if nearest == min(temperatures) else 'more'} than {nearest:g}"

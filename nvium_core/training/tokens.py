@@ -16,7 +16,7 @@ from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
 
 
-def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
+def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
     """The tokenizer and the token stream, from the folder if an earlier start left them there."""
     tokens_file, origin = folder / "tokens.npy", text_origin(recipe, data)
     if tokens_file.exists():
@@ -27,9 +27,9 @@ def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTo
     return tokenizer, PackedStream(read_tokens(tokens_file), tokenizer.eos_token_id, recipe.seed)
 
 
-def validation_stream(data: Path, tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> PackedStream:
+def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedStream:
     """The first tokens of a text that is not trained on."""
-    tokens = encode(read_documents(data), tokenizer)[:num_tokens]
+    tokens = encode(read_documents(data), tokenizer)[: recipe.validation_tokens]
     return PackedStream(tokens, tokenizer.eos_token_id)
 
 
@@ -67,9 +67,9 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
         "data": digest,
         "vocab_size": shape.vocab_size,
         "context": shape.context,
-        "tokenizer": recipe.tokenizer or recipe.initial,
         "diet": asdict(recipe.diet),
         "seed": recipe.seed,
+        "tokenizer": recipe.tokenizer or recipe.initial,
     }
 
 

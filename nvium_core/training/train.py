@@ -19,7 +19,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from nvium_core.choices import Sharding
 from nvium_core.training.beta import VALIDATION_LOSS, beta_control
-from nvium_core.training.data import Batch, PackedStream
+from nvium_core.training.data import Batch, Windows
 from nvium_core.training.distributed import Processes, gradients_shared, joined_processes, own_device, spread
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.loader import prefetched
@@ -30,8 +30,9 @@ from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import Report, RunLog, describe, progress_bar
 from nvium_core.training.state import gathered, read_state, scatter, write_state
+from nvium_core.training.texts import prepare_text, validation_text
 from nvium_core.training.tokenizer import save_tokenizer
-from nvium_core.training.tokens import differences, prepare_text, validation_stream
+from nvium_core.training.tokens import differences
 
 EXTENDABLE = {"total_tokens", "checkpoint_every", "evaluate_every", "validation_tokens"}
 """What may change when a run is resumed."""
@@ -80,7 +81,7 @@ def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processe
         raise TrainingError(f"{options.folder}: cannot be written ({error})") from error
     validation = None
     if options.validation:
-        validation = validation_stream(options.validation, tokenizer, recipe.validation_tokens)
+        validation = validation_text(recipe, options.validation, tokenizer)
     return TrainingRun(recipe, options, tokenizer, stream, validation, device, processes)
 
 
@@ -100,8 +101,8 @@ class TrainingRun:
         recipe: Recipe,
         options: RunOptions,
         tokenizer: PreTrainedTokenizerBase,
-        stream: PackedStream,
-        validation: PackedStream | None = None,
+        stream: Windows,
+        validation: Windows | None = None,
         device: torch.device | None = None,
         processes: Processes | None = None,
     ) -> None:
@@ -231,7 +232,7 @@ class TrainingRun:
         self.step += 1
 
     @torch.no_grad()
-    def evaluate(self, validation: PackedStream) -> Report:
+    def evaluate(self, validation: Windows) -> Report:
         """The mean of `mix_loss` over the validation tokens, in windows of full context; β hears of it."""
         context = self.recipe.shape.context
         num_windows = validation.num_windows(context)

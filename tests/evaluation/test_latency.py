@@ -20,30 +20,29 @@ def answer(*seconds: float, exit_: int = 1) -> list[SpokenToken]:
     return [SpokenToken(5, exit_, 0.5, each) for each in seconds]
 
 
-def made_up(loaded: LoadedModel, *trials: list[list[SpokenToken]]) -> Contender:
-    return Contender(loaded, Engine(loaded.model), {"qa": list(trials)})
+def made_up(loaded: LoadedModel, *answers: list[SpokenToken]) -> Contender:
+    return Contender(loaded, Engine(loaded.model), {"qa": list(answers)})
 
 
-def test_a_token_takes_its_share_of_the_time_of_all_answers_of_a_trial(loaded: LoadedModel) -> None:
-    contender = made_up(loaded, [answer(0.010, 0.002), answer(0.006)], [answer(0.004, 0.004)])
-    assert contender.milliseconds("qa") == pytest.approx((18 / 3 + 8 / 2) / 2)
-    assert contender.decoding_milliseconds("qa") == pytest.approx((2 + 4) / 2)
+def test_a_token_takes_its_share_of_the_time_of_its_answer(loaded: LoadedModel) -> None:
+    contender = made_up(loaded, answer(0.010, 0.002), answer(0.006), [])
+    assert contender.milliseconds("qa") == pytest.approx([6, 6, 0])
+    assert contender.milliseconds("qa", first=1) == pytest.approx([2, 0, 0])
 
 
-def test_ratios_are_means_over_categories(loaded: LoadedModel) -> None:
-    ours, dense = made_up(loaded, [answer(0.002)]), made_up(loaded, [answer(0.006)])
-    ours.answers["math"], dense.answers["math"] = [[answer(0.004)]], [[answer(0.004)]]
-    for contender in (ours, dense):
-        for trials in contender.answers.values():
-            trials[0][0].append(SpokenToken(5, 1, 0.5, 0.001))
-    figures = compared({OURS: ours, DENSE: dense}, {"qa": 1, "math": 1})
-    assert figures["ratios"] == {DENSE: pytest.approx((7 / 3 + 1) / 2)}
-    assert figures["decoding_ratios"] == {DENSE: pytest.approx(1)}
+def test_ratios_are_medians_over_pairs_of_answers_and_means_over_categories(loaded: LoadedModel) -> None:
+    ours = made_up(loaded, answer(0.002), answer(0.002), answer(0.002))
+    dense = made_up(loaded, answer(0.006), answer(0.900), answer(0.004))
+    ours.answers["math"], dense.answers["math"] = [answer(0.004, 0.004), []], [answer(0.004, 0.008), answer(0.002)]
+    figures = compared({OURS: ours, DENSE: dense}, {"qa": 3, "math": 2})
+    assert figures["ratios"] == {DENSE: pytest.approx((3 + 1.5) / 2)}
+    assert figures["decoding_ratios"] == {DENSE: pytest.approx((1 + 2) / 2)}
+    assert figures["categories"]["qa"]["milliseconds"] == {OURS: pytest.approx(2), DENSE: pytest.approx(6)}
 
 
 def test_the_staircase_has_the_times_of_each_exit_but_for_first_tokens(loaded: LoadedModel) -> None:
     spoken = [*answer(9.0), *answer(0.001, 0.003, 0.002), *answer(0.007, exit_=3)]
-    first, second, third = staircase(made_up(loaded, [spoken]))
+    first, second, third = staircase(made_up(loaded, spoken))
     assert (first["tokens"], first["median"]) == (3, pytest.approx(2))
     assert (second["tokens"], second["layer"]) == (0, EXIT_LAYERS[1])
     assert (third["tokens"], third["median"], third["low"]) == (1, pytest.approx(7), pytest.approx(7))

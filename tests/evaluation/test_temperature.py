@@ -7,7 +7,7 @@ import pytest
 
 from nvium_core import LoadedModel
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.temperature import advice, equal_temperature, measure, openings
+from nvium_core.evaluation.temperature import advice, measure, openings, temperature_where
 from nvium_core.evaluation.text_quality import Quality
 from tests.byte_model import load_byte_model
 
@@ -19,8 +19,8 @@ def loaded() -> LoadedModel:
     return load_byte_model()
 
 
-def made_up(sampling: str, temperature: float, mean_logprob: float, repeated_grams: float = 0.0) -> dict[str, Any]:
-    figures = {"mean_logprob": mean_logprob, "repeated_grams": repeated_grams, "distinct_words": 0.8}
+def made_up(sampling: str, temperature: float, mean_logprob: float, distinct_words: float = 0.8) -> dict[str, Any]:
+    figures = {"mean_logprob": mean_logprob, "repeated_grams": 0.02, "distinct_words": distinct_words}
     return {"sampling": sampling, "temperature": temperature, **figures}
 
 
@@ -52,13 +52,14 @@ def test_where_few_documents_are_long_enough_there_are_fewer_texts_and_none_is_a
         openings(loaded.tokenizer, DOCUMENTS, num_texts=4, num_tokens=200)
 
 
-def test_the_temperature_nearest_to_people_is_advised() -> None:
-    rows = [made_up("exits", 0.5, -1.5, 0.2), made_up("exits", 0.7, -2.5, 0.02), made_up("exits", 1, -3.0, 0.0)]
+def test_the_advice_is_where_words_vary_as_peoples_do() -> None:
+    rows = [made_up("exits", 0.5, -1.5, 0.5), made_up("exits", 0.7, -2.5, 0.75), made_up("exits", 1, -3.0, 0.85)]
     text = advice(PEOPLE, rows + MIXTURE)
-    assert "temperature 0.7 comes nearest" in text
+    assert "(80% of a text's are different) at a temperature of 0.85." in text
+    assert "2.0% at 0.5, 2.0% at 0.7, 2.0% at 1 are repetitions; of people's, 1.0%." in text
     assert "at temperature 0.5 as mixture at 0.60, at 0.7 as mixture at 0.85." in text
 
 
 @pytest.mark.parametrize(("mean_logprob", "found"), [(-2.0, "0.70"), (-0.5, "less than 0.5"), (-4.0, "more than 1")])
 def test_equal_temperatures_are_between_those_measured_or_said_not_to_be(mean_logprob: float, found: str) -> None:
-    assert equal_temperature(made_up("exits", 0.7, mean_logprob), MIXTURE) == found
+    assert temperature_where("mean_logprob", mean_logprob, MIXTURE) == found

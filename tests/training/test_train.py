@@ -14,7 +14,7 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.training.data import DataError
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.loss import batch_losses
-from nvium_core.training.tokens import prepare_text
+from nvium_core.training.texts import prepare_text
 from nvium_core.training.train import TrainingRun, train
 from tests.training.small_runs import options, small_corpus, small_recipe, start
 
@@ -152,6 +152,38 @@ def test_an_adaptive_beta_rises_where_the_mixture_is_ahead_of_the_dense_model(tm
 def test_routers_are_balanced_first_and_priced_afterwards(tmp_path: Path) -> None:
     reports = list(start(small_recipe(), options(tmp_path / "run")).steps())
     assert [report["beta"] > 0 for report in reports] == [False] * 3 + [True] * 9
+
+
+def test_a_trained_model_is_tuned_to_answer(tmp_path: Path) -> None:
+    base = train(small_recipe("shape.context=256", "shape.vocab_size=320"), options(tmp_path / "base"))
+    tuning = ("shape.context=256", "short_context=256", "shape.vocab_size=320", "text=conversations", f"initial={base}")
+    run_options = options(tmp_path / "chat", validation=small_corpus(tmp_path / "validation.txt", num_documents=7))
+    answering = start(
+        small_recipe(*tuning, "evaluate_every=6", "tokens_per_step=1024", "total_tokens=12288"), run_options
+    )
+    assert all(torch.equal(w.bfloat16(), v) for w, v in zip(answering.model.parameters(), weights(base), strict=True))
+    assert 0 < answering.batches_of(0)[0].counted.float().mean() < 0.95
+    evaluations = [report["validation_loss"] for report in answering.steps() if "validation_loss" in report]
+    assert evaluations[-1] < evaluations[0]
+    tokenizer = AutoTokenizer.from_pretrained(answering.export())
+    assert "Assistant:" in tokenizer.chat_template and tokenizer.get_vocab() == tokenizer_of(base).get_vocab()
+
+
+def weights(folder: Path) -> list[torch.Tensor]:
+    return list(NviumForCausalLM.from_pretrained(folder).parameters())
+
+
+def tokenizer_of(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_a_retrofitted_llama_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    dense = ("shape.num_exits=1", "shape.adapter_width=0")
+    llama = train(small_recipe(*dense), options(tmp_path / "llama"))
+    run = start(small_recipe("method=retrofit", f"initial={llama}"), options(tmp_path / "retrofit"))
+    assert torch.equal(run.model.lm_head.weight.bfloat16(), NviumForCausalLM.from_pretrained(llama).lm_head.weight)
+    first = next(run.steps())
+    assert len(first["exit_probs"]) == 2 and first["mix_loss"] < 6
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from nvium_core.model.checkpoint import CheckpointError, resolve_folder
 from nvium_core.model.config import NviumConfig
@@ -92,3 +93,7 @@ def calm_objective(model: CalmForCausalLM, batch: Batch, moment: Moment) -> Outc
     loss = (depths_E * exit_losses_E).sum() / depths_E.sum()
     told_E = exit_losses_E.detach()
     return Outcome(loss, {"mix_loss": told_E[-1], "exit_losses": told_E})
+
+
+AutoConfig.register("calm", CalmConfig)
+AutoModelForCausalLM.register(CalmConfig, CalmForCausalLM)

@@ -1,14 +1,17 @@
 """The table of recipes: what each trains, on how much text, and the dense twin it is compared with."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from nvium_core.training.recipes.catalogue import RECIPES
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.recipes.twins import dense_twin
+
+CAPTION = "dense: of the twin, which is NAME-dense; --json says more."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,21 +63,29 @@ def entries() -> list[Entry]:
     return [entry(name, make()) for name, make in RECIPES.items()]
 
 
-def table(listed: Iterable[Entry]) -> Table:
-    """For the terminal. Each recipe has a dense twin besides, NAME-dense."""
-    columns = ("recipe", "layers × width", "exits", "M parameters", "-dense", "M tokens", "a step", "rate", "β")
-    shown = Table(*columns, caption="Any of these with -dense behind its name is its dense twin.")
+def table(listed: Sequence[Entry]) -> Table:
+    """For the terminal, 80 columns wide."""
+    columns = ("recipe", "shape", "exits", "M param.", "dense", "M tokens", "rate", "β")
+    shown = Table(*columns, box=SIMPLE, padding=(0, 1, 0, 0), caption=CAPTION)
+    for column in shown.columns:
+        column.no_wrap = True
     for line in listed:
-        exits = ",".join(map(str, line.exit_layers))
-        shown.add_row(
-            line.name,
-            f"{line.layers} × {line.width}",
-            exits,
-            f"{line.parameters / 1e6:.2f}",
-            f"{line.dense_parameters / 1e6:.2f}",
-            f"{line.tokens / 1e6:,.1f}",
-            f"{line.tokens_per_step:,}",
-            f"{line.learning_rate:g}",
-            f"{line.beta:g}",
-        )
+        shown.add_row(*row(line))
     return shown
+
+
+def row(line: Entry) -> tuple[str, ...]:
+    return (
+        line.name,
+        f"{line.layers}×{line.width}",
+        str(len(line.exit_layers)),
+        millions(line.parameters),
+        millions(line.dense_parameters),
+        millions(line.tokens),
+        f"{line.learning_rate:g}",
+        f"{line.beta:g}",
+    )
+
+
+def millions(count: int) -> str:
+    return f"{count / 1e6:,.{2 if count < 1e8 else 0}f}"

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from nvium_core import CheckpointError, NviumForCausalLM
-from nvium_core.evaluation.perplexity import window_losses
+from nvium_core.evaluation.predictions import window_predictions
 from nvium_core.model.nvium import token_nll
 from nvium_core.training.baselines.calm import CalmConfig, CalmForCausalLM, build_calm, calm_objective
 from tests.training.baselines.small_models import moment, small_batch, small_calm, small_config, small_univium
@@ -48,6 +49,7 @@ def test_a_saved_model_loads_back_unchanged(folder: Path) -> None:
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
     with torch.no_grad():
         assert torch.equal(loaded(TOKENS).logits, small_calm()(TOKENS).logits)
+    assert type(AutoModelForCausalLM.from_pretrained(folder)) is CalmForCausalLM
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
@@ -81,7 +83,7 @@ def test_a_damaged_configuration_is_refused(folder: Path) -> None:
 def test_the_objective_weighs_exits_by_their_depth() -> None:
     model, batch = small_calm(), small_batch(num_windows=1)
     outcome = calm_objective(model, batch, moment())
-    _, nll_TE = window_losses(model, batch.inputs[0, :10].tolist(), 1)
+    nll_TE = window_predictions(model, batch.inputs[0, :10].tolist(), 1).exit_nll
     first_document = small_batch(num_windows=1)
     first_document.counted[:, 9:] = False
     figures = calm_objective(model, first_document, moment()).figures

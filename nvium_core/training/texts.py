@@ -1,0 +1,24 @@
+"""What a run reads, by the kind of text its recipe names: documents or conversations."""
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from nvium_core.training.chat_data import prepare_conversations, validation_conversations
+from nvium_core.training.data import Windows
+from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.tokens import prepare_documents, validation_documents
+
+
+def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, Windows]:
+    """The tokenizer and what is trained on, from the run's folder if an earlier start left them there."""
+    if recipe.text == "conversations":
+        return prepare_conversations(recipe, data, folder)
+    return prepare_documents(recipe, data, folder)
+
+
+def validation_text(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> Windows:
+    """The first `validation_tokens` of a text that is not trained on."""
+    if recipe.text == "conversations":
+        return validation_conversations(recipe, data, tokenizer)
+    return validation_documents(recipe, data, tokenizer)
