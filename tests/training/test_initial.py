@@ -13,7 +13,7 @@ from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer, initial_model
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
-from nvium_core.training.tokens import prepare_text
+from nvium_core.training.tokens import prepare_documents
 from tests.model.llama_folders import llama_folder, random_llama
 from tests.training.small_runs import WORDS, small_corpus, small_recipe
 
@@ -94,12 +94,12 @@ def test_a_damaged_tokenizer_is_refused_by_folder(recipe: Recipe, tmp_path: Path
 def test_text_is_read_by_the_initial_models_tokenizer(recipe: Recipe, tmp_path: Path) -> None:
     save_tokenizer(train_tokenizer(["something else entirely"], VOCAB_SIZE, context=64), tmp_path)
     (tmp_path / "run").mkdir()
-    tokenizer, stream = prepare_text(recipe, small_corpus(tmp_path / "corpus.txt"), tmp_path / "run")
+    tokenizer, stream = prepare_documents(recipe, small_corpus(tmp_path / "corpus.txt"), tmp_path / "run")
     expected = given_tokenizer(recipe)
     assert expected and tokenizer.get_vocab() == expected.get_vocab()
     assert stream.tokens.max() < VOCAB_SIZE
     with pytest.raises(TrainingError, match="tokenizer"):
-        prepare_text(small_recipe(), tmp_path / "corpus.txt", tmp_path / "run")
+        prepare_documents(small_recipe(), tmp_path / "corpus.txt", tmp_path / "run")
 
 
 @pytest.mark.parametrize(("size", "bits"), [(300, 16), (2**16 + 1, 32)])
