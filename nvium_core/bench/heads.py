@@ -3,7 +3,6 @@
 Each pass, forward and backward through the heads of all exits, has a process of its own, whose peak is its own.
 """
 
-import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -79,14 +78,20 @@ def held_bytes(device: str) -> int:
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
-    resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return resident_pages * resource.getpagesize()
+    return process_bytes("VmRSS")
 
 
 def peak_bytes(device: str) -> int:
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated()
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return process_bytes("VmHWM")
+
+
+def process_bytes(name: str) -> int:
+    """A figure of this process's memory. (The peak of `getrusage` starts from that of the parent process.)"""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    kilobytes = next(line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return 1024 * int(kilobytes)
 
 
 def table(figures: Figures) -> Table:

@@ -10,12 +10,12 @@ from nvium_core.bench.harness import Figures, subject_of
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation import latency, perplexity, report, tasks, temperature
 from nvium_core.evaluation.coloured_text import page
-from nvium_core.evaluation.flops import flops_before_speaking, flops_per_token, spoken_flops
 from nvium_core.evaluation.greedy import evaluate_greedy
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.spec_bench import Prompts, read_prompts
 from nvium_core.evaluation.spoken import speak
 from nvium_core.loading import LoadedModel
+from nvium_core.model.flops import flops_before_speaking, flops_per_token, spoken_flops
 
 OPENING_CHARACTERS = 200
 NUM_OPENINGS = 8
@@ -67,7 +67,7 @@ def check(loaded: LoadedModel, parts: Parts) -> None:
     if parts.twin:
         check_twin(loaded, parts.twin)
     if parts.tasks:
-        tasks.harness("")
+        tasks.harness(".models.huggingface")
 
 
 def check_twin(loaded: LoadedModel, twin: LoadedModel) -> None:

@@ -62,7 +62,7 @@ class Estimate:
         return footprint(self.recipe, self.each)
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> float:
         return training_flops(self.recipe, self.each.checkpointing)
 
     @property

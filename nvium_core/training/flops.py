@@ -1,39 +1,32 @@
 """Floating-point operations of training, by arithmetic on a recipe (paper, section on FLOPs). Builds no model.
 
-A multiplication and an addition are two operations. Attention is counted over the whole window, as the paper does,
-and a backward pass as two forward ones.
+Attention is counted over the whole window, as the paper does, and a backward pass as two forward ones.
 """
 
-from nvium_core.training.recipes.parameters import adapter_parameters, layer_parameters
-from nvium_core.training.recipes.recipe import Recipe, Shape
+from nvium_core.model.flops import Flops, flops_per_token
+from nvium_core.training.recipes.recipe import Recipe
 
 
-def forward_flops(recipe: Recipe, context: int) -> int:
+def forward_flops(recipe: Recipe, context: int) -> float:
     """FLOPs per token of a forward pass through all layers and exits, in windows of `context` tokens.
 
     LayerSkip's curriculum asks fewer exits than this counts.
     """
-    return backbone_flops(recipe.shape, context) + exit_flops(recipe)
+    flops = flops_of(recipe, context)
+    return backbone(flops) + flops.heads if recipe.method in ("calm", "layerskip") else flops.total
 
 
-def backbone_flops(shape: Shape, context: int) -> int:
-    """L(8d² + 6dm) + 4LSd where every head has keys of its own."""
-    matrices = layer_parameters(shape) - 2 * shape.width
-    return shape.num_layers * (2 * matrices + 4 * context * shape.width)
-
-
-def exit_flops(recipe: Recipe) -> int:
-    """N · 2Vd for the head, and for an N-vium N · 4d·d_a for the adapters and (N − 1) · 4d·m_r for the routers."""
+def flops_of(recipe: Recipe, context: int) -> Flops:
+    """Of a token of an N-vium of the recipe's shape."""
     shape = recipe.shape
-    heads = 2 * shape.num_exits * shape.vocab_size * shape.width
-    if recipe.method in ("calm", "layerskip"):
-        return heads
-    config = shape.config(shape.vocab_size, end_token=0)
-    routers = (shape.num_exits - 1) * 4 * shape.width * (config.router_hidden_size or 0)
-    return heads + 2 * shape.num_exits * adapter_parameters(config) + routers
+    return flops_per_token(shape.config(shape.vocab_size, end_token=0), context)
 
 
-def training_flops(recipe: Recipe, checkpointing: bool = False) -> int:
+def backbone(flops: Flops) -> float:
+    return flops.layers + flops.attention
+
+
+def training_flops(recipe: Recipe, checkpointing: bool = False) -> float:
     """FLOPs of a whole run; recomputing activations costs another forward pass through the layers."""
     long_tokens = round(recipe.total_tokens * recipe.long_context_share)
     windows = {recipe.short_context: recipe.total_tokens - long_tokens}
@@ -41,7 +34,7 @@ def training_flops(recipe: Recipe, checkpointing: bool = False) -> int:
     return sum(tokens * token_flops(recipe, context, checkpointing) for context, tokens in windows.items())
 
 
-def token_flops(recipe: Recipe, context: int, checkpointing: bool = False) -> int:
+def token_flops(recipe: Recipe, context: int, checkpointing: bool = False) -> float:
     """FLOPs to train on one token."""
-    again = backbone_flops(recipe.shape, context) if checkpointing else 0
+    again = backbone(flops_of(recipe, context)) if checkpointing else 0
     return 3 * forward_flops(recipe, context) + again

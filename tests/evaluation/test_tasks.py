@@ -61,6 +61,7 @@ def test_a_local_task_is_scored_by_the_mixture(
     assert 0 <= found["animals"]["acc_stderr"] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_task_that_is_not_known_is_named(loaded: LoadedModel, folder: Path) -> None:
     pytest.importorskip("lm_eval")
