@@ -255,8 +255,37 @@ def evaluate(
 
 
 @app.command()
+def evaluate_baseline(
+    model: Annotated[str, typer.Argument(help="The folder of a CALM*, or of LayerSkip, which is a Llama.")],
+    twin: Annotated[str, typer.Option(help="The dense model's folder.")],
+    data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
+    spec_bench: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, to measure speed on.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Of each of its categories [all].", min=1)] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the points here, for nvium compare.")] = None,
+    device: DeviceOption = "auto",
+    dtype: PrecisionOption = "auto",
+) -> None:
+    """Other methods' points of the quality-speed figure: CALM* at each threshold, LayerSkip with each draft."""
+    from nvium_core import load_model
+    from nvium_core.evaluation import baselines, comparison, suite
+    from nvium_core.evaluation.spec_bench import read_prompts
+    from nvium_core.training.data import read_documents
+
+    suite.check_places(json_file, None)
+    documents = read_documents(data)
+    asked = read_prompts(spec_bench, prompts) if spec_bench else suite.openings(documents)
+    loaded = baselines.load_baseline(model, device, dtype)
+    points = baselines.evaluate_baseline(loaded, load_model(twin, device, dtype), documents, asked)
+    print(comparison.markdown(points))
+    if json_file:
+        suite.write_json(points, json_file)
+
+
+@app.command()
 def compare(
-    evaluations: Annotated[list[Path], typer.Argument(help="What `nvium evaluate --twin … --json FILE` wrote.")],
+    evaluations: Annotated[
+        list[Path], typer.Argument(help="What `nvium evaluate --twin …` and `nvium evaluate-baseline` wrote by --json.")
+    ],
     plot: Annotated[Path | None, typer.Option(help="Draw quality against speed, into a .png.")] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Draw the paper's points too.")] = False,
 ) -> None:

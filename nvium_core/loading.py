@@ -24,16 +24,21 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerFast
 
 
-def load_model(source: str | None = None, device: Device = "auto", dtype: Precision = "auto") -> LoadedModel:
+def load_model(
+    source: str | None = None,
+    device: Device = "auto",
+    dtype: Precision = "auto",
+    kind: type[NviumForCausalLM] = NviumForCausalLM,
+) -> LoadedModel:
     """Load a folder or Hub name; None is the embedded model. `auto` is CUDA where there is one, and there bfloat16.
 
-    Raises `CheckpointError` naming what is wrong.
+    `kind` is the class to load it as. Raises `CheckpointError` naming what is wrong.
     """
     disable_progress_bar()
     path = Path(source) if source else embedded_model()
     place = resolve_device(device)
     folder = resolve_folder(path)
-    model = NviumForCausalLM.from_pretrained(folder, dtype=resolve_dtype(dtype, place)).eval()
+    model = kind.from_pretrained(folder, dtype=resolve_dtype(dtype, place)).eval()
     nn.Module.to(model, place)
     return LoadedModel(path.resolve().name if path.exists() else path.name, model, load_tokenizer(folder, model))
 

@@ -9,6 +9,7 @@ import pytest
 
 from nvium_core import cli
 from tests.byte_model import load_byte_model
+from tests.training.baselines.small_models import small_calm, small_univium
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +90,25 @@ def test_evaluations_are_reported_compared_and_drawn(
     assert plot.exists()
 
 
+def test_a_baseline_becomes_points_beside_its_dense_twin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path, tmp_path: Path
+) -> None:
+    tokenizer, text, points = load_byte_model().tokenizer, tmp_path / "text.txt", tmp_path / "points.json"
+    models = {"calm": small_calm(vocab_size=257), "dense": small_univium(vocab_size=257)}
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    text.write_text("One fox.\n", encoding="utf-8")
+    arguments = ("--twin", tmp_path / "dense", "--data", text, "--json", points)
+    assert run(monkeypatch, "evaluate-baseline", tmp_path / "calm", *arguments) == 0
+    assert "| CALM* τ 0.9 |" in capsys.readouterr().out
+    plot = tmp_path / "pareto.png"
+    assert run(monkeypatch, "compare", points, "--plot", plot) == 0
+    assert plot.exists()
+    assert run(monkeypatch, "evaluate-baseline", model_folder, *arguments) == 2
+    assert "`nvium evaluate` measures" in capsys.readouterr().err
+
+
 def test_a_recipe_is_trained_and_its_model_speaks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -113,6 +133,8 @@ def test_a_recipe_is_trained_and_its_model_speaks(
         (["evaluate", "MODEL"], "--data"),
         (["evaluate", "MODEL", "--data", "no-such-file"], "no-such-file"),
         (["evaluate", "MODEL", "--data", "x", "--json", "no-such-folder/x.json"], "no-such-folder"),
+        (["evaluate-baseline", "MODEL", "--data", "no-such-file"], "--twin"),
+        (["evaluate-baseline", "MODEL", "--twin", "MODEL", "--data", "no-such-file"], "no-such-file"),
         (["compare", "no-such-file"], "no-such-file"),
         (["train", "frobnicate", "--data", "x"], "frobnicate"),
         (["train", "tiny", "--data", "x", "--set", "frob=1"], "frob"),

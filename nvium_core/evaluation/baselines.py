@@ -1,96 +1,143 @@
-"""How well and how fast the baselines are, so that they can stand beside an N-vium.
+"""CALM* and LayerSkip as points of the quality-speed figure: one for each threshold, or for each way to draft.
 
-CALM* predicts each token at the exit its row leaves at. LayerSkip speaks for its last exit alone, as the dense model
-does, and `perplexity.evaluate` measures both of these.
-Shapes: T tokens of a window, E exits.
+A point holds what `comparison` asks of it, both figures over the dense twin. How they were trained is another's affair.
 """
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
-import torch
-from rich.progress import track
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from nvium_core.bench.harness import Figures
+from nvium_core.choices import Device, Precision
+from nvium_core.evaluation import perplexity, plain_speed
+from nvium_core.evaluation.calm import evaluate_calm
+from nvium_core.evaluation.latency import DENSE, TRIALS
+from nvium_core.evaluation.plain_speed import Answers, Questions, Speak
+from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.evaluation.spec_bench import Prompts
+from nvium_core.evaluation.suite import check_twin, description, perplexity_gain, twin_figures
+from nvium_core.loading import LoadedModel, load_model
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.baselines import confidence, speculation, univium
+from nvium_core.training.baselines.calm import THRESHOLDS, CalmForCausalLM, is_calm
+from nvium_core.training.baselines.layerskip import DRAFTS
 
-from nvium_core.evaluation.predictions import document_tokens, windows
-from nvium_core.training.baselines.calm import CalmForCausalLM
-from nvium_core.training.baselines.confidence import confident_losses
-from nvium_core.training.baselines.decoding import Generated
-from nvium_core.training.data import packed_batch
-
-Generate = Callable[[Sequence[int]], Generated]
-"""A prompt's tokens → what a model makes of them."""
+CALM, LAYERSKIP = "CALM*", "LayerSkip"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalmEvaluation:
-    """CALM* at one threshold, means over all tokens of a text, end-of-text included.
+class Way:
+    """One way in which a trained model speaks: what the figure calls it, its settings, and how well it predicts."""
 
-    `exit_shares` are the shares of rows that left at each exit, and `mean_depth` is the mean l_k / L of where.
+    name: str
+    family: str
+    figures: Figures
+    speak: Speak
+
+
+def load_baseline(source: str, device: Device = "auto", dtype: Precision = "auto") -> LoadedModel:
+    """A CALM*, known by its configuration, or a Llama, which is how LayerSkip is saved.
+
+    Raises `CheckpointError` naming what is wrong with a folder, and `EvaluationError` if it holds an N-vium.
     """
-
-    threshold: float
-    num_tokens: int
-    num_characters: int
-    perplexity: float
-    bits_per_character: float
-    exit_shares: list[float]
-    mean_depth: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    loaded = load_model(source, device, dtype, CalmForCausalLM if is_calm(source) else NviumForCausalLM)
+    if not isinstance(loaded.model, CalmForCausalLM) and loaded.model.config.num_exits > 1:
+        raise EvaluationError(f"{source}: neither a CALM* nor a Llama, but an N-vium, which `nvium evaluate` measures")
+    return loaded
 
 
-def evaluate_calm(
-    model: CalmForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
+def evaluate_baseline(
+    loaded: LoadedModel,
+    twin: LoadedModel,
     documents: Sequence[str],
-    threshold: float,
-    show_progress: bool = False,
-) -> CalmEvaluation:
-    """Predict every token of every document once, each with at least half a context before it where there is one."""
-    context = model.config.max_position_embeddings
-    total_nll, exit_counts_E = 0.0, torch.zeros(model.config.num_exits, dtype=torch.long)
-    for document in track(documents, f"τ = {threshold}", disable=not show_progress):
-        token_ids = document_tokens(tokenizer, document)
-        for start, first_target, stop in windows(len(token_ids), context):
-            nll_T, exits_T = window_losses(model, token_ids[start:stop], first_target - start, threshold)
-            total_nll += float(nll_T.sum())
-            exit_counts_E += exits_T.bincount(minlength=len(exit_counts_E)).cpu()
-    return evaluation(model, threshold, total_nll, exit_counts_E, sum(map(len, documents)))
+    prompts: Prompts,
+    *,
+    trials: int = TRIALS,
+    show_progress: bool = True,
+) -> list[Figures]:
+    """A point for each of CALM*'s `THRESHOLDS`, or of LayerSkip's `DRAFTS` whose exit the model has.
+
+    Raises `EvaluationError` for a twin that cannot be compared, or a model too shallow to draft.
+    """
+    check_dense(loaded, twin)
+    ways = calm_ways if isinstance(loaded.model, CalmForCausalLM) else layerskip_ways
+    measured = ways(loaded, documents, show_progress)
+    dense = twin_figures(twin, documents, show_progress)
+    context = min(each.model.config.max_position_embeddings for each in (loaded, twin))
+    asked = plain_speed.questions(loaded.tokenizer, prompts, context)
+    speakers: dict[str, Speak] = {way.name: way.speak for way in measured}
+    speakers[DENSE] = partial(univium.generate, twin.model)
+    answers = plain_speed.measure(speakers, asked, trials, show_progress)
+    return [quality(way, loaded, dense) | speed(way, loaded, answers) | protocol(asked, trials) for way in measured]
 
 
-def window_losses(
-    model: CalmForCausalLM, token_ids: Sequence[int], first_target: int, threshold: float
-) -> tuple[Tensor, Tensor]:
-    """−log of the probability [T] of the targets token_ids[first_target:] where their rows left, and that exit [T]."""
-    ids_BT = torch.tensor([token_ids], device=model.device)
-    losses = confident_losses(model, packed_batch(ids_BT[:, :-1], ids_BT[:, 1:], end_token=-1), threshold)
-    return losses.nll[0, first_target - 1 :].double(), losses.exits[0, first_target - 1 :]
+def check_dense(loaded: LoadedModel, twin: LoadedModel) -> None:
+    if twin.model.config.num_exits > 1:
+        raise EvaluationError(f"twin: {twin.name} has early exits, so it is no dense model")
+    check_twin(loaded, twin)
 
 
-def evaluation(
-    model: CalmForCausalLM, threshold: float, total_nll: float, exit_counts_E: Tensor, num_characters: int
-) -> CalmEvaluation:
-    """The sums as means."""
-    num_tokens, exit_layers = int(exit_counts_E.sum()), model.config.exit_layers or []
-    shares = (exit_counts_E / num_tokens).tolist()
-    return CalmEvaluation(
-        threshold=threshold,
-        num_tokens=num_tokens,
-        num_characters=num_characters,
-        perplexity=math.exp(total_nll / num_tokens),
-        bits_per_character=total_nll / num_characters / math.log(2),
-        exit_shares=shares,
-        mean_depth=sum(share * depth / exit_layers[-1] for share, depth in zip(shares, exit_layers, strict=True)),
+def calm_ways(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Way]:
+    assert isinstance(loaded.model, CalmForCausalLM)
+    return [calm_way(loaded, loaded.model, documents, threshold, show_progress) for threshold in THRESHOLDS]
+
+
+def calm_way(
+    loaded: LoadedModel, model: CalmForCausalLM, documents: Sequence[str], threshold: float, show_progress: bool
+) -> Way:
+    figures = evaluate_calm(model, loaded.tokenizer, documents, threshold, show_progress).as_dict()
+    return Way(
+        name=f"{CALM} τ {threshold}",
+        family=CALM,
+        figures=figures | {"theoretical_speed_up_percent": 100 * (1 / figures["mean_depth"] - 1)},
+        speak=partial(confidence.generate, model, threshold=threshold),
     )
 
 
-def speed_up(ours: Generate, dense: Generate, prompts: Iterable[Sequence[int]]) -> float:
-    """Dense milliseconds per token over ours, each the mean over the prompts, minus one. The two take turns."""
-    pairs = [(ours(prompt), dense(prompt)) for prompt in prompts]
-    our_ms, dense_ms = (sum(one.milliseconds_per_token for one in column) for column in zip(*pairs, strict=True))
-    return dense_ms / our_ms - 1
+def layerskip_ways(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Way]:
+    """Which differ in speed alone, for what is drafted is verified."""
+    depth = loaded.model.config.num_hidden_layers
+    drafts = [(exit_layer, length) for exit_layer, length in DRAFTS if exit_layer < depth]
+    if not drafts:
+        raise EvaluationError(f"{loaded.name}: {depth} layers are too few to draft after {min(DRAFTS)[0]} of them")
+    found = perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress).as_dict()
+    figures = {key: found[key] for key in ("num_tokens", "num_characters", "perplexity", "bits_per_character")}
+    return [layerskip_way(loaded.model, figures, *draft) for draft in drafts]
+
+
+def layerskip_way(model: NviumForCausalLM, figures: Figures, exit_layer: int, draft_length: int) -> Way:
+    return Way(
+        name=f"{LAYERSKIP} {exit_layer}, {draft_length}",
+        family=LAYERSKIP,
+        figures=figures | {"exit_layer": exit_layer, "draft_length": draft_length},
+        speak=partial(speculation.generate, model, exit_layer=exit_layer, draft_length=draft_length),
+    )
+
+
+def quality(way: Way, loaded: LoadedModel, dense: Figures) -> Figures:
+    """Which model, how well it predicts in this way, and by how much better than the dense one."""
+    return {
+        **description(loaded),
+        "folder": loaded.name,
+        "model": way.name,
+        "family": way.family,
+        **way.figures,
+        "twin": dense,
+        "perplexity_gain_percent": perplexity_gain(way.figures, dense),
+    }
+
+
+def speed(way: Way, loaded: LoadedModel, answers: dict[str, Answers]) -> Figures:
+    """Times beside the dense model's. `early_share` is the share of spoken tokens that left early, or that were drafted
+    and stood."""
+    ours, depth = answers[way.name], loaded.model.config.num_hidden_layers
+    return plain_speed.beside_dense(ours, answers[DENSE]) | {"early_share": plain_speed.early_share(ours, depth)}
+
+
+def protocol(asked: Questions, trials: int) -> Figures:
+    return {
+        "prompts": {category: len(of_category) for category, of_category in asked.prompts.items()},
+        "prompts_cut": asked.prompts_cut,
+        "max_new_tokens": asked.max_new_tokens,
+        "trials": trials,
+    }

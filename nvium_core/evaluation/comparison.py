@@ -31,18 +31,19 @@ OURS = "N-vium"
 
 
 def read_evaluations(paths: Sequence[Path]) -> list[Figures]:
-    """Raises `EvaluationError` naming a file that is none."""
-    return [read_evaluation(path) for path in paths]
+    """Of files that hold one each, or a list of them. Raises `EvaluationError` naming a file that does not."""
+    return [figures for path in paths for figures in read_file(path)]
 
 
-def read_evaluation(path: Path) -> Figures:
+def read_file(path: Path) -> list[Figures]:
     try:
-        figures = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EvaluationError(f"{path}: {error}") from error
-    if not isinstance(figures, dict) or "model" not in figures:
+    found = content if isinstance(content, list) else [content]
+    if not found or not all(isinstance(figures, dict) and "model" in figures for figures in found):
         raise EvaluationError(f"{path}: not an evaluation")
-    return figures
+    return found
 
 
 def markdown(evaluations: Sequence[Figures]) -> str:
@@ -73,9 +74,9 @@ def row(figures: Figures) -> Row:
 
 
 def papers(figures: Figures) -> Row | None:
-    """The paper's 4-vium of the same layers and width."""
+    """The paper's 4-vium of the same layers and width; none beside other methods."""
     scale = SCALES.get((figures.get("num_layers", 0), figures.get("width", 0)))
-    if scale is None or len(figures.get("exit_layers", [])) != 4:
+    if scale is None or len(figures.get("exit_layers", [])) != 4 or figures.get("family", OURS) != OURS:
         return None
     return [scale.perplexity_gain, scale.theoretical_speed_up, scale.speed_up]
 

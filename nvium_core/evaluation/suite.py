@@ -64,11 +64,15 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
 
 def check(loaded: LoadedModel, parts: Parts) -> None:
     """Raise `EvaluationError` for a twin that cannot be compared, and where tasks are asked for without lm_eval."""
-    if parts.twin and parts.twin.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
-        message = "has another tokenizer, so that perplexities cannot be compared"
-        raise EvaluationError(f"twin: {parts.twin.name} {message}")
+    if parts.twin:
+        check_twin(loaded, parts.twin)
     if parts.tasks:
         tasks.harness(".models.huggingface")
+
+
+def check_twin(loaded: LoadedModel, twin: LoadedModel) -> None:
+    if twin.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        raise EvaluationError(f"twin: {twin.name} has another tokenizer, so that perplexities cannot be compared")
 
 
 def check_places(json_file: Path | None, report_folder: Path | None) -> None:
@@ -83,8 +87,13 @@ def speed_prompts(documents: Sequence[str], parts: Parts) -> Prompts:
     """By category; none where speed is not asked for."""
     if parts.spec_bench:
         return read_prompts(parts.spec_bench, parts.prompts_per_category)
+    return openings(documents) if parts.twin else {}
+
+
+def openings(documents: Sequence[str]) -> Prompts:
+    """The beginnings of a few documents, as one category."""
     spread = documents[:: max(1, len(documents) // NUM_OPENINGS)][:NUM_OPENINGS]
-    return {"openings": [document[:OPENING_CHARACTERS] for document in spread]} if parts.twin else {}
+    return {"openings": [document[:OPENING_CHARACTERS] for document in spread]}
 
 
 def description(loaded: LoadedModel) -> Figures:
@@ -113,15 +122,25 @@ def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
 
 def beside_twin(figures: Figures, twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
     """The twin's own quality and costs, and by how much ours is better."""
-    theirs = perplexity.evaluate(twin.model, twin.tokenizer, documents, show_progress)
+    dense = twin_figures(twin, documents, show_progress)
+    return {"twin": dense, "perplexity_gain_percent": perplexity_gain(figures, dense)}
+
+
+def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
+    """A dense model's own quality and costs."""
+    quality = perplexity.evaluate(twin.model, twin.tokenizer, documents, show_progress)
     config = twin.model.config
-    dense = {
+    return {
         **description(twin),
-        "perplexity": theirs.perplexity,
-        "bits_per_character": theirs.bits_per_character,
+        "perplexity": quality.perplexity,
+        "bits_per_character": quality.bits_per_character,
         "flops": flops_per_token(config, config.max_position_embeddings).as_dict(),
     }
-    return {"twin": dense, "perplexity_gain_percent": 100 * (1 - figures["perplexity"] / theirs.perplexity)}
+
+
+def perplexity_gain(ours: Figures, dense: Figures) -> float:
+    """By how many percent of the dense perplexity ours is lower."""
+    return 100 * (1 - ours["perplexity"] / dense["perplexity"])
 
 
 def speed(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts) -> Figures:
@@ -142,7 +161,7 @@ def write_report(loaded: LoadedModel, figures: Figures, documents: Sequence[str]
     write_json(figures, folder / "evaluation.json")
 
 
-def write_json(figures: Figures, path: Path) -> None:
+def write_json(figures: Figures | Sequence[Figures], path: Path) -> None:
     path.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

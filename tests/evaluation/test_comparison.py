@@ -63,7 +63,7 @@ def test_nothing_to_draw_and_other_kinds_of_file_are_refused(tmp_path: Path) -> 
         comparison.draw([PAPER_SIZED], tmp_path / "pareto.pdf")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", "3", '[{"model": "small"}, {}]', '["model"]'])
 def test_a_file_that_is_no_evaluation_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)
@@ -76,6 +76,18 @@ def test_evaluations_are_read_in_order(tmp_path: Path) -> None:
     for path, each in zip(paths, (PAPER_SIZED, SMALL), strict=True):
         path.write_text(json.dumps(each))
     assert comparison.read_evaluations(paths) == [PAPER_SIZED, SMALL]
+
+
+def test_a_file_may_hold_several(tmp_path: Path) -> None:
+    one, several = tmp_path / "one.json", tmp_path / "several.json"
+    one.write_text(json.dumps(SMALL))
+    several.write_text(json.dumps([CALM, PAPER_SIZED]))
+    assert comparison.read_evaluations([several, one]) == [CALM, PAPER_SIZED, SMALL]
+
+
+def test_the_papers_nvium_does_not_stand_beside_another_method() -> None:
+    assert comparison.papers(PAPER_SIZED) is not None
+    assert comparison.papers(PAPER_SIZED | {"family": "CALM*"}) is None
 
 
 def test_the_papers_figures_agree_with_one_another() -> None:

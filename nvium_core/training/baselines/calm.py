@@ -68,17 +68,27 @@ class CalmForCausalLM(NviumForCausalLM):
 
 def read_config(folder: str | os.PathLike[str]) -> CalmConfig:
     """The configuration of a folder that holds a CALM*; raises `CheckpointError` if it holds anything else."""
-    path = resolve_folder(folder)
-    try:
-        values, _ = CalmConfig.get_config_dict(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    path, values = resolve_folder(folder), config_values(folder)
     if (kind := values.pop("model_type", None)) != CalmConfig.model_type:
         raise CheckpointError(f"{path}: model_type {kind!r} is not {CalmConfig.model_type}")
     try:
         return CalmConfig(**values)
     except (TypeError, ValueError, StrictDataclassError) as error:
         raise CheckpointError(f"{path}: {error.__cause__ or error}") from error
+
+
+def is_calm(folder: str | os.PathLike[str]) -> bool:
+    """Does a folder say that it holds a CALM*? Raises `CheckpointError` if it holds no configuration."""
+    return config_values(folder).get("model_type") == CalmConfig.model_type
+
+
+def config_values(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    path = resolve_folder(folder)
+    try:
+        values, _ = CalmConfig.get_config_dict(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return values
 
 
 def build_calm(config: NviumConfig) -> CalmForCausalLM:
