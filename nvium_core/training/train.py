@@ -233,21 +233,24 @@ class TrainingRun:
 
     @torch.no_grad()
     def evaluate(self, validation: Windows) -> Report:
-        """The mean of `mix_loss` over the validation tokens, in windows of full context; β hears of it."""
+        """The mean of `mix_loss` over the counted validation tokens, in windows of full context; β hears of it."""
         context = self.recipe.shape.context
         num_windows = validation.num_windows(context)
         own = self.processes.share(num_windows - num_windows % self.processes.count)
         self.model.eval()
         with self.autocast():
-            losses = [self.window_loss(validation.batch(window, 1, context)) for window in own]
+            sums = [self.loss_and_count(validation.batch(window, 1, context)) for window in own]
         self.model.train()
-        loss = float(self.processes.total(torch.stack(losses).sum()) / (len(own) * self.processes.count))
+        total_loss, num_counted = self.processes.total(torch.stack(sums).sum(0)).tolist()
+        loss = total_loss / num_counted
         self.beta.observe_loss(self.step, loss)
         return {VALIDATION_LOSS: round(loss, 5)}
 
-    def window_loss(self, batch: Batch) -> Tensor:
+    def loss_and_count(self, batch: Batch) -> Tensor:
+        """Σ `mix_loss` over a batch's counted targets, and how many they are."""
         figures: dict[str, Tensor] = self.objective(batch.to(self.device), self.moment()).figures
-        return figures["mix_loss"]
+        count = batch.counted.sum().to(self.device)
+        return torch.stack([figures["mix_loss"] * count, count])
 
     def save(self) -> None:
         """Write the checkpoint."""

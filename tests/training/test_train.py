@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from nvium_core import NviumForCausalLM
 from nvium_core.model.llama import causal_attention
-from nvium_core.training.data import DataError
+from nvium_core.training.data import Batch, DataError, Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.loss import batch_losses
 from nvium_core.training.texts import prepare_text
@@ -131,6 +131,31 @@ def test_a_validation_text_is_evaluated_now_and_then(tmp_path: Path) -> None:
     with torch.no_grad():
         losses = [float(batch_losses(run.model, window).mix) for window in windows]  # type: ignore[arg-type]
     assert evaluations[12]["validation_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+
+
+def test_windows_weigh_in_an_evaluation_by_their_counted_targets(tmp_path: Path) -> None:
+    run = start(small_recipe(), options(tmp_path / "run"))
+    windows = HalfCounted(run.stream)
+    found = run.evaluate(windows)["validation_loss"]
+    with torch.no_grad():
+        losses = [float(batch_losses(run.model, windows.batch(n, 1, 64)).mix) for n in range(2)]  # type: ignore[arg-type]
+    assert found == pytest.approx((losses[0] + 9 * losses[1]) / 10, abs=1e-4)
+    assert abs(losses[0] - losses[1]) > 1e-3
+
+
+class HalfCounted:
+    """Two windows, of which the second has nine times as many counted targets as the first."""
+
+    def __init__(self, windows: Windows) -> None:
+        self.windows = windows
+
+    def num_windows(self, context: int) -> int:
+        return 2
+
+    def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
+        batch = self.windows.batch(first_window, num_windows, context)
+        batch.counted[:, 6 if first_window == 0 else 54 :] = False
+        return batch
 
 
 def test_tensorboard_gets_every_figure_of_every_step(tmp_path: Path) -> None:
