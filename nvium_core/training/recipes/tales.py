@@ -17,11 +17,11 @@ def tales() -> Recipe:
     """The embedded story-teller: 6.5M parameters, four exits, about two hours on two cores."""
     return Recipe(
         shape=Shape(num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024),
-        total_tokens=16_000_000,
+        total_tokens=14_000_000,
         tokens_per_step=4096,
         short_context=256,
         long_context_share=0.07,
-        learning_rate=LearningRate(maximum=8e-3, warmup=0.01, kind="wsd", decay=0.4, final_ratio=0.0),
+        learning_rate=LearningRate(maximum=8e-3, warmup=0.01, kind="wsd", decay=0.65, final_ratio=0.0),
         beta=BetaSettings(initial=0.02, depth=0.685),
         optimizer=OptimizerSettings(muon_rate=0.02),
         diet=Diet(simple_share=0.25, short_characters=4000, simple_epochs=2.0, other_epochs=0.5),
