@@ -43,6 +43,10 @@ class Processes:
             dist.all_reduce(value)
         return value
 
+    def any(self, wish: bool, device: torch.device) -> bool:
+        """Whether anyone has this wish; everybody hears the same answer."""
+        return bool(self.total(torch.tensor(float(wish), device=device)))
+
     def wait(self) -> None:
         """Until everyone is here."""
         if self.count > 1:

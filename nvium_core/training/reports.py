@@ -1,6 +1,7 @@
 """What a run tells while it goes: log.jsonl, TensorBoard, a progress bar."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,11 @@ class RunLog:
         """Opens the log for what follows `first_step` steps; later lines of an interrupted run are dropped."""
         self.path = folder / "log.jsonl"
         self.tensorboard = tensorboard_writer(folder / "tensorboard", first_step) if with_tensorboard else None
+        partial = folder / "log.partial"
         try:
-            kept = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
-            self.file = self.path.open("w", encoding="utf-8")
-            self.file.writelines(kept[:first_step])
+            partial.write_text("".join(lines_up_to(self.path, first_step)), encoding="utf-8")
+            partial.replace(self.path)
+            self.file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise self.failure(error) from error
 
@@ -40,12 +42,29 @@ class RunLog:
             write_scalars(self.tensorboard, report)
 
     def close(self) -> None:
-        self.file.close()
+        with suppress(OSError):  # every line has been flushed, or has failed before
+            self.file.close()
         if self.tensorboard:
             self.tensorboard.close()
 
     def failure(self, error: OSError) -> TrainingError:
         return TrainingError(f"{self.path}: cannot be written ({error}); the last checkpoint is intact")
+
+
+def lines_up_to(log: Path, step: int) -> list[str]:
+    """The lines of a log for steps up to this one; what was being written when the run ended is no line."""
+    if not log.exists():
+        return []
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if 0 < step_of(line) <= step]
+
+
+def step_of(line: str) -> int:
+    """The step of a log's line, 0 if it is none."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 0
 
 
 def tensorboard_writer(folder: Path, first_step: int) -> "SummaryWriter":

@@ -4,6 +4,7 @@ A run lives in one folder: `tokenizer/`, `tokens.npy`, `state.pt`, `log.jsonl` a
 Hugging Face folder. Started by torchrun, all its processes train one model.
 """
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,9 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from nvium_core.choices import Sharding
@@ -22,6 +24,7 @@ from nvium_core.training.beta import VALIDATION_LOSS, beta_control
 from nvium_core.training.data import Batch, Windows
 from nvium_core.training.distributed import Processes, gradients_shared, joined_processes, own_device, spread
 from nvium_core.training.errors import TrainingError
+from nvium_core.training.interruption import Interruption
 from nvium_core.training.loader import prefetched
 from nvium_core.training.methods import METHODS
 from nvium_core.training.objective import Moment, Objective
@@ -29,7 +32,8 @@ from nvium_core.training.optimizer import optimizers
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import Report, RunLog, describe, progress_bar
-from nvium_core.training.state import gathered, read_state, scatter, write_state
+from nvium_core.training.run_folder import owned
+from nvium_core.training.state import gathered, gathered_weights, read_state, scatter, write_state
 from nvium_core.training.texts import prepare_text, validation_text
 from nvium_core.training.tokenizer import save_tokenizer
 from nvium_core.training.tokens import differences
@@ -62,7 +66,7 @@ class RunOptions:
 def train(recipe: Recipe, options: RunOptions) -> Path:
     """Run a recipe to its end, from its last checkpoint if the folder holds one; returns the model's folder."""
     device = own_device(torch.device(options.device))
-    with joined_processes(device) as processes:
+    with joined_processes(device) as processes, owned(options.folder) if processes.is_first else nullcontext():
         run = prepared(recipe, options, device, processes)
         run.resume()
         show(run)
@@ -72,13 +76,12 @@ def train(recipe: Recipe, options: RunOptions) -> Path:
 def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processes: Processes) -> "TrainingRun":
     """The run at its beginning. The first process makes the tokens, the others read them."""
     try:
-        options.folder.mkdir(parents=True, exist_ok=True)
         if processes.is_first:
             prepare_text(recipe, options.data, options.folder)
         processes.wait()
         tokenizer, stream = prepare_text(recipe, options.data, options.folder)
     except OSError as error:
-        raise TrainingError(f"{options.folder}: cannot be written ({error})") from error
+        raise TrainingError(f"{options.folder}: its text cannot be written or read ({error})") from error
     validation = None
     if options.validation:
         validation = validation_text(recipe, options.validation, tokenizer)
@@ -86,11 +89,17 @@ def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processe
 
 
 def show(run: "TrainingRun") -> None:
-    """Train to the end beside a progress bar, which the first process draws."""
-    with progress_bar(is_shown=run.processes.is_first) as bar:
+    """Train to the end beside a progress bar, which the first process draws.
+
+    Raises `KeyboardInterrupt` after a checkpoint if SIGINT or SIGTERM asks for the end.
+    """
+    with progress_bar(is_shown=run.processes.is_first) as bar, Interruption() as interruption:
         task = bar.add_task("", total=run.recipe.num_steps, completed=run.step)
         for report in run.steps():
             bar.update(task, completed=run.step, description=describe(report))
+            if run.processes.any(interruption.is_wished, run.device):
+                run.save()
+                raise KeyboardInterrupt
 
 
 class TrainingRun:
@@ -275,16 +284,27 @@ class TrainingRun:
     def export(self) -> Path:
         """Write the model as a standard folder, weights in bfloat16."""
         folder = self.options.folder / "model"
-        weights = gathered(self.model, self.optimizers)["model"]
+        weights = gathered_weights(self.model)
         if self.processes.is_first:
             whole = type(self.model)(self.model.config)
             whole.load_state_dict(weights)
-            nn.Module.to(whole, torch.bfloat16)
-            whole.save_pretrained(folder)
-            (folder / GENERATION_CONFIG_NAME).unlink(missing_ok=True)  # it says nothing that config.json does not
-            save_tokenizer(self.tokenizer, folder)
+            write_model(nn.Module.to(whole, torch.bfloat16), self.tokenizer, folder)
         self.processes.wait()
         return folder
+
+
+def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a standard folder whole or not at all, in the place of an earlier one."""
+    partial = folder.with_name("model.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        model.save_pretrained(partial)
+        (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)  # it says nothing that config.json does not
+        save_tokenizer(tokenizer, partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(f"{partial}: the model cannot be written ({error}); the checkpoint is intact") from error
 
 
 def rounded(value: Tensor) -> float | list[float]:

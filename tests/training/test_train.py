@@ -1,6 +1,8 @@
 """Whole runs, a second or two each: they learn, they resume exactly, and they fail without harm."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.training.data import Batch, DataError, Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.loss import batch_losses
+from nvium_core.training.run_folder import owned
 from nvium_core.training.texts import prepare_text
-from nvium_core.training.train import TrainingRun, train
+from nvium_core.training.train import TrainingRun, show, train
 from tests.training.small_runs import options, small_corpus, small_recipe, start
 
 NUM_STEPS = 12
@@ -255,6 +258,58 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, content: bytes)
     (tmp_path / "run" / "state.pt").write_bytes(content)
     with pytest.raises(TrainingError, match=r"state\.pt"):
         start(small_recipe(), run_options)
+
+
+def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    run_options = options(tmp_path / "run")
+    torch.save({"model": {}}, tmp_path / "run" / "state.pt")
+    with pytest.raises(TrainingError, match=r"state\.pt: damaged \(not a checkpoint"):
+        start(small_recipe(), run_options)
+
+
+def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
+    run_options = options(tmp_path / "run")
+    with owned(run_options.folder), pytest.raises(TrainingError, match="another run is using it"):
+        train(small_recipe(), run_options)
+    train(small_recipe("total_tokens=512"), run_options)
+
+
+def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_goes_on(
+    uninterrupted: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    run = start(small_recipe(), options(tmp_path / "run"))
+    original = run.update
+
+    def update(mix_loss: torch.Tensor) -> None:
+        original(mix_loss)
+        if run.step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run.update = update  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        show(run)
+    resumed = start(small_recipe(), run.options)
+    assert resumed.step == 6
+    assert_equal(finished(resumed), uninterrupted)
+
+
+def test_a_torn_last_line_of_the_log_is_no_line(tmp_path: Path) -> None:
+    run_options = options(tmp_path / "run")
+    advance(start(small_recipe(), run_options), 6)
+    log = tmp_path / "run" / "log.jsonl"
+    log.write_text(log.read_text(encoding="utf-8")[:-30], encoding="utf-8")
+    finished(start(small_recipe(), run_options))
+    lines = log.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, NUM_STEPS + 1))
+
+
+def test_a_model_that_cannot_be_written_leaves_the_checkpoint(tmp_path: Path) -> None:
+    run = start(small_recipe(), options(tmp_path / "run"))
+    finished(run)
+    (tmp_path / "run" / "model.partial").write_text("in the way", encoding="utf-8")
+    with pytest.raises(TrainingError, match=r"model\.partial"):
+        run.export()
+    assert start(run.recipe, run.options).step == NUM_STEPS
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00v"])

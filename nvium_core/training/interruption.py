@@ -1,0 +1,28 @@
+"""A wish to stop, by SIGINT or SIGTERM, that waits for the end of a step."""
+
+import signal
+from types import FrameType
+
+
+class Interruption:
+    """While it is entered, the first signal is noted; a second one does what it would have done."""
+
+    def __init__(self) -> None:
+        self.is_wished = False
+
+    def __enter__(self) -> "Interruption":
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in self._before:
+            signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.is_wished = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
