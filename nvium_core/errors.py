@@ -7,7 +7,9 @@ NviumError
 ├── EngineError         a sequence that could not be run to its end  (engine.engine)
 ├── DataError           text that cannot be used                     (training.data)
 ├── RecipeError         an unknown recipe or setting                 (training.recipes.recipe)
-├── TrainingError       training that cannot go on                   (training.train)
+├── TrainingError       training that cannot go on                   (training.errors)
+├── BetaError           a dense run's log that cannot be used        (training.beta)
+├── RetrofitError       a model that exits cannot be put on          (training.retrofit)
 ├── EvaluationError     something that cannot be evaluated as asked   (evaluation.predictions)
 └── SettingsError       a server setting that is not one             (server.settings)
 """

@@ -67,20 +67,25 @@ def sum_counts(counts: Sequence[Counter[str]]) -> Counter[str]:
 class Diet:
     """How often a document is read, in epochs: the simple ones and the others.
 
-    Simple are those up to `short_characters` long and the simplest `simple_share` of all characters. Every second
-    reading leaves out the title line, so that a prompt need not begin with one.
+    Simple are those up to `short_characters` long and the simplest `simple_share` of all characters. A share of the
+    readings leaves out the title, a first line that stands alone, so that a prompt need not begin with one.
     """
 
     simple_share: float = 0.0
     short_characters: int = 0
     simple_epochs: float = 1.0
     other_epochs: float = 1.0
+    untitled_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.simple_epochs, self.other_epochs) < 0 or max(self.simple_epochs, self.other_epochs) == 0:
+            raise ValueError("simple_epochs and other_epochs must not be negative, nor both 0")
 
     def readings(self, documents: Sequence[str], seed: int) -> list[str]:
         """The documents in reading order."""
         rng = np.random.default_rng(seed)
         order = self.order(documents, rng)
-        untitled = rng.random(len(order)) < 0.5
+        untitled = rng.random(len(order)) < self.untitled_share
         return [without_title(documents[i]) if bare else documents[i] for i, bare in zip(order, untitled, strict=True)]
 
     def order(self, documents: Sequence[str], rng: np.random.Generator) -> NDArray[np.int64]:

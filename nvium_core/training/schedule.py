@@ -56,5 +56,9 @@ class RouterWarmup:
     share: float = 0.05
     alpha: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.share <= 1 and self.alpha >= 0):
+            raise ValueError(f"share must be in [0, 1] and alpha not negative, got {self.share} and {self.alpha}")
+
     def active(self, progress: float) -> bool:
         return progress < self.share

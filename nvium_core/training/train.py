@@ -4,6 +4,7 @@ A run lives in one folder: `tokenizer/`, `tokens.npy`, `state.pt`, `log.jsonl` a
 Hugging Face folder. Started by torchrun, all its processes train one model.
 """
 
+import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,7 @@ from nvium_core.training.texts import prepare_text, validation_text
 from nvium_core.training.tokenizer import save_tokenizer
 from nvium_core.training.tokens import differences
 
-EXTENDABLE = {"total_tokens", "checkpoint_every", "evaluate_every", "validation_tokens"}
+EXTENDABLE = {"total_tokens", "checkpoint_every", "evaluations"}
 """What may change when a run is resumed."""
 
 
@@ -46,7 +47,7 @@ EXTENDABLE = {"total_tokens", "checkpoint_every", "evaluate_every", "validation_
 class RunOptions:
     """What a recipe reads, and where and how it is run.
 
-    `validation` is text to evaluate on every `evaluate_every` steps, `dense_log` the log of a dense run for an adaptive
+    `validation` is text to evaluate on now and then, `dense_log` the log of a dense run for an adaptive
     β. `rows_per_pass` bounds the tokens of a forward pass; `checkpoint_activations` computes a layer's activations
     again in the backward pass instead of keeping them.
     """
@@ -119,7 +120,7 @@ class TrainingRun:
         self.recipe, self.options = recipe, options
         self.tokenizer, self.stream, self.validation = tokenizer, stream, validation
         self.device, self.processes = device or torch.device(options.device), processes or Processes()
-        self.check_processes()
+        self.check_options()
         method = METHODS[recipe.method]
         self.model = method.build(recipe, len(tokenizer), tokenizer.eos_token_id).train()
         nn.Module.to(self.model, self.device)
@@ -133,13 +134,20 @@ class TrainingRun:
         self.autocast_dtype = fast_dtype(self.device)
         self.step = 0
 
-    def check_processes(self) -> None:
-        """Raise if the windows of a step cannot be shared by the processes, or their way of optimising."""
+    def check_options(self) -> None:
+        """Raise for what cannot be done by these processes or with these texts."""
         try:
             for progress in (0.0, 1.0):
                 self.processes.share(self.windows_of_a_step(self.recipe.context_at(progress)))
         except ValueError as error:
             raise TrainingError(f"tokens_per_step: {error}") from error
+        if self.recipe.beta.adaptive and self.validation is None:
+            raise TrainingError("an adaptive β needs a validation text")
+        context = self.recipe.shape.context
+        if self.validation and self.validation.num_windows(context) < self.processes.count:
+            raise TrainingError(
+                f"{self.options.validation}: too short to be shared by {self.processes.count} processes"
+            )
         if self.recipe.optimizer.muon_rate and self.options.sharding == "fsdp" and self.processes.count > 1:
             raise TrainingError("Muon needs whole matrices: train with --sharding ddp, or set optimizer.muon_rate=0")
 
@@ -153,11 +161,11 @@ class TrainingRun:
         try:
             for batches in prefetched(map(self.batches_of, range(self.step, self.recipe.num_steps))):
                 report = self.train_step(batches)
-                if self.validation and self.is_due(self.recipe.evaluate_every):
+                if self.validation and self.is_evaluation_due:
                     report |= self.evaluate(self.validation)
                 if log:
                     log.write(report)
-                if self.is_due(self.recipe.checkpoint_every):
+                if self.step % self.recipe.checkpoint_every == 0:
                     self.save()
                 yield report
         finally:
@@ -165,8 +173,11 @@ class TrainingRun:
                 log.close()
         self.save()
 
-    def is_due(self, every: int) -> bool:
-        return every > 0 and self.step % every == 0
+    @property
+    def is_evaluation_due(self) -> bool:
+        """Whether one of `evaluations` even parts of the run has just ended."""
+        parts, num_steps = self.recipe.evaluations, self.recipe.num_steps
+        return self.step * parts // num_steps > (self.step - 1) * parts // num_steps
 
     def windows_of_a_step(self, context: int) -> int:
         return max(1, self.recipe.tokens_per_step // context)
@@ -251,7 +262,9 @@ class TrainingRun:
             sums = [self.loss_and_count(validation.batch(window, 1, context)) for window in own]
         self.model.train()
         total_loss, num_counted = self.processes.total(torch.stack(sums).sum(0)).tolist()
-        loss = total_loss / num_counted
+        loss = total_loss / max(1, num_counted)
+        if not math.isfinite(loss):
+            raise TrainingError(f"the validation loss is not finite at step {self.step}; the last checkpoint is intact")
         self.beta.observe_loss(self.step, loss)
         return {VALIDATION_LOSS: round(loss, 5)}
 

@@ -58,9 +58,10 @@ def test_the_reading_order_depends_on_the_seed_alone() -> None:
     assert diet.readings(HARD, 1) == diet.readings(HARD, 1) != diet.readings(HARD, 2)
 
 
-def test_about_half_of_the_readings_have_no_title() -> None:
-    titled = sum("\n\n" in text for text in Diet().readings(SIMPLE, seed=0))
+def test_a_share_of_the_readings_has_no_title_if_so_wished() -> None:
+    titled = sum("\n\n" in text for text in Diet(untitled_share=0.5).readings(SIMPLE, seed=0))
     assert 70 <= titled <= 130
+    assert all("\n\n" in text for text in Diet().readings(SIMPLE, seed=0))
 
 
 def test_only_a_line_alone_above_a_blank_one_is_a_title() -> None:

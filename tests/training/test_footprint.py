@@ -58,7 +58,11 @@ def kept_bytes(recipe: Recipe, dtype: torch.dtype) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("tiny", []), ("tiny-dense", []), ("tiny", ["shape.num_layers=8", "shape.num_kv_heads=1", "shape.context=64"])],
+    [
+        ("tiny", []),
+        ("tiny-dense", []),
+        ("tiny", ["shape.num_layers=8", "shape.num_kv_heads=1", "shape.context=64", "short_context=64"]),
+    ],
 )
 def test_activations_are_what_autograd_keeps(name: str, settings: list[str], dtype: torch.dtype) -> None:
     recipe = recipe_named(name, settings)

@@ -126,7 +126,7 @@ def kept_bytes(folder: Path, checkpoint_activations: bool) -> int:
 
 def test_a_validation_text_is_evaluated_now_and_then(tmp_path: Path) -> None:
     text = small_corpus(tmp_path / "validation.txt", num_documents=7)
-    run = start(small_recipe("evaluate_every=6"), options(tmp_path / "run", validation=text))
+    run = start(small_recipe("evaluations=2"), options(tmp_path / "run", validation=text))
     evaluations = {report["step"]: report for report in run.steps() if "validation_loss" in report}
     assert list(evaluations) == [6, 12]
     assert run.validation is not None
@@ -161,6 +161,34 @@ class HalfCounted:
         return batch
 
 
+@pytest.mark.parametrize(
+    ("evaluations", "steps"), [(0, []), (1, [12]), (5, [3, 5, 8, 10, 12]), (50, list(range(1, 13)))]
+)
+def test_evaluations_are_evenly_spread_and_the_last_is_at_the_end(
+    evaluations: int, steps: list[int], tmp_path: Path
+) -> None:
+    run = start(small_recipe(f"evaluations={evaluations}"), options(tmp_path / "run"))
+    due = []
+    for run.step in range(1, NUM_STEPS + 1):
+        due += [run.step] if run.is_evaluation_due else []
+    assert due == steps
+
+
+def test_an_adaptive_beta_without_a_validation_text_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "dense.jsonl"
+    log.write_text(json.dumps({"step": 4, "validation_loss": 5.5}), encoding="utf-8")
+    recipe = small_recipe("beta.initial=0", "beta.depth=0", "beta.adaptive=true")
+    with pytest.raises(TrainingError, match="needs a validation text"):
+        start(recipe, options(tmp_path / "run", dense_log=log))
+
+
+def test_a_validation_text_that_is_too_short_is_refused_before_training(tmp_path: Path) -> None:
+    text = tmp_path / "validation.txt"
+    text.write_text("Too short.", encoding="utf-8")
+    with pytest.raises(DataError, match="too few for a context of 64"):
+        start(small_recipe(), options(tmp_path / "run", validation=text))
+
+
 def test_tensorboard_gets_every_figure_of_every_step(tmp_path: Path) -> None:
     reports = list(start(small_recipe(), options(tmp_path / "run", tensorboard=True)).steps())
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
@@ -171,7 +199,7 @@ def test_tensorboard_gets_every_figure_of_every_step(tmp_path: Path) -> None:
 def test_an_adaptive_beta_rises_where_the_mixture_is_ahead_of_the_dense_model(tmp_path: Path) -> None:
     text, log = small_corpus(tmp_path / "validation.txt", num_documents=7), tmp_path / "dense.jsonl"
     log.write_text(json.dumps({"step": 4, "validation_loss": 5.5}), encoding="utf-8")
-    recipe = small_recipe("evaluate_every=4", "beta.initial=0", "beta.depth=0", "beta.adaptive=true")
+    recipe = small_recipe("evaluations=3", "beta.initial=0", "beta.depth=0", "beta.adaptive=true")
     reports = list(start(recipe, options(tmp_path / "run", validation=text, dense_log=log)).steps())
     expected = 8 * (5.5 - reports[3]["validation_loss"])
     assert [report["beta"] for report in reports[3:5]] == [0.0, pytest.approx(expected, abs=1e-3)]
@@ -186,9 +214,7 @@ def test_a_trained_model_is_tuned_to_answer(tmp_path: Path) -> None:
     base = train(small_recipe("shape.context=256", "shape.vocab_size=320"), options(tmp_path / "base"))
     tuning = ("shape.context=256", "short_context=256", "shape.vocab_size=320", "text=conversations", f"initial={base}")
     run_options = options(tmp_path / "chat", validation=small_corpus(tmp_path / "validation.txt", num_documents=7))
-    answering = start(
-        small_recipe(*tuning, "evaluate_every=6", "tokens_per_step=1024", "total_tokens=12288"), run_options
-    )
+    answering = start(small_recipe(*tuning, "evaluations=2", "tokens_per_step=1024", "total_tokens=12288"), run_options)
     assert all(torch.equal(w.bfloat16(), v) for w, v in zip(answering.model.parameters(), weights(base), strict=True))
     assert 0 < answering.batches_of(0)[0].counted.float().mean() < 0.95
     evaluations = [report["validation_loss"] for report in answering.steps() if "validation_loss" in report]
@@ -321,12 +347,12 @@ def test_damaged_tokens_are_refused_by_name(tmp_path: Path, content: bytes) -> N
         start(small_recipe(), run_options)
 
 
-@pytest.mark.parametrize("key", ["shape.width", "short_context", "tokens_per_step", "seed"])
-def test_a_run_is_resumed_only_by_the_recipe_that_began_it(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize("setting", ["shape.width=64", "short_context=64", "tokens_per_step=128", "seed=1"])
+def test_a_run_is_resumed_only_by_the_recipe_that_began_it(tmp_path: Path, setting: str) -> None:
     run_options = options(tmp_path / "run")
     advance(start(small_recipe(), run_options), 4)
-    with pytest.raises(TrainingError, match=rf" {key}"):
-        start(small_recipe(f"{key}=128"), run_options)
+    with pytest.raises(TrainingError, match=rf" {setting.partition('=')[0]}"):
+        start(small_recipe(setting), run_options)
 
 
 def test_a_run_does_not_go_on_with_tokens_of_something_else(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def recipe_named(name: str, settings: list[str]) -> Recipe:
     recipe = with_settings(RECIPES[base](), settings)
     try:
         recipe.shape.config(recipe.shape.vocab_size, end_token=0)
+        recipe.check_together()
     except (ValueError, StrictDataclassError) as error:
         raise RecipeError(f"recipe {name}: {error.__cause__ or error}") from error
     return recipe if base == name else dense_twin(recipe)

@@ -81,15 +81,15 @@ def scaling(num_layers: int, width: int, *, beta: float = BETA, exit_layers: tup
             learning_rate=LearningRate(maximum=given.learning_rate),
             beta=BetaSettings(initial=beta),
             seed=SEED,
+            evaluations=NUM_EVALUATIONS,
             validation_tokens=VALIDATION_TOKENS,
         )
     )
 
 
 def with_tokens_to_match(recipe: Recipe) -> Recipe:
-    """Twenty tokens of text per parameter, and an evaluation after every twentieth of them."""
-    matched = replace(recipe, total_tokens=TOKENS_PER_PARAMETER * num_parameters(recipe))
-    return replace(matched, evaluate_every=matched.num_steps // NUM_EVALUATIONS)
+    """Twenty tokens of text per parameter."""
+    return replace(recipe, total_tokens=TOKENS_PER_PARAMETER * num_parameters(recipe))
 
 
 def four_exits(num_layers: int) -> tuple[int, ...]:

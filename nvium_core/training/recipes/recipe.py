@@ -81,6 +81,7 @@ class Shape:
 class Recipe:
     """Everything a training run depends on besides its text.
 
+    `evaluations` is how often a validation text is evaluated on, at even distances and at the end.
     `initial` is the folder or Hub name of the model to start from, None for random weights. `tokenizer` is that of a
     tokenizer to use, None for the initial model's or, without one, a byte-level BPE of `shape.vocab_size` tokens
     trained on the text.
@@ -102,18 +103,32 @@ class Recipe:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     seed: int = 0
     checkpoint_every: int = 200
-    evaluate_every: int = 0
+    evaluations: int = 1
     validation_tokens: int = 200_000
 
     def __post_init__(self) -> None:
         for name in ("total_tokens", "tokens_per_step", "short_context", "checkpoint_every"):
             check(getattr(self, name) >= 1, f"{name} must be at least 1")
+        for name in ("evaluations", "seed"):
+            check(getattr(self, name) >= 0, f"{name} must not be negative")
+        check(self.validation_tokens >= 1, "validation_tokens must be at least 1")
         check(0 <= self.long_context_share <= 1, "long_context_share must be between 0 and 1")
         check(self.method in get_args(Method), f"method must be one of {', '.join(get_args(Method))}")
         check(self.text in get_args(Text), f"text must be one of {', '.join(get_args(Text))}")
         trains_tokenizer = self.tokenizer is None and self.initial is None
         fits = not trains_tokenizer or self.shape.vocab_size <= MAX_TRAINED_VOCABULARY
         check(fits, f"vocab_size must be at most {MAX_TRAINED_VOCABULARY}")
+
+    def check_together(self) -> None:
+        """Raise `ValueError` for values that are wrong only beside one another."""
+        contexts = {self.short_context, self.shape.context}
+        check(self.short_context <= self.shape.context, "short_context must be at most shape.context")
+        whole = all(self.tokens_per_step % context == 0 for context in contexts)
+        check(whole, f"tokens_per_step must be a multiple of {' and '.join(map(str, sorted(contexts)))}, the windows")
+        starts = self.method in ("nvium", "retrofit") or self.initial is None
+        check(starts, f"initial means nothing to {self.method}, which starts from random weights")
+        seen = self.evaluations > 0 or not self.beta.adaptive
+        check(seen, "evaluations must be at least 1 for an adaptive β")
 
     @property
     def num_steps(self) -> int:

@@ -79,7 +79,7 @@ def single_exit(layer: int) -> Recipe:
 
 def adaptive() -> Recipe:
     """β adapted to the losses of its dense twin, `small-adaptive-dense` (`--dense-log`)."""
-    return replace(small(), beta=BetaSettings(initial=0.0, adaptive=True), evaluate_every=50)
+    return replace(small(), beta=BetaSettings(initial=0.0, adaptive=True), evaluations=20)
 
 
 def calm() -> Recipe:

@@ -24,7 +24,7 @@ def tales() -> Recipe:
         learning_rate=LearningRate(maximum=8e-3, warmup=0.01, kind="wsd", decay=0.65, final_ratio=0.0),
         beta=BetaSettings(initial=0.02, depth=0.685),
         optimizer=OptimizerSettings(muon_rate=0.02),
-        diet=Diet(simple_share=0.25, short_characters=4000, simple_epochs=2.0, other_epochs=0.5),
+        diet=Diet(simple_share=0.25, short_characters=4000, simple_epochs=2.0, other_epochs=0.5, untitled_share=0.5),
     )
 
 
@@ -52,7 +52,7 @@ def tales_chat() -> Recipe:
         beta=BetaSettings(initial=0.1, depth=recipe.beta.depth),
         optimizer=OptimizerSettings(),
         diet=replace(recipe.diet, other_epochs=0.25),
-        evaluate_every=100,
+        evaluations=6,
     )
 
 

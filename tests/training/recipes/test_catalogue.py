@@ -139,7 +139,7 @@ def test_an_adaptive_beta_is_told_of_losses_by_runs_that_are_evaluated_alike() -
     for name in ("small-adaptive", "paper-48x1536"):
         recipe, twin = recipe_named(name, []), recipe_named(f"{name}-dense", [])
         assert recipe.beta.adaptive and not twin.beta.adaptive
-        assert 0 < recipe.evaluate_every == twin.evaluate_every < recipe.num_steps
+        assert 1 < recipe.evaluations == twin.evaluations < recipe.num_steps
 
 
 def test_a_twin_follows_the_settings_of_its_recipe() -> None:

@@ -62,6 +62,12 @@ def test_a_vocabulary_too_large_to_train_may_come_with_a_tokenizer() -> None:
         ("shape.context=0", "context"),
         ("shape.vocab_size=100000", "vocab_size"),
         ("learning_rate.warmup=1", "warmup"),
+        ("seed=-1", "seed"),
+        ("evaluations=-1", "evaluations"),
+        ("validation_tokens=0", "validation_tokens"),
+        ("router_warmup.share=5", "share"),
+        ("router_warmup.alpha=-1", "alpha"),
+        ("diet.other_epochs=-1", "other_epochs"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(setting: str, complaint: str) -> None:
@@ -77,6 +83,9 @@ def test_a_setting_that_cannot_be_is_refused_by_name(setting: str, complaint: st
         ("shape.num_heads=5", "attention heads"),
         ("shape.exit_layers=1,4", "places 2 exits, and num_exits is 4"),
         ("shape.exit_layers=1,3,2,4", "increasing"),
+        ("short_context=512", "at most shape.context"),
+        ("tokens_per_step=2000", "multiple of 128"),
+        ("tokens_per_step=64", "multiple of 128"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(setting: str, complaint: str) -> None:
@@ -92,3 +101,8 @@ def test_settings_need_to_go_together_only_in_the_end() -> None:
 def test_windows_are_long_only_in_the_last_share_of_a_run() -> None:
     recipe = recipe_named("tiny", ["shape.context=256", "short_context=64", "long_context_share=0.25"])
     assert [recipe.context_at(progress) for progress in (0.0, 0.74, 0.75, 1.0)] == [64, 64, 256, 256]
+
+
+def test_baselines_start_from_random_weights() -> None:
+    with pytest.raises(RecipeError, match="initial means nothing to calm"):
+        recipe_named("small-calm", ["initial=somewhere"])
