@@ -171,6 +171,7 @@ def train(
     """
     from nvium_core.loading import resolve_device
     from nvium_core.training import dry_run as estimates
+    from nvium_core.training.distributed import is_first_here
     from nvium_core.training.recipes.catalogue import recipe_named
     from nvium_core.training.train import RunOptions
     from nvium_core.training.train import train as run
@@ -193,7 +194,9 @@ def train(
     elif data is None:
         raise typer.BadParameter("--data is missing")
     else:
-        print(f"The model is in {run(chosen, options)}")
+        written = run(chosen, options)
+        if is_first_here():
+            print(f"The model is in {written}")
 
 
 @app.command()

@@ -73,7 +73,8 @@ class LossTotals:
         self.mix_nll += float(mix_nll_T.sum())
         self.oracle_nll += float(nll_TE.amin(-1).sum())
         self.exit_nll_E += nll_TE.sum(0)
-        is_bound_T = (nll_TE.amin(-1) <= mix_nll_T + ROUNDING) & (mix_nll_T <= nll_TE.amax(-1) + ROUNDING)
+        said_T = predictions.explicit_nll
+        is_bound_T = (nll_TE.amin(-1) <= said_T + ROUNDING) & (said_T <= nll_TE.amax(-1) + ROUNDING)
         self.bound_violations += int((~is_bound_T).sum())
         self.mass_violations += int(((predictions.mass - 1).abs() > ROUNDING).sum())
 

@@ -29,13 +29,14 @@ class Predictions:
     """Of the targets of a window, in float64 on the CPU, whatever the model's precision.
 
     log_w: each exit's log-probabilities of going on and of leaving [T, E, 2]. log_p: log p_k [T, E]. exit_nll: −log π_k
-    of the target [T, E]. mass: Σ_v π_mix(v), which should be 1 [T]. top_prob: the largest of π_mix [T]. top_is_target:
-    whether that token came [T].
+    of the target [T, E]. explicit_nll: −log π_mix of the target, read off π_mix over the whole vocabulary [T]. mass:
+    Σ_v π_mix(v), which should be 1 [T]. top_prob: the largest of π_mix [T]. top_is_target: whether that token came [T].
     """
 
     log_w: Tensor
     log_p: Tensor
     exit_nll: Tensor
+    explicit_nll: Tensor
     mass: Tensor
     top_prob: Tensor
     top_is_target: Tensor
@@ -100,5 +101,6 @@ def predict(model: NviumForCausalLM, states: list[Tensor], target_C: Tensor) -> 
         nll.append(-log_probs_CV.gather(-1, target_C[:, None])[:, 0])
         mixture_CV = mixture_CV + (log_p_C[:, None] + log_probs_CV).exp()
     top_prob_C, top_C = mixture_CV.max(-1)
-    found = (log_w_CE2, log_p_CE, torch.stack(nll, -1), mixture_CV.sum(-1), top_prob_C, top_C == target_C)
-    return Predictions(*(x.double().cpu() for x in found))
+    explicit_nll_C = -mixture_CV.gather(-1, target_C[:, None])[:, 0].log()
+    mixed = (explicit_nll_C, mixture_CV.sum(-1), top_prob_C, top_C == target_C)
+    return Predictions(*(x.double().cpu() for x in (log_w_CE2, log_p_CE, torch.stack(nll, -1), *mixed)))

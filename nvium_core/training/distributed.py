@@ -66,6 +66,11 @@ def joined_processes(device: torch.device) -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
+def is_first_here() -> bool:
+    """Whether this is the first, or only, process on its machine."""
+    return dist.get_node_local_rank(fallback_rank=0) == 0
+
+
 def own_device(device: torch.device) -> torch.device:
     """This process's device: on a machine of several GPUs, the one of its number."""
     if device.type == "cuda" and dist.is_torchelastic_launched():

@@ -54,7 +54,7 @@ def test_the_papers_propositions_hold_at_every_token(ids: list[int], seed: int) 
 
 def test_a_mixture_outside_its_exits_is_counted() -> None:
     sound = window_predictions(random_model([1, 2, 4]), [1, 2, 3, 4], 1)
-    heavy = replace(sound, log_p=sound.log_p + 5)
+    heavy = replace(sound, explicit_nll=sound.explicit_nll - 5)
     assert totals(heavy).bound_violations == 3
     assert totals(replace(sound, mass=sound.mass + 0.1)).mass_violations == 3
 

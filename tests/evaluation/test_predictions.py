@@ -37,6 +37,7 @@ def test_predictions_are_those_of_the_models_forward_pass(
     log_mixture_TV, targets_T = out.logits[0, 2:-1], torch.tensor(ids[3:])
     rows = torch.arange(len(targets_T))
     torch.testing.assert_close(found.mix_nll, -log_mixture_TV[rows, targets_T])
+    torch.testing.assert_close(found.explicit_nll, -log_mixture_TV[rows, targets_T])
     torch.testing.assert_close(found.exit_nll, -out.exit_logits[0, 2:-1].log_softmax(-1)[rows, :, targets_T])
     torch.testing.assert_close(found.log_p.exp(), out.exit_probs[0, 2:-1])
     torch.testing.assert_close(found.top_prob, log_mixture_TV.max(-1).values.exp())
