@@ -54,7 +54,9 @@ def test_a_model_of_another_shape_is_refused(setting: str, complaint: str, recip
 
 
 def test_a_context_may_be_shorter_than_the_models(recipe: Recipe) -> None:
-    initial_model(replace(small_recipe("shape.context=32"), initial=recipe.initial), VOCAB_SIZE, 0)
+    shorter = replace(small_recipe("shape.context=32"), initial=recipe.initial)
+    kept = initial_model(recipe, VOCAB_SIZE, 0).config.max_position_embeddings
+    assert initial_model(shorter, VOCAB_SIZE, 0).config.max_position_embeddings == kept > shorter.shape.context
 
 
 def test_a_retrofit_starts_from_a_llama(tmp_path: Path) -> None:
