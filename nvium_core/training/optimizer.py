@@ -13,6 +13,7 @@ from torch.optim import AdamW, Optimizer
 from transformers import PreTrainedModel
 
 from nvium_core.model.llama import RMSNorm
+from nvium_core.training.precision import fast_dtype
 
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPSILON = 1e-8
@@ -38,7 +39,7 @@ class Muon(Optimizer):
     """Momentum whose singular values are all set to about one (Keller Jordan's Muon), for matrices only.
 
     Equals `torch.optim.Muon`, which iterates in bfloat16, one matrix at a time: five times slower on a CPU without
-    bfloat16. Here all matrices of one shape are iterated together, on a CPU in float32.
+    bfloat16. Here all matrices of one shape are iterated together, in what the device is fast in.
     """
 
     def __init__(
@@ -63,11 +64,12 @@ class Muon(Optimizer):
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         averages = [self._average(matrix) for matrix in matrices]
         torch._foreach_lerp_(averages, gradients, 1 - momentum)
-        direction_MDE = orthogonalized(torch.stack(gradients).lerp(torch.stack(averages), momentum))
+        momentum_MDE = torch.stack(gradients).lerp(torch.stack(averages), momentum)
+        direction_MDE = orthogonalized(momentum_MDE, fast_dtype(momentum_MDE.device))
         num_rows, num_columns = matrices[0].shape
         step_size = lr * max(1, num_rows / num_columns) ** 0.5
         torch._foreach_mul_(matrices, 1 - lr * weight_decay)
-        torch._foreach_add_(matrices, list(direction_MDE.to(matrices[0].dtype).unbind(0)), alpha=-step_size)
+        torch._foreach_add_(matrices, list(direction_MDE.unbind(0)), alpha=-step_size)
 
     def _average(self, matrix: Tensor) -> Tensor:
         state = self.state[matrix]
@@ -86,17 +88,17 @@ def by_shape(matrices: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
-def orthogonalized(matrices_MDE: Tensor) -> Tensor:
-    """Each matrix U S Vᵀ as about U Vᵀ, by five Newton–Schulz steps."""
+def orthogonalized(matrices_MDE: Tensor, dtype: torch.dtype) -> Tensor:
+    """Each matrix U S Vᵀ as about U Vᵀ, by five Newton–Schulz steps in the given precision."""
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices_MDE.shape[-2] > matrices_MDE.shape[-1]
     x = matrices_MDE.mT if is_tall else matrices_MDE
-    x = x.to(torch.bfloat16) if x.is_cuda else x
+    x = x.to(dtype)
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if is_tall else x
+    return (x.mT if is_tall else x).to(matrices_MDE.dtype)
 
 
 def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings) -> list[Optimizer]:

@@ -17,7 +17,7 @@ def tales() -> Recipe:
     """The embedded story-teller: 6.5M parameters, four exits, about two hours on two cores."""
     return Recipe(
         shape=Shape(num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024),
-        total_tokens=14_000_000,
+        total_tokens=16_000_000,
         tokens_per_step=4096,
         short_context=256,
         long_context_share=0.07,
