@@ -258,6 +258,29 @@ def evaluate(
 
 
 @app.command()
+def evaluate_chat(
+    data: Annotated[Path, typer.Option(help="Stories to ask for, or a .jsonl of chats; see docs/chat.md.")],
+    model: ModelArgument = None,
+    conversations: Annotated[int, typer.Option(help="So many of them, spread over the text.", min=1)] = 100,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    device: DeviceOption = "auto",
+    dtype: PrecisionOption = "auto",
+) -> None:
+    """What written answers cost a model that was taught to chat, and whether its own come to an end."""
+    from nvium_core import load_model
+    from nvium_core.evaluation import chat, suite
+    from nvium_core.evaluation.report import table
+
+    suite.check_places(json_file, None)
+    loaded = load_model(model, device, dtype)
+    found = chat.evaluate_chat(loaded.model, chat.held_out(loaded, data, conversations), show_progress=True)
+    figures = suite.description(loaded) | found.as_dict()
+    print(table(["figure", "value"], figures.items()))
+    if json_file:
+        suite.write_json(figures, json_file)
+
+
+@app.command()
 def evaluate_baseline(
     model: Annotated[str, typer.Argument(help="The folder of a CALM*, or of LayerSkip, which is a Llama.")],
     twin: Annotated[str, typer.Option(help="The dense model's folder.")],

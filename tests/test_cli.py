@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from nvium_core import cli
+from nvium_core.training.chat_template import give_chat_template
+from nvium_core.training.train import write_model
 from tests.byte_model import load_byte_model
 from tests.training.baselines.small_models import small_calm, small_univium
 
@@ -107,6 +109,29 @@ def test_a_baseline_becomes_points_beside_its_dense_twin(
     assert plot.exists()
     assert run(monkeypatch, "evaluate-baseline", model_folder, *arguments) == 2
     assert "`nvium evaluate` measures" in capsys.readouterr().err
+
+
+def test_a_model_without_a_chat_template_is_not_asked_to_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The fox\n\nOne fox ran.\n", encoding="utf-8")
+    assert run(monkeypatch, "evaluate-chat", model_folder, "--data", text) == 2
+    assert "no chat template" in capsys.readouterr().err
+
+
+def test_a_model_that_was_taught_to_chat_is_asked_for_tales(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text, folder, figures = tmp_path / "text.txt", tmp_path / "chat", tmp_path / "figures.json"
+    loaded = load_byte_model(context=256)
+    loaded.tokenizer.bos_token = loaded.tokenizer.eos_token
+    give_chat_template(loaded.tokenizer)
+    write_model(loaded.model, loaded.tokenizer, folder)
+    text.write_text("The fox\n\nOne fox ran.\n", encoding="utf-8")
+    assert run(monkeypatch, "evaluate-chat", folder, "--data", text, "--json", figures) == 0
+    assert "answer_loss" in capsys.readouterr().out
+    assert json.loads(figures.read_text())["num_conversations"] == 1
 
 
 def test_a_recipe_is_trained_and_its_model_speaks(

@@ -5,6 +5,7 @@ Shapes: T tokens of a conversation, A of them in answers, E exits.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -15,9 +16,12 @@ from torch import Tensor
 from nvium_core.engine.engine import Engine, EngineError
 from nvium_core.engine.events import Completion, FailureEvent
 from nvium_core.engine.params import SamplingParams
+from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.loading import LoadedModel
 from nvium_core.model import mixture
 from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.training.data import packed_batch
+from nvium_core.training.chat_data import chat_examples
+from nvium_core.training.data import Diet, packed_batch
 from nvium_core.training.examples import Example
 from nvium_core.training.loss import token_losses
 
@@ -43,6 +47,17 @@ class ChatEvaluation:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def held_out(loaded: LoadedModel, data: Path, count: int) -> list[Example]:
+    """About `count` conversations, spread over a chat file or a text of stories.
+
+    Raises `EvaluationError` for a model that was taught no template, and `DataError` naming what is wrong in a file.
+    """
+    if not loaded.tokenizer.chat_template:
+        raise EvaluationError(f"{loaded.name}: has no chat template, so it was not taught to answer")
+    examples = chat_examples(data, loaded.tokenizer, loaded.model.config.max_position_embeddings, Diet(), seed=0)
+    return examples[:: max(1, len(examples) // count)][:count]
 
 
 def evaluate_chat(

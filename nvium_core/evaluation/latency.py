@@ -1,8 +1,9 @@
 """Milliseconds per token by category of prompt: a model, the same model at full depth, and its dense twin.
 
-The paper's protocol: one request at a time, at most 128 new tokens, three trials; a token's share of the whole time,
-prompt included; the mean over categories of dense over ours. Contenders take turns at every prompt, every other time in
-reverse order, and a category's figure is the median over its answers, so that a noisy machine is fair to all.
+The paper's protocol: one request at a time, 128 new tokens, three trials; a token's share of the whole time, prompt
+included; the mean over categories of dense over ours. Every answer has the same length, end-of-text or not. Contenders
+take turns at every prompt, every other time in reverse order. A category's time is the median over its answers and its
+ratio the median over pairs that were spoken in turn, so that a noisy machine is fair to all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,14 +41,12 @@ class Contender:
         token_ids = self.loaded.tokenizer(text, verbose=False).input_ids
         room = self.engine.context - num_tokens
         self.num_cut += len(token_ids) > room
-        spoken = speak(self.engine, token_ids[-room:], SamplingParams(max_tokens=num_tokens, seed=seed))
-        self.answers.setdefault(category, []).append(spoken)
+        params = SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True)
+        self.answers.setdefault(category, []).append(speak(self.engine, token_ids[-room:], params))
 
     def milliseconds(self, category: str, first: int = 0) -> list[float]:
-        """Per token of each answer, from its token `first` on: from 0 the prompt has its share in it. Answers without
-        such tokens have taken no time."""
-        times = [[token.seconds for token in answer[first:]] for answer in self.answers[category]]
-        return [MILLISECONDS * sum(seconds) / max(1, len(seconds)) for seconds in times]
+        """Per token of each answer, from its token `first` on: from 0 the prompt has its share in it."""
+        return [MILLISECONDS * fmean(token.seconds for token in answer[first:]) for answer in self.answers[category]]
 
 
 def contender(loaded: LoadedModel, schedule: Schedule) -> Contender:
@@ -117,16 +116,16 @@ def mean_ratio(other: Contender, ours: Contender, first: int) -> float:
 
 def ratio(others: Sequence[float], ours: Sequence[float]) -> float:
     """The median of pairs, each spoken in turn."""
-    pairs = [(other, our) for other, our in zip(others, ours, strict=True) if other and our]
-    return median(other / our for other, our in pairs) if pairs else 1.0
+    return median(other / our for other, our in zip(others, ours, strict=True))
 
 
-def staircase(ours: Contender) -> list[dict[str, float]]:
-    """How long a token took, from when the one before it was out, by the exit it left at; first tokens left out."""
+def staircase(ours: Contender) -> list[dict[str, float | None]]:
+    """How long a token took, from when the one before it was out, by the exit it left at; first tokens left out. None
+    for an exit that no token left at."""
     answers = [answer for of_category in ours.answers.values() for answer in of_category]
-    steps = []
+    steps: list[dict[str, float | None]] = []
     for exit_, depth in enumerate(ours.loaded.model.config.exit_layers or [], 1):
         times = [MILLISECONDS * token.seconds for answer in answers for token in answer[1:] if token.exit == exit_]
-        low, middle, high = np.percentile(times, (25, 50, 75)).tolist() if times else (0.0, 0.0, 0.0)
+        low, middle, high = np.percentile(times, (25, 50, 75)).tolist() if times else (None, None, None)
         steps.append({"exit": exit_, "layer": depth, "tokens": len(times), "median": middle, "low": low, "high": high})
     return steps

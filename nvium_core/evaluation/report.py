@@ -135,9 +135,9 @@ def latency(figures: Figures) -> str:
         ["after the first token", None, None, *(f"{ratio:.3f}" for ratio in measured["decoding_ratios"].values())],
     ]
     protocol = (
-        f"Milliseconds per token, prompts included; at most {measured['max_new_tokens']} new tokens, "
-        f"{measured['trials']} trials, in turns. Ratios are means over categories. {measured['prompts_cut']} prompts "
-        "were too long and lost their beginning."
+        f"Milliseconds per token, prompts included; {measured['max_new_tokens']} new tokens, {measured['trials']} "
+        "trials, in turns; medians over answers. Ratios are medians of answers spoken in turn, on average over "
+        f"categories. {measured['prompts_cut']} prompts were too long and lost their beginning."
     )
     columns = ["category", "prompts", *names]
     steps = [[s["exit"], s["layer"], s["tokens"], s["low"], s["median"], s["high"]] for s in measured["staircase"]]

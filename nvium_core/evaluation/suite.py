@@ -15,6 +15,7 @@ from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.spec_bench import Prompts, read_prompts
 from nvium_core.evaluation.spoken import speak
 from nvium_core.loading import LoadedModel
+from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.model.flops import flops_before_speaking, flops_per_token, spoken_flops
 
 OPENING_CHARACTERS = 200
@@ -97,10 +98,11 @@ def openings(documents: Sequence[str]) -> Prompts:
 
 
 def description(loaded: LoadedModel) -> Figures:
-    """Which model."""
-    config = loaded.model.config
+    """Which model. One that a run has left is called as the run's folder is."""
+    config, path = loaded.model.config, Path(loaded.model.name_or_path).resolve()
     return {
         **subject_of(loaded).as_dict(),
+        "model": path.parent.name if path.name == MODEL_FOLDER else loaded.name,
         "num_parameters": loaded.model.num_parameters(),
         "num_layers": config.num_hidden_layers,
         "width": config.hidden_size,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from nvium_core.errors import NviumError
 from nvium_core.model.config import NviumConfig
 
+MODEL_FOLDER = "model"  # where a training run leaves its model, inside its own folder
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", ".hydra/config.yaml"]
 PUBLISHED_EXTRAS = Path(".hydra/config.yaml")  # where the published layout keeps what config.json cannot say
 DERIVABLE = re.compile(r"rotary_emb\.|^early_lm_heads\.")  # tensors that may be there or not: recomputed or tied
@@ -86,6 +87,8 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
 def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
     """The local folder of a model given as a path or as a Hub name."""
     folder = Path(source)
+    if (folder / MODEL_FOLDER / "config.json").is_file() and not (folder / "config.json").exists():
+        raise CheckpointError(f"{source}: holds a training run; its model is {folder / MODEL_FOLDER}")
     if folder.is_dir():
         return folder
     if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:

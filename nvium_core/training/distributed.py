@@ -6,6 +6,7 @@ Processes are started by torchrun, which tells PyTorch all there is to know. One
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import get_args
 
 import torch
@@ -15,6 +16,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from nvium_core.choices import Sharding
+
+PATIENCE = timedelta(hours=2)
+"""How long processes wait for one another; the first alone makes tokens of the text."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def joined_processes(device: torch.device) -> Iterator[Processes]:
     if not dist.is_torchelastic_launched():
         yield Processes()
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield Processes(dist.get_rank(), dist.get_world_size())
     finally:

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from nvium_core.choices import Sharding
+from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.training.beta import VALIDATION_LOSS, beta_control
 from nvium_core.training.data import Batch, Windows
 from nvium_core.training.distributed import Processes, gradients_shared, joined_processes, own_device, spread
@@ -291,12 +292,22 @@ class TrainingRun:
             path = self.options.folder / "state.pt"
             raise TrainingError(f"{path}: holds a run with other {', '.join(sorted(others))}; choose another --folder")
         self.step = state["step"]
+        self.check_length(state["recipe"]["total_tokens"])
         self.beta.restore(state["beta"])
         scatter(state, self.model, self.optimizers, self.processes)
 
+    def check_length(self, total_tokens: int) -> None:
+        """Raise if in a run of the length it was begun with another rate, window or phase would be due by now."""
+        begun = replace(self.recipe, total_tokens=total_tokens)
+        if begun.num_steps != self.recipe.num_steps and due(begun, self.step) != due(self.recipe, self.step):
+            raise TrainingError(
+                f"total_tokens: step {self.step} of a run begun with {total_tokens:,} is past the time at which "
+                "its length may change; give that number, or choose another --folder"
+            )
+
     def export(self) -> Path:
         """Write the model as a standard folder, weights in bfloat16."""
-        folder = self.options.folder / "model"
+        folder = self.options.folder / MODEL_FOLDER
         weights = gathered_weights(self.model)
         if self.processes.is_first:
             whole = type(self.model)(self.model.config)
@@ -304,6 +315,17 @@ class TrainingRun:
             write_model(nn.Module.to(whole, torch.bfloat16), self.tokenizer, folder)
         self.processes.wait()
         return folder
+
+
+def due(recipe: Recipe, step: int) -> tuple[float, int, bool]:
+    """What a step's place in the run decides: the share of the learning rate, the window, and whether routers are
+    balanced."""
+    progress = step / recipe.num_steps
+    return (
+        round(recipe.learning_rate.share_at(progress), 9),
+        recipe.context_at(progress),
+        recipe.router_warmup.active(progress),
+    )
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nvium_core.evaluation.flops import iso_flop_tokens, iso_speed_layers
+from nvium_core.evaluation.iso import iso_flop_tokens, iso_speed_layers
 from nvium_core.evaluation.predictions import EvaluationError
 from tests.model.paper_flops import PER_MILLE, paper_flops
 

@@ -2,7 +2,12 @@
 
 import json
 import os
+import resource
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +136,7 @@ def test_a_validation_text_is_evaluated_now_and_then(tmp_path: Path) -> None:
     assert list(evaluations) == [6, 12]
     assert run.validation is not None
     windows = [run.validation.batch(number, 1, 64) for number in range(run.validation.num_windows(64))]
-    with torch.no_grad():
+    with torch.no_grad(), run.autocast():
         losses = [float(batch_losses(run.model, window).mix) for window in windows]  # type: ignore[arg-type]
     assert evaluations[12]["validation_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
 
@@ -319,6 +324,65 @@ def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_goes_on(
     assert_equal(finished(resumed), uninterrupted)
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from nvium_core.training.train import TrainingRun
+from tests.training.small_runs import options, small_recipe, start
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+run = start(small_recipe(), options(Path(sys.argv[1])))
+steps = run.steps()
+for _ in range(5):
+    next(steps)
+if sys.argv[2] == "while it writes a checkpoint":
+    os.fsync = kill
+else:
+    run.train_step = kill
+list(steps)
+"""
+
+
+@pytest.mark.parametrize("moment", ["between two checkpoints", "while it writes a checkpoint"])
+def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
+    uninterrupted: dict[str, torch.Tensor], tmp_path: Path, moment: str
+) -> None:
+    folder = tmp_path / "run"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(folder), moment], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (folder / "state.partial").exists() == (moment == "while it writes a checkpoint")
+    resumed = start(small_recipe(), options(folder))
+    assert resumed.step == 4
+    assert_equal(finished(resumed), uninterrupted)
+
+
+@contextmanager
+def disk_of(num_bytes: int) -> Iterator[None]:
+    """No file may grow longer meanwhile, which looks to a program as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_exhausted_disk_stops_the_run_and_spares_the_last_checkpoint(
+    uninterrupted: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    run = start(small_recipe(), options(tmp_path / "run"))
+    steps = run.steps()
+    for _ in range(5):
+        next(steps)
+    with disk_of(20_000), pytest.raises(TrainingError, match=r"state\.partial: cannot write the checkpoint"):
+        list(steps)
+    resumed = start(run.recipe, run.options)
+    assert resumed.step == 4
+    assert_equal(finished(resumed), uninterrupted)
+
+
 def test_a_torn_last_line_of_the_log_is_no_line(tmp_path: Path) -> None:
     run_options = options(tmp_path / "run")
     advance(start(small_recipe(), run_options), 6)
@@ -353,6 +417,28 @@ def test_a_run_is_resumed_only_by_the_recipe_that_began_it(tmp_path: Path, setti
     advance(start(small_recipe(), run_options), 4)
     with pytest.raises(TrainingError, match=rf" {setting.partition('=')[0]}"):
         start(small_recipe(setting), run_options)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["learning_rate.kind=cosine"],
+        ["learning_rate.kind=wsd", "learning_rate.decay=0.9"],
+        ["learning_rate.kind=wsd", "router_warmup.share=0.25"],
+    ],
+)
+def test_a_run_is_not_made_longer_where_that_would_change_what_has_been(tmp_path: Path, settings: list[str]) -> None:
+    run_options = options(tmp_path / "run")
+    advance(start(small_recipe(*settings), run_options), 4)
+    with pytest.raises(TrainingError, match="total_tokens: step 4 of a run begun with 3,072"):
+        start(small_recipe(*settings, "total_tokens=6144"), run_options)
+
+
+def test_a_run_is_made_longer_while_its_rate_is_stable(tmp_path: Path) -> None:
+    run_options = options(tmp_path / "run")
+    settings = ["learning_rate.kind=wsd", "learning_rate.decay=0.5", "router_warmup.share=0.1"]
+    advance(start(small_recipe(*settings), run_options), 4)
+    assert start(small_recipe(*settings, "total_tokens=6144"), run_options).step == 4
 
 
 def test_a_run_does_not_go_on_with_tokens_of_something_else(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ Shapes: B windows, T tokens, D width, L layers. A depth is counted in layers: 6 
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -43,20 +42,18 @@ class LayerSkip:
     """The method's settings, as the N-vium paper has them.
 
     `max_dropout` is what the last layer comes to at the end of training. `early_loss_scale` is e_scale, from 0 (early
-    exits count nothing) to 1. The gradual curriculum lets exits in from the deepest to the shallowest during the first
-    half of training; the rotational one asks each of them in one of `rotation_period` steps.
+    exits count nothing) to 1. The curriculum is the gradual one: exits are let in from the deepest to the shallowest
+    during the first half of training.
     """
 
     max_dropout: float = 0.3
     early_loss_scale: float = 1.0
-    curriculum: Literal["gradual", "rotational"] = "gradual"
-    rotation_period: int = 8
 
     def __post_init__(self) -> None:
-        if not (0 <= self.max_dropout < 1 and 0 <= self.early_loss_scale <= 1 and self.rotation_period >= 1):
+        if not (0 <= self.max_dropout < 1 and 0 <= self.early_loss_scale <= 1):
             raise ValueError(
-                "max_dropout must be in [0, 1), early_loss_scale in [0, 1] and rotation_period at least 1, got "
-                f"{self.max_dropout}, {self.early_loss_scale} and {self.rotation_period}"
+                "max_dropout must be in [0, 1) and early_loss_scale in [0, 1], got "
+                f"{self.max_dropout} and {self.early_loss_scale}"
             )
 
     # Exits come and go with the steps, and each change would be compiled anew.
@@ -69,7 +66,7 @@ class LayerSkip:
         num_layers, num_windows = model.config.num_hidden_layers, len(batch.inputs)
         weights, kept_LB = {num_layers: 1.0}, torch.ones(num_layers, num_windows, dtype=torch.bool)
         if model.training:
-            weights = self.loss_weights([*model.early_exits, num_layers], moment)
+            weights = self.loss_weights([*model.early_exits, num_layers], moment.progress)
             kept_LB = kept_layers(batch, moment.step, self.dropout(num_layers, moment.progress))
         kept_LB = kept_LB.to(batch.inputs.device)
         losses = exit_losses(model, batch, kept_LB, weights)
@@ -86,18 +83,17 @@ class LayerSkip:
             for layer in range(num_layers)
         ]
 
-    def loss_weights(self, depths: Sequence[int], moment: Moment) -> dict[int, float]:
+    def loss_weights(self, depths: Sequence[int], progress: float) -> dict[int, float]:
         """ẽ (equation 6) of exits at some depths, the last at full depth: those that count now, in weights of sum 1."""
         *early, last = depths
-        scales = {depth: self.early_loss_scale * sum(range(depth)) for depth in self.active(early, last, moment)}
+        scales = {depth: self.early_loss_scale * sum(range(depth)) for depth in active(early, last, progress)}
         scales[last] = max(1, last - 1) + self.early_loss_scale * sum(range(last - 1))
         return {depth: scale / sum(scales.values()) for depth, scale in scales.items()}
 
-    def active(self, early: Sequence[int], num_layers: int, moment: Moment) -> list[int]:
-        """C: the early exits that the curriculum asks now. The last exit is always asked."""
-        if self.curriculum == "gradual":
-            return [depth for depth in early if moment.progress >= (num_layers - depth) / (2 * num_layers)]
-        return [depth for number, depth in enumerate(early) if (number - moment.step) % self.rotation_period == 0]
+
+def active(early: Sequence[int], num_layers: int, progress: float) -> list[int]:
+    """C: the early exits that the curriculum asks now. The last exit is always asked."""
+    return [depth for depth in early if progress >= (num_layers - depth) / (2 * num_layers)]
 
 
 def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:

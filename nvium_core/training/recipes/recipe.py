@@ -10,6 +10,7 @@ from nvium_core.training.data import Diet
 from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.schedule import LearningRate, RouterWarmup
 
+MIN_TRAINED_VOCABULARY = 257  # every byte, and end-of-text
 MAX_TRAINED_VOCABULARY = 2**16  # token files hold 16 bits a token
 
 Method = Literal["nvium", "retrofit", "calm", "layerskip"]
@@ -116,8 +117,8 @@ class Recipe:
         check(self.method in get_args(Method), f"method must be one of {', '.join(get_args(Method))}")
         check(self.text in get_args(Text), f"text must be one of {', '.join(get_args(Text))}")
         trains_tokenizer = self.tokenizer is None and self.initial is None
-        fits = not trains_tokenizer or self.shape.vocab_size <= MAX_TRAINED_VOCABULARY
-        check(fits, f"vocab_size must be at most {MAX_TRAINED_VOCABULARY}")
+        fits = not trains_tokenizer or MIN_TRAINED_VOCABULARY <= self.shape.vocab_size <= MAX_TRAINED_VOCABULARY
+        check(fits, f"vocab_size must be from {MIN_TRAINED_VOCABULARY} to {MAX_TRAINED_VOCABULARY}")
 
     def check_together(self) -> None:
         """Raise `ValueError` for values that are wrong only beside one another."""

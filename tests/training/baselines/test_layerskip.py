@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import token_nll
-from nvium_core.training.baselines.layerskip import LayerSkip, build_layerskip, exit_losses, kept_layers
+from nvium_core.training.baselines.layerskip import LayerSkip, active, build_layerskip, exit_losses, kept_layers
 from nvium_core.training.data import Batch
 from tests.training.baselines.small_models import moment, small_batch, small_config, small_layerskip, small_univium
 
@@ -41,40 +41,23 @@ def test_dropout_rises_over_layers_and_time_to_its_maximum() -> None:
 
 
 def test_the_gradual_curriculum_lets_exits_in_from_the_deepest_and_has_all_after_half_of_the_steps() -> None:
-    def active(progress: float) -> list[int]:
-        return PAPER.active(EARLY, 24, moment(progress=progress))
-
-    assert active(0.0) == []
-    assert active(2 / 48) == [22]  # two layers, each a 2 L-th of the run
-    assert active(0.2499) == [14, 16, 18, 20, 22]
-    assert active(0.25) == [12, 14, 16, 18, 20, 22]
-    assert active(0.5) == active(0.99) == EARLY
-
-
-def test_the_rotational_curriculum_asks_every_exit_once_in_a_period() -> None:
-    rotating = LayerSkip(curriculum="rotational")
-    first = [rotating.active(EARLY, 24, moment(step=step)) for step in range(8)]
-    assert sorted(depth for active in first for depth in active) == EARLY
-    assert first[0] == [2, 18] and first[1] == [4, 20] and first[7] == [16]
-    assert rotating.active(EARLY, 24, moment(step=8)) == first[0]
+    assert active(EARLY, 24, 0.0) == []
+    assert active(EARLY, 24, 2 / 48) == [22]  # two layers, each a 2 L-th of the run
+    assert active(EARLY, 24, 0.2499) == [14, 16, 18, 20, 22]
+    assert active(EARLY, 24, 0.25) == [12, 14, 16, 18, 20, 22]
+    assert active(EARLY, 24, 0.5) == active(EARLY, 24, 0.99) == EARLY
 
 
 def test_later_exits_weigh_quadratically_more() -> None:
-    weights = PAPER.loss_weights([2, 4], moment(progress=0.9))
+    weights = PAPER.loss_weights([2, 4], 0.9)
     assert weights == pytest.approx({2: 1 / 7, 4: 6 / 7})  # 0 + 1 against 3 + (0 + 1 + 2)
-    assert LayerSkip(early_loss_scale=0.5).loss_weights([2, 4], moment(progress=0.9)) == pytest.approx({2: 0.1, 4: 0.9})
-    assert LayerSkip(early_loss_scale=0).loss_weights([2, 4], moment(progress=0.9)) == {2: 0, 4: 1}
+    assert LayerSkip(early_loss_scale=0.5).loss_weights([2, 4], 0.9) == pytest.approx({2: 0.1, 4: 0.9})
+    assert LayerSkip(early_loss_scale=0).loss_weights([2, 4], 0.9) == {2: 0, 4: 1}
 
 
-@given(
-    num_layers=st.integers(1, 48),
-    progress=st.floats(0, 1),
-    step=st.integers(0, 100),
-    curriculum=st.sampled_from(["gradual", "rotational"]),
-)
-def test_weights_always_sum_to_one(num_layers: int, progress: float, step: int, curriculum: str) -> None:
-    method = LayerSkip(curriculum=curriculum)  # type: ignore[arg-type]
-    weights = method.loss_weights([*range(2, num_layers, 2), num_layers], moment(step, progress))
+@given(num_layers=st.integers(1, 48), progress=st.floats(0, 1))
+def test_weights_always_sum_to_one(num_layers: int, progress: float) -> None:
+    weights = PAPER.loss_weights([*range(2, num_layers, 2), num_layers], progress)
     assert sum(weights.values()) == pytest.approx(1)
     assert max(weights, key=lambda depth: weights[depth]) == num_layers
 
@@ -153,7 +136,7 @@ def test_a_compiled_objective_is_the_same() -> None:
     assert compiled(model, batch, now).loss == PAPER.objective(model, batch, now).loss
 
 
-@pytest.mark.parametrize("setting", [{"max_dropout": 1.0}, {"early_loss_scale": 1.5}, {"rotation_period": 0}])
+@pytest.mark.parametrize("setting", [{"max_dropout": 1.0}, {"early_loss_scale": 1.5}])
 def test_settings_that_make_no_sense_are_refused(setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         LayerSkip(**setting)  # type: ignore[arg-type]
