@@ -172,6 +172,7 @@ def train(
     from nvium_core.loading import resolve_device
     from nvium_core.training import dry_run as estimates
     from nvium_core.training.distributed import is_first_here
+    from nvium_core.training.heap import keep_freed_memory
     from nvium_core.training.recipes.catalogue import recipe_named
     from nvium_core.training.train import RunOptions
     from nvium_core.training.train import train as run
@@ -194,6 +195,7 @@ def train(
     elif data is None:
         raise typer.BadParameter("--data is missing")
     else:
+        keep_freed_memory()
         written = run(chosen, options)
         if is_first_here():
             print(f"The model is in {written}")

@@ -14,7 +14,7 @@ from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.evaluation.predictions import document_tokens, windows
+from nvium_core.evaluation.predictions import document_windows
 from nvium_core.training.baselines.calm import CalmForCausalLM
 from nvium_core.training.baselines.confidence import confident_losses
 from nvium_core.training.data import packed_batch
@@ -47,15 +47,13 @@ def evaluate_calm(
     show_progress: bool = False,
 ) -> CalmEvaluation:
     """Predict every token of every document once, each with at least half a context before it where there is one."""
-    context = model.config.max_position_embeddings
     total_nll, exit_counts_E = 0.0, torch.zeros(model.config.num_exits, dtype=torch.long)
-    for document in track(documents, f"τ = {threshold}", disable=not show_progress):
-        token_ids = document_tokens(tokenizer, document)
-        for start, first_target, stop in windows(len(token_ids), context):
-            nll_T, exits_T = window_losses(model, token_ids[start:stop], first_target - start, threshold)
-            total_nll += float(nll_T.sum())
-            exit_counts_E += exits_T.bincount(minlength=len(exit_counts_E)).cpu()
-    return evaluation(model, threshold, total_nll, exit_counts_E, sum(map(len, documents)))
+    seen = track(documents, f"τ = {threshold}", disable=not show_progress)
+    for token_ids, first_target in document_windows(tokenizer, seen, model.config.max_position_embeddings):
+        nll_T, exits_T = window_losses(model, token_ids, first_target, threshold)
+        total_nll += float(nll_T.sum())
+        exit_counts_E += exits_T.bincount(minlength=len(exit_counts_E)).cpu()
+    return as_means(model, threshold, total_nll, exit_counts_E, sum(map(len, documents)))
 
 
 def window_losses(
@@ -67,7 +65,7 @@ def window_losses(
     return losses.nll[0, first_target - 1 :].double(), losses.exits[0, first_target - 1 :]
 
 
-def evaluation(
+def as_means(
     model: CalmForCausalLM, threshold: float, total_nll: float, exit_counts_E: Tensor, num_characters: int
 ) -> CalmEvaluation:
     """The sums as means."""

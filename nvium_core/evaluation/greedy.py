@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.engine.sampling import certified_argmax
-from nvium_core.evaluation.predictions import document_tokens, windows
+from nvium_core.evaluation.predictions import document_windows
 from nvium_core.model import mixture
 from nvium_core.model.nvium import NviumForCausalLM
 
@@ -44,16 +44,15 @@ def evaluate_greedy(
 ) -> GreedyEvaluation:
     """Decide every token of every document once, each with at least half a context before it where there is one."""
     num_agreeing, exit_counts_E = 0, torch.zeros(model.config.num_exits, dtype=torch.long)
-    for document in track(documents, "deciding", disable=not show_progress):
-        token_ids = document_tokens(tokenizer, document)
-        for start, first_target, stop in windows(len(token_ids), model.config.max_position_embeddings):
-            certified_T, exit_T, explicit_T = decide(model, token_ids[start : stop - 1], first_target - 1 - start)
-            num_agreeing += int((certified_T == explicit_T).sum())
-            exit_counts_E += exit_T.bincount(minlength=len(exit_counts_E)).cpu()
-    return evaluation(num_agreeing, exit_counts_E, model.config.exit_layers or [])
+    decided = track(documents, "deciding", disable=not show_progress)
+    for token_ids, first_target in document_windows(tokenizer, decided, model.config.max_position_embeddings):
+        certified_T, exit_T, explicit_T = decide(model, token_ids[:-1], first_target - 1)
+        num_agreeing += int((certified_T == explicit_T).sum())
+        exit_counts_E += exit_T.bincount(minlength=len(exit_counts_E)).cpu()
+    return as_shares(num_agreeing, exit_counts_E, model.config.exit_layers or [])
 
 
-def evaluation(num_agreeing: int, exit_counts_E: Tensor, exit_layers: Sequence[int]) -> GreedyEvaluation:
+def as_shares(num_agreeing: int, exit_counts_E: Tensor, exit_layers: Sequence[int]) -> GreedyEvaluation:
     """The counts as shares."""
     num_tokens = int(exit_counts_E.sum())
     depths_E = torch.tensor(exit_layers, dtype=torch.float64) / exit_layers[-1]

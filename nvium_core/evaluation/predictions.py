@@ -3,7 +3,7 @@
 Shapes: T targets of a window, C of them at a time, E exits, D width, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -51,10 +51,19 @@ def predictions(
     model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Iterator[Predictions]:
     """Predict every token of every document once, each with at least half a context before it where there is one."""
-    for document in track(documents, "evaluating", disable=not show_progress):
+    seen = track(documents, "evaluating", disable=not show_progress)
+    for token_ids, first_target in document_windows(tokenizer, seen, model.config.max_position_embeddings):
+        yield window_predictions(model, token_ids, first_target)
+
+
+def document_windows(
+    tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], context: int
+) -> Iterator[tuple[list[int], int]]:
+    """The tokens of every window of every document, and the place in it of its first target."""
+    for document in documents:
         token_ids = document_tokens(tokenizer, document)
-        for start, first_target, stop in windows(len(token_ids), model.config.max_position_embeddings):
-            yield window_predictions(model, token_ids[start:stop], first_target - start)
+        for start, first_target, stop in windows(len(token_ids), context):
+            yield token_ids[start:stop], first_target - start
 
 
 def document_tokens(tokenizer: PreTrainedTokenizerBase, document: str) -> list[int]:
