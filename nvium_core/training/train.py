@@ -312,6 +312,7 @@ class TrainingRun:
         if self.processes.is_first:
             whole = type(self.model)(self.model.config)
             whole.load_state_dict(weights)
+            whole.generation_config = self.model.generation_config
             write_model(nn.Module.to(whole, torch.bfloat16), self.tokenizer, folder)
         self.processes.wait()
         return folder
@@ -334,7 +335,8 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     try:
         shutil.rmtree(partial, ignore_errors=True)
         model.save_pretrained(partial)
-        (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)  # it says nothing that config.json does not
+        if model.generation_config.eos_token_id == model.config.eos_token_id:  # it says nothing else of ours
+            (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
         save_tokenizer(tokenizer, partial)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)

@@ -239,10 +239,12 @@ def tokenizer_of(folder: Path) -> Any:
 def test_a_retrofitted_llama_goes_on_from_where_it_was(tmp_path: Path) -> None:
     dense = ("shape.num_exits=1", "shape.adapter_width=0")
     llama = train(small_recipe(*dense), options(tmp_path / "llama"))
+    (llama / "generation_config.json").write_text('{"eos_token_id": [0, 5]}', encoding="utf-8")
     run = start(small_recipe("method=retrofit", f"initial={llama}"), options(tmp_path / "retrofit"))
     assert torch.equal(run.model.lm_head.weight.bfloat16(), NviumForCausalLM.from_pretrained(llama).lm_head.weight)
     first = next(run.steps())
     assert len(first["exit_probs"]) == 2 and first["mix_loss"] < 6
+    assert NviumForCausalLM.from_pretrained(run.export()).generation_config.eos_token_id == [0, 5]
 
 
 @pytest.fixture
