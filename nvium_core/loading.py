@@ -17,11 +17,15 @@ CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model on its device with its tokenizer; `name` is the last part of its folder or Hub name."""
+    """A model on its device with its tokenizer; `name` is the last part of its folder or Hub name.
+
+    `folder` is where it was read from, None if it was made.
+    """
 
     name: str
     model: NviumForCausalLM
     tokenizer: PreTrainedTokenizerFast
+    folder: Path | None = None
 
 
 def load_model(
@@ -40,7 +44,8 @@ def load_model(
     folder = resolve_folder(path)
     model = kind.from_pretrained(folder, dtype=resolve_dtype(dtype, place)).eval()
     nn.Module.to(model, place)
-    return LoadedModel(path.resolve().name if path.exists() else path.name, model, load_tokenizer(folder, model))
+    name = path.resolve().name if path.exists() else path.name
+    return LoadedModel(name, model, load_tokenizer(folder, model), folder.resolve())
 
 
 def embedded_model() -> Path:

@@ -17,6 +17,7 @@ from nvium_core.evaluation.report import Row, table
 COLUMNS = (
     "model",
     "parameters",
+    "tokens",
     "perplexity",
     "dense",
     "gain, %",
@@ -63,6 +64,7 @@ def row(figures: Figures) -> Row:
     return [
         figures["model"],
         figures.get("num_parameters"),
+        figures.get("training_tokens"),
         figures.get("perplexity"),
         figures.get("twin", {}).get("perplexity"),
         figures.get("perplexity_gain_percent"),

@@ -17,6 +17,7 @@ from nvium_core.evaluation.spoken import speak
 from nvium_core.loading import LoadedModel
 from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.model.flops import flops_before_speaking, flops_per_token, spoken_flops
+from nvium_core.training.run_folder import read_recipe
 
 OPENING_CHARACTERS = 200
 NUM_OPENINGS = 8
@@ -98,11 +99,13 @@ def openings(documents: Sequence[str]) -> Prompts:
 
 
 def description(loaded: LoadedModel) -> Figures:
-    """Which model. One that a run has left is called as the run's folder is."""
-    config, path = loaded.model.config, Path(loaded.model.name_or_path).resolve()
+    """Which model. One that a run has left is called as the run's folder is, and known to have read what that says."""
+    config, folder = loaded.model.config, loaded.folder
+    run = folder.parent if folder and folder.name == MODEL_FOLDER else None
     return {
         **subject_of(loaded).as_dict(),
-        "model": path.parent.name if path.name == MODEL_FOLDER else loaded.name,
+        "model": run.name if run else loaded.name,
+        "training_tokens": read_recipe(run).get("total_tokens") if run else None,
         "num_parameters": loaded.model.num_parameters(),
         "num_layers": config.num_hidden_layers,
         "width": config.hidden_size,

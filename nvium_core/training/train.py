@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Sharding
 from nvium_core.model.checkpoint import MODEL_FOLDER
@@ -34,7 +35,7 @@ from nvium_core.training.optimizer import optimizers
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import Report, RunLog, describe, progress_bar
-from nvium_core.training.run_folder import owned
+from nvium_core.training.run_folder import owned, write_recipe
 from nvium_core.training.state import gathered, gathered_weights, read_state, scatter, write_state
 from nvium_core.training.texts import prepare_text, validation_text
 from nvium_core.training.tokenizer import save_tokenizer
@@ -158,6 +159,8 @@ class TrainingRun:
 
     def steps(self) -> Iterator[Report]:
         """Train to the end; yields a report after every step."""
+        if self.processes.is_first:
+            write_recipe(self.recipe, self.options.folder)
         log = RunLog(self.options.folder, self.step, self.options.tensorboard) if self.processes.is_first else None
         try:
             for batches in prefetched(map(self.batches_of, range(self.step, self.recipe.num_steps))):
@@ -334,6 +337,7 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     partial = folder.with_name("model.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
+        disable_progress_bar()
         model.save_pretrained(partial)
         if model.generation_config.eos_token_id == model.config.eos_token_id:  # it says nothing else of ours
             (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)

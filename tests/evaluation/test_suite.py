@@ -11,6 +11,10 @@ from nvium_core.bench.harness import Figures
 from nvium_core.evaluation import suite
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import markdown
+from nvium_core.loading import load_model
+from nvium_core.training.recipes.catalogue import recipe_named
+from nvium_core.training.run_folder import write_recipe
+from nvium_core.training.train import write_model
 from tests.byte_model import EXIT_LAYERS, load_byte_model
 from tests.random_models import random_model
 
@@ -119,3 +123,17 @@ def test_results_that_could_not_be_written_are_refused_beforehand(tmp_path: Path
 
 def test_the_description_names_the_shape(figures: Figures) -> None:
     assert (figures["model"], figures["exit_layers"], figures["num_layers"]) == ("bytes", EXIT_LAYERS, 4)
+
+
+def test_a_model_that_a_run_has_left_is_called_as_the_run_and_has_read_what_that_says(
+    loaded: LoadedModel, tmp_path: Path
+) -> None:
+    recipe = recipe_named("tiny", [])
+    left, moved = tmp_path / "a-run" / "model", tmp_path / "elsewhere"
+    for folder in (left, moved):
+        write_model(loaded.model, loaded.tokenizer, folder)
+        write_recipe(recipe, folder.parent)
+    found = suite.description(load_model(str(left)))
+    assert (found["model"], found["training_tokens"]) == ("a-run", recipe.total_tokens)
+    found = suite.description(load_model(str(moved)))
+    assert (found["model"], found["training_tokens"]) == ("elsewhere", None)
