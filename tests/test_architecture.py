@@ -43,9 +43,9 @@ MAY_IMPORT = {
     "server": ("server", CORE),
     "loadtest": ("loadtest",),
 }
-"""Which of our own packages a package may import. The cli, and the package that only names what it exports, may all."""
+"""Which of our own packages one may import. The commands, and the package that only names what it exports, may all."""
 
-ABOVE_ALL = (CORE, f"{CORE}.cli")
+COMMANDS = (f"{CORE}.cli", f"{CORE}.commands")
 SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn", "llguidance")
 TORCH_FREE = (
     "engine.sequence",
@@ -90,7 +90,7 @@ def is_within(module: str, packages: tuple[str, ...]) -> bool:
 
 def home(module: str) -> str | None:
     """The package whose rule a module obeys; None for those above all."""
-    if module in ABOVE_ALL:
+    if module == CORE or is_within(module, COMMANDS):
         return None
     [package] = [package for package in MAY_IMPORT if is_within(module, (package,))]
     return package

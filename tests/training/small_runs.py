@@ -61,6 +61,8 @@ SMALL = [
 ]
 """The `tiny` recipe, smaller: 12 steps, the last four with longer windows, a checkpoint every fourth."""
 
+NUM_STEPS = 12
+
 
 def small_recipe(*settings: str) -> Recipe:
     return recipe_named("tiny", [*SMALL, *settings])
@@ -77,3 +79,22 @@ def start(recipe: Recipe, run_options: RunOptions) -> TrainingRun:
     run = prepared(recipe, run_options, torch.device(run_options.device), Processes())
     run.resume()
     return run
+
+
+def finished(run: TrainingRun) -> dict[str, torch.Tensor]:
+    for _ in run.steps():
+        pass
+    assert run.step == NUM_STEPS
+    return run.model.state_dict()
+
+
+def advance(run: TrainingRun, num_steps: int) -> None:
+    steps = run.steps()
+    for _ in range(num_steps):
+        next(steps)
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name

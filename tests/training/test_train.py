@@ -1,13 +1,6 @@
 """Whole runs, a second or two each: they learn, they resume exactly, and they fail without harm."""
 
 import json
-import os
-import resource
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +14,22 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.training.data import Batch, DataError, Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.loss import batch_losses
-from nvium_core.training.run_folder import owned
-from nvium_core.training.texts import prepare_text
-from nvium_core.training.train import TrainingRun, show, train
-from tests.training.small_runs import options, small_corpus, small_recipe, start
-
-NUM_STEPS = 12
-
-
-def finished(run: TrainingRun) -> dict[str, torch.Tensor]:
-    for _ in run.steps():
-        pass
-    assert run.step == NUM_STEPS
-    return run.model.state_dict()
+from nvium_core.training.train import train
+from tests.training.small_runs import (
+    NUM_STEPS,
+    advance,
+    assert_equal,
+    finished,
+    options,
+    small_corpus,
+    small_recipe,
+    start,
+)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     return finished(start(small_recipe(), options(tmp_path_factory.mktemp("whole") / "run")))
-
-
-def advance(run: TrainingRun, num_steps: int) -> None:
-    steps = run.steps()
-    for _ in range(num_steps):
-        next(steps)
-
-
-def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
 
 
 def test_a_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> None:
@@ -245,212 +224,3 @@ def test_a_retrofitted_llama_goes_on_from_where_it_was(tmp_path: Path) -> None:
     first = next(run.steps())
     assert len(first["exit_probs"]) == 2 and first["mix_loss"] < 6
     assert NviumForCausalLM.from_pretrained(run.export()).generation_config.eos_token_id == [0, 5]
-
-
-@pytest.fixture
-def broken(tmp_path: Path) -> TrainingRun:
-    """A run that has made a checkpoint at step 4 and then lost its mind."""
-    run = start(small_recipe(), options(tmp_path / "run"))
-    advance(run, 5)
-    with torch.no_grad():
-        run.model.lm_head.weight[0, 0] = torch.nan
-    return run
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoint(broken: TrainingRun) -> None:
-    with pytest.raises(TrainingError, match="not finite at step 6"):
-        next(broken.steps())
-    resumed = start(broken.recipe, broken.options)
-    assert resumed.step == 4
-    assert all(p.isfinite().all() for p in resumed.model.parameters())
-    next(resumed.steps())
-
-
-def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_spares_the_last(tmp_path: Path) -> None:
-    run = start(small_recipe(), options(tmp_path / "run"))
-    steps = run.steps()
-    for _ in range(5):
-        next(steps)
-    (tmp_path / "run" / "state.partial").mkdir()
-    with pytest.raises(TrainingError, match=r"state\.partial: cannot write the checkpoint"):
-        list(steps)
-    assert start(run.recipe, run.options).step == 4
-
-
-def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
-    (tmp_path / "file").touch()
-    blocked = type(run_options)(data=run_options.data, folder=tmp_path / "file" / "run")
-    with pytest.raises(TrainingError, match=r"file/run"):
-        train(small_recipe(), blocked)
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 truncated", b"not a checkpoint"])
-def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
-    run_options = options(tmp_path / "run")
-    (tmp_path / "run" / "state.pt").write_bytes(content)
-    with pytest.raises(TrainingError, match=r"state\.pt"):
-        start(small_recipe(), run_options)
-
-
-def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
-    torch.save({"model": {}}, tmp_path / "run" / "state.pt")
-    with pytest.raises(TrainingError, match=r"state\.pt: damaged \(not a checkpoint"):
-        start(small_recipe(), run_options)
-
-
-def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
-    with owned(run_options.folder), pytest.raises(TrainingError, match="another run is using it"):
-        train(small_recipe(), run_options)
-    train(small_recipe("total_tokens=512"), run_options)
-
-
-def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_goes_on(
-    uninterrupted: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
-    run = start(small_recipe(), options(tmp_path / "run"))
-    original = run.update
-
-    def update(mix_loss: torch.Tensor) -> None:
-        original(mix_loss)
-        if run.step == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    run.update = update  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        show(run)
-    resumed = start(small_recipe(), run.options)
-    assert resumed.step == 6
-    assert_equal(finished(resumed), uninterrupted)
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from nvium_core.training.train import TrainingRun
-from tests.training.small_runs import options, small_recipe, start
-
-def kill(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-run = start(small_recipe(), options(Path(sys.argv[1])))
-steps = run.steps()
-for _ in range(5):
-    next(steps)
-if sys.argv[2] == "while it writes a checkpoint":
-    os.fsync = kill
-else:
-    run.train_step = kill
-list(steps)
-"""
-
-
-@pytest.mark.parametrize("moment", ["between two checkpoints", "while it writes a checkpoint"])
-def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
-    uninterrupted: dict[str, torch.Tensor], tmp_path: Path, moment: str
-) -> None:
-    folder = tmp_path / "run"
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(folder), moment], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert (folder / "state.partial").exists() == (moment == "while it writes a checkpoint")
-    resumed = start(small_recipe(), options(folder))
-    assert resumed.step == 4
-    assert_equal(finished(resumed), uninterrupted)
-
-
-@contextmanager
-def disk_of(num_bytes: int) -> Iterator[None]:
-    """No file may grow longer meanwhile, which looks to a program as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_an_exhausted_disk_stops_the_run_and_spares_the_last_checkpoint(
-    uninterrupted: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
-    run = start(small_recipe(), options(tmp_path / "run"))
-    steps = run.steps()
-    for _ in range(5):
-        next(steps)
-    with disk_of(20_000), pytest.raises(TrainingError, match=r"state\.partial: cannot write the checkpoint"):
-        list(steps)
-    resumed = start(run.recipe, run.options)
-    assert resumed.step == 4
-    assert_equal(finished(resumed), uninterrupted)
-
-
-def test_a_torn_last_line_of_the_log_is_no_line(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
-    advance(start(small_recipe(), run_options), 6)
-    log = tmp_path / "run" / "log.jsonl"
-    log.write_text(log.read_text(encoding="utf-8")[:-30], encoding="utf-8")
-    finished(start(small_recipe(), run_options))
-    lines = log.read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, NUM_STEPS + 1))
-
-
-def test_a_model_that_cannot_be_written_leaves_the_checkpoint(tmp_path: Path) -> None:
-    run = start(small_recipe(), options(tmp_path / "run"))
-    finished(run)
-    (tmp_path / "run" / "model.partial").write_text("in the way", encoding="utf-8")
-    with pytest.raises(TrainingError, match=r"model\.partial"):
-        run.export()
-    assert start(run.recipe, run.options).step == NUM_STEPS
-
-
-@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00v"])
-def test_damaged_tokens_are_refused_by_name(tmp_path: Path, content: bytes) -> None:
-    run_options = options(tmp_path / "run")
-    start(small_recipe(), run_options)
-    (tmp_path / "run" / "tokens.npy").write_bytes(content)
-    with pytest.raises(TrainingError, match=r"tokens\.npy"):
-        start(small_recipe(), run_options)
-
-
-@pytest.mark.parametrize("setting", ["shape.width=64", "short_context=64", "tokens_per_step=128", "seed=1"])
-def test_a_run_is_resumed_only_by_the_recipe_that_began_it(tmp_path: Path, setting: str) -> None:
-    run_options = options(tmp_path / "run")
-    advance(start(small_recipe(), run_options), 4)
-    with pytest.raises(TrainingError, match=rf" {setting.partition('=')[0]}"):
-        start(small_recipe(setting), run_options)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["learning_rate.kind=cosine"],
-        ["learning_rate.kind=wsd", "learning_rate.decay=0.9"],
-        ["learning_rate.kind=wsd", "router_warmup.share=0.25"],
-    ],
-)
-def test_a_run_is_not_made_longer_where_that_would_change_what_has_been(tmp_path: Path, settings: list[str]) -> None:
-    run_options = options(tmp_path / "run")
-    advance(start(small_recipe(*settings), run_options), 4)
-    with pytest.raises(TrainingError, match="total_tokens: step 4 of a run begun with 3,072"):
-        start(small_recipe(*settings, "total_tokens=6144"), run_options)
-
-
-def test_a_run_is_made_longer_while_its_rate_is_stable(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
-    settings = ["learning_rate.kind=wsd", "learning_rate.decay=0.5", "router_warmup.share=0.1"]
-    advance(start(small_recipe(*settings), run_options), 4)
-    assert start(small_recipe(*settings, "total_tokens=6144"), run_options).step == 4
-
-
-def test_a_run_does_not_go_on_with_tokens_of_something_else(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
-    prepare_text(small_recipe(), run_options.data, run_options.folder)
-    with pytest.raises(TrainingError, match="seed"):
-        prepare_text(small_recipe("seed=9"), run_options.data, run_options.folder)
-    run_options.data.write_text("Another text.\n" * 400, encoding="utf-8")
-    with pytest.raises(TrainingError, match="data"):
-        prepare_text(small_recipe(), run_options.data, run_options.folder)
-    run_options.data.unlink()
-    with pytest.raises(DataError, match=run_options.data.name):
-        prepare_text(small_recipe(), run_options.data, run_options.folder)

@@ -1,0 +1,116 @@
+"""How good a model is, and models beside one another."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nvium_core.commands.options import DeviceOption, ModelArgument, PrecisionOption
+
+
+def evaluate(
+    data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
+    model: ModelArgument = None,
+    greedy: Annotated[bool, typer.Option(help="Temperature 0 too: is it the argmax, how often does it leave.")] = False,
+    temperatures: Annotated[bool, typer.Option("--temperatures", help="What temperature does to text.")] = False,
+    twin: Annotated[str | None, typer.Option(help="A dense model's folder: its perplexity, and speed over it.")] = None,
+    spec_bench: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, to measure speed on.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Of each of its categories [all].", min=1)] = None,
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm_eval, comma separated.")] = None,
+    tasks_folder: Annotated[Path | None, typer.Option(help="Where .yaml files describe further ones.")] = None,
+    report: Annotated[Path | None, typer.Option(help="A folder for report.md, figures and coloured text.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    device: DeviceOption = "auto",
+    dtype: PrecisionOption = "auto",
+) -> None:
+    """Perplexity of π_mix, of each exit and of an oracle; routing, calibration, FLOPs; and what else is asked for."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from nvium_core import load_model
+    from nvium_core.evaluation import suite
+    from nvium_core.evaluation.report import markdown
+    from nvium_core.training.data import read_documents
+
+    suite.check_places(json_file, report)
+    documents = read_documents(data)
+    loaded = load_model(model, device, dtype)
+    parts = suite.Parts(
+        greedy=greedy,
+        temperatures=temperatures,
+        twin=load_model(twin, device, dtype) if twin else None,
+        spec_bench=spec_bench,
+        prompts_per_category=prompts,
+        tasks=tasks.split(",") if tasks else (),
+        tasks_folder=tasks_folder,
+    )
+    figures = suite.evaluate(loaded, documents, parts)
+    Console().print(Markdown(markdown(figures)))
+    if json_file:
+        suite.write_json(figures, json_file)
+    if report:
+        suite.write_report(loaded, figures, documents, report)
+
+
+def evaluate_chat(
+    data: Annotated[Path, typer.Option(help="Stories to ask for, or a .jsonl of chats; see docs/chat.md.")],
+    model: ModelArgument = None,
+    conversations: Annotated[int, typer.Option(help="So many of them, spread over the text.", min=1)] = 100,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    device: DeviceOption = "auto",
+    dtype: PrecisionOption = "auto",
+) -> None:
+    """What written answers cost a model that was taught to chat, and whether its own come to an end."""
+    from nvium_core import load_model
+    from nvium_core.evaluation import chat, suite
+    from nvium_core.evaluation.report import table
+
+    suite.check_places(json_file, None)
+    loaded = load_model(model, device, dtype)
+    found = chat.evaluate_chat(loaded.model, chat.held_out(loaded, data, conversations), show_progress=True)
+    figures = suite.description(loaded) | found.as_dict()
+    print(table(["figure", "value"], figures.items()))
+    if json_file:
+        suite.write_json(figures, json_file)
+
+
+def evaluate_baseline(
+    model: Annotated[str, typer.Argument(help="The folder of a CALM*, or of LayerSkip, which is a Llama.")],
+    twin: Annotated[str, typer.Option(help="The dense model's folder.")],
+    data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
+    spec_bench: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, to measure speed on.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Of each of its categories [all].", min=1)] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the points here, for nvium compare.")] = None,
+    device: DeviceOption = "auto",
+    dtype: PrecisionOption = "auto",
+) -> None:
+    """Other methods' points of the quality-speed figure: CALM* at each threshold, LayerSkip with each draft."""
+    from nvium_core import load_model
+    from nvium_core.evaluation import baselines, comparison, suite
+    from nvium_core.evaluation.spec_bench import read_prompts
+    from nvium_core.training.data import read_documents
+
+    suite.check_places(json_file, None)
+    documents = read_documents(data)
+    asked = read_prompts(spec_bench, prompts) if spec_bench else suite.openings(documents)
+    loaded = baselines.load_baseline(model, device, dtype)
+    points = baselines.evaluate_baseline(loaded, load_model(twin, device, dtype), documents, asked)
+    print(comparison.markdown(points))
+    if json_file:
+        suite.write_json(points, json_file)
+
+
+def compare(
+    evaluations: Annotated[
+        list[Path], typer.Argument(help="What `nvium evaluate --twin …` and `nvium evaluate-baseline` wrote by --json.")
+    ],
+    plot: Annotated[Path | None, typer.Option(help="Draw quality against speed, into a .png.")] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Draw the paper's points too.")] = False,
+) -> None:
+    """Models beside one another: a Markdown table, and the quality-speed figure."""
+    from nvium_core.evaluation import comparison
+
+    found = comparison.read_evaluations(evaluations)
+    print(comparison.markdown(found))
+    if plot:
+        comparison.draw(found, plot, with_paper=paper)

@@ -1,0 +1,74 @@
+"""How fast the engine is, and what schedules would give."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nvium_core.bench import experiments
+from nvium_core.bench.experiments import Experiment
+from nvium_core.commands.options import DeviceOption, PrecisionOption
+
+
+def bench(
+    experiment: Annotated[Experiment, typer.Argument(help="What to measure.")] = "schedules",
+    model: Annotated[str | None, typer.Option(help="A folder or Hub name; the embedded model if left out.")] = None,
+    shape: Annotated[str | None, typer.Option(help="Random weights instead: layers x width, such as 24x768.")] = None,
+    routing: Annotated[str | None, typer.Option(help="With --shape: p_1,p_2,… [the paper's].")] = None,
+    sequences: Annotated[str | None, typer.Option(help="Sequences at once, one or several numbers.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens each of them generates.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns that count; contenders alternate.")] = None,
+    requests: Annotated[int | None, typer.Option(help="With determinism and soak: how many.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's choice if left out.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw them, into a .png.")] = None,
+    device: DeviceOption = "auto",
+    dtype: PrecisionOption = "auto",
+) -> None:
+    """Measure the engine in this process. What is left out, the experiment chooses.
+
+    schedules: tokens/s of each over synchronous, and as simulated; throughput: prompts included; memory: waste in the
+    cache; prefix: first token with a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost;
+    determinism: what differs in company; soak: leaks; costs: a step's, for nvium plan; heads: the exits' losses in
+    training, logits held or in chunks.
+    """
+    from rich.console import Console
+
+    from nvium_core.bench import harness
+    from nvium_core.bench.plan import counts
+
+    options = {"tokens": tokens, "repeats": repeats, "requests": requests}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if sequences is not None:
+        given["sequences"] = counts(sequences, "sequences")
+    experiments.check(experiment, given, json_file, plot)
+    harness.use_threads(threads)
+    subject = harness.load_subject(model, shape, routing, device, dtype)
+    figures = experiments.measure(experiment, subject, given)
+    Console().print(experiments.table(figures))
+    experiments.save(figures, json_file, plot)
+
+
+def plan(
+    routing: Annotated[str, typer.Option(help="Probability of each exit, p_1,p_2,…")] = ".146,.26,.345,.247",
+    sequences: Annotated[str, typer.Option(help="Sequences at once, one or several numbers.")] = "1,2,4,8,16",
+    fixed: Annotated[str | None, typer.Option(help="Milliseconds of a block, however few its rows [1].")] = None,
+    per_row: Annotated[str | None, typer.Option(help="Milliseconds a block takes more for every row [0].")] = None,
+    head: Annotated[float, typer.Option(help="Milliseconds of the head, per token.")] = 0.0,
+    costs: Annotated[Path | None, typer.Option(help="Measured costs (JSON), instead of --fixed and --per-row.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+) -> None:
+    """What each schedule would give, simulated: tokens per second, waits, and gaps between tokens. Needs no model.
+
+    --fixed and --per-row take one number, or one for each block.
+    """
+    from rich.console import Console
+
+    from nvium_core.bench import plan as planning
+
+    loads = planning.loads(routing, sequences, fixed, per_row, head, costs)
+    rows = planning.compare(loads)
+    Console().print(planning.table(rows))
+    if json_file:
+        json_file.write_text(json.dumps(planning.as_dict(loads, rows), indent=2) + "\n", encoding="utf-8")
