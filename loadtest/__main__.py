@@ -74,7 +74,6 @@ async def with_random_prompts(
 def record(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> dict[str, Any]:
     """Everything that was asked, but the key, and everything that was found."""
     asked = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "json", "plot")}
-    asked |= {"concurrency": None if arguments.rate else arguments.concurrency or options.DEFAULT_CONCURRENCY}
     return {"options": asked, "complete": is_complete, "points": [point.to_json() for point in points]}
 
 
@@ -97,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options.check(arguments)
         sweep = options.sweep(arguments)
+        options.make_files(arguments)
     except (WorkloadError, OSError) as error:
         parser.error(str(error))
     try:

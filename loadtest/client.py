@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -71,6 +72,12 @@ class Outcome:
             for last, chunk in pairwise(self.arrivals)
             for _ in range(chunk.num_tokens)
         ]
+
+    @property
+    def mean_inter_token_latency(self) -> float | None:
+        """None if there was no token after the first chunk."""
+        gaps = self.inter_token_latencies
+        return fmean(gaps) if gaps else None
 
     @property
     def _num_seen(self) -> int:

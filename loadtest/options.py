@@ -15,7 +15,7 @@ from loadtest.workload import Workload
 
 Number = TypeVar("Number", int, float)
 
-DEFAULT_CONCURRENCY = [4]
+DEFAULT_CONCURRENCY = 4
 PLOT_ENDINGS = (".png", ".svg", ".pdf")
 STDOUT = Path("-")
 
@@ -40,16 +40,19 @@ def parser() -> OneLineParser:
     load = options.add_argument_group("load").add_mutually_exclusive_group()
     load.add_argument("--concurrency", type=several(int), metavar="N,N…", help="closed loop: users at a time (4)")
     load.add_argument("--rate", type=several(float), metavar="R,R…", help="open loop: Poisson arrivals per second")
-    add = options.add_argument_group("requests").add_argument
+    requests = options.add_argument_group("requests")
+    add = requests.add_argument
     add("--requests", type=int, default=32, metavar="N", help="how many for each of these (32)")
     add("--warm-up", type=count, default=4, metavar="N", help="how many to send before, uncounted (4)")
-    add("--prompts", type=Path, metavar="FILE", help=".jsonl (Spec-Bench's, or with `prompt`) or text, one per line")
-    add("--category", type=names, default=(), metavar="A,B…", help="of the prompts in FILE")
-    add("--prompt-tokens", type=lengths, metavar="N[:N]", help="instead, random prompts this long, or from N to N")
+    add("--category", type=names, default=(), metavar="A,B…", help="of the prompts in --prompts FILE")
     add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens to ask for (64)")
     add("--ignore-eos", action="store_true", help="go on to --max-tokens; not every server knows it")
     add("--temperature", type=float, default=1.0, metavar="T")
     add("--seed", type=count, default=0, metavar="N", help="request i uses N + i; also draws arrivals and lengths")
+
+    add = requests.add_mutually_exclusive_group().add_argument
+    add("--prompts", type=Path, metavar="FILE", help=".jsonl (Spec-Bench's, or with `prompt`) or text, one per line")
+    add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts this long, or from N to N")
 
     add = options.add_argument_group("results").add_argument
     add("--target-ttft-ms", type=seconds, metavar="MS", help="goodput counts requests with their first token by then")
@@ -60,17 +63,19 @@ def parser() -> OneLineParser:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise `WorkloadError` for what does not go together, and `OSError` for files that cannot be written."""
+    """Raise `WorkloadError` for what does not go together."""
     if arguments.category and not arguments.prompts:
         raise WorkloadError("--category is of the prompts in --prompts FILE")
-    if arguments.prompts and arguments.prompt_tokens:
-        raise WorkloadError("--prompts and --prompt-tokens cannot both say what to ask")
     if arguments.concurrency and max(arguments.concurrency) > arguments.requests:
         raise WorkloadError(f"--concurrency {max(arguments.concurrency)} needs as many --requests, at least")
     if arguments.target_itl_ms and arguments.max_tokens.high == 1:
         raise WorkloadError("--target-itl-ms needs more than one token: --max-tokens")
     if arguments.plot and arguments.plot.suffix.lower() not in PLOT_ENDINGS:
         raise WorkloadError(f"--plot must end in {', '.join(PLOT_ENDINGS)}, got {arguments.plot}")
+
+
+def make_files(arguments: argparse.Namespace) -> None:
+    """Before anything is measured. Raises `OSError` for files that cannot be written."""
     for path in (arguments.json, arguments.plot):
         if path and path != STDOUT:
             path.touch()
@@ -88,8 +93,8 @@ def sweep(arguments: argparse.Namespace) -> list[Workload]:
     )
     if arguments.rate:
         return workloads(base, [{"rate": rate} for rate in arguments.rate], arguments.warm_up)
-    levels = [{"concurrency": number} for number in arguments.concurrency or DEFAULT_CONCURRENCY]
-    return workloads(base, levels, arguments.warm_up)
+    numbers = arguments.concurrency or [min(DEFAULT_CONCURRENCY, arguments.requests)]
+    return workloads(base, [{"concurrency": number} for number in numbers], arguments.warm_up)
 
 
 def targets(arguments: argparse.Namespace) -> Targets:

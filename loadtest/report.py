@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any, Self, TypeVar
 
 from loadtest.client import Outcome
@@ -74,11 +73,11 @@ class Targets:
 
     def are_met_by(self, outcome: Outcome) -> bool:
         """A request that failed, or of which no token was seen, meets none; one token has no latency between tokens."""
-        first, gaps = outcome.time_to_first_token, outcome.inter_token_latencies
+        first, between = outcome.time_to_first_token, outcome.mean_inter_token_latency
         if outcome.error is not None or first is None:
             return False
         is_in_time = self.time_to_first_token is None or first <= self.time_to_first_token
-        return is_in_time and (self.inter_token_latency is None or not gaps or fmean(gaps) <= self.inter_token_latency)
+        return is_in_time and (self.inter_token_latency is None or (between or 0.0) <= self.inter_token_latency)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Workloads one after another, each warmed up, and what became of each."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from loadtest.client import LoadClient, Outcome
@@ -12,6 +12,21 @@ from loadtest.workload import Workload
 OnDone = Callable[[Outcome], None]
 Watch = Callable[[str, int], OnDone]
 """Is told what is to come and of how many requests; what it gives hears of each."""
+
+KEPT = (
+    "due",
+    "sent",
+    "time_to_first_token",
+    "mean_inter_token_latency",
+    "latency",
+    "category",
+    "num_prompt_tokens",
+    "num_tokens",
+    "exits",
+    "error",
+    "message",
+)
+"""Of every request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,14 +46,8 @@ class Point:
             "rate": self.workload.rate,
             "report": self.report.to_json(),
             "means": self.view.to_json(self.report),
-            "requests": [request_json(outcome) for outcome in outcomes],
+            "requests": [{name: getattr(outcome, name) for name in KEPT} for outcome in outcomes],
         }
-
-
-def request_json(outcome: Outcome) -> dict[str, Any]:
-    derived = ("time_to_first_token", "latency", "num_tokens")
-    kept = asdict(outcome) | {name: getattr(outcome, name) for name in derived}
-    return {name: value for name, value in kept.items() if name not in ("arrivals", "finished", "num_reported_tokens")}
 
 
 def workloads(base: Workload, levels: Iterable[Mapping[str, Any]], warm_up: int) -> list[Workload]:

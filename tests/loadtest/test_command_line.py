@@ -113,6 +113,12 @@ async def test_prompts_are_of_the_asked_categories(tmp_path: Path, capsys):
     assert "multi-turn" in capsys.readouterr().out
 
 
+async def test_there_are_no_more_users_than_requests_by_default(capsys):
+    assert await run_against(FakeServer(events=STORY), "--requests", "2", "--json", "-") == 0
+    [point] = json.loads(capsys.readouterr().out)["points"]
+    assert point["concurrency"] == 2
+
+
 async def test_a_run_with_failures_exits_with_1():
     assert await run_against(FakeServer(events=[], status="503 Service Unavailable"), "--requests", "4") == 1
 
