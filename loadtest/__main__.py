@@ -1,72 +1,33 @@
-"""The load test's command line: `python -m loadtest --base-url http://127.0.0.1:8000 --concurrency 4`.
+"""The load test's command line: `python -m loadtest --base-url http://127.0.0.1:8000 --concurrency 1,2,4,8`.
 
-Exit codes: 0 all requests succeeded, 1 some did not, 2 the arguments make no sense, 130 interrupted.
+Exit codes: 0 all requests succeeded, 1 some did not, 2 the arguments make no sense, 130 ended early by a signal, with
+what was measured until then.
 """
 
 import argparse
 import asyncio
 import json
+import signal
 import sys
+import threading
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest.client import LoadClient, Outcome
-from loadtest.report import Report
-from loadtest.server_view import ServerView, totals
-from loadtest.workload import DEFAULT_PROMPTS, Workload, WorkloadError, read_prompts
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"loadtest: {message}\n")
-
-
-def parser() -> argparse.ArgumentParser:
-    options = OneLineParser(
-        prog="loadtest", allow_abbrev=False, description="Measure a running OpenAI-compatible server over HTTP."
-    )
-    add = options.add_argument
-    add("--base-url", type=httpx.URL, default=httpx.URL("http://127.0.0.1:8000"), help="without /v1")
-    add("--model", default="default", help="the model to ask for")
-    add("--api-key", help="sent as a bearer token")
-    add("--requests", type=int, default=32, metavar="N", help="how many in all")
-    add("--max-tokens", type=int, default=64, metavar="N", help="tokens per request, at most")
-    add("--temperature", type=float, default=1.0)
-    add("--seed", type=int, default=0, help="request i uses seed + i; also draws the arrivals")
-    add("--ignore-eos", action="store_true", help="go on to --max-tokens; not every server knows it")
-    add("--prompts", type=Path, metavar="FILE", help=".jsonl (Spec-Bench's, or with `prompt`) or text, one per line")
-    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="without a sign of life")
-    add("--json", type=Path, metavar="FILE", help="write the report and every request's numbers here")
-    loop = options.add_mutually_exclusive_group()
-    loop.add_argument("--concurrency", type=int, default=4, metavar="N", help="closed loop: users at a time")
-    loop.add_argument("--rate", type=float, metavar="R", help="open loop: Poisson arrivals per second")
-    return options
-
-
-def workload(arguments: argparse.Namespace) -> Workload:
-    return Workload(
-        prompts=read_prompts(arguments.prompts) if arguments.prompts else DEFAULT_PROMPTS,
-        num_requests=arguments.requests,
-        max_tokens=arguments.max_tokens,
-        concurrency=arguments.concurrency,
-        rate=arguments.rate,
-        temperature=arguments.temperature,
-        seed=arguments.seed,
-        ignore_eos=arguments.ignore_eos,
-    )
+from loadtest import options
+from loadtest.client import LoadClient
+from loadtest.prompts import WorkloadError, random_prompts
+from loadtest.sweep import OnDone, Point, measure
+from loadtest.tables import tables
+from loadtest.vocabulary import VocabularyError, token_ids
+from loadtest.workload import Workload
 
 
 def http_client(arguments: argparse.Namespace) -> httpx.AsyncClient:
-    if arguments.base_url.scheme not in ("http", "https") or not arguments.base_url.host:
-        raise WorkloadError(f"--base-url must be an http or https address, got {arguments.base_url}")
     return httpx.AsyncClient(
         base_url=arguments.base_url,
         headers={"Authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {},
@@ -75,52 +36,77 @@ def http_client(arguments: argparse.Namespace) -> httpx.AsyncClient:
     )
 
 
-async def measure(http: httpx.AsyncClient, model: str, load: Workload) -> tuple[list[Outcome], ServerView]:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    async with http:
+def stop_on_signals(client: LoadClient) -> None:
+    """Only a main thread hears signals."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, client.stop)
+
+
+async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple[list[Point], bool]:
+    """What was measured, and whether all was. Raises `VocabularyError`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    async with http_client(arguments) as http:
+        client = LoadClient(http, model=arguments.model)
+        stop_on_signals(client)
+        if arguments.prompt_tokens:
+            sweep = await with_random_prompts(http, arguments, sweep)
         with Progress(*columns, console=Console(stderr=True)) as progress:
-            task = progress.add_task("requests", total=load.num_requests)
-            before = await totals(http)
-            outcomes = await LoadClient(http, model=model).run(load, lambda _: progress.advance(task))
-            return outcomes, ServerView(before, await totals(http))
+
+            def watch(name: str, num_requests: int) -> OnDone:
+                task = progress.add_task(name, total=num_requests)
+                return lambda _: progress.advance(task)
+
+            points = await measure(client, sweep, arguments.warm_up, options.targets(arguments), watch)
+    return points, not client.stopped
 
 
-def record(load: Workload, report: Report, view: ServerView, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    settings = asdict(load) | {"prompts": len(load.prompts)}
-    requests = [
-        {
-            "due": outcome.due,
-            "time_to_first_token": outcome.time_to_first_token,
-            "latency": outcome.latency,
-            "num_prompt_tokens": outcome.num_prompt_tokens,
-            "num_tokens": outcome.num_tokens,
-            "exits": outcome.exits,
-            "error": outcome.error,
-        }
-        for outcome in sorted(outcomes, key=lambda outcome: outcome.due)
-    ]
-    return {"workload": settings, "report": report.to_json(), "means": view.to_json(report), "requests": requests}
+async def with_random_prompts(
+    http: httpx.AsyncClient, arguments: argparse.Namespace, sweep: Sequence[Workload]
+) -> list[Workload]:
+    """The workloads with a prompt of its own for every request of them all."""
+    known = await token_ids(http, arguments.model)
+    total = len(sweep) * (arguments.warm_up + arguments.requests)
+    prompts = random_prompts(known, arguments.prompt_tokens, total, arguments.seed)
+    return [replace(load, prompts=prompts) for load in sweep]
+
+
+def record(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> dict[str, Any]:
+    """Everything that was asked, but the key, and everything that was found."""
+    asked = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "json", "plot")}
+    return {"options": asked, "complete": is_complete, "points": [point.to_json() for point in points]}
+
+
+def write(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> None:
+    to_stdout = arguments.json == options.STDOUT
+    if points:
+        Console(stderr=to_stdout).print(*(table for table in tables(points) if table.row_count))
+    if arguments.json:
+        text = json.dumps(record(arguments, points, is_complete), indent=2, default=str) + "\n"
+        sys.stdout.write(text) if to_stdout else arguments.json.write_text(text, encoding="utf-8")
+    if arguments.plot and points:
+        from loadtest import plots
+
+        plots.save(points, arguments.plot, f"{arguments.model} at {arguments.base_url}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parser()
-    arguments = options.parse_args(argv)
+    parser = options.parser()
+    arguments = parser.parse_args(argv)
     try:
-        load = workload(arguments)
-        http = http_client(arguments)
-        if arguments.json:
-            arguments.json.touch()
+        options.check(arguments)
+        sweep = options.sweep(arguments)
+        options.make_files(arguments)
     except (WorkloadError, OSError) as error:
-        options.error(str(error))
+        parser.error(str(error))
     try:
-        outcomes, view = asyncio.run(measure(http, arguments.model, load))
-    except KeyboardInterrupt:
+        points, is_complete = asyncio.run(run(arguments, sweep))
+    except VocabularyError as error:
+        parser.exit(1, f"loadtest: {error}\n")
+    write(arguments, points, is_complete)
+    if not is_complete:
         return 130
-    report = Report.of(outcomes)
-    Console().print(*report.tables(), view.table(report))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(record(load, report, view, outcomes), indent=2) + "\n", encoding="utf-8")
-    return 1 if report.num_failed else 0
+    return 1 if any(point.report.num_failed for point in points) else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Sends a workload to a server and notes when what came back. Knows HTTP and server-sent events, judges nothing.
 
 Times are seconds since the start of the run. In the open loop a request's clock starts when it was due, not when
-this process got round to sending it, so a client that falls behind cannot flatter the server.
+this process got round to sending it, so neither a stalled server nor a client that falls behind looks fast.
 """
 
 import asyncio
@@ -10,13 +10,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import httpx
 
 from loadtest.workload import Request, Workload
 
-DONE = "data: [DONE]"
+DONE = "[DONE]"
+BROKEN = "broken stream"
+INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +32,18 @@ class Arrival:
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """One request as its user saw it. `error` says what went wrong, None if nothing did."""
+    """One request as its user saw it. `error` is the kind of what went wrong, None if nothing did."""
 
     due: float
+    sent: float = 0.0
     finished: float = 0.0
+    category: str | None = None
     arrivals: list[Arrival] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0
     num_reported_tokens: int | None = None
     error: str | None = None
+    message: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -68,6 +74,12 @@ class Outcome:
         ]
 
     @property
+    def mean_inter_token_latency(self) -> float | None:
+        """None if there was no token after the first chunk."""
+        gaps = self.inter_token_latencies
+        return fmean(gaps) if gaps else None
+
+    @property
     def _num_seen(self) -> int:
         return sum(arrival.num_tokens for arrival in self.arrivals)
 
@@ -79,27 +91,49 @@ Send = Callable[[Request, float], Coroutine[None, None, None]]
 class ServerError(Exception):
     """The server refused a request or broke it off."""
 
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+        self.message = message
+
 
 class LoadClient:
-    """Runs workloads against one server. The clock starts with `run`."""
+    """Runs workloads against one server, one at a time. The clock starts with `run`."""
 
     def __init__(self, http: httpx.AsyncClient, *, model: str = "default") -> None:
         self.http = http
         self.model = model
+        self.stopped = False
         self._start = 0.0
+        self._loop: asyncio.Task[None] | None = None
 
     async def run(self, workload: Workload, on_done: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
-        """Outcomes in order of completion; `on_done` hears of each as it comes."""
+        """Outcomes in order of completion; `on_done` hears of each as it comes. Nothing is sent once stopped."""
         outcomes: list[Outcome] = []
 
         async def send(request: Request, due: float) -> None:
-            outcomes.append(await self.send(request, due))
-            on_done(outcomes[-1])
+            outcome = Outcome(due=due, category=request.prompt.category)
+            try:
+                await self.send(request, outcome)
+            finally:
+                outcome.finished = self.now()
+                outcomes.append(outcome)
+                on_done(outcome)
 
         self._start = time.perf_counter()
         drive = self._closed_loop if workload.rate is None else self._open_loop
-        await drive(workload, send)
+        if not self.stopped:
+            self._loop = asyncio.create_task(drive(workload, send))
+            await asyncio.wait([self._loop])
+            if not self._loop.cancelled():
+                self._loop.result()
         return outcomes
+
+    def stop(self) -> None:
+        """End the run, and all to come: requests that are under way count as interrupted."""
+        self.stopped = True
+        if self._loop:
+            self._loop.cancel()
 
     def now(self) -> float:
         return time.perf_counter() - self._start
@@ -121,62 +155,66 @@ class LoadClient:
                 await asyncio.sleep(request.arrival - self.now())
                 sent.create_task(send(request, request.arrival))
 
-    async def send(self, request: Request, due: float) -> Outcome:
-        """One streamed completion, whatever becomes of it."""
-        outcome = Outcome(due=due)
+    async def send(self, request: Request, outcome: Outcome) -> None:
+        """One streamed completion; whatever goes wrong with it is an error of its own and does not end the run."""
+        outcome.sent = self.now()
         try:
-            async for chunk in self._chunks(request):
-                self._note(chunk, outcome)
-        except (httpx.HTTPError, ServerError) as error:
-            outcome.error = f"{type(error).__name__}: {error}".rstrip(": ")
-        outcome.finished = self.now()
-        return outcome
+            async for data in self._events(request):
+                _note(data, self.now(), outcome)
+            if not outcome.num_tokens:
+                raise ServerError("empty answer", "not a token came")
+        except asyncio.CancelledError:
+            outcome.error = INTERRUPTED
+            raise
+        except ServerError as error:
+            outcome.error, outcome.message = error.kind, error.message
+        except Exception as error:
+            outcome.error, outcome.message = type(error).__name__, str(error)
 
-    async def _chunks(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, request: Request) -> AsyncIterator[str]:
+        """The data of each event but the last. Raises `ServerError`."""
+        async with self.http.stream("POST", "/v1/completions", json=self._body(request)) as response:
+            if not response.is_success:
+                raise ServerError(f"HTTP {response.status_code}", _message(await response.aread()))
+            data = ""
+            async for line in response.aiter_lines():
+                if line.startswith("data:"):
+                    data = line.removeprefix("data:").strip()
+                    if data != DONE:
+                        yield data
+        if data != DONE:
+            raise ServerError(BROKEN, f"it ended without {DONE}")
+
+    def _body(self, request: Request) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": request.prompt,
+            "prompt": request.prompt.content,
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "seed": request.seed,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if request.ignore_eos:
-            body["ignore_eos"] = True
-        async with self.http.stream("POST", "/v1/completions", json=body) as response:
-            if not response.is_success:
-                raise ServerError(f"{response.status_code} {_message(await response.aread())}")
-            last = ""
-            async for line in response.aiter_lines():
-                last = line or last
-                if line.startswith("data: ") and line != DONE:
-                    yield _parse(line.removeprefix("data: "))
-        if last != DONE:
-            raise ServerError(f"the stream ended without {DONE}")
+        return body | ({"ignore_eos": True} if request.ignore_eos else {})
 
-    def _note(self, chunk: dict[str, Any], outcome: Outcome) -> None:
+
+def _note(data: str, time: float, outcome: Outcome) -> None:
+    """What an event that came at a time says of its request. Raises `ServerError`."""
+    try:
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise ServerError("error in stream", _message(data))
         if usage := chunk.get("usage"):
-            outcome.num_prompt_tokens = usage.get("prompt_tokens", 0)
-            outcome.num_reported_tokens = usage.get("completion_tokens")
+            outcome.num_prompt_tokens = int(usage["prompt_tokens"])
+            outcome.num_reported_tokens = int(usage["completion_tokens"])
         for choice in chunk.get("choices", ()):
             metadata = choice.get("nvium") or {}
             num_tokens = len(metadata["token_ids"]) if "token_ids" in metadata else int(bool(choice.get("text")))
-            outcome.exits += metadata.get("exits", [])
+            outcome.exits += map(int, metadata.get("exits", ()))
             if num_tokens:
-                outcome.arrivals.append(Arrival(self.now(), num_tokens))
-
-
-def _parse(data: str) -> dict[str, Any]:
-    try:
-        chunk = json.loads(data)
-    except ValueError as error:
-        raise ServerError("a chunk is not JSON") from error
-    if not isinstance(chunk, dict):
-        raise ServerError("a chunk is not a JSON object")
-    if "error" in chunk:
-        raise ServerError(_message(data))
-    return chunk
+                outcome.arrivals.append(Arrival(time, num_tokens))
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ServerError(BROKEN, f"not a chunk of a completion: {data[:80]}") from error
 
 
 def _message(body: str | bytes) -> str:

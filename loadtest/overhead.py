@@ -21,10 +21,11 @@ from rich.progress import track
 from rich.table import Table
 
 from loadtest.client import LoadClient
+from loadtest.prompts import Lengths, Prompt
 from loadtest.report import Report
 from loadtest.workload import Workload
 
-PROMPTS = ("Once upon a time there was a",)
+PROMPTS = (Prompt("Once upon a time there was a"),)
 """That of `nvium bench`."""
 
 Rates = dict[int, float]
@@ -65,7 +66,7 @@ async def server_rate(base_url: str, num_streams: int, num_tokens: int, seed: in
         prompts=PROMPTS,
         num_requests=num_streams,
         concurrency=num_streams,
-        max_tokens=num_tokens,
+        max_tokens=Lengths(num_tokens, num_tokens),
         seed=seed,
         ignore_eos=True,
     )

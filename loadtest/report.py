@@ -1,15 +1,13 @@
-"""What a load test found: percentiles, rates, exits and errors, as a table for people and JSON for programs."""
+"""What a load test found: percentiles, rates, goodput, exits and errors, as JSON for programs."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
-from rich.table import Column, Table
-from rich.text import Text
-
 from loadtest.client import Outcome
+from loadtest.prompts import WorkloadError
 
 K = TypeVar("K", int, str)
 
@@ -25,44 +23,100 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Self | None:
+    def of(cls, values: Iterable[float]) -> Self | None:
         """None where nothing was measured."""
-        if not values:
-            return None
         ordered = sorted(values)
+        if not ordered:
+            return None
         p50, p90, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.9, 0.99))
         return cls(mean=math.fsum(ordered) / len(ordered), p50=p50, p90=p90, p99=p99, max=ordered[-1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """Latencies are of the requests that succeeded; tokens are of all, for the server made them all."""
+class Latencies:
+    """Of requests that succeeded. Inter-token latencies are of tokens, the others of requests."""
 
-    duration: float
-    num_succeeded: int
-    num_prompt_tokens: int
-    num_tokens: int
+    num_requests: int
     time_to_first_token: Spread | None
     inter_token_latency: Spread | None
     latency: Spread | None
-    exits: dict[int, int]
-    errors: dict[str, int]
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome]) -> Self:
-        succeeded = [outcome for outcome in outcomes if outcome.error is None]
+    def of(cls, succeeded: Sequence[Outcome]) -> Self:
         first = [outcome.time_to_first_token for outcome in succeeded]
         return cls(
+            num_requests=len(succeeded),
+            time_to_first_token=Spread.of(seconds for seconds in first if seconds is not None),
+            inter_token_latency=Spread.of(gap for outcome in succeeded for gap in outcome.inter_token_latencies),
+            latency=Spread.of(outcome.latency for outcome in succeeded),
+        )
+
+
+LATENCIES = ("time_to_first_token", "inter_token_latency", "latency")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Targets:
+    """What a good request keeps, in seconds; the inter-token latency on average. None asks for nothing."""
+
+    time_to_first_token: float | None = None
+    inter_token_latency: float | None = None
+
+    def __post_init__(self) -> None:
+        for target in (self.time_to_first_token, self.inter_token_latency):
+            if target is not None and not 0 < target < math.inf:
+                raise WorkloadError(f"targets must be positive, got {target}")
+
+    @property
+    def are_stated(self) -> bool:
+        return (self.time_to_first_token, self.inter_token_latency) != (None, None)
+
+    def are_met_by(self, outcome: Outcome) -> bool:
+        """A request that failed, or of which no token was seen, meets none; one token has no latency between tokens."""
+        first, between = outcome.time_to_first_token, outcome.mean_inter_token_latency
+        if outcome.error is not None or first is None:
+            return False
+        is_in_time = self.time_to_first_token is None or first <= self.time_to_first_token
+        return is_in_time and (self.inter_token_latency is None or (between or 0.0) <= self.inter_token_latency)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """Latencies are of the requests that succeeded; tokens are of all, for the server made them all.
+
+    `num_good` is None where no target was stated, `lateness` how long after their time requests were sent.
+    """
+
+    duration: float
+    num_prompt_tokens: int
+    num_tokens: int
+    latencies: Latencies
+    categories: dict[str, Latencies]
+    num_good: int | None
+    lateness: Spread | None
+    exits: dict[int, int]
+    errors: dict[str, int]
+    messages: dict[str, str]
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome], targets: Targets = Targets()) -> Self:
+        succeeded = [outcome for outcome in outcomes if outcome.error is None]
+        return cls(
             duration=max((outcome.finished for outcome in outcomes), default=0.0),
-            num_succeeded=len(succeeded),
             num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in outcomes),
             num_tokens=sum(outcome.num_tokens for outcome in outcomes),
-            time_to_first_token=Spread.of([seconds for seconds in first if seconds is not None]),
-            inter_token_latency=Spread.of([gap for outcome in succeeded for gap in outcome.inter_token_latencies]),
-            latency=Spread.of([outcome.latency for outcome in succeeded]),
+            latencies=Latencies.of(succeeded),
+            categories={name: Latencies.of(group) for name, group in _by_category(succeeded).items()},
+            num_good=sum(map(targets.are_met_by, outcomes)) if targets.are_stated else None,
+            lateness=Spread.of(outcome.sent - outcome.due for outcome in outcomes),
             exits=_counts(exit_ for outcome in outcomes for exit_ in outcome.exits),
             errors=_counts(outcome.error for outcome in outcomes if outcome.error is not None),
+            messages={outcome.error: outcome.message for outcome in reversed(outcomes) if outcome.error is not None},
         )
+
+    @property
+    def num_succeeded(self) -> int:
+        return self.latencies.num_requests
 
     @property
     def num_failed(self) -> int:
@@ -70,42 +124,32 @@ class Report:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.num_tokens / self.duration if self.duration else 0.0
+        return self._per_second(self.num_tokens)
 
     @property
     def requests_per_second(self) -> float:
-        return self.num_succeeded / self.duration if self.duration else 0.0
+        return self._per_second(self.num_succeeded)
+
+    @property
+    def goodput(self) -> float | None:
+        """Requests per second that met the targets; None where none was stated."""
+        return None if self.num_good is None else self._per_second(self.num_good)
 
     def to_json(self) -> dict[str, Any]:
         """Seconds and counts; exits are keyed by their 1-based number."""
-        rates = {"tokens_per_second": self.tokens_per_second, "requests_per_second": self.requests_per_second}
-        return {**asdict(self), "num_failed": self.num_failed, **rates}
+        derived = ("num_succeeded", "num_failed", "tokens_per_second", "requests_per_second", "goodput")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
 
-    def tables(self) -> list[Table]:
-        return [self._latencies(), self._totals()]
-
-    def _latencies(self) -> Table:
-        table = Table("milliseconds", *(Column(field.name, justify="right") for field in fields(Spread)))
-        for name in ("time_to_first_token", "inter_token_latency", "latency"):
-            spread = getattr(self, name)
-            table.add_row(name.replace("_", " "), *(_milliseconds(spread) if spread else ()))
-        return table
-
-    def _totals(self) -> Table:
-        table = Table("totals", Column(justify="right"))
-        table.add_row("requests", f"{self.num_succeeded}, {self.requests_per_second:.2f}/s")
-        table.add_row("tokens", f"{self.num_tokens}, {self.tokens_per_second:.1f}/s")
-        table.add_row("seconds", f"{self.duration:.2f}")
-        num_exits = sum(self.exits.values())
-        for exit_, count in self.exits.items():
-            table.add_row(f"exit {exit_}", f"{count}, {100 * count / num_exits:.1f}%")
-        for error, count in self.errors.items():
-            table.add_row(Text(error, "red"), f"{count}")
-        return table
+    def _per_second(self, count: int) -> float:
+        return count / self.duration if self.duration else 0.0
 
 
-def _milliseconds(spread: Spread) -> list[str]:
-    return [f"{1000 * seconds:.1f}" for seconds in asdict(spread).values()]
+def _by_category(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.category is not None:
+            groups.setdefault(outcome.category, []).append(outcome)
+    return dict(sorted(groups.items()))
 
 
 def _counts(values: Iterable[K]) -> dict[K, int]:

@@ -1,11 +1,11 @@
 """A completions server of a few lines that streams what it is told, over a real socket, one request a connection.
 
-Its metrics, asked for with GET, are given in turn; without any there are none to be had.
+Its metrics, asked for with GET, are given in turn; without any there are none to be had. So it is with its tokens.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,22 +15,34 @@ HEAD = "HTTP/1.1 {status}\r\nContent-Type: text/event-stream\r\nConnection: clos
 
 @dataclass(kw_only=True)
 class FakeServer:
-    """Answers each request with `events`, `gap` seconds apart, and keeps the bodies it was sent."""
+    """Answers each request with `events`, `gap` seconds apart, and keeps the bodies it was sent.
+
+    Only `num_at_once` are answered at a time; after `num_answers` none are, until their clients go.
+    """
 
     events: Iterable[str]
     metrics: Sequence[str] = ()
     status: str = "200 OK"
     gap: float = 0.0
+    num_at_once: int = 1000
+    num_answers: int = 1000
+    token_ids: Sequence[int] = ()
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
     num_running: int = 0
     most_running: int = 0
     num_scrapes: int = 0
 
+    def __post_init__(self) -> None:
+        self._turns = asyncio.Semaphore(self.num_at_once)
+
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         if head.startswith("GET"):
             writer.write(self._scrape().encode())
+        elif head.startswith("POST /tokenize") and self.token_ids:
+            await self._read(head, reader)
+            writer.write((HEAD.format(status="200 OK") + json.dumps({"tokens": self.token_ids})).encode())
         else:
             await self._complete(head, reader, writer)
         writer.close()
@@ -46,11 +58,14 @@ class FakeServer:
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         self.bodies.append(await self._read(head, reader))
-        writer.write(HEAD.format(status=self.status).encode())
-        for event in self.events:
-            await asyncio.sleep(self.gap)
-            writer.write(f"{event}\n\n".encode())
-            await writer.drain()
+        if len(self.bodies) > self.num_answers:
+            await reader.read()
+        async with self._turns:
+            writer.write(HEAD.format(status=self.status).encode())
+            for event in self.events:
+                await asyncio.sleep(self.gap)
+                writer.write(f"{event}\n\n".encode())
+                await writer.drain()
         self.num_running -= 1
 
     async def _read(self, head: str, reader: asyncio.StreamReader) -> dict[str, Any]:
@@ -66,6 +81,11 @@ async def serving(server: FakeServer) -> AsyncIterator[str]:
     async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as listening:
         host, port = listening.sockets[0].getsockname()
         yield f"http://{host}:{port}"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 (what a server has seen tells nobody)
+        await asyncio.sleep(0.001)
 
 
 def chunk(text: str, token_ids: list[int] | None = None, exits: list[int] | None = None) -> str:

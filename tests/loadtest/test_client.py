@@ -3,9 +3,10 @@ import asyncio
 import httpx
 import pytest
 
-from loadtest.client import Arrival, LoadClient, Outcome
+from loadtest.client import INTERRUPTED, Arrival, LoadClient, Outcome
+from loadtest.prompts import Lengths, Prompt
 from loadtest.workload import Workload
-from tests.loadtest.fake_server import DONE, STORY, FakeServer, chunk, serving, usage
+from tests.loadtest.fake_server import DONE, STORY, FakeServer, chunk, serving, until, usage
 
 
 async def outcomes_of(server: FakeServer, workload: Workload) -> list[Outcome]:
@@ -27,7 +28,9 @@ async def test_a_stream_is_read_to_its_tokens_and_exits():
 
 async def test_the_request_asks_for_what_the_workload_says():
     server = FakeServer(events=STORY)
-    await outcomes_of(server, Workload(prompts=("hello",), num_requests=1, max_tokens=7, temperature=0.5, seed=3))
+    await outcomes_of(
+        server, Workload(prompts=(Prompt("hello"),), num_requests=1, max_tokens=Lengths(7, 7), temperature=0.5, seed=3)
+    )
     assert server.bodies == [
         {
             "model": "tiny",
@@ -58,15 +61,25 @@ async def test_the_open_loop_counts_from_when_a_request_was_due():
     blocked = 0.2
 
     class LateClient(LoadClient):
-        async def send(self, request, due):
+        async def send(self, request, outcome):
             await asyncio.sleep(blocked)
-            return await super().send(request, due)
+            await super().send(request, outcome)
 
     async with serving(FakeServer(events=STORY)) as base_url, httpx.AsyncClient(base_url=base_url) as http:
         [outcome] = await LateClient(http).run(Workload(num_requests=1, rate=1000.0))
     assert outcome.latency > blocked
     assert outcome.time_to_first_token is not None
     assert outcome.time_to_first_token > blocked
+    assert outcome.sent - outcome.due > blocked
+
+
+async def test_a_stalled_server_cannot_hide_from_the_open_loop():
+    gap, num_requests = 0.01, 8
+    server = FakeServer(events=STORY, gap=gap, num_at_once=1)
+    outcomes = await outcomes_of(server, Workload(num_requests=num_requests, rate=1000.0))
+    served = gap * len(STORY)
+    waited = sorted(outcome.latency for outcome in outcomes)
+    assert waited[-1] > (num_requests - 1) * served - max(outcome.due for outcome in outcomes)
 
 
 async def test_every_outcome_is_told_as_it_comes():
@@ -77,27 +90,60 @@ async def test_every_outcome_is_told_as_it_comes():
 
 
 @pytest.mark.parametrize(
-    ("events", "status", "error"),
+    ("events", "status", "error", "message"),
     [
-        (['{"error": {"message": "queue full"}}'], "503 Service Unavailable", "ServerError: 503 queue full"),
-        (["no json"], "500 Internal Server Error", "ServerError: 500"),
-        ([chunk(" a", [1], [1]), 'data: {"error": {"message": "lost"}}', DONE], "200 OK", "ServerError: lost"),
-        ([chunk(" a", [1], [1])], "200 OK", "ServerError: the stream ended without data: [DONE]"),
-        (["data: {"], "200 OK", "ServerError: a chunk is not JSON"),
-        (["data: 3"], "200 OK", "ServerError: a chunk is not a JSON object"),
+        (['{"error": {"message": "queue full"}}'], "503 Service Unavailable", "HTTP 503", "queue full"),
+        (["no json"], "500 Internal Server Error", "HTTP 500", ""),
+        ([chunk(" a", [1], [1]), 'data: {"error": {"message": "lost"}}', DONE], "200 OK", "error in stream", "lost"),
+        ([chunk(" a", [1], [1])], "200 OK", "broken stream", "it ended without [DONE]"),
+        (["<html>"], "200 OK", "broken stream", "it ended without [DONE]"),
+        (["data: {"], "200 OK", "broken stream", "not a chunk of a completion: {"),
+        (["data: 3"], "200 OK", "broken stream", "not a chunk of a completion: 3"),
+        (['data: {"choices": [3]}'], "200 OK", "broken stream", 'not a chunk of a completion: {"choices": [3]}'),
+        (['data: {"usage": [3]}'], "200 OK", "broken stream", 'not a chunk of a completion: {"usage": [3]}'),
+        ([DONE], "200 OK", "empty answer", "not a token came"),
     ],
 )
-async def test_what_goes_wrong_is_an_error_of_that_request(events, status, error):
+async def test_what_goes_wrong_is_an_error_of_that_request(events, status, error, message):
     outcome = await only_outcome(*events, status=status)
-    assert outcome.error == error
+    assert (outcome.error, outcome.message) == (error, message)
 
 
 async def test_a_server_that_is_not_there_is_an_error_too():
     async with httpx.AsyncClient(base_url="http://127.0.0.1:9") as http:
         [outcome] = await LoadClient(http).run(Workload(num_requests=1))
-    assert outcome.error is not None
-    assert outcome.error.startswith("ConnectError")
+    assert outcome.error == "ConnectError"
     assert outcome.time_to_first_token is None
+
+
+async def test_a_server_that_gives_no_sign_of_life_is_an_error_too():
+    server = FakeServer(events=STORY, num_answers=0)
+    async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url, timeout=0.05) as http:
+        [outcome] = await LoadClient(http).run(Workload(num_requests=1))
+    assert outcome.error == "ReadTimeout"
+    assert outcome.latency > 0.05
+
+
+@pytest.mark.parametrize("rate", [None, 1000.0])
+async def test_a_run_that_is_stopped_tells_what_it_has_and_what_it_broke_off(rate):
+    server = FakeServer(events=STORY, num_answers=3)
+    async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
+        client = LoadClient(http)
+        told: list[Outcome] = []
+        workload = Workload(num_requests=6, concurrency=2, rate=rate)
+        running = asyncio.create_task(client.run(workload, told.append))
+        await until(lambda: len(told) == 3 and len(server.bodies) >= 5)
+        client.stop()
+        outcomes = await running
+        assert await client.run(Workload()) == []
+    errors = [outcome.error for outcome in outcomes]
+    assert errors.count(None) == 3
+    assert errors.count(INTERRUPTED) in (2, 3)
+    assert len(errors) == errors.count(None) + errors.count(INTERRUPTED)
+
+
+async def test_events_may_come_without_a_space():
+    assert (await only_outcome(chunk("a").replace("data: ", "data:"), "data:[DONE]")).num_tokens == 1
 
 
 async def test_a_server_without_exits_is_counted_by_its_chunks_or_usage():

@@ -1,13 +1,23 @@
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
 
-from loadtest.workload import Workload, WorkloadError, read_prompts
+from loadtest.prompts import Lengths, Prompt, WorkloadError
+from loadtest.workload import Workload
+
+PROMPTS = (Prompt("a"), Prompt("b"))
 
 
 def test_prompts_repeat_and_every_request_has_its_own_seed():
-    requests = list(Workload(prompts=("a", "b"), num_requests=3, seed=10).requests())
-    assert [(request.prompt, request.seed) for request in requests] == [("a", 10), ("b", 11), ("a", 12)]
+    requests = list(Workload(prompts=PROMPTS, num_requests=3, seed=10).requests())
+    assert [(request.prompt.content, request.seed) for request in requests] == [("a", 10), ("b", 11), ("a", 12)]
+
+
+def test_requests_go_on_where_others_have_stopped():
+    lengths = Lengths(1, 1000)
+    whole = Workload(prompts=PROMPTS, num_requests=5, max_tokens=lengths)
+    rest = Workload(prompts=PROMPTS, num_requests=2, max_tokens=lengths, first=3)
+    assert list(rest.requests()) == list(whole.requests())[3:]
 
 
 def test_the_open_loop_arrives_at_the_asked_rate_in_order():
@@ -16,42 +26,30 @@ def test_the_open_loop_arrives_at_the_asked_rate_in_order():
     assert arrivals[-1] == pytest.approx(4000 / 20, rel=0.1)
 
 
+def test_the_gaps_between_arrivals_are_as_irregular_as_a_poisson_process():
+    arrivals = [0.0, *(request.arrival for request in Workload(num_requests=4000, rate=20.0).requests())]
+    gaps = [later - earlier for earlier, later in pairwise(arrivals)]
+    assert sum(gap > 1 / 20 for gap in gaps) / 4000 == pytest.approx(0.368, abs=0.03)
+
+
 def test_the_same_seed_arrives_at_the_same_times():
     workload = Workload(num_requests=5, rate=1.0, seed=3)
     assert list(workload.requests()) == list(workload.requests())
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "name"),
     [
-        {"num_requests": 0},
-        {"max_tokens": 0},
-        {"concurrency": 0},
-        {"rate": 0.0},
-        {"rate": float("inf")},
-        {"prompts": ()},
+        ({"num_requests": 0}, "requests"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"rate": 0.0}, "rate"),
+        ({"rate": float("inf")}, "rate"),
+        ({"rate": float("nan")}, "rate"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"prompts": ()}, "prompts"),
     ],
 )
-def test_a_workload_that_cannot_be_run_is_refused(wrong):
-    with pytest.raises(WorkloadError):
+def test_a_workload_that_cannot_be_run_is_refused_by_name(wrong, name):
+    with pytest.raises(WorkloadError, match=name):
         Workload(**wrong)
-
-
-def test_text_holds_a_prompt_per_line(tmp_path: Path):
-    path = tmp_path / "prompts.txt"
-    path.write_text("one\n\ntwo ü\n", encoding="utf-8")
-    assert read_prompts(path) == ("one", "two ü")
-
-
-def test_spec_bench_gives_its_first_turns(tmp_path: Path):
-    path = tmp_path / "question.jsonl"
-    path.write_text('{"question_id": 81, "turns": ["first", "second"]}\n{"prompt": "plain"}\n')
-    assert read_prompts(path) == ("first", "plain")
-
-
-@pytest.mark.parametrize("line", ["not json", "[]", "{}", '{"turns": []}', '{"prompt": 3}'])
-def test_an_entry_without_a_prompt_is_named(tmp_path: Path, line: str):
-    path = tmp_path / "broken.jsonl"
-    path.write_text(f'{{"prompt": "fine"}}\n{line}\n')
-    with pytest.raises(WorkloadError, match="entry 2"):
-        read_prompts(path)

@@ -1,0 +1,163 @@
+"""What `python -m loadtest` may be asked, and what of it makes no sense."""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import httpx
+
+from loadtest.prompts import DEFAULT_PROMPTS, Lengths, WorkloadError, read_prompts
+from loadtest.report import Targets
+from loadtest.sweep import workloads
+from loadtest.workload import Workload
+
+Number = TypeVar("Number", int, float)
+
+DEFAULT_CONCURRENCY = 4
+PLOT_ENDINGS = (".png", ".svg", ".pdf")
+STDOUT = Path("-")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"loadtest: {message}\n")
+
+
+def parser() -> OneLineParser:
+    options = OneLineParser(
+        prog="loadtest", allow_abbrev=False, description="Measure a running OpenAI-compatible server over HTTP."
+    )
+    add = options.add_argument
+    add("--base-url", type=base_url, default="http://127.0.0.1:8000", metavar="URL", help="without /v1")
+    add("--model", default="default", help="the model to ask for")
+    add("--api-key", type=api_key, metavar="KEY", help="sent as a bearer token")
+    add("--timeout", type=seconds, default=300.0, metavar="SECONDS", help="without a sign of life")
+
+    load = options.add_argument_group("load").add_mutually_exclusive_group()
+    load.add_argument("--concurrency", type=several(int), metavar="N,N…", help="closed loop: users at a time (4)")
+    load.add_argument("--rate", type=several(float), metavar="R,R…", help="open loop: Poisson arrivals per second")
+    requests = options.add_argument_group("requests")
+    add = requests.add_argument
+    add("--requests", type=int, default=32, metavar="N", help="how many for each of these (32)")
+    add("--warm-up", type=count, default=4, metavar="N", help="how many to send before, uncounted (4)")
+    add("--category", type=names, default=(), metavar="A,B…", help="of the prompts in --prompts FILE")
+    add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens to ask for (64)")
+    add("--ignore-eos", action="store_true", help="go on to --max-tokens; not every server knows it")
+    add("--temperature", type=float, default=1.0, metavar="T")
+    add("--seed", type=count, default=0, metavar="N", help="request i uses N + i; also draws arrivals and lengths")
+
+    add = requests.add_mutually_exclusive_group().add_argument
+    add("--prompts", type=Path, metavar="FILE", help=".jsonl (Spec-Bench's, or with `prompt`) or text, one per line")
+    add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts this long, or from N to N")
+
+    add = options.add_argument_group("results").add_argument
+    add("--target-ttft-ms", type=seconds, metavar="MS", help="goodput counts requests with their first token by then")
+    add("--target-itl-ms", type=seconds, metavar="MS", help="and with no more than this between tokens, on average")
+    add("--json", type=Path, metavar="FILE", help="write reports and every request's numbers here; - is stdout")
+    add("--plot", type=Path, metavar="FILE", help=f"draw the results: {', '.join(PLOT_ENDINGS)}")
+    return options
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise `WorkloadError` for what does not go together."""
+    if arguments.category and not arguments.prompts:
+        raise WorkloadError("--category is of the prompts in --prompts FILE")
+    if arguments.concurrency and max(arguments.concurrency) > arguments.requests:
+        raise WorkloadError(f"--concurrency {max(arguments.concurrency)} needs as many --requests, at least")
+    if arguments.target_itl_ms and arguments.max_tokens.high == 1:
+        raise WorkloadError("--target-itl-ms needs more than one token: --max-tokens")
+    if arguments.plot and arguments.plot.suffix.lower() not in PLOT_ENDINGS:
+        raise WorkloadError(f"--plot must end in {', '.join(PLOT_ENDINGS)}, got {arguments.plot}")
+
+
+def make_files(arguments: argparse.Namespace) -> None:
+    """Before anything is measured. Raises `OSError` for files that cannot be written."""
+    for path in (arguments.json, arguments.plot):
+        if path and path != STDOUT:
+            path.touch()
+
+
+def sweep(arguments: argparse.Namespace) -> list[Workload]:
+    """The workloads that are asked for; random prompts are still to be drawn. Raises `WorkloadError`."""
+    base = Workload(
+        prompts=read_prompts(arguments.prompts, arguments.category) if arguments.prompts else DEFAULT_PROMPTS,
+        num_requests=arguments.requests,
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        seed=arguments.seed,
+        ignore_eos=arguments.ignore_eos,
+    )
+    if arguments.rate:
+        return workloads(base, [{"rate": rate} for rate in arguments.rate], arguments.warm_up)
+    numbers = arguments.concurrency or [min(DEFAULT_CONCURRENCY, arguments.requests)]
+    return workloads(base, [{"concurrency": number} for number in numbers], arguments.warm_up)
+
+
+def targets(arguments: argparse.Namespace) -> Targets:
+    in_seconds = [ms and ms / 1000 for ms in (arguments.target_ttft_ms, arguments.target_itl_ms)]
+    return Targets(time_to_first_token=in_seconds[0], inter_token_latency=in_seconds[1])
+
+
+def base_url(text: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise argparse.ArgumentTypeError(f"must be an http or https address, got {text}")
+    if url.path.rstrip("/").endswith("/v1"):
+        raise argparse.ArgumentTypeError("goes without /v1")
+    return url
+
+
+def api_key(text: str) -> str:
+    if not (text.isascii() and text.isprintable() and text.strip()):
+        raise argparse.ArgumentTypeError("must be printable ASCII")
+    return text
+
+
+def lengths(text: str) -> Lengths:
+    try:
+        return Lengths.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be N or N:N, from 1 on and in order, got {text}") from error
+
+
+def several(number: Callable[[str], Number]) -> Callable[[str], list[Number]]:
+    """Reads numbers between commas, no two of them equal."""
+
+    def read(text: str) -> list[Number]:
+        try:
+            found = [number(each) for each in text.split(",")]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"must be numbers with commas between them, got {text}") from error
+        if len(set(found)) < len(found):
+            raise argparse.ArgumentTypeError(f"must be different numbers, got {text}")
+        return found
+
+    return read
+
+
+def names(text: str) -> Sequence[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 on, got {text}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Or milliseconds: a time above 0."""
+    try:
+        time = float(text)
+    except ValueError:
+        time = math.nan
+    if not 0 < time < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a time above 0, got {text}")
+    return time

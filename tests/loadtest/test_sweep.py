@@ -1,0 +1,50 @@
+import httpx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.client import LoadClient
+from loadtest.report import Targets
+from loadtest.sweep import measure, workloads
+from loadtest.workload import Workload
+from tests.loadtest.fake_server import STORY, FakeServer, serving
+
+
+@given(num_levels=st.integers(1, 5), num_requests=st.integers(1, 9), warm_up=st.integers(0, 4))
+def test_no_two_requests_of_a_sweep_and_its_warm_ups_share_a_seed(num_levels: int, num_requests: int, warm_up: int):
+    levels = [{"concurrency": number + 1} for number in range(num_levels)]
+    sweep = workloads(Workload(num_requests=num_requests), levels, warm_up)
+    starts = [load.first - warm_up for load in sweep]
+    assert starts == [number * (num_requests + warm_up) for number in range(num_levels)]
+
+
+async def test_every_load_is_warmed_up_and_measured_without_the_warm_up():
+    server = FakeServer(events=STORY)
+    sweep = workloads(Workload(num_requests=4), [{"concurrency": 1}, {"rate": 500.0}], 2)
+    told: list[tuple[str, int]] = []
+    done = 0
+
+    def watch(name, num_requests):
+        def on_done(_):
+            nonlocal done
+            done += 1
+
+        told.append((name, num_requests))
+        return on_done
+
+    async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
+        points = await measure(LoadClient(http), sweep, 2, Targets(), watch)
+    assert [len(point.outcomes) for point in points] == [4, 4]
+    assert [point.report.num_tokens for point in points] == [12, 12]
+    assert sorted(body["seed"] for body in server.bodies) == list(range(12))
+    assert told == [("concurrency 1, warm-up", 2), ("concurrency 1", 4), ("rate 500/s, warm-up", 2), ("rate 500/s", 4)]
+    assert done == 12
+
+
+async def test_nothing_comes_after_a_load_that_was_stopped():
+    server = FakeServer(events=STORY)
+    async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
+        client = LoadClient(http)
+        sweep = workloads(Workload(num_requests=4), [{"concurrency": 1}, {"concurrency": 2}], 0)
+        [point] = await measure(client, sweep, 0, Targets(), lambda *_: lambda _: client.stop())
+    assert point.workload.concurrency == 1
+    assert len(server.bodies) < 4

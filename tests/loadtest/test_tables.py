@@ -1,0 +1,41 @@
+import io
+
+from rich.console import Console
+
+from loadtest.client import Outcome
+from loadtest.report import Report, Targets
+from loadtest.server_view import ServerView
+from loadtest.sweep import Point
+from loadtest.tables import tables
+from loadtest.workload import Workload
+from tests.loadtest.test_report import FAILED, good
+
+
+def point(*outcomes: Outcome, **workload: float) -> Point:
+    report = Report.of(outcomes, Targets(time_to_first_token=0.5))
+    return Point(workload=Workload(**workload), outcomes=outcomes, report=report, view=ServerView({}, {}))
+
+
+def shown(*points: Point) -> str:
+    screen = io.StringIO()
+    Console(file=screen, width=80).print(*tables(points))
+    return screen.getvalue()
+
+
+def test_a_point_shows_latencies_goodput_exits_categories_and_errors():
+    text = shown(point(good(0.0, category="qa"), FAILED))
+    for part in ("time to first token", "100.0", "66.7%", "within targets", "qa", "error in stream", "lost"):
+        assert part in text
+
+
+def test_a_sweep_has_a_row_for_every_load_and_names_where_errors_were():
+    text = shown(point(good(0.0), rate=2.5), point(good(0.0), FAILED, rate=5.0))
+    assert text.count("rate 2.5/s") == 2
+    assert "100.0 / 100.0" in text
+    assert "goodput/s" in text
+    assert "error in stream, at rate 5/s" in text
+
+
+def test_a_point_of_which_nothing_succeeded_is_still_shown():
+    assert "HTTP 503" in shown(point(Outcome(due=0.0, finished=1.0, error="HTTP 503")))
+    assert "concurrency 2" in shown(point(FAILED, concurrency=1), point(FAILED, concurrency=2))
