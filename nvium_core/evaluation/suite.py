@@ -17,7 +17,7 @@ from nvium_core.evaluation.spoken import speak
 from nvium_core.loading import LoadedModel
 from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.model.flops import flops_before_speaking, flops_per_token, spoken_flops
-from nvium_core.training.run_folder import read_recipe
+from nvium_core.training.run_folder import tokens_read
 
 OPENING_CHARACTERS = 200
 NUM_OPENINGS = 8
@@ -105,7 +105,7 @@ def description(loaded: LoadedModel) -> Figures:
     return {
         **subject_of(loaded).as_dict(),
         "model": run.name if run else loaded.name,
-        "training_tokens": read_recipe(run).get("total_tokens") if run else None,
+        "training_tokens": tokens_read(run) if run else None,
         "num_parameters": loaded.model.num_parameters(),
         "num_layers": config.num_hidden_layers,
         "width": config.hidden_size,

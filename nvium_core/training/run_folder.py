@@ -35,8 +35,12 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
     (folder / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n", encoding="utf-8")
 
 
-def read_recipe(folder: Path) -> dict[str, Any]:
-    """The fields of the recipe that a folder's run was made by; none where no run was."""
+def tokens_read(folder: Path) -> int | None:
+    """By the model of a folder's run, those of the run that it went on from included; None where no run was."""
     path = folder / RECIPE_FILE
-    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return fields
+    if not path.is_file():
+        return None
+    recipe = json.loads(path.read_text(encoding="utf-8"))
+    before = tokens_read(Path(recipe["initial"]).parent) if recipe["initial"] else 0
+    total: int = recipe["total_tokens"] + (before or 0)
+    return total

@@ -128,12 +128,13 @@ def test_the_description_names_the_shape(figures: Figures) -> None:
 def test_a_model_that_a_run_has_left_is_called_as_the_run_and_has_read_what_that_says(
     loaded: LoadedModel, tmp_path: Path
 ) -> None:
-    recipe = recipe_named("tiny", [])
-    left, moved = tmp_path / "a-run" / "model", tmp_path / "elsewhere"
-    for folder in (left, moved):
+    first, left, moved = (tmp_path / name for name in ("first/model", "a-run/model", "elsewhere"))
+    for folder in (first, left, moved):
         write_model(loaded.model, loaded.tokenizer, folder)
+        initial = [] if folder == first else [f"initial={first}"]
+        recipe = recipe_named("tiny", initial)
         write_recipe(recipe, folder.parent)
     found = suite.description(load_model(str(left)))
-    assert (found["model"], found["training_tokens"]) == ("a-run", recipe.total_tokens)
+    assert (found["model"], found["training_tokens"]) == ("a-run", 2 * recipe.total_tokens)
     found = suite.description(load_model(str(moved)))
     assert (found["model"], found["training_tokens"]) == ("elsewhere", None)
