@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.recipes.recipe import Recipe
