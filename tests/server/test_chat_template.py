@@ -126,8 +126,17 @@ def test_only_a_template_of_ones_own_ends_with_the_tokenizers_end_and_only_the_p
     assert template(TEMPLATE).stops == ()
 
 
-def test_a_plain_prompt_begins_as_any_text_of_the_embedded_model() -> None:
+def test_the_embedded_model_is_asked_as_it_was_taught() -> None:
     tokenizer = load_model().tokenizer
+    template = ChatTemplate(tokenizer)
+    ids = template.token_ids([user("Tell me a story.")], [])
+    assert tokenizer.decode(ids) == f"{END_OF_TEXT}User:\nTell me a story.{END_OF_TEXT}Assistant:\n"
+    assert template.stop_token_ids == (tokenizer.eos_token_id,)
+
+
+def test_a_plain_prompt_begins_as_any_text_of_its_model() -> None:
+    tokenizer = load_model().tokenizer
+    tokenizer.chat_template = None
     ids = ChatTemplate(tokenizer).token_ids([user("Tell me a story.")], [])
     assert ids == tokenizer("User:\nTell me a story.\n\nAssistant:\n").input_ids
     assert ids[0] == tokenizer.bos_token_id
