@@ -44,12 +44,16 @@ def test_a_short_document_is_scored_as_one_forward_pass_would(loaded: LoadedMode
     assert figures.bits_per_character == pytest.approx(nats / len(text) / math.log(2))
 
 
+ROUNDED_UP = 1 + 1e-12
+"""Where one exit is best at every token, the oracle's sum is that exit's in another order."""
+
+
 @given(TOKENS, st.integers(0, 5))
 def test_the_papers_propositions_hold_at_every_token(ids: list[int], seed: int) -> None:
     figures = totals(window_predictions(random_model([1, 2, 4], seed=seed), ids, 1)).figures(num_characters=1)
     assert figures["bound_violations"] == figures["mass_violations"] == 0
-    assert figures["oracle_perplexity"] <= min(figures["exit_perplexities"])
-    assert figures["oracle_perplexity"] <= figures["perplexity"]
+    assert figures["oracle_perplexity"] <= ROUNDED_UP * min(figures["exit_perplexities"])
+    assert figures["oracle_perplexity"] <= ROUNDED_UP * figures["perplexity"]
 
 
 def test_a_mixture_outside_its_exits_is_counted() -> None:
