@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nvium_core import LoadedModel, cli
+from nvium_core import LoadedModel
 from server.settings import Settings, SettingsError, read_settings
 from tests.server.live_server import live_server
 
@@ -49,7 +49,7 @@ def test_a_time_is_a_positive_number_of_seconds(name: str, seconds: object) -> N
 
 
 def test_every_setting_but_the_buckets_is_an_option_of_serve() -> None:
-    options = set(inspect.signature(cli.serve).parameters)
+    options = set(inspect.signature(speaking.serve).parameters)
     assert set(Settings.model_fields) - options == {"latency_buckets"}
     assert options <= set(Settings.model_fields)
 
