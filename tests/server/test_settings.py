@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from nvium_core import LoadedModel
+from nvium_core.commands import speaking
 from server.settings import Settings, SettingsError, read_settings
 from tests.server.live_server import live_server
 
