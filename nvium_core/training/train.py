@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Sharding
@@ -40,6 +40,8 @@ from nvium_core.training.state import gathered, gathered_weights, read_state, sc
 from nvium_core.training.texts import prepare_text, validation_text
 from nvium_core.training.tokenizer import save_tokenizer
 from nvium_core.training.tokens import differences
+
+READABLE = 0o644
 
 EXTENDABLE = {"total_tokens", "checkpoint_every", "evaluations"}
 """What may change when a run is resumed."""
@@ -342,6 +344,7 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
         if model.generation_config.eos_token_id == model.config.eos_token_id:  # it says nothing else of ours
             (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
         save_tokenizer(tokenizer, partial)
+        (partial / SAFE_WEIGHTS_NAME).chmod(READABLE)  # which transformers leaves to the owner alone
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:

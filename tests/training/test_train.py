@@ -38,6 +38,7 @@ def test_a_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> None:
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [report["step"] for report in log] == list(range(1, 61))
     assert log[-1]["mix_loss"] < log[0]["mix_loss"] - 1
+    assert (folder / "model.safetensors").stat().st_mode & 0o044 == 0o044
     model, tokenizer = NviumForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.dtype == torch.bfloat16 and model.config.vocab_size == len(tokenizer)
 
