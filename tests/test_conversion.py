@@ -1,10 +1,8 @@
 """Models of every layout become folders of ours that mean the same, or nothing at all is written."""
 
 import json
-import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from nvium_core import CheckpointError, NviumError, NviumForCausalLM, load_model
 from nvium_core.conversion import ConversionError, convert
 from nvium_core.loading import embedded_model
 from tests.byte_model import load_byte_model
+from tests.full_disk import no_file_larger_than
 from tests.model.llama_folders import llama_folder, random_llama
 from tests.model.test_published_layout import EXIT_LAYERS as PUBLISHED_EXITS
 from tests.model.test_published_layout import write_published
@@ -283,17 +282,6 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
     assert captured.out == "" and captured.err.count("\n") == 1 and complaint in captured.err.lower()
     assert contents(source) == before
     assert {path.name for path in tmp_path.iterdir()} == {"source", "file"}
-
-
-@contextmanager
-def no_file_larger_than(num_bytes: int) -> Iterator[None]:
-    """What a full disk does to whoever writes on."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_disk_that_runs_full_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -92,8 +92,7 @@ def orthogonalized(matrices_MDE: Tensor, dtype: torch.dtype) -> Tensor:
     """Each matrix U S Vᵀ as about U Vᵀ, by five Newton–Schulz steps in the given precision."""
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices_MDE.shape[-2] > matrices_MDE.shape[-1]
-    x = matrices_MDE.mT if is_tall else matrices_MDE
-    x = x.to(dtype)
+    x = (matrices_MDE.mT if is_tall else matrices_MDE).to(dtype)
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT

@@ -2,12 +2,9 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,12 +15,8 @@ from nvium_core.training.errors import TrainingError
 from nvium_core.training.run_folder import owned
 from nvium_core.training.texts import prepare_text
 from nvium_core.training.train import TrainingRun, show, train
+from tests.full_disk import no_file_larger_than
 from tests.training.small_runs import NUM_STEPS, advance, assert_equal, finished, options, small_recipe, start
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    return finished(start(small_recipe(), options(tmp_path_factory.mktemp("whole") / "run")))
 
 
 @pytest.fixture
@@ -108,8 +101,7 @@ def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_goes_on(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from nvium_core.training.train import TrainingRun
-from tests.training.small_runs import NUM_STEPS, advance, assert_equal, finished, options, small_recipe, start
+from tests.training.small_runs import options, small_recipe, start
 
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -139,17 +131,6 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
     assert_equal(finished(resumed), uninterrupted)
 
 
-@contextmanager
-def disk_of(num_bytes: int) -> Iterator[None]:
-    """No file may grow longer meanwhile, which looks to a program as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_an_exhausted_disk_stops_the_run_and_spares_the_last_checkpoint(
     uninterrupted: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
@@ -157,7 +138,10 @@ def test_an_exhausted_disk_stops_the_run_and_spares_the_last_checkpoint(
     steps = run.steps()
     for _ in range(5):
         next(steps)
-    with disk_of(20_000), pytest.raises(TrainingError, match=r"state\.partial: cannot write the checkpoint"):
+    with (
+        no_file_larger_than(20_000),
+        pytest.raises(TrainingError, match=r"state\.partial: cannot write the checkpoint"),
+    ):
         list(steps)
     resumed = start(run.recipe, run.options)
     assert resumed.step == 4

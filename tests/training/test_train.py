@@ -27,11 +27,6 @@ from tests.training.small_runs import (
 )
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    return finished(start(small_recipe(), options(tmp_path_factory.mktemp("whole") / "run")))
-
-
 def test_a_run_learns_and_leaves_a_model_that_loads(tmp_path: Path) -> None:
     run_options = options(tmp_path / "run")
     folder = train(small_recipe("total_tokens=15360", "learning_rate.maximum=0.01"), run_options)

@@ -50,7 +50,7 @@ def small(
     """Four even exits if not told otherwise.
 
     Muon, because the exits of models this young hardly differ under AdamW: routers are balanced for a tenth of the 976
-    steps, and all tokens then leave at the first exit.
+    steps, and nearly all tokens then leave at the first exit.
     """
     exits = exit_layers or tuple(even_exit_layers(num_layers, 4))
     shape = Shape(

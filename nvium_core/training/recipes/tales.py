@@ -14,7 +14,7 @@ SHALLOW = 0.5
 
 
 def tales() -> Recipe:
-    """The embedded story-teller: 6.5M parameters, four exits, about two hours on two cores."""
+    """The embedded story-teller: 6.5M parameters, four exits, 78 minutes of one core with bfloat16."""
     return Recipe(
         shape=Shape(num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024),
         total_tokens=16_000_000,
@@ -48,7 +48,7 @@ def tales_again() -> Recipe:
 
 
 def tales_of_depth(depth: float) -> Recipe:
-    """The same, steered to another mean depth: quality given for speed."""
+    """`tales` steered to another mean depth: quality given for speed."""
     recipe = tales()
     return replace(recipe, beta=replace(recipe.beta, depth=depth))
 

@@ -1,0 +1,12 @@
+"""What several files of tests compare with."""
+
+import pytest
+import torch
+
+from tests.training.small_runs import finished, options, small_recipe, start
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The weights that a small run ends with."""
+    return finished(start(small_recipe(), options(tmp_path_factory.mktemp("whole") / "run")))
