@@ -45,12 +45,19 @@ def random_model(
 
     Raises `InvalidRequest` naming what is not a shape, a number of exits or a routing.
     """
-    config = shape_config(shape, num_exits, vocab_size)
+    model = random_weights(shape_config(shape, num_exits, vocab_size), dtype=dtype, seed=seed, device=device)
+    if routing is not None:
+        force_routing(model, routing)
+    return model
+
+
+def random_weights(
+    config: NviumConfig, *, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
+) -> NviumForCausalLM:
+    """A model of a configuration, its weights as `fill` draws them."""
     with torch.device(device), init.no_init_weights():
         model: NviumForCausalLM = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     fill(model, seed)
-    if routing is not None:
-        force_routing(model, routing)
     return model
 
 

@@ -41,7 +41,7 @@ def shape_fields(config: NviumConfig) -> dict[str, Any]:
     return {name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")}
 
 
-def as_llama(model: UniviumForCausalLM) -> LlamaForCausalLM:
+def as_llama(model: NviumForCausalLM) -> LlamaForCausalLM:
     """The same weights, not copied, under transformers' own class."""
     names = {field.name for field in fields(LlamaConfig)} - {"architectures"}
     config = LlamaConfig(**{name: value for name, value in model.config.to_dict().items() if name in names})

@@ -22,10 +22,15 @@ def dense_twin(recipe: Recipe) -> Recipe:
         return bare
     shape = bare.shape
     missing = num_parameters(recipe) - num_parameters(bare)
-    per_multiple = WIDTH_MULTIPLE * 3 * shape.width * shape.num_layers
-    widened = shape.mlp_width + WIDTH_MULTIPLE * -(-missing // per_multiple)
+    widened = shape.mlp_width + added_mlp_width(missing, shape.width, shape.num_layers)
     initial = recipe.initial and RUN.sub(r"runs/\1-dense/model", recipe.initial)
     return replace(bare, shape=replace(shape, mlp_width=widened), initial=initial)
+
+
+def added_mlp_width(num_missing: int, width: int, num_layers: int) -> int:
+    """The fewest multiples of 8 by which MLPs are widened to hold so many parameters more."""
+    per_multiple = WIDTH_MULTIPLE * 3 * width * num_layers
+    return WIDTH_MULTIPLE * -(-num_missing // per_multiple)
 
 
 def without_exits(recipe: Recipe) -> Recipe:

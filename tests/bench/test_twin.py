@@ -1,0 +1,38 @@
+"""The dense twin, here and in transformers."""
+
+import pytest
+import torch
+
+from nvium_core.bench.shapes import shape_config
+from nvium_core.bench.twin import dense_twin, num_parameters, twin_config, usable_llama
+from tests.random_models import random_model
+
+
+def test_the_twin_of_the_paper_s_model_is_the_authors() -> None:
+    assert twin_config(shape_config("24x768")).intermediate_size == 2184
+
+
+@pytest.mark.parametrize("shape", ["4x128", "12x512"])
+def test_a_twin_is_no_smaller_and_the_next_narrower_one_is(shape: str) -> None:
+    config = shape_config(shape)
+    twin = twin_config(config)
+    assert num_parameters(twin) >= num_parameters(config)
+    twin.intermediate_size -= 8
+    assert num_parameters(twin) < num_parameters(config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_transformers_computes_the_very_logits_of_the_univium(dtype: torch.dtype) -> None:
+    univium = dense_twin(random_model([1, 2, 4], vocab_size=61, dtype=dtype))
+    llama = usable_llama(univium)
+    input_ids = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(1))
+    [ours] = univium(input_ids, output_exit_logits=True).exit_logits.unbind(-2)
+    theirs = llama(input_ids).logits
+    assert theirs.dtype == dtype
+    assert torch.equal(ours, theirs)
+
+
+def test_the_weights_are_shared() -> None:
+    univium = dense_twin(random_model([1, 2]))
+    assert usable_llama(univium).lm_head.weight.data_ptr() == univium.lm_head.weight.data_ptr()
