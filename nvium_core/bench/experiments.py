@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from nvium_core.bench.harness import Figures, Subject
 
 Experiment = Literal[
-    "schedules", "throughput", "memory", "prefix", "chunking", "logprobs", "determinism", "soak", "costs", "heads"
+    "schedules",
+    "throughput",
+    "memory",
+    "prefix",
+    "chunking",
+    "logprobs",
+    "determinism",
+    "soak",
+    "costs",
+    "heads",
+    "peers",
+    "profile",
 ]
 
 Given = Mapping[str, Any]

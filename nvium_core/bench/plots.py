@@ -95,10 +95,26 @@ def costs(figures: Figures) -> Figure:
     return figure
 
 
+def peers(figures: Figures) -> Figure:
+    """Tokens per second of every contender by the number of sequences."""
+    figure, [panel] = sheet(figures)
+    rows = figures["rows"]
+    numbers = [row["sequences"] for row in rows]
+    for name in rows[0]["contenders"]:
+        rates = [row["contenders"][name]["tokens_per_second"] for row in rows]
+        panel.plot(numbers, rates, "o-", label=name)
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(numbers, [str(number) for number in numbers])
+    panel.set_yscale("log")
+    label(panel, "sequences at once", "tokens/s")
+    return figure
+
+
 PLOTS: dict[str, Callable[[Figures], Figure]] = {
     "schedules": schedules,
     "memory": memory,
     "chunking": chunking,
     "soak": soak,
     "costs": costs,
+    "peers": peers,
 }

@@ -31,7 +31,8 @@ def bench(
     schedules: tokens/s of each over synchronous, and as simulated; throughput: prompts included; memory: waste in the
     cache; prefix: first token with a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost;
     determinism: what differs in company; soak: leaks; costs: a step's, for nvium plan; heads: the exits' losses in
-    training, logits held or in chunks.
+    training, logits held or in chunks; peers: beside the dense twin in transformers and llama.cpp; profile: where a
+    step's time goes.
     """
     from rich.console import Console
 

@@ -28,6 +28,15 @@ SMALL: dict[str, Mapping[str, Any]] = {
     "soak": {"requests": 60, "every": 20},
     "costs": {},
     "heads": {"tokens": 20_000, "repeats": 1},
+    "peers": {
+        "sequences": (1, 2),
+        "tokens": 4,
+        "repeats": 1,
+        "simulated_tokens": 200,
+        "buffer_bytes": 2**20,
+        "matrix_width": 64,
+    },
+    "profile": {"sequences": (1, 2), "tokens": 4, "repeats": 1},
 }
 
 
@@ -40,7 +49,7 @@ def found(name: Experiment) -> Figures:
 @pytest.mark.parametrize("name", get_args(Experiment))
 def test_figures_are_shown_saved_and_drawn(name: Experiment, tmp_path: Path) -> None:
     saved, drawn = tmp_path / "figures.json", tmp_path / "figures.png"
-    has_plot = name in {"schedules", "memory", "chunking", "soak", "costs"}
+    has_plot = name in {"schedules", "memory", "chunking", "soak", "costs", "peers"}
     experiments.check(name, SMALL[name], saved, drawn if has_plot else None)
     experiments.save(found(name), saved, drawn if has_plot else None)
     read = json.loads(saved.read_text())
@@ -185,3 +194,34 @@ def test_logits_in_chunks_take_a_fraction_of_the_memory() -> None:
     held_bytes = figures["tokens"] * figures["vocabulary"] * 4 * figures["exits"]
     assert figures["ways"]["held"]["peak_bytes"] > held_bytes
     assert figures["peak_ratio"] < 0.8
+
+
+def test_every_contender_is_beside_ours_and_who_is_missing_is_named() -> None:
+    figures = found("peers")
+    for row in figures["rows"]:
+        present = {name.partition("/")[0] for name in row["contenders"]} - {"optimal"}
+        assert present == row["ours_over"].keys()
+        assert present | figures["left_out"].keys() == {
+            "synchronous",
+            "dense twin",
+            "generate",
+            "continuous",
+            "llama.cpp",
+        }
+        assert sum(row["routing"]) == pytest.approx(1)
+        assert all(seen["ours_over"] > 0 < seen["first_token_ms"] for seen in row["contenders"].values())
+    one, two = figures["rows"]
+    assert one["gain"]["limit"] > 1
+    assert "limit" not in two["gain"]
+    assert one["work"]["optimal"]["bytes"] < one["work"]["synchronous"]["bytes"]
+    assert two["work"] is None
+    assert min(figures["machine"].values()) > 0
+
+
+def test_a_profile_s_parts_make_up_the_step() -> None:
+    for row in found("profile")["rows"]:
+        assert sum(row["parts_ms"].values()) == pytest.approx(row["step_ms"])
+        assert 0 < row["share_outside_kernels"] < 1
+        assert sum(row["operation_shares"].values()) == pytest.approx(1)
+        assert row["operation_shares"]["linear"] > 0 < row["operation_shares"]["attention"]
+        assert row["calls_per_step"] > 10

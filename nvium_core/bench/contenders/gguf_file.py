@@ -1,0 +1,66 @@
+"""A univium as a GGUF file, which llama.cpp reads. Needs the package gguf."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from nvium_core.bench.contenders.contender import NotAvailable
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.baselines.univium import as_llama
+
+Kind = Literal["f32", "f16", "bf16"]
+"""What matrices are stored in; vectors are float32."""
+
+
+def write_gguf(univium: NviumForCausalLM, file: Path, kind: Kind) -> None:
+    """Weights and shape, without a tokenizer. Raises `NotAvailable` for rotary embeddings that are not plain."""
+    gguf, config = import_module("gguf"), univium.config
+    writer = gguf.GGUFWriter(file, "llama")
+    write_shape(writer, config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in as_llama(univium).state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = interleaved(name, tensor, config).float().cpu().numpy()
+        stored_as = gguf.GGMLQuantizationType[kind.upper() if tensor.dim() > 1 else "F32"]
+        data = gguf.quants.quantize(stored, stored_as)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), data, raw_dtype=stored_as)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_shape(writer: Any, config: NviumConfig) -> None:
+    rope = config.rope_parameters or {}
+    if rope.get("rope_type", "default") != "default":
+        raise NotAvailable(f"GGUF files are written without rope_type {rope['rope_type']!r}")
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    for field, value in {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.num_key_value_heads,
+        "key_length": head_dim,
+        "value_length": head_dim,
+        "rope_dimension_count": head_dim,
+        "rope_freq_base": rope.get("rope_theta", 10_000.0),
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+        "tokenizer_model": "no_vocab",
+    }.items():
+        getattr(writer, f"add_{field}")(value)
+
+
+def interleaved(name: str, tensor: Tensor, config: NviumConfig) -> Tensor:
+    """Queries and keys as llama.cpp rotates them: pairs side by side, where ours are half a head apart."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    num_heads = next((number for part, number in heads.items() if f".{part}." in name), None)
+    if num_heads is None:
+        return tensor
+    return tensor.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)

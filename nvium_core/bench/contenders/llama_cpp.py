@@ -1,0 +1,145 @@
+"""llama.cpp as a contender: a GGUF file, and sequences decoded in one batch. Needs the packages llama_cpp and gguf."""
+
+import ctypes
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Race, Spoken
+from nvium_core.bench.contenders.gguf_file import Kind
+
+NEEDED = ("llama_cpp", "gguf")
+LEAST_BATCH = 512
+"""What llama.cpp takes in at once unless told otherwise."""
+
+
+def check_available(device: str) -> None:
+    """Raise `NotAvailable` unless the race can be run here."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise NotAvailable(f"{' and '.join(missing)} not installed; pip install 'nvium[bench]'")
+    if device != "cpu":
+        raise NotAvailable("raced on a CPU only")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """For so many sequences of so many positions each, of whose tokens so many are taken in at once."""
+
+    num_sequences: int
+    num_positions: int
+    batch_tokens: int
+
+
+class LlamaCpp:
+    """A model and its cache, on so many threads. Float32 files have a float32 cache and attention, others
+    llama.cpp's defaults."""
+
+    def __init__(self, file: Path, kind: Kind, room: Room, threads: int) -> None:
+        self._lib = lib = import_module("llama_cpp")
+        self._log = lib.llama_log_callback(lambda *_: None)
+        lib.llama_log_set(self._log, ctypes.c_void_p())
+        lib.llama_backend_init()
+        self._room = room
+        self._model = lib.llama_model_load_from_file(str(file).encode(), lib.llama_model_default_params())
+        if self._model is None:
+            raise ContenderFailed(f"llama.cpp cannot load {file.name}")
+        self._context = lib.llama_init_from_model(self._model, self._params(kind, threads))
+        if self._context is None:
+            lib.llama_model_free(self._model)
+            raise ContenderFailed(f"llama.cpp cannot make room for {room}")
+        self._batch = lib.llama_batch_init(room.batch_tokens, 0, 1)
+
+    def _params(self, kind: Kind, threads: int) -> Any:
+        params = self._lib.llama_context_default_params()
+        params.n_ctx = self._room.num_sequences * self._room.num_positions
+        params.n_seq_max = self._room.num_sequences
+        params.n_batch = params.n_ubatch = max(LEAST_BATCH, self._room.batch_tokens)
+        params.n_threads = params.n_threads_batch = threads
+        if kind == "f32":
+            params.type_k = params.type_v = self._lib.GGML_TYPE_F32
+            params.flash_attn_type = self._lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # on a CPU it rounds to float16
+        return params
+
+    def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
+        """Take in rows of (token, position, sequence, whether what follows is wanted)."""
+        batch = self._batch
+        assert len(rows) <= self._room.batch_tokens
+        for row, (token, position, sequence, is_wanted) in enumerate(rows):
+            batch.token[row] = token
+            batch.pos[row] = position
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = sequence
+            batch.logits[row] = is_wanted
+        batch.n_tokens = len(rows)
+        answer = self._lib.llama_decode(self._context, batch)
+        if answer != 0:
+            raise ContenderFailed(f"llama.cpp cannot decode (it says {answer})")
+
+    def logits(self, row: int) -> list[float]:
+        """Of what follows a row of the last batch."""
+        vocab = self._lib.llama_model_get_vocab(self._model)
+        return list(self._lib.llama_get_logits_ith(self._context, row)[: self._lib.llama_vocab_n_tokens(vocab)])
+
+    @contextmanager
+    def sampler(self, seed: int) -> Iterator[Any]:
+        """Draws from the whole distribution at temperature 1."""
+        chain = self._lib.llama_sampler_chain_init(self._lib.llama_sampler_chain_default_params())
+        self._lib.llama_sampler_chain_add(chain, self._lib.llama_sampler_init_dist(seed))
+        try:
+            yield lambda row: self._lib.llama_sampler_sample(chain, self._context, row)
+        finally:
+            self._lib.llama_sampler_free(chain)
+
+    def forget(self) -> None:
+        """Empty the cache."""
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
+
+    def close(self) -> None:
+        self._lib.llama_batch_free(self._batch)
+        self._lib.llama_free(self._context)
+        self._lib.llama_model_free(self._model)
+
+
+@contextmanager
+def loaded(file: Path, kind: Kind, room: Room, *, threads: int) -> Iterator[LlamaCpp]:
+    """A model for as long as it is needed."""
+    model = LlamaCpp(file, kind, room, threads)
+    try:
+        yield model
+    finally:
+        model.close()
+
+
+@contextmanager
+def contender(file: Path, kind: Kind, race: Race, *, threads: int) -> Iterator[Contender]:
+    length, sequences = len(race.prompt), range(race.num_sequences)
+    prompts = [
+        (token, position, sequence, position == length - 1)
+        for sequence in sequences
+        for position, token in enumerate(race.prompt)
+    ]
+
+    room = Room(num_sequences=race.num_sequences, num_positions=race.num_positions, batch_tokens=len(prompts))
+
+    def speak(turn: int) -> Spoken:
+        model.forget()
+        with model.sampler(turn) as draw:
+            started = time.perf_counter()
+            model.decode(prompts)
+            said = [[draw(sequence * length + length - 1)] for sequence in sequences]
+            first_seconds = time.perf_counter() - started
+            for position in range(length, race.num_positions - 1):
+                model.decode([(said[sequence][-1], position, sequence, True) for sequence in sequences])
+                for sequence in sequences:
+                    said[sequence].append(draw(sequence))
+            seconds = time.perf_counter() - started
+        return Spoken(seconds=seconds, first_token_seconds=[first_seconds] * len(sequences), token_ids=said)
+
+    with loaded(file, kind, room, threads=threads) as model:
+        yield speak

@@ -1,0 +1,36 @@
+"""Our engine as a contender."""
+
+from collections import Counter
+from itertools import chain
+from typing import Any
+
+from nvium_core.bench.contenders.contender import Contender, Race, Spoken
+from nvium_core.bench.harness import timed
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.policies import Optimal
+from nvium_core.model.nvium import NviumForCausalLM
+
+
+def engine_for(model: NviumForCausalLM, race: Race, **config: Any) -> Engine:
+    """One whose cache holds everybody, so that nobody is put off."""
+    page_size = EngineConfig().page_size
+    pages = -(-race.num_positions // page_size) + 1
+    cache_tokens = race.num_sequences * pages * page_size
+    return Engine(model, EngineConfig(max_sequences=race.num_sequences, cache_tokens=cache_tokens, **config))
+
+
+def contender(engine: Engine, race: Race) -> Contender:
+    def speak(turn: int) -> Spoken:
+        if isinstance(engine.scheduler.policy, Optimal):
+            engine.scheduler.policy.wait()
+        params = [SamplingParams(max_tokens=race.num_tokens, seed=seed, ignore_eos=True) for seed in race.seeds(turn)]
+        run = timed(engine, [(race.prompt, each) for each in params])
+        return Spoken(
+            seconds=run.seconds,
+            first_token_seconds=run.first_token_seconds,
+            token_ids=[completion.token_ids for completion in run.completions],
+            exits=Counter(chain.from_iterable(completion.exits for completion in run.completions)),
+        )
+
+    return speak

@@ -1,0 +1,89 @@
+"""How much faster than `synchronous` early exits could be, from what steps cost: the limit, and shares of it.
+
+Leaving early saves the fixed cost of steps that are not taken; a row's own cost is never saved.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from nvium_core.bench.seams import watched
+from nvium_core.engine.costs import StepCosts
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.exit_frequencies import exit_probabilities, reach_probabilities
+from nvium_core.engine.params import SamplingParams
+
+MOST_ROWS = 8
+"""Rows up to which a step's cost is fitted: those that one sequence has deferred, which are seldom more."""
+
+TURNS = 3
+
+JUNCTION, HEAD = ("junction", "router"), ("head", "draw")
+"""What a row is charged where it is asked, and where it speaks."""
+
+
+def limit(fixed: Items[float], per_row: Items[float], head: float, routing: Items[float]) -> float:
+    """(Σ_k (a_k + b_k) + h) / (Σ_k P(depth ≥ k)·a_k + Σ_k b_k + h) of one sequence, a block costing a_k + b_k·r for r
+    rows and a spoken token h; `routing` is p_k."""
+    always = sum(per_row) + head
+    reached = reach_probabilities(exit_probabilities(routing))
+    return (sum(fixed) + always) / (sum(p * a for p, a in zip(reached, fixed, strict=True)) + always)
+
+
+def share_of_gain(ratio: float, best: float) -> float | None:
+    """(ratio − 1) / (best − 1); None where there is nothing to gain."""
+    return (ratio - 1) / (best - 1) if best > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCosts:
+    """In seconds: blocks without junctions by rows, a junction each time it is asked, and a head with its draw."""
+
+    blocks: StepCosts
+    junction: float
+    head: float
+
+    def limit(self, routing: Items[float]) -> float:
+        """With a junction as part of its block's fixed cost, which is the figure of our claims."""
+        return limit([a + self.junction for a in self._few_rows.fixed], self._few_rows.per_row, self.head, routing)
+
+    def limit_with_junctions_paid(self, routing: Items[float]) -> float:
+        """With junctions as often in either schedule, as it is: a row that has spoken is asked no more."""
+        return limit(self._few_rows.fixed, self._few_rows.per_row, self.per_token(routing), routing)
+
+    def per_token(self, routing: Items[float]) -> float:
+        """Junctions and head of a token, whatever the schedule."""
+        return self.junction * sum(reach_probabilities(exit_probabilities(routing))) + self.head
+
+    @property
+    def _few_rows(self) -> StepCosts:
+        points = self.blocks.points.items()
+        return StepCosts({block: {r: s for r, s in costs.items() if r <= MOST_ROWS} for block, costs in points})
+
+    def as_dict(self) -> dict[str, object]:
+        """Milliseconds, and the seconds of the blocks by rows."""
+        return {
+            **self.blocks.as_dict(),
+            "fixed_ms": [1000 * seconds for seconds in self._few_rows.fixed],
+            "per_row_ms": [1000 * seconds for seconds in self._few_rows.per_row],
+            "junction_ms": 1000 * self.junction,
+            "head_ms": 1000 * self.head,
+        }
+
+
+def measured_costs(engine: Engine, prompt: list[int], num_tokens: int) -> TokenCosts:
+    """Of an engine that has been calibrated and is idle: junctions and heads are timed while as many sequences as it
+    has seats for speak, and the least of a few turns counts, as for blocks."""
+    assert engine.speedup.costs is not None
+    junctions, heads = zip(*(_at_exits(engine, prompt, num_tokens) for _ in range(TURNS)), strict=True)
+    return TokenCosts(blocks=engine.speedup.costs, junction=min(junctions), head=min(heads))
+
+
+def _at_exits(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[float, float]:
+    """Seconds of a junction each time it was asked, and of a head with its draw."""
+    with watched(engine) as watch:
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        spoken = engine.generate([prompt] * engine.config.max_sequences, params)
+    num_spoken = sum(len(completion.token_ids) for completion in spoken)
+    num_asked = sum(exit_ for completion in spoken for exit_ in completion.exits)
+    junction, head = (sum(watch.seconds[part] for part in parts) for parts in (JUNCTION, HEAD))
+    return junction / num_asked, head / num_spoken

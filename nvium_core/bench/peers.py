@@ -1,0 +1,186 @@
+"""Our engine beside what else one would use: its own dense schedule, and the dense twin elsewhere, in turns.
+
+Each contender generates the same number of tokens for each sequence from the same short prompt; times include it. The
+twin has random weights, on which speed does not depend. Who cannot take part is named, with the reason.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from rich.table import Table
+from rich.text import Text
+
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Race, Spoken
+from nvium_core.bench.contenders.lineup import BASELINE, OURS, TWIN, Lineup, lineup, peer_of
+from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
+from nvium_core.bench.limit import TokenCosts, measured_costs, share_of_gain
+from nvium_core.bench.machine import BUFFER_BYTES, MATRIX_WIDTH, beside, demands, machine
+from nvium_core.bench.schedules import predict
+from nvium_core.bench.simulator import Load
+from nvium_core.bench.twin import num_parameters
+from nvium_core.engine.params import require
+
+
+def measure(
+    subject: Subject,
+    *,
+    sequences: Items[int] = (1,),
+    tokens: int = 128,
+    repeats: int = 5,
+    simulated_tokens: int = 10_000,
+    buffer_bytes: int = BUFFER_BYTES,
+    matrix_width: int = MATRIX_WIDTH,
+) -> Figures:
+    """A row for each number of sequences, and what the machine could do."""
+    room = subject.context - len(subject.prompt)
+    require(tokens <= room, "tokens", f"after the prompt there is room for {room}, got {tokens}")
+    rates = machine(subject.model.lm_head.weight, buffer_bytes, matrix_width)
+    with lineup(subject) as who:
+        races = [Race(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
+        rows = [compare(who, race, rates, repeats, simulated_tokens) for race in races]
+    return {
+        "tokens": tokens,
+        "repeats": repeats,
+        "prompt_tokens": len(subject.prompt),
+        "parameters": num_parameters(subject.model.config),
+        "twin": {
+            "parameters": num_parameters(who.twin.config),
+            "mlp_width": who.twin.config.intermediate_size,
+        },
+        "machine": rates,
+        "left_out": who.left_out,
+        "rows": rows,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What was spoken, and the processor's time for it in seconds, all threads together."""
+
+    spoken: Spoken
+    processor_seconds: float
+
+
+def compare(who: Lineup, race: Race, rates: Figures, repeats: int, simulated_tokens: int) -> Figures:
+    """All contenders at one number of sequences."""
+    with who.ready(race) as (engine, contenders):
+        contenders[OURS](0)  # meets all that its schedule has to solve, which the next turn waits for
+        costs = measured_costs(engine, race.prompt, race.num_tokens)
+        label = f"{race.num_sequences} sequences"
+        turns = interleaved({name: on_the_clock(name, c, race) for name, c in contenders.items()}, repeats, label)
+    shown = {name: summary(taken, race) | beside_ours(turns[OURS], taken) for name, taken in turns.items()}
+    routing = shares(turns[OURS], who.subject.model.config.num_exits)
+    return {
+        "sequences": race.num_sequences,
+        "routing": routing,
+        "contenders": shown,
+        "ours_over": {peer: shown[best]["ours_over"] for peer, best in best_variants(shown).items()},
+        "gain": gain(costs, routing, shown[BASELINE]["ours_over"], race.num_sequences, simulated_tokens),
+        "work": work(who, race, routing, rates, shown) if race.num_sequences == 1 else None,
+    }
+
+
+def on_the_clock(name: str, contender: Contender, race: Race) -> Callable[[int], Turn]:
+    """The contender, held to what was asked."""
+
+    def turn(number: int) -> Turn:
+        started = time.process_time()
+        spoken = contender(number)
+        processor_seconds = time.process_time() - started
+        if [len(tokens) for tokens in spoken.token_ids] != [race.num_tokens] * race.num_sequences:
+            raise ContenderFailed(f"{name}: not {race.num_tokens} tokens for each of {race.num_sequences} sequences")
+        return Turn(spoken, processor_seconds)
+
+    return turn
+
+
+def summary(turns: Items[Turn], race: Race) -> Figures:
+    """Medians. A token's milliseconds are those of one sequence; of the processor's, each token has its share."""
+    num_tokens = race.num_tokens * race.num_sequences
+    return {
+        "tokens_per_second": median(turn.spoken.tokens_per_second for turn in turns),
+        "ms_per_token": 1000 * median(turn.spoken.seconds for turn in turns) / race.num_tokens,
+        "first_token_ms": 1000 * median(fmean(turn.spoken.first_token_seconds) for turn in turns),
+        "processor_ms_per_token": 1000 * median(turn.processor_seconds for turn in turns) / num_tokens,
+        "turns": [turn.spoken.tokens_per_second for turn in turns],
+    }
+
+
+def beside_ours(ours: Items[Turn], theirs: Items[Turn]) -> Figures:
+    """How many times as fast ours is: medians of the turns' ratios, by the clock and by the processor's time."""
+    speeds = ([turn.spoken.tokens_per_second for turn in turns] for turns in (ours, theirs))
+    times = ([turn.processor_seconds for turn in turns] for turns in (theirs, ours))
+    return {"ours_over": median_ratio(*speeds), "ours_over_by_processor_time": median_ratio(*times)}
+
+
+def best_variants(contenders: Mapping[str, Figures]) -> dict[str, str]:
+    """The fastest contender of each peer, ours left out."""
+    by_speed = sorted(contenders.keys() - {OURS}, key=lambda name: contenders[name]["tokens_per_second"])
+    return {peer_of(name): name for name in by_speed}
+
+
+def shares(turns: Items[Turn], num_exits: int) -> tuple[float, ...]:
+    """p_k as observed."""
+    exits = sum((turn.spoken.exits for turn in turns), Counter[int]())
+    return tuple(exits[k] / exits.total() for k in range(1, num_exits + 1))
+
+
+def gain(
+    costs: TokenCosts, routing: tuple[float, ...], ratio: float, num_sequences: int, simulated_tokens: int
+) -> Figures:
+    """What leaving early gave, of what these costs allow: by the limit, which is one sequence's, and as simulated."""
+    paid = costs.per_token(routing)
+    load = Load(routing=routing, costs=costs.blocks, num_sequences=num_sequences, head_seconds=paid)
+    rates = predict(load, simulated_tokens)
+    simulated = rates[OURS] / rates[BASELINE]
+    found = {"costs": costs.as_dict(), "ratio": ratio, "simulated": simulated, "share_of_simulated": ratio / simulated}
+    if num_sequences == 1:
+        for name, best in (
+            ("limit", costs.limit(routing)),
+            ("limit_with_junctions_paid", costs.limit_with_junctions_paid(routing)),
+        ):
+            found |= {name: best, f"share_of_{name}": share_of_gain(ratio, best)}
+    return found
+
+
+def work(who: Lineup, race: Race, routing: Items[float], rates: Figures, shown: Mapping[str, Figures]) -> Figures:
+    """Bytes and operations of a token halfway, beside what the machine can do."""
+    halfway = len(race.prompt) + race.num_tokens // 2
+    asked = demands(who.subject.model, who.twin, routing, halfway)
+    speeds = {name: shown[name]["tokens_per_second"] for name in (OURS, BASELINE, TWIN)}
+    return {name: beside(asked[name], rates, speed) for name, speed in speeds.items()}
+
+
+def table(figures: Figures) -> Table:
+    columns = "at once", "contender", "tokens/s", "ms/token", "first ms", "ours over it"
+    result = Table(*columns, caption=Text("\n".join(remarks(figures))))
+    for row in figures["rows"]:
+        *_, last = row["contenders"]
+        for name, seen in row["contenders"].items():
+            values = (f"{seen[key]:.4g}" for key in ("tokens_per_second", "ms_per_token", "first_token_ms"))
+            ratio = "" if name == OURS else f"{seen['ours_over']:.3f}"
+            result.add_row(str(row["sequences"]), name, *values, ratio, end_section=name == last)
+    return result
+
+
+def remarks(figures: Figures) -> list[str]:
+    """Shares of the gain, the machine, and who is left out, a line each."""
+    lines = [remark(row["sequences"], row["gain"]) for row in figures["rows"]]
+    rates = figures["machine"]
+    lines.append(
+        f"The machine reads {rates['bytes_per_second'] / 1e9:.1f} GB/s and does {rates['flops_per_second'] / 1e9:.0f}"
+        " Gflop/s."
+    )
+    return lines + [f"Left out: {peer}, {reason}." for peer, reason in figures["left_out"].items()]
+
+
+def remark(num_sequences: int, found: Figures) -> str:
+    """What came of leaving early."""
+    text = f"{num_sequences} at once: {found['ratio']:.3f} over {BASELINE}, {found['simulated']:.3f} as simulated"
+    if found.get("share_of_limit") is None:
+        return f"{text}."
+    return f"{text}; {found['share_of_limit']:.2f} of the gain that the limit {found['limit']:.3f} allows."

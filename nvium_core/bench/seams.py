@@ -1,0 +1,87 @@
+"""Where the time of the engine's steps goes: each of its parts timed by itself, without what it calls of the others.
+
+A part is a method of the engine, its runner or its model, found by name; a stopwatch takes its place while the engine
+is watched. The table is all that has to change when the engine's parts do. On a GPU a part's time is that of the host.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from operator import attrgetter
+from typing import Any
+
+from nvium_core.engine.engine import Engine
+
+SEAMS = (
+    ("step", "", "step"),
+    ("schedule", "scheduler", "schedule"),
+    ("gather", "runner", "run"),
+    ("layers", "runner._model.model", "run"),
+    ("layers", "runner._model.model", "rotary"),
+    ("layers", "runner._model.model.embed_tokens", "forward"),
+    ("attention", "runner._attention", "_attend"),
+    ("junction", "runner", "_ask"),
+    ("router", "runner._model.exits.{exit}.norm", "forward"),
+    ("router", "runner._model.exits.{exit}", "route"),
+    ("head", "runner._model.exits.{exit}.adapter", "forward"),
+    ("head", "runner._model.lm_head", "forward"),
+    ("draw", "runner._junctions", "_draw"),
+    ("record", "", "_record"),
+    ("record", "", "_report"),
+)
+"""(part, owner's path from the engine, method); a path with {exit} stands for every exit's."""
+
+KERNELS = ("layers", "attention", "router", "head")
+"""The parts that are the model's own work; all else is the engine's."""
+
+PARTS = tuple(dict.fromkeys(part for part, _, _ in SEAMS))
+
+
+class Stopwatch:
+    """Seconds and calls by part. Only one part's clock runs at a time."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+        self._running = ""
+        self._since = time.perf_counter()
+
+    def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, on the part's clock."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.calls[part] += 1
+            interrupted = self._switch(part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._switch(interrupted)
+
+        return timed
+
+    def _switch(self, part: str) -> str:
+        now = time.perf_counter()
+        self.seconds[self._running] += now - self._since
+        interrupted, self._running, self._since = self._running, part, now
+        return interrupted
+
+
+@contextmanager
+def watched(engine: Engine) -> Iterator[Stopwatch]:
+    """A stopwatch for all that the engine does meanwhile."""
+    watch = Stopwatch()
+    with ExitStack() as stack:
+        for part, path, method in seams(engine):
+            owner = attrgetter(path)(engine) if path else engine
+            setattr(owner, method, watch.around(part, getattr(owner, method)))
+            stack.callback(delattr, owner, method)
+        yield watch
+
+
+def seams(engine: Engine) -> Iterator[tuple[str, str, str]]:
+    """The table, with a line for each exit where it says so."""
+    for part, path, method in SEAMS:
+        exits = range(engine.model_config.num_exits) if "{exit}" in path else range(1)
+        for exit_ in exits:
+            yield part, path.format(exit=exit_), method

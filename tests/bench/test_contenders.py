@@ -1,0 +1,145 @@
+"""Each contender by itself: it speaks what is asked, and GGUF files hold the twin."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from nvium_core.bench.contenders import continuous, generate, llama_cpp, own
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Race, Spoken
+from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
+from nvium_core.bench.contenders.lineup import LLAMA_CPP, kinds, lineup
+from nvium_core.bench.peers import best_variants, on_the_clock
+from nvium_core.bench.shapes import random_weights, shape_config
+from nvium_core.bench.twin import dense_twin, usable_llama
+from nvium_core.model.nvium import NviumForCausalLM
+from tests.bench.tiny import tiny_subject
+
+RACE = Race(prompt=[1, 2, 3, 4, 5], num_sequences=3, num_tokens=7)
+
+
+def loud_twin(**shape: int) -> NviumForCausalLM:
+    """Of the least shape that is raced, with few tokens and weights large enough to tell them apart."""
+    config = shape_config("4x128", vocab_size=101)
+    for name, value in shape.items():
+        setattr(config, name, value)
+    twin = dense_twin(random_weights(config, dtype=torch.float32))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in twin.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.2, generator=generator)
+    return twin
+
+
+@pytest.fixture(scope="module")
+def twin() -> NviumForCausalLM:
+    return loud_twin()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def needs_llama_cpp() -> None:
+    try:
+        llama_cpp.check_available("cpu")
+    except NotAvailable as reason:
+        pytest.skip(f"llama.cpp: {reason}")
+
+
+def in_our_engine(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
+    return own.contender(own.engine_for(twin, RACE), RACE)
+
+
+def by_generate(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
+    return generate.contender(usable_llama(twin), RACE, "dynamic")
+
+
+def by_generate_with_a_static_cache(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
+    return generate.contender(usable_llama(twin), RACE, "static")
+
+
+def by_continuous_batching(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
+    return stack.enter_context(continuous.contender(usable_llama(twin), RACE))
+
+
+def by_llama_cpp(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
+    needs_llama_cpp()
+    file = folder / "twin.gguf"
+    write_gguf(twin, file, "f16")
+    return stack.enter_context(llama_cpp.contender(file, "f16", RACE, threads=1))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [in_our_engine, by_generate, by_generate_with_a_static_cache, by_continuous_batching, by_llama_cpp],
+)
+def test_every_sequence_gets_the_tokens_asked_for_turn_by_turn(
+    build: Callable[..., Contender], twin: NviumForCausalLM, stack: ExitStack, tmp_path: Path
+) -> None:
+    speak = build(twin, stack, tmp_path)
+    turns = [speak(turn) for turn in range(2)]
+    for spoken in turns:
+        assert [len(tokens) for tokens in spoken.token_ids] == [7, 7, 7]
+        assert all(0 <= token < 101 for tokens in spoken.token_ids for token in tokens)
+        assert len(spoken.first_token_seconds) == 3
+        assert all(0 < first < spoken.seconds for first in spoken.first_token_seconds)
+        assert len({tuple(tokens) for tokens in spoken.token_ids}) == 3, "each has draws of its own"
+    assert turns[0].token_ids != turns[1].token_ids
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("f32", 2e-4), ("f16", 0.1), ("bf16", 0.4)])
+@pytest.mark.parametrize("num_key_heads", [1, 2])
+@torch.no_grad()
+def test_llama_cpp_reads_the_twin_s_logits_from_its_file(
+    tmp_path: Path, kind: Kind, tolerance: float, num_key_heads: int
+) -> None:
+    needs_llama_cpp()
+    twin = loud_twin(num_key_value_heads=num_key_heads)
+    tokens = [(7 * n) % 101 for n in range(20)]
+    file = tmp_path / "twin.gguf"
+    write_gguf(twin, file, kind)
+    room = llama_cpp.Room(num_sequences=1, num_positions=32, batch_tokens=32)
+    with llama_cpp.loaded(file, kind, room, threads=1) as model:
+        model.decode([(token, position, 0, True) for position, token in enumerate(tokens)])
+        found = torch.tensor([model.logits(row) for row in range(len(tokens))])
+    expected = twin(torch.tensor([tokens]), output_exit_logits=True).exit_logits[0, :, 0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+    assert expected.std() > 1, "the tolerance means something"
+
+
+def test_sixteen_bits_come_in_both_ways_and_the_rest_in_thirty_two() -> None:
+    assert [kinds(dtype) for dtype in (torch.bfloat16, torch.float16)] == [("f16", "bf16")] * 2
+    assert [kinds(dtype) for dtype in (torch.float32, torch.float64)] == [("f32",)] * 2
+
+
+def test_an_absent_peer_is_named_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_cpp, "NEEDED", ("json", "no_such_package"))
+    with lineup(tiny_subject()) as who:
+        assert who.files == {}
+        assert who.left_out == {LLAMA_CPP: "no_such_package not installed; pip install 'nvium[bench]'"}
+
+
+def test_a_twin_that_has_no_gguf_file_leaves_its_peer_out_with_the_reason() -> None:
+    needs_llama_cpp()
+    subject = tiny_subject()
+    subject.model.config.rope_parameters = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+    with lineup(subject) as who:
+        assert who.files == {}
+        assert who.left_out == {LLAMA_CPP: "GGUF files are written without rope_type 'linear'"}
+
+
+def test_who_speaks_too_little_is_found_out() -> None:
+    brief = Spoken(seconds=1.0, first_token_seconds=[0.1] * 3, token_ids=[[1] * 7, [1] * 7, [1] * 6])
+    with pytest.raises(ContenderFailed, match="brief: not 7 tokens"):
+        on_the_clock("brief", lambda turn: brief, RACE)(0)
+
+
+def test_a_peer_s_best_variant_counts() -> None:
+    rates = {"optimal": 9.0, "generate/dynamic": 3.0, "generate/static": 2.0, "llama.cpp/f16": 4.0, "synchronous": 5.0}
+    found = best_variants({name: {"tokens_per_second": rate} for name, rate in rates.items()})
+    assert found == {"generate": "generate/dynamic", "llama.cpp": "llama.cpp/f16", "synchronous": "synchronous"}

@@ -1,0 +1,58 @@
+"""The stopwatch on the engine's parts."""
+
+import time
+
+from nvium_core import SamplingParams
+from nvium_core.bench.seams import KERNELS, PARTS, Stopwatch, watched
+from tests.bench.tiny import tiny_subject
+
+
+def test_a_part_is_not_charged_for_what_it_calls() -> None:
+    watch = Stopwatch()
+    inner = watch.around("inner", lambda: time.sleep(0.05))
+    outer = watch.around("outer", lambda: [inner(), inner()])
+    started = time.perf_counter()
+    outer()
+    whole = time.perf_counter() - started
+    assert watch.calls == {"outer": 1, "inner": 2}
+    assert 0.1 <= watch.seconds["inner"] <= whole
+    assert watch.seconds["outer"] + watch.seconds["inner"] <= whole
+    assert watch.seconds["outer"] <= whole - 0.1
+
+
+def test_a_part_that_fails_gives_the_clock_back() -> None:
+    watch = Stopwatch()
+    failing = watch.around("failing", lambda: 1 / 0)
+
+    def careful() -> None:
+        try:
+            failing()
+        except ZeroDivisionError:
+            time.sleep(0.05)
+
+    watch.around("careful", careful)()
+    assert watch.seconds["careful"] >= 0.05
+
+
+def test_every_part_of_an_engine_is_seen_and_nothing_is_changed() -> None:
+    subject = tiny_subject()
+    params = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
+    plain = subject.engine().generate([subject.prompt], params)
+    engine = subject.engine()
+    before = {id(module): dict(vars(module)) for module in subject.model.modules()}
+    with watched(engine) as watch:
+        assert engine.generate([subject.prompt], params) == plain
+    assert all(watch.seconds[part] > 0 for part in PARTS)
+    assert set(KERNELS) < set(PARTS)
+    assert before == {id(module): dict(vars(module)) for module in subject.model.modules()}
+    assert "step" not in vars(engine)
+
+
+def test_an_engine_is_its_own_again_after_a_failure() -> None:
+    engine = tiny_subject().engine()
+    try:
+        with watched(engine):
+            engine.add("a", [10**9])
+    except ValueError:
+        pass
+    assert "step" not in vars(engine)
