@@ -10,6 +10,8 @@ ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PATH=/opt/nvium/bin:$PATH
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /src
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/nvium
 
 COPY constraints.txt ./
@@ -27,7 +29,9 @@ RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))
 RUN rm -rf /opt/nvium/lib/python3.*/site-packages/torch/{test,include,bin/test_*}
 
 COPY . ./
+# The native layers, for every kind of processor that the image may run on.
 RUN pip install --no-deps . \
+    && python -P -m nvium_core.engine.native \
     && pip uninstall --yes pip
 
 # hadolint ignore=DL3006

@@ -20,7 +20,7 @@ SEAMS = (
     ("layers", "runner._model.model", "run"),
     ("layers", "runner._model.model", "rotary"),
     ("layers", "runner._model.model.embed_tokens", "forward"),
-    ("attention", "runner._attention", "_attend"),
+    ("attention", "runner._blocks._attention", "_attend"),
     ("junction", "runner", "_ask"),
     ("router", "runner._model.exits.{exit}.norm", "forward"),
     ("router", "runner._model.exits.{exit}", "route"),
@@ -31,6 +31,13 @@ SEAMS = (
     ("record", "", "_report"),
 )
 """(part, owner's path from the engine, method); a path with {exit} stands for every exit's."""
+
+NATIVE_SEAMS = (
+    ("layers", "runner._short_blocks", "_run"),
+    ("router", "runner._junctions._exits", "_route"),
+    ("head", "runner._junctions._exits", "_logits"),
+)
+"""The native calls, attention among the layers, of an engine that has them."""
 
 KERNELS = ("layers", "attention", "router", "head")
 """The parts that are the model's own work; all else is the engine's."""
@@ -74,14 +81,19 @@ def watched(engine: Engine) -> Iterator[Stopwatch]:
     with ExitStack() as stack:
         for part, path, method in seams(engine):
             owner = attrgetter(path)(engine) if path else engine
-            setattr(owner, method, watch.around(part, getattr(owner, method)))
-            stack.callback(delattr, owner, method)
+            original = getattr(owner, method)
+            if method in vars(owner):
+                stack.callback(setattr, owner, method, original)
+            else:
+                stack.callback(delattr, owner, method)
+            setattr(owner, method, watch.around(part, original))
         yield watch
 
 
 def seams(engine: Engine) -> Iterator[tuple[str, str, str]]:
-    """The table, with a line for each exit where it says so."""
-    for part, path, method in SEAMS:
+    """The tables, with a line for each exit where they say so."""
+    is_native = engine.runner.is_native
+    for part, path, method in (*SEAMS, *NATIVE_SEAMS) if is_native else SEAMS:
         exits = range(engine.model_config.num_exits) if "{exit}" in path else range(1)
         for exit_ in exits:
             yield part, path.format(exit=exit_), method

@@ -36,23 +36,24 @@ class AttentionGroup:
 class PagedAttention:
     def __init__(self, config: NviumConfig, *, num_pages: int, page_size: int, like: Tensor) -> None:
         """`like` gives precision and device."""
-        self._page_size = page_size
+        self.page_size = page_size
         self.null_slot = num_pages * page_size
         """Nobody's and always zero: what padding attends to, though masked, must not be another sequence's NaN."""
         self.padding_slot = self.null_slot + 1
         """Where rows that are nobody's leave their keys and values, which nobody reads."""
+        self.num_slots = num_pages * page_size + 2
         heads = config.num_key_value_heads or config.num_attention_heads
-        shape = (config.num_hidden_layers, num_pages * page_size + 2, heads, config.head_dim or 0)
-        self._keys = like.new_zeros(shape)
-        self._values = like.new_zeros(shape)
+        shape = (config.num_hidden_layers, self.num_slots, heads, config.head_dim or 0)
+        self.keys = like.new_zeros(shape)
+        self.values = like.new_zeros(shape)
 
     def over(self, runs: Items[Run], slots_R: Tensor) -> Attend:
         """Attention for a Step: each row's key and value enter the cache, then it sees its sequence up to itself."""
         groups = self._groups(runs)
 
         def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
-            self._keys[layer, slots_R] = k_RGP
-            self._values[layer, slots_R] = v_RGP
+            self.keys[layer, slots_R] = k_RGP
+            self.values[layer, slots_R] = v_RGP
             out_RHP = torch.empty_like(q_RHP)
             for group in groups:
                 out_RHP[group.rows] = self._attend(group, q_RHP, layer)
@@ -62,8 +63,8 @@ class PagedAttention:
 
     def _attend(self, group: AttentionGroup, q_RHP: Tensor, layer: int) -> Tensor:
         q_BHQP = q_RHP[group.row_BQ].transpose(1, 2)
-        k_BGSP = self._keys[layer, group.slot_BS].transpose(1, 2)
-        v_BGSP = self._values[layer, group.slot_BS].transpose(1, 2)
+        k_BGSP = self.keys[layer, group.slot_BS].transpose(1, 2)
+        v_BGSP = self.values[layer, group.slot_BS].transpose(1, 2)
         out_BQHP = dense_attention(q_BHQP, k_BGSP, v_BGSP, group.mask).transpose(1, 2)
         return out_BQHP.flatten(0, 1)[group.sources]
 
@@ -82,13 +83,13 @@ class PagedAttention:
     def _group(self, placed_runs: Items[tuple[Run, int]]) -> AttentionGroup:
         rows = [torch.arange(first, first + len(run.rows)) for run, first in placed_runs]
         positions = [torch.arange(run.rows.start, run.rows.stop) for run, _ in placed_runs]
-        keys = [torch.tensor(slots(run.sequence, range(run.rows.stop), self._page_size)) for run, _ in placed_runs]
+        keys = [torch.tensor(slots(run.sequence, range(run.rows.stop), self.page_size)) for run, _ in placed_runs]
         row_BQ = pad_sequence(rows, batch_first=True)
         position_BQ = pad_sequence(positions, batch_first=True)
         slot_BS = pad_sequence(keys, batch_first=True, padding_value=self.null_slot)
         mask_BQS = position_BQ[:, :, None] >= torch.arange(slot_BS.shape[1])
         sources = [torch.arange(len(r)) + b * row_BQ.shape[1] for b, r in enumerate(rows)]
-        device = self._keys.device
+        device = self.keys.device
         return AttentionGroup(
             row_BQ.to(device),
             slot_BS.to(device),

@@ -67,8 +67,8 @@ class FixedSplitAttention(PagedAttention):
         slot_RS, visible_RS = self._keys_of_rows(runs, num_rows=len(slots_R))
 
         def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
-            self._keys[layer, slots_R] = k_RGP
-            self._values[layer, slots_R] = v_RGP
+            self.keys[layer, slots_R] = k_RGP
+            self.values[layer, slots_R] = v_RGP
             splits = zip(slot_RS.split(KEYS_PER_SPLIT, 1), visible_RS.split(KEYS_PER_SPLIT, 1), strict=True)
             return self._attend_in_splits(q_RHP, splits, layer)
 
@@ -77,13 +77,13 @@ class FixedSplitAttention(PagedAttention):
     def _attend_in_splits(self, q_RHP: Tensor, splits: Iterator[tuple[Tensor, Tensor]], layer: int) -> Tensor:
         """Softmax attention by running maximum and sum, in float32 or better."""
         dtype = torch.promote_types(q_RHP.dtype, torch.float32)
-        num_key_heads, head_dim = self._keys.shape[-2:]
+        num_key_heads, head_dim = self.keys.shape[-2:]
         q_RGMP = q_RHP.unflatten(1, (num_key_heads, -1)).to(dtype) * head_dim**-0.5
         peak_RGM1 = torch.full_like(q_RGMP[..., :1], -torch.inf)
         total_RGM1, sum_RGMP = torch.zeros_like(peak_RGM1), torch.zeros_like(q_RGMP)
         for slot_RC, visible_RC in splits:
-            k_RGCP = self._keys[layer, slot_RC].transpose(1, 2).to(dtype)
-            v_RGCP = self._values[layer, slot_RC].transpose(1, 2).to(dtype)
+            k_RGCP = self.keys[layer, slot_RC].transpose(1, 2).to(dtype)
+            v_RGCP = self.values[layer, slot_RC].transpose(1, 2).to(dtype)
             score_RGMC = (q_RGMP @ k_RGCP.mT).masked_fill(~visible_RC[:, None, None], -torch.inf)
             new_peak_RGM1 = torch.maximum(peak_RGM1, score_RGMC.amax(-1, keepdim=True))
             fade_RGM1 = (peak_RGM1 - new_peak_RGM1).exp()
@@ -102,8 +102,8 @@ class FixedSplitAttention(PagedAttention):
         first_row = 0
         for run in runs:
             own = slice(first_row, first_row + len(run.rows))
-            slot_RS[own, : run.rows.stop] = torch.tensor(slots(run.sequence, range(run.rows.stop), self._page_size))
+            slot_RS[own, : run.rows.stop] = torch.tensor(slots(run.sequence, range(run.rows.stop), self.page_size))
             last_R1[own, 0] = torch.arange(run.rows.start, run.rows.stop)
             first_row = own.stop
         visible_RS = torch.arange(num_keys) <= last_R1
-        return slot_RS.to(self._keys.device), visible_RS.to(self._keys.device)
+        return slot_RS.to(self.keys.device), visible_RS.to(self.keys.device)

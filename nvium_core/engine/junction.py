@@ -8,21 +8,22 @@ The router's answer comes to the host, and there every front goes one of three w
 Shapes: F front rows, R some of them, D width, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from nvium_core.engine.adjustments import adjust
 from nvium_core.engine.front import Front
+from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.partial_mixture import PartialMixtures
 from nvium_core.engine.randomness import TOKEN
-from nvium_core.engine.sampling import NO_TOKEN, Truncation, certified_argmax, draw
+from nvium_core.engine.sampling import NO_TOKEN, certified_argmax
 from nvium_core.engine.sequence import Sequence
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import NviumForCausalLM
@@ -46,39 +47,71 @@ class Junction:
     log_continue: float
 
 
+DrawTokens = Callable[[Tensor, Items[SamplingParams], Items[float]], list[int]]
+"""A token from f of each row of logits, float64, given requests and uniforms."""
+
+
+class Exits(Protocol):
+    """What a junction asks of the model's exits."""
+
+    def route(self, block: int, h_FD: Tensor) -> tuple[Tensor, Tensor]:
+        """Normed rows [F, D] and log w [F, 2], float32 or better."""
+
+    def logits(self, block: int, x_RD: Tensor) -> Tensor:
+        """Of normed rows, [R, V]."""
+
+
+class PlainExits:
+    """The model's own."""
+
+    def __init__(self, model: NviumForCausalLM) -> None:
+        self._model = model
+
+    def route(self, block: int, h_FD: Tensor) -> tuple[Tensor, Tensor]:
+        exit_ = cast(Exit, self._model.exits[block])
+        x_FD = exit_.norm(h_FD)
+        return x_FD, exit_.route(x_FD)
+
+    def logits(self, block: int, x_RD: Tensor) -> Tensor:
+        logits_RV: Tensor = self._model.lm_head(cast(Exit, self._model.exits[block]).adapter(x_RD))
+        return logits_RV
+
+
 class Junctions:
     """The model's exits, asked for many sequences at once."""
 
-    def __init__(self, model: NviumForCausalLM, *, max_sequences: int) -> None:
+    def __init__(self, model: NviumForCausalLM, exits: Exits, draw_tokens: DrawTokens, *, max_sequences: int) -> None:
         self._model = model
+        self._exits = exits
+        self._draw_tokens = draw_tokens
         self._device = model.device
         self._last_block = model.config.num_exits - 1
         self._mixtures = PartialMixtures(model, max_sequences=max_sequences)
 
     def ask(self, block: int, sequences: Items[Sequence], h_FD: Tensor) -> list[Junction]:
         """One answer per front row, given their hidden states after the block."""
-        exit_ = cast(Exit, self._model.exits[block])
-        x_FD = exit_.norm(h_FD)
-        log_w = exit_.route(x_FD).double().tolist()
+        x_FD, log_w_F2 = self._exits.route(block, h_FD)
+        log_w = log_w_F2.double().tolist()
         fronts = [
             Front(sequence, row, block, log_exit=log_w[row][EXIT], log_continue=log_w[row][CONTINUE])
             for row, sequence in enumerate(sequences)
         ]
-        spoken = self._speak(fronts, exit_, x_FD)
+        spoken = self._speak(fronts, block, x_FD)
         return [Junction(spoken.get(front.row), front.log_exit, front.log_continue) for front in fronts]
 
-    def _speak(self, fronts: list[Front], exit_: Exit, x_FD: Tensor) -> Spoken:
+    def _speak(self, fronts: list[Front], block: int, x_FD: Tensor) -> Spoken:
         sane = [front for front in fronts if front.is_sane]
         drawing = [front for front in sane if not front.needs_mixture and front.is_routed]
         summing = [front for front in sane if front.needs_mixture]
         spoken = {front.row: NO_TOKEN for front in fronts if not front.is_sane}
         if drawing:
-            o_RD = exit_.adapter(x_FD[self._rows(drawing)])
-            spoken |= self._draw(drawing, self._model.lm_head(o_RD).double())
+            logits_RV = self._exits.logits(block, x_FD[self._rows(drawing)])
+            spoken |= self._draw(drawing, logits_RV.double())
         if summing:
-            o_RD = exit_.adapter(x_FD[self._rows(summing)])
+            adapter = cast(Exit, self._model.exits[block]).adapter
+            o_RD = adapter(x_FD[self._rows(summing)].to(self._model.dtype))
             exit_prob_R = self._float64([front.exit_probability for front in summing])
-            self._mixtures.keep(summing[0].block, self._seats(summing), o_RD, exit_prob_R)
+            self._mixtures.keep(block, self._seats(summing), o_RD, exit_prob_R)
             spoken |= self._speak_for_mixture(summing)
         return spoken
 
@@ -114,9 +147,9 @@ class Junctions:
     def _draw(self, fronts: list[Front], logits_RV: Tensor) -> Spoken:
         """A token from f of each row's logits, float64."""
         adjust(logits_RV, [front.sequence for front in fronts])
-        truncation = Truncation.of([front.sequence.params for front in fronts], self._device)
-        uniform_R = self._float64([front.uniform(TOKEN) for front in fronts])
-        return dict(by_row(fronts, draw(logits_RV, truncation, uniform_R)))
+        params = [front.sequence.params for front in fronts]
+        tokens = self._draw_tokens(logits_RV, params, [front.uniform(TOKEN) for front in fronts])
+        return {front.row: token for front, token in zip(fronts, tokens, strict=True)}
 
     def _rows(self, fronts: list[Front]) -> Tensor:
         return torch.tensor([front.row for front in fronts], device=self._device)

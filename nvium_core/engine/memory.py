@@ -105,7 +105,7 @@ def control_group_limits(root: Path, membership: str) -> Iterator[int]:
 
 
 def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one page of `page_size` rows: each row's keys and values in all layers, and its waiting hidden state."""
+    """Bytes of one page of `page_size` rows: each row's keys and values in all layers, and twice its hidden state."""
     heads = config.num_key_value_heads or config.num_attention_heads
-    numbers_per_row = 2 * config.num_hidden_layers * heads * (config.head_dim or 0) + config.hidden_size
+    numbers_per_row = 2 * config.num_hidden_layers * heads * (config.head_dim or 0) + 2 * config.hidden_size
     return page_size * numbers_per_row * dtype.itemsize

@@ -46,6 +46,12 @@ class Truncation:
         )
 
 
+def draw_tokens(logits_RV: Tensor, params: Items[SamplingParams], uniforms: Items[float]) -> list[int]:
+    """One token per row, from f of its logits as these requests have it; `NO_TOKEN` where they are no distribution."""
+    uniform_R = torch.tensor(uniforms, dtype=torch.float64, device=logits_RV.device)
+    return draw(logits_RV, Truncation.of(params, logits_RV.device), uniform_R).tolist()
+
+
 def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
     """One token per row, [R], from softmax(logits) after temperature, min-p, top-k, and top-p of what is left."""
     precise_RV = logits_RV.double()

@@ -4,7 +4,7 @@ A row's hidden states at the inner boundaries are kept in a ledger until it leav
 heard at once. A sequence never has more than `SCORE_WINDOW` rows under way, so row t has the entry t modulo the window
 in its seat's part of the ledger.
 
-Shapes: R rows of the Step, S rows to score, E exits, D width, V vocabulary.
+Shapes: S rows of the Step to score, E exits, D width, V vocabulary.
 """
 
 from collections.abc import Iterator
@@ -30,17 +30,13 @@ class Ledger:
             config.num_exits - 1, max_sequences * SCORE_WINDOW, config.hidden_size
         )
 
-    def keep(self, step: Step, h_RD: Tensor) -> None:
+    def keep(self, step: Step, h_SD: Tensor) -> None:
         """Enter the hidden states of rows to be scored, as they are after the Step's block."""
-        if rows := rows_to_score(step):
-            self._states[step.block, places(step)] = h_RD[rows]
+        self._states[step.block, places(step)] = h_SD
 
-    def score(self, step: Step, h_RD: Tensor, spoken: Items[int]) -> list[list[Score]]:
+    def score(self, step: Step, h_SD: Tensor, spoken: Items[int]) -> list[list[Score]]:
         """The scores of each run's rows after the last block. `spoken` are the tokens of the fronts reached."""
-        rows = rows_to_score(step)
-        if not rows:
-            return [[] for _ in step.runs]
-        states = torch.stack([*self._states[:, places(step)], h_RD[rows]])
+        states = torch.stack([*self._states[:, places(step)], h_SD])
         scores = self._hear(states, list(next_tokens(step, spoken)), num_alternatives(step))
         return [[next(scores) for _ in run.sequence.rows_to_score(run.rows)] for run in step.runs]
 
@@ -63,17 +59,8 @@ class Ledger:
         return mixture.log_mixture(mixture.log_exit_probs(log_w_SE2), exit_logits_SEV)
 
 
-def rows_to_score(step: Step) -> list[int]:
-    """Where the rows to be scored stand among the Step's rows."""
-    first_row, rows = 0, list[int]()
-    for run in step.runs:
-        rows += [first_row + t - run.rows.start for t in run.sequence.rows_to_score(run.rows)]
-        first_row += len(run.rows)
-    return rows
-
-
 def places(step: Step) -> list[int]:
-    """Where those rows stand in the ledger."""
+    """Where the rows to be scored stand in the ledger."""
     return [
         (run.sequence.seat or 0) * SCORE_WINDOW + t % SCORE_WINDOW
         for run in step.runs

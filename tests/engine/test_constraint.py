@@ -232,11 +232,11 @@ class LateFaultRunner(Runner):
 
     num_faults = 0
 
-    def _score(self, step: Step, h_RD: torch.Tensor, junctions: Items[Junction | None]) -> list[list[Score]]:
+    def _score(self, step: Step, junctions: Items[Junction | None]) -> list[list[Score]]:
         if len(step.runs) > 1:
             self.num_faults += 1
             raise RuntimeError("a fault that was asked for")
-        return super()._score(step, h_RD, junctions)
+        return super()._score(step, junctions)
 
 
 def test_a_step_that_is_run_again_advances_a_constraint_once() -> None:

@@ -16,6 +16,7 @@ from nvium_core import (
     SamplingParams,
     TokenEvent,
 )
+from nvium_core.engine.junction import Junction
 from nvium_core.engine.params import RANGES
 from nvium_core.engine.runner import Outcome, Runner
 from nvium_core.engine.scheduler import Step
@@ -309,8 +310,8 @@ class LateFaultRunner(Runner):
     faulty_block = 0
     num_crowded_failures = 0
 
-    def _ask(self, step: Step, h_RD: torch.Tensor) -> list[Outcome]:
-        answers = super()._ask(step, h_RD)
+    def _ask(self, step: Step) -> list[Junction | None]:
+        answers = super()._ask(step)
         if step.block == self.faulty_block and any("poisoned" in run.sequence.id for run in step.runs):
             self.num_crowded_failures += len(step.runs) > 1
             raise RuntimeError("poisoned")

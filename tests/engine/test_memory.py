@@ -1,5 +1,6 @@
 """Sizes written as text, the memory of a device, and the bytes of a page."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -115,14 +116,16 @@ def test_no_groups_are_no_limit(tmp_path: Path) -> None:
 
 
 def held_bytes(owner: object) -> int:
-    """Bytes of the tensors that an object and its parts keep, the model's own left out."""
-    held = 0
+    """Bytes of the tensors that an object and its parts keep, each counted once and the model's own left out."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in held_tensors(owner)}.values())
+
+
+def held_tensors(owner: object) -> Iterator[Tensor]:
     for value in vars(owner).values():
         if isinstance(value, Tensor):
-            held += value.nbytes
+            yield value
         elif not isinstance(value, NviumForCausalLM) and hasattr(value, "__dict__"):
-            held += held_bytes(value)
-    return held
+            yield from held_tensors(value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,7 +4,6 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -65,8 +64,8 @@ class FaultyRunner(Runner):
             self._fail(step)
         return super().run(step)
 
-    def _score(self, step: Step, h_RD: torch.Tensor, junctions: Items[Junction | None]) -> list[list[Score]]:
-        scores = super()._score(step, h_RD, junctions)
+    def _score(self, step: Step, junctions: Items[Junction | None]) -> list[list[Score]]:
+        scores = super()._score(step, junctions)
         if self.is_late:
             self._fail(step)
         return scores

@@ -1,0 +1,101 @@
+// An exit for a few rows: what nvium_core/model/exits.py and the head compute, as block.cpp computes a block.
+//
+// Shapes: R rows, D width, M router's inner width, N adapter's inner width, V vocabulary.
+
+#include <omp.h>
+
+#include <vector>
+
+#include "projection.h"
+
+namespace nvium {
+namespace {
+
+struct ExitShape {
+  int64_t width, router_width, adapter_width, vocab_size;
+  double eps, temperature;
+};
+
+// In the order of the caller's list; null where the last exit has no router, or none has an adapter.
+template <typename T> struct Exit {
+  const T *norm, *fc1, *fc1_bias, *fc2, *fc2_bias, *router_norm, *router_head, *router_bias, *up, *down, *head;
+};
+
+// y = x Wᵀ + b, by all threads.
+template <typename A, typename T>
+void linear(const std::vector<A>& x, const T* weight, const T* bias, int64_t num_rows, int64_t length, int64_t count,
+            A* y, int num_threads) {
+#pragma omp parallel num_threads(num_threads)
+  project(x.data(), weight, num_rows, length, Part(count, lanes<A>, omp_get_thread_num(), omp_get_num_threads()),
+          [&](int64_t r, int64_t n, A product) {
+            y[r * count + n] = product + (bias ? static_cast<A>(bias[n]) : A(0));
+          });
+}
+
+// x = RMSNorm(h) [R, D] and log w [R, 2], of going on and of leaving.
+template <typename T>
+void route(const ExitShape& shape, const Exit<T>& exit, const T* h, Accumulator<T>* x, Accumulator<T>* log_w,
+           int64_t num_rows, int num_threads) {
+  using A = Accumulator<T>;
+  const int64_t width = shape.width, inner = shape.router_width;
+  const A eps = static_cast<A>(shape.eps);
+  std::vector<A> hidden(num_rows * width), mid(num_rows * inner), normed(num_rows * width);
+  for (int64_t i = 0; i < num_rows * width; ++i) hidden[i] = static_cast<A>(h[i]);
+  for (int64_t r = 0; r < num_rows; ++r) rms_norm(&hidden[r * width], exit.norm, width, eps, x + r * width);
+  if (!exit.fc1) {
+    for (int64_t r = 0; r < num_rows; ++r) log_w[2 * r] = -INFINITY, log_w[2 * r + 1] = 0;
+    return;
+  }
+  std::copy_n(x, num_rows * width, normed.begin());
+  linear(normed, exit.fc1, exit.fc1_bias, num_rows, width, inner, mid.data(), num_threads);
+  for (A& value : mid) value = gelu(value);
+  linear(mid, exit.fc2, exit.fc2_bias, num_rows, inner, width, hidden.data(), num_threads);
+  for (int64_t r = 0; r < num_rows; ++r)
+    rms_norm(&hidden[r * width], exit.router_norm, width, eps, &normed[r * width]);
+  std::vector<A> logits(2 * num_rows);
+  linear(normed, exit.router_head, exit.router_bias, num_rows, width, 2, logits.data(), 1);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const A difference = (logits[2 * r + 1] - logits[2 * r]) / static_cast<A>(shape.temperature);
+    log_w[2 * r] = -softplus(difference);
+    log_w[2 * r + 1] = -softplus(-difference);
+  }
+}
+
+// W (x + down(SiLU(up(x)))) [R, V], of normed rows.
+template <typename T>
+void logits(const ExitShape& shape, const Exit<T>& exit, const Accumulator<T>* x, Accumulator<T>* out,
+            int64_t num_rows, int num_threads) {
+  using A = Accumulator<T>;
+  const int64_t width = shape.width, inner = shape.adapter_width;
+  std::vector<A> o(x, x + num_rows * width);
+  if (exit.up) {
+    std::vector<A> mid(num_rows * inner), added(num_rows * width);
+    const std::vector<A> ones(inner, 1);
+    linear<A, T>(o, exit.up, nullptr, num_rows, width, inner, mid.data(), num_threads);
+    for (int64_t r = 0; r < num_rows; ++r) silu_times(&mid[r * inner], ones.data(), inner);
+    linear<A, T>(mid, exit.down, nullptr, num_rows, inner, width, added.data(), num_threads);
+    for (size_t i = 0; i < o.size(); ++i) o[i] += added[i];
+  }
+  linear<A, T>(o, exit.head, nullptr, num_rows, width, shape.vocab_size, out, num_threads);
+}
+
+}  // namespace
+}  // namespace nvium
+
+#define NVIUM_EXITS(T, type)                                                                                        \
+  extern "C" void route_##type(const nvium::ExitShape* shape, const void* weights, const void* h, void* x,          \
+                               void* log_w, int64_t num_rows, int32_t num_threads) {                                \
+    using A = nvium::Accumulator<T>;                                                                                \
+    nvium::route<T>(*shape, *static_cast<const nvium::Exit<T>*>(weights), static_cast<const T*>(h),                 \
+                    static_cast<A*>(x), static_cast<A*>(log_w), num_rows, num_threads);                             \
+  }                                                                                                                 \
+  extern "C" void logits_##type(const nvium::ExitShape* shape, const void* weights, const void* x, void* out,       \
+                                int64_t num_rows, int32_t num_threads) {                                            \
+    using A = nvium::Accumulator<T>;                                                                                \
+    nvium::logits<T>(*shape, *static_cast<const nvium::Exit<T>*>(weights), static_cast<const A*>(x),                \
+                     static_cast<A*>(out), num_rows, num_threads);                                                  \
+  }
+
+NVIUM_EXITS(double, float64)
+NVIUM_EXITS(float, float32)
+NVIUM_EXITS(nvium::BFloat16, bfloat16)
