@@ -26,7 +26,7 @@ SEAMS = (
     ("router", "runner._model.exits.{exit}", "route"),
     ("head", "runner._model.exits.{exit}.adapter", "forward"),
     ("head", "runner._model.lm_head", "forward"),
-    ("draw", "runner._junctions", "_draw"),
+    ("draw", "runner._junctions._exits", "draw"),
     ("record", "", "_record"),
     ("record", "", "_report"),
 )
@@ -35,9 +35,9 @@ SEAMS = (
 NATIVE_SEAMS = (
     ("layers", "runner._short_blocks", "_run"),
     ("router", "runner._junctions._exits", "_route"),
-    ("head", "runner._junctions._exits", "_logits"),
+    ("head", "runner._junctions._exits", "_speak"),
 )
-"""The native calls, attention among the layers, of an engine that has them."""
+"""The native calls, attention among the layers and draws in the head, of an engine that has them."""
 
 KERNELS = ("layers", "attention", "router", "head")
 """The parts that are the model's own work; all else is the engine's."""

@@ -8,22 +8,22 @@ The router's answer comes to the host, and there every front goes one of three w
 Shapes: F front rows, R some of them, D width, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from nvium_core.engine.adjustments import adjust
+from nvium_core.engine.exits import Exits
 from nvium_core.engine.front import Front
-from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.partial_mixture import PartialMixtures
 from nvium_core.engine.randomness import TOKEN
-from nvium_core.engine.sampling import NO_TOKEN, certified_argmax
+from nvium_core.engine.sampling import NO_TOKEN, certified_argmax, draw_tokens
 from nvium_core.engine.sequence import Sequence
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import NviumForCausalLM
@@ -47,51 +47,19 @@ class Junction:
     log_continue: float
 
 
-DrawTokens = Callable[[Tensor, Items[SamplingParams], Items[float]], list[int]]
-"""A token from f of each row of logits, float64, given requests and uniforms."""
-
-
-class Exits(Protocol):
-    """What a junction asks of the model's exits."""
-
-    def route(self, block: int, h_FD: Tensor) -> tuple[Tensor, Tensor]:
-        """Normed rows [F, D] and log w [F, 2], float32 or better."""
-
-    def logits(self, block: int, x_RD: Tensor) -> Tensor:
-        """Of normed rows, [R, V]."""
-
-
-class PlainExits:
-    """The model's own."""
-
-    def __init__(self, model: NviumForCausalLM) -> None:
-        self._model = model
-
-    def route(self, block: int, h_FD: Tensor) -> tuple[Tensor, Tensor]:
-        exit_ = cast(Exit, self._model.exits[block])
-        x_FD = exit_.norm(h_FD)
-        return x_FD, exit_.route(x_FD)
-
-    def logits(self, block: int, x_RD: Tensor) -> Tensor:
-        logits_RV: Tensor = self._model.lm_head(cast(Exit, self._model.exits[block]).adapter(x_RD))
-        return logits_RV
-
-
 class Junctions:
     """The model's exits, asked for many sequences at once."""
 
-    def __init__(self, model: NviumForCausalLM, exits: Exits, draw_tokens: DrawTokens, *, max_sequences: int) -> None:
+    def __init__(self, model: NviumForCausalLM, exits: Exits, *, max_sequences: int) -> None:
         self._model = model
         self._exits = exits
-        self._draw_tokens = draw_tokens
         self._device = model.device
         self._last_block = model.config.num_exits - 1
         self._mixtures = PartialMixtures(model, max_sequences=max_sequences)
 
-    def ask(self, block: int, sequences: Items[Sequence], h_FD: Tensor) -> list[Junction]:
-        """One answer per front row, given their hidden states after the block."""
-        x_FD, log_w_F2 = self._exits.route(block, h_FD)
-        log_w = log_w_F2.double().tolist()
+    def ask(self, block: int, sequences: Items[Sequence], slots: Items[int]) -> list[Junction]:
+        """One answer per front row, given the slots of their hidden states behind the block."""
+        x_FD, log_w = self._exits.route(block, slots)
         fronts = [
             Front(sequence, row, block, log_exit=log_w[row][EXIT], log_continue=log_w[row][CONTINUE])
             for row, sequence in enumerate(sequences)
@@ -105,8 +73,10 @@ class Junctions:
         summing = [front for front in sane if front.needs_mixture]
         spoken = {front.row: NO_TOKEN for front in fronts if not front.is_sane}
         if drawing:
-            logits_RV = self._exits.logits(block, x_FD[self._rows(drawing)])
-            spoken |= self._draw(drawing, logits_RV.double())
+            rows, speakers = [front.row for front in drawing], [front.sequence for front in drawing]
+            uniforms = [front.uniform(TOKEN) for front in drawing]
+            tokens = self._exits.draw(block, x_FD, rows, speakers, uniforms)
+            spoken |= zip(rows, tokens, strict=True)
         if summing:
             adapter = cast(Exit, self._model.exits[block]).adapter
             o_RD = adapter(x_FD[self._rows(summing)].to(self._model.dtype))
@@ -140,15 +110,10 @@ class Junctions:
 
     def _draw_from_mixture(self, fronts: list[Front]) -> Spoken:
         """A token from f(π_mix) for each row, log π_mix taking the place of logits."""
-        exits = range(self._last_block + 1)
-        log_mixture_RV = self._mixtures.add(exits, self._seats(fronts)).log()
-        return self._draw(fronts, log_mixture_RV)
-
-    def _draw(self, fronts: list[Front], logits_RV: Tensor) -> Spoken:
-        """A token from f of each row's logits, float64."""
-        adjust(logits_RV, [front.sequence for front in fronts])
+        log_mixture_RV = self._mixtures.add(range(self._last_block + 1), self._seats(fronts)).log()
+        adjust(log_mixture_RV, [front.sequence for front in fronts])
         params = [front.sequence.params for front in fronts]
-        tokens = self._draw_tokens(logits_RV, params, [front.uniform(TOKEN) for front in fronts])
+        tokens = draw_tokens(log_mixture_RV, params, [front.uniform(TOKEN) for front in fronts])
         return {front.row: token for front, token in zip(fronts, tokens, strict=True)}
 
     def _rows(self, fronts: list[Front]) -> Tensor:

@@ -142,6 +142,12 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def leaves_logits(self) -> bool:
+        """No penalty, bias or least length is asked for."""
+        is_free = self.presence_penalty == self.frequency_penalty == 0 and self.repetition_penalty == 1
+        return is_free and not self.logit_bias and self.min_tokens == 0
+
+    @property
     def num_choices(self) -> int:
         """Alternatives to generate, of which `n` are wanted."""
         return self.n if self.best_of is None else self.best_of

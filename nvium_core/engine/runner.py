@@ -2,21 +2,21 @@
 
 A Step never overwrites what it has read, so one that raised can be run again. All buffers are allocated once.
 
-Shapes: R rows of the Step, F front rows, D width, S cache slots.
+Shapes: S cache slots, and rows to score; D width.
 """
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from nvium_core.engine import native, sampling
+from nvium_core.engine import native
 from nvium_core.engine.attention import PagedAttention
 from nvium_core.engine.blocks import Blocks, PlainBlocks
 from nvium_core.engine.events import Score
+from nvium_core.engine.exits import Exits, PlainExits
 from nvium_core.engine.fixed_order import FixedSplitAttention, tile_size, tiles
-from nvium_core.engine.junction import Junction, Junctions, PlainExits
+from nvium_core.engine.junction import Junction, Junctions
 from nvium_core.engine.kv_cache import slots
 from nvium_core.engine.scheduler import Step
 from nvium_core.engine.scoring import Ledger
@@ -62,12 +62,8 @@ class Runner:
         self._short_blocks: Blocks = (
             native.NativeBlocks(model, attention, self._states_2SD) if is_native else self._blocks
         )
-        self._junctions = Junctions(
-            model,
-            native.NativeExits(model) if is_native else PlainExits(model),
-            native.draw_tokens if is_native else sampling.draw_tokens,
-            max_sequences=max_sequences,
-        )
+        exits: Exits = (native.NativeExits if is_native else PlainExits)(model, self._states_2SD)
+        self._junctions = Junctions(model, exits, max_sequences=max_sequences)
         rows_at_once = 1 if is_deterministic else SCORES_AT_ONCE
         self._ledger = Ledger(model, max_sequences=max_sequences, rows_at_once=rows_at_once)
 
@@ -87,33 +83,29 @@ class Runner:
 
     def _ask(self, step: Step) -> list[Junction | None]:
         """The junction, for the runs that reached their fronts."""
-        fronts = [(run.sequence, run.rows[-1:]) for run in step.runs if run.reaches_front]
-        if not fronts:
+        asked = [run for run in step.runs if run.reaches_front]
+        if not asked:
             return [None] * len(step.runs)
-        sequences = [sequence for sequence, _ in fronts]
-        answers = iter(self._answers(step.block, sequences, self._behind(step.block, fronts)))
+        own_slots = [slot for run in asked for slot in slots(run.sequence, run.rows[-1:], self._page_size)]
+        answers = iter(self._answers(step.block, [run.sequence for run in asked], own_slots))
         return [next(answers) if run.reaches_front else None for run in step.runs]
 
-    def _answers(self, block: int, sequences: Items[Sequence], h_FD: Tensor) -> list[Junction]:
+    def _answers(self, block: int, sequences: Items[Sequence], own_slots: Items[int]) -> list[Junction]:
         """All fronts together, or where the bits matter one by one."""
         if not self._tile_size:
-            return self._junctions.ask(block, sequences, h_FD)
-        alone = zip(sequences, h_FD.split(1), strict=True)
-        return [answer for sequence, h_1D in alone for answer in self._junctions.ask(block, [sequence], h_1D)]
+            return self._junctions.ask(block, sequences, own_slots)
+        alone = zip(sequences, own_slots, strict=True)
+        return [answer for sequence, slot in alone for answer in self._junctions.ask(block, [sequence], [slot])]
 
     def _score(self, step: Step, junctions: Items[Junction | None]) -> list[list[Score]]:
         """Scores, if this was the last block; else what they will need is kept."""
         wanted = [(run.sequence, run.sequence.rows_to_score(run.rows)) for run in step.runs]
         if not any(rows for _, rows in wanted):
             return [[] for _ in step.runs]
-        h_SD = self._behind(step.block, wanted)
+        own_slots = [slot for sequence, rows in wanted for slot in slots(sequence, rows, self._page_size)]
+        h_SD = self._states_2SD[(step.block + 1) % 2, torch.tensor(own_slots, device=self._states_2SD.device)]
         if step.block == self._model.config.num_exits - 1:
             answers = [junction.token_id or 0 for junction in junctions if junction is not None]
             return self._ledger.score(step, h_SD, [max(token, 0) for token in answers])  # NO_TOKEN is not told
         self._ledger.keep(step, h_SD)
         return [[] for _ in step.runs]
-
-    def _behind(self, block: int, rows: Items[tuple[Sequence, range]]) -> Tensor:
-        """Hidden states of sequences' rows behind a block they have just passed, one after the other."""
-        own_slots = [slot for sequence, own in rows for slot in slots(sequence, own, self._page_size)]
-        return self._states_2SD[(block + 1) % 2, torch.tensor(own_slots, device=self._states_2SD.device)]

@@ -49,7 +49,8 @@ class Truncation:
 def draw_tokens(logits_RV: Tensor, params: Items[SamplingParams], uniforms: Items[float]) -> list[int]:
     """One token per row, from f of its logits as these requests have it; `NO_TOKEN` where they are no distribution."""
     uniform_R = torch.tensor(uniforms, dtype=torch.float64, device=logits_RV.device)
-    return draw(logits_RV, Truncation.of(params, logits_RV.device), uniform_R).tolist()
+    tokens: list[int] = draw(logits_RV, Truncation.of(params, logits_RV.device), uniform_R).tolist()
+    return tokens
 
 
 def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:

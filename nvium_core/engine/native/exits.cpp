@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "draw.h"
 #include "projection.h"
 
 namespace nvium {
@@ -32,15 +33,15 @@ void linear(const std::vector<A>& x, const T* weight, const T* bias, int64_t num
           });
 }
 
-// x = RMSNorm(h) [R, D] and log w [R, 2], of going on and of leaving.
+// Of the states in these slots: x = RMSNorm(h) [R, D], and log w [R, 2] of going on and of leaving.
 template <typename T>
-void route(const ExitShape& shape, const Exit<T>& exit, const T* h, Accumulator<T>* x, Accumulator<T>* log_w,
-           int64_t num_rows, int num_threads) {
+void route(const ExitShape& shape, const Exit<T>& exit, const T* states, const int64_t* slots, int64_t num_rows,
+           Accumulator<T>* x, double* log_w, int num_threads) {
   using A = Accumulator<T>;
   const int64_t width = shape.width, inner = shape.router_width;
   const A eps = static_cast<A>(shape.eps);
   std::vector<A> hidden(num_rows * width), mid(num_rows * inner), normed(num_rows * width);
-  for (int64_t i = 0; i < num_rows * width; ++i) hidden[i] = static_cast<A>(h[i]);
+  for (int64_t i = 0; i < num_rows * width; ++i) hidden[i] = static_cast<A>(states[slots[i / width] * width + i % width]);
   for (int64_t r = 0; r < num_rows; ++r) rms_norm(&hidden[r * width], exit.norm, width, eps, x + r * width);
   if (!exit.fc1) {
     for (int64_t r = 0; r < num_rows; ++r) log_w[2 * r] = -INFINITY, log_w[2 * r + 1] = 0;
@@ -79,21 +80,41 @@ void logits(const ExitShape& shape, const Exit<T>& exit, const Accumulator<T>* x
   linear<A, T>(o, exit.head, nullptr, num_rows, width, shape.vocab_size, out, num_threads);
 }
 
+// A token from each of these rows' logits.
+template <typename T>
+void speak(const ExitShape& shape, const Exit<T>& exit, const Accumulator<T>* x, const int64_t* rows, int64_t num_rows,
+           const Draw* asked, int64_t* tokens, int num_threads) {
+  using A = Accumulator<T>;
+  static thread_local std::vector<A> picked, out;
+  static thread_local std::vector<double> weights;
+  picked.resize(num_rows * shape.width);
+  out.resize(num_rows * shape.vocab_size);
+  for (int64_t r = 0; r < num_rows; ++r) std::copy_n(x + rows[r] * shape.width, shape.width, &picked[r * shape.width]);
+  logits<T>(shape, exit, picked.data(), out.data(), num_rows, num_threads);
+  for (int64_t r = 0; r < num_rows; ++r)
+    tokens[r] = draw_row(&out[r * shape.vocab_size], shape.vocab_size, asked[r], weights);
+}
+
 }  // namespace
 }  // namespace nvium
 
-#define NVIUM_EXITS(T, type)                                                                                        \
-  extern "C" void route_##type(const nvium::ExitShape* shape, const void* weights, const void* h, void* x,          \
-                               void* log_w, int64_t num_rows, int32_t num_threads) {                                \
-    using A = nvium::Accumulator<T>;                                                                                \
-    nvium::route<T>(*shape, *static_cast<const nvium::Exit<T>*>(weights), static_cast<const T*>(h),                 \
-                    static_cast<A*>(x), static_cast<A*>(log_w), num_rows, num_threads);                             \
-  }                                                                                                                 \
-  extern "C" void logits_##type(const nvium::ExitShape* shape, const void* weights, const void* x, void* out,       \
-                                int64_t num_rows, int32_t num_threads) {                                            \
-    using A = nvium::Accumulator<T>;                                                                                \
-    nvium::logits<T>(*shape, *static_cast<const nvium::Exit<T>*>(weights), static_cast<const A*>(x),                \
-                     static_cast<A*>(out), num_rows, num_threads);                                                  \
+#define NVIUM_EXITS(T, type)                                                                                         \
+  extern "C" void route_##type(const nvium::ExitShape* shape, const void* weights, const void* states,               \
+                               const int64_t* slots, int64_t num_rows, void* x, double* log_w, int32_t num_threads) { \
+    nvium::route<T>(*shape, *static_cast<const nvium::Exit<T>*>(weights), static_cast<const T*>(states), slots,      \
+                    num_rows, static_cast<nvium::Accumulator<T>*>(x), log_w, num_threads);                           \
+  }                                                                                                                  \
+  extern "C" void logits_##type(const nvium::ExitShape* shape, const void* weights, const void* x, void* out,        \
+                                int64_t num_rows, int32_t num_threads) {                                             \
+    using A = nvium::Accumulator<T>;                                                                                 \
+    nvium::logits<T>(*shape, *static_cast<const nvium::Exit<T>*>(weights), static_cast<const A*>(x),                 \
+                     static_cast<A*>(out), num_rows, num_threads);                                                   \
+  }                                                                                                                  \
+  extern "C" void speak_##type(const nvium::ExitShape* shape, const void* weights, const void* x,                    \
+                               const int64_t* rows, int64_t num_rows, const nvium::Draw* asked, int64_t* tokens,     \
+                               int32_t num_threads) {                                                                \
+    nvium::speak<T>(*shape, *static_cast<const nvium::Exit<T>*>(weights),                                            \
+                    static_cast<const nvium::Accumulator<T>*>(x), rows, num_rows, asked, tokens, num_threads);       \
   }
 
 NVIUM_EXITS(double, float64)

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 SOURCES = ("block.cpp", "draw.cpp", "exits.cpp")
-HEADERS = ("arithmetic.h", "projection.h")
+HEADERS = ("arithmetic.h", "draw.h", "projection.h")
 COMPILER = ("c++", "-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 PROCESSORS = {"AVX512": ("-march=x86-64-v4",), "AVX2": ("-march=x86-64-v3",)}
 """Flags by what PyTorch calls a processor's capability; any other gets what every processor of its kind has."""
@@ -26,8 +26,9 @@ PRECISIONS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16
 POINTER, COUNT, THREADS = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 SIGNATURES = {
     "run_block": [*[POINTER] * 4, THREADS],
-    "route": [*[POINTER] * 5, COUNT, THREADS],
+    "route": [*[POINTER] * 4, COUNT, POINTER, POINTER, THREADS],
     "logits": [*[POINTER] * 4, COUNT, THREADS],
+    "speak": [*[POINTER] * 4, COUNT, POINTER, POINTER, THREADS],
 }
 """Of functions that there is one of for every precision."""
 
@@ -45,7 +46,7 @@ def native_library() -> ctypes.CDLL | None:
             entry = getattr(library, f"{function}_{precision}")
             entry.argtypes, entry.restype = signature, None
     draw = library.draw  # an item of the library would be another object at every use
-    draw.argtypes, draw.restype = [POINTER, COUNT, COUNT, *[POINTER] * 4], None
+    draw.argtypes, draw.restype = [POINTER, COUNT, COUNT, POINTER, POINTER], None
     return library
 
 

@@ -1,15 +1,50 @@
 """Routers and heads in native calls against the model's own."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from nvium_core.engine import native
-from nvium_core.engine.junction import PlainExits
+from nvium_core.engine.exits import PlainExits
+from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.sampling import NO_TOKEN
+from nvium_core.engine.sequence import Sequence
 from tests.random_models import random_model
+
+MODEL = random_model([1, 3], width=48, vocab_size=50)
+
+wishes = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.3, 1.0, 1.9]),
+        "top_p": st.sampled_from([1.0, 1.0, 1.0, 0.4]),
+        "min_p": st.sampled_from([0.0, 0.03]),
+        "min_tokens": st.sampled_from([0, 0, 0, 2]),
+        "stop_token_ids": st.just((3, 7)),
+        "presence_penalty": st.sampled_from([0.0, 0.0, 0.0, 1.0]),
+    }
+)
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.06}
 
 pytestmark = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
+
+
+NUM_SLOTS = 12
+SLOTS = [7, 0, 11, 3, 5, 2, 9, 10]
+
+
+def states(width: int, dtype: torch.dtype) -> Tensor:
+    """Of both boundaries, in slots of which some are asked for."""
+    return torch.randn(2, NUM_SLOTS, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def sequence(params: SamplingParams) -> Sequence:
+    return Sequence("a", [1, 2], params, seed=0, num_blocks=2, arrival=0)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -18,32 +53,48 @@ pytestmark = pytest.mark.skipif(native.native_library() is None, reason="no C++ 
 @torch.inference_mode()
 def test_routes_and_logits_are_the_models(dtype: torch.dtype, exit_layers: list[int], num_rows: int) -> None:
     model = random_model(exit_layers, dtype=dtype, width=48, vocab_size=50)
-    plain, fast = PlainExits(model), native.NativeExits(model)
-    h_FD = torch.randn(num_rows, 48, generator=torch.Generator().manual_seed(num_rows)).to(dtype)
+    states_2SD = states(48, dtype)
+    plain, fast = PlainExits(model, states_2SD), native.NativeExits(model, states_2SD)
     for block in range(len(exit_layers)):
-        (x_FD, log_w_F2), (fast_x_FD, fast_log_w_F2) = plain.route(block, h_FD), fast.route(block, h_FD)
-        wider = torch.promote_types(dtype, torch.float32)
-        torch.testing.assert_close(fast_x_FD, x_FD.to(wider), rtol=0, atol=TOLERANCE[dtype])
-        torch.testing.assert_close(fast_log_w_F2, log_w_F2.to(wider), rtol=0, atol=TOLERANCE[dtype])
-        logits_RV, fast_logits_RV = plain.logits(block, x_FD), fast.logits(block, fast_x_FD)
-        torch.testing.assert_close(fast_logits_RV, logits_RV.to(wider), rtol=0, atol=3 * TOLERANCE[dtype])
+        x_FD, log_w = plain.route(block, SLOTS[:num_rows])
+        fast_x_FD, fast_log_w = fast.route(block, SLOTS[:num_rows])
+        torch.testing.assert_close(fast_x_FD, x_FD.to(fast_x_FD), rtol=0, atol=TOLERANCE[dtype])
+        torch.testing.assert_close(torch.tensor(fast_log_w), torch.tensor(log_w), rtol=0, atol=TOLERANCE[dtype])
+        logits_RV = model.lm_head(model.exits[block].adapter(x_FD))
+        fast_logits_RV = fast.logits(block, fast_x_FD)
+        torch.testing.assert_close(fast_logits_RV, logits_RV.to(fast_x_FD), rtol=0, atol=3 * TOLERANCE[dtype])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 7), wishes, st.integers(0, 2**53 - 1)), min_size=1, max_size=6),
+)
+@torch.inference_mode()
+def test_tokens_are_those_that_the_layers_draw(asked: list[tuple[int, dict[str, Any], int]]) -> None:
+    model, states_2SD = MODEL, states(48, torch.float64)
+    rows, sequences = [row for row, _, _ in asked], [sequence(SamplingParams(**each)) for _, each, _ in asked]
+    uniforms = [bits * 2.0**-53 for _, _, bits in asked]
+    told = []
+    for exits in (PlainExits(model, states_2SD), native.NativeExits(model, states_2SD)):
+        x_FD, _ = exits.route(1, SLOTS)
+        told.append(exits.draw(1, x_FD, rows, sequences, uniforms))
+    assert told[0] == told[1]
 
 
 @torch.inference_mode()
 def test_an_answer_does_not_depend_on_who_else_asks() -> None:
     model = random_model([1, 2], dtype=torch.float32, width=48, vocab_size=50)
-    exits = native.NativeExits(model)
-    h_FD = torch.randn(7, 48)
-    x_FD, log_w_F2 = exits.route(0, h_FD)
+    exits = native.NativeExits(model, states(48, torch.float32))
+    x_FD, log_w = exits.route(0, SLOTS)
     logits_RV = exits.logits(0, x_FD)
-    for row in range(7):
-        x_1D, log_w_12 = exits.route(0, h_FD[row : row + 1])
-        assert torch.equal(log_w_12[0], log_w_F2[row])
+    for row, slot in enumerate(SLOTS):
+        x_1D, log_w_alone = exits.route(0, [slot])
+        assert log_w_alone == [log_w[row]]
         assert torch.equal(exits.logits(0, x_1D)[0], logits_RV[row])
 
 
 @torch.inference_mode()
 def test_what_is_not_finite_stays_so() -> None:
-    exits = native.NativeExits(random_model([1, 2]))
-    _, log_w_F2 = exits.route(0, torch.full((1, 16), torch.nan, dtype=torch.float64))
-    assert log_w_F2.isnan().all()
+    exits = native.NativeExits(random_model([1, 2]), torch.full((2, 1, 16), torch.nan, dtype=torch.float64))
+    x_FD, log_w = exits.route(0, [0])
+    assert all(map(math.isnan, log_w[0]))
+    assert exits.draw(0, x_FD, [0], [sequence(SamplingParams())], [0.5]) == [NO_TOKEN]
