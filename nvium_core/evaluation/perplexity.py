@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.evaluation.calibration import Calibration, CalibrationTotals
+from nvium_core.evaluation.positions import Positions, PositionTotals
 from nvium_core.evaluation.predictions import Predictions, predictions
 from nvium_core.evaluation.routing import Routing, RoutingTotals
 from nvium_core.model.nvium import NviumForCausalLM
@@ -21,7 +22,7 @@ ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Routing, Calibration):
+class Evaluation(Routing, Calibration, Positions):
     """Means over all tokens of a text, end-of-text included.
 
     `perplexity` is π_mix's, `exit_perplexities` those of each exit alone, and `oracle_perplexity` that of a router
@@ -49,13 +50,15 @@ def evaluate(
     """Predict every token of every document once, each with at least half a context before it where there is one."""
     num_exits = model.config.num_exits
     losses, routing, calibration = LossTotals(num_exits), RoutingTotals(num_exits), CalibrationTotals()
+    positions = PositionTotals(model.config.max_position_embeddings)
     for each in predictions(model, tokenizer, documents, show_progress):
-        for totals in losses, routing, calibration:
+        for totals in losses, routing, calibration, positions:
             totals.add(each)
     return Evaluation(
         **losses.figures(sum(map(len, documents))),
         **vars(routing.figures(model.config.exit_layers or [])),
         **vars(calibration.figures()),
+        **vars(positions.figures()),
     )
 
 

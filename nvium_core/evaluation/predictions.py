@@ -28,11 +28,12 @@ class EvaluationError(NviumError, ValueError):
 class Predictions:
     """Of the targets of a window, in float64 on the CPU, whatever the model's precision.
 
-    log_w: each exit's log-probabilities of going on and of leaving [T, E, 2]. log_p: log p_k [T, E]. exit_nll: −log π_k
+    position: in the window, from 0, of the token that the target follows [T]. log_w: each exit's log-probabilities of going on and of leaving [T, E, 2]. log_p: log p_k [T, E]. exit_nll: −log π_k
     of the target [T, E]. explicit_nll: −log π_mix of the target, read off π_mix over the whole vocabulary [T]. mass:
     Σ_v π_mix(v), which should be 1 [T]. top_prob: the largest of π_mix [T]. top_is_target: whether that token came [T].
     """
 
+    position: Tensor
     log_w: Tensor
     log_p: Tensor
     exit_nll: Tensor
@@ -90,9 +91,10 @@ def window_predictions(model: NviumForCausalLM, token_ids: Sequence[int], first_
     ids_BT = torch.tensor([token_ids], device=model.device)
     positions_BT = torch.arange(ids_BT.shape[1] - 1, device=model.device)[None]
     states = model.hidden_states(ids_BT[:, :-1], positions_BT, causal_attention())
+    position_T = positions_BT[0, first_target - 1 :].cpu()
     rows = [h_BTD[0, first_target - 1 :].split(CHUNK_ROWS) for h_BTD in states]
-    targets = ids_BT[0, first_target:].split(CHUNK_ROWS)
-    return joined([predict(model, list(h), target) for *h, target in zip(*rows, targets, strict=True)])
+    chunks = zip(position_T.split(CHUNK_ROWS), ids_BT[0, first_target:].split(CHUNK_ROWS), *rows, strict=True)
+    return joined([predict(model, list(h), position, target) for position, target, *h in chunks])
 
 
 def joined(parts: Sequence[Predictions]) -> Predictions:
@@ -100,7 +102,7 @@ def joined(parts: Sequence[Predictions]) -> Predictions:
     return Predictions(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Predictions)))
 
 
-def predict(model: NviumForCausalLM, states: list[Tensor], target_C: Tensor) -> Predictions:
+def predict(model: NviumForCausalLM, states: list[Tensor], position_C: Tensor, target_C: Tensor) -> Predictions:
     """Of rows whose hidden states at the exits are given, E times [C, D]."""
     log_w_CE2, outputs = model.exit_outputs(states)
     log_p_CE = mixture.log_exit_probs(log_w_CE2)
@@ -112,4 +114,5 @@ def predict(model: NviumForCausalLM, states: list[Tensor], target_C: Tensor) -> 
     top_prob_C, top_C = mixture_CV.max(-1)
     explicit_nll_C = -mixture_CV.gather(-1, target_C[:, None])[:, 0].log()
     mixed = (explicit_nll_C, mixture_CV.sum(-1), top_prob_C, top_C == target_C)
-    return Predictions(*(x.double().cpu() for x in (log_w_CE2, log_p_CE, torch.stack(nll, -1), *mixed)))
+    found = (log_w_CE2, log_p_CE, torch.stack(nll, -1), *mixed)
+    return Predictions(position_C, *(x.double().cpu() for x in found))

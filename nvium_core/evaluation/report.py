@@ -71,6 +71,23 @@ def certainty(figures: Figures) -> str:
     )
 
 
+def by_position(figures: Figures) -> str:
+    """A row for each part of the context, the dense twin's beside ours where its parts are the same."""
+    twins = {extent(part): part["mean_logprob"] for part in figures.get("twin", {}).get("by_position", [])}
+    columns = ["positions", "tokens", "mean log π_mix", "dense twin's", "ours less the twin's"]
+    rows = []
+    for part in figures["by_position"]:
+        ours, dense = part["mean_logprob"], twins.get(extent(part))
+        rows.append([extent(part), part["num_tokens"], ours, dense, None if dense is None else ours - dense])
+    if not twins:
+        columns, rows = columns[:3], [row[:3] for row in rows]
+    return f"## By position\n\nOf the token before, in its window.\n\n{table(columns, rows)}"
+
+
+def extent(part: Figures) -> str:
+    return f"{part['first']:,}–{part['last']:,}"
+
+
 def routing(figures: Figures) -> str:
     """How deep, and what the routers do."""
     text = (
@@ -175,6 +192,7 @@ def tasks(figures: Figures) -> str:
 
 SECTIONS: Sequence[tuple[str, Callable[[Figures], str]]] = (
     ("perplexity", quality),
+    ("by_position", by_position),
     ("exit_shares", routing),
     ("greedy_agreement", greedy),
     ("flops", flops),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -139,6 +139,7 @@ def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: boo
         **description(twin),
         "perplexity": quality.perplexity,
         "bits_per_character": quality.bits_per_character,
+        "by_position": [asdict(part) for part in quality.by_position],
         "flops": flops_per_token(config, config.max_position_embeddings).as_dict(),
     }
 

@@ -16,7 +16,7 @@ def calibration(said: list[tuple[float, bool]]) -> Calibration:
     right_T = torch.tensor([float(is_right) for _, is_right in said], dtype=torch.float64)
     nothing = torch.empty(0)
     totals = CalibrationTotals()
-    totals.add(Predictions(nothing, nothing, nothing, nothing, nothing, top_prob_T, right_T))
+    totals.add(Predictions(nothing, nothing, nothing, nothing, nothing, nothing, top_prob_T, right_T))
     return totals.figures()
 
 

@@ -64,7 +64,7 @@ def test_the_figures_are_json_and_read_back_as_they_are(figures: Figures, tmp_pa
 def test_every_part_has_its_section(figures: Figures) -> None:
     text = markdown(figures, ["routing"])
     sections = [line.removeprefix("## ").split(",")[0] for line in text.splitlines() if line.startswith("## ")]
-    assert sections == ["Quality", "Routing", "Temperature 0", "MFLOPs per token", "Speed", "Temperature"]
+    assert sections == ["Quality", "By position", "Routing", "Temperature 0", "MFLOPs per token", "Speed", "Temperature"]
     assert "| dense twin, dense |" in text
     assert "![routing](routing.png)" in text
     assert "For equal training FLOPs" in text
