@@ -76,6 +76,7 @@ def test_a_model_is_evaluated_to_a_table_and_a_file(
     assert "bits per character" in capsys.readouterr().out
     written = json.loads(figures.read_text())
     assert written["num_characters"] == len("One fox.") + len("Two foxes.")
+    assert (written["text"]["file"], written["text"]["num_documents"]) == ("text.txt", 2)
     assert sum(written["exit_shares"]) == pytest.approx(1)
 
 
@@ -83,8 +84,13 @@ def test_evaluations_are_reported_compared_and_drawn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path, tmp_path: Path
 ) -> None:
     text, report, plot = tmp_path / "text.txt", tmp_path / "report", tmp_path / "pareto.png"
+    dense = tmp_path / "dense"
+    small_univium(vocab_size=257).save_pretrained(dense)
+    load_byte_model().tokenizer.save_pretrained(dense)
     text.write_text("One fox.\n<|endoftext|>\nTwo foxes.\n", encoding="utf-8")
-    assert run(monkeypatch, "evaluate", model_folder, "--data", text, "--twin", model_folder, "--report", report) == 0
+    assert run(monkeypatch, "evaluate", model_folder, "--data", text, "--twin", model_folder) == 2
+    assert "--twin: " in capsys.readouterr().err
+    assert run(monkeypatch, "evaluate", model_folder, "--data", text, "--twin", dense, "--report", report) == 0
     assert "Speed" in capsys.readouterr().out
     assert "![staircase](staircase.png)" in (report / "report.md").read_text()
     assert run(monkeypatch, "compare", report / "evaluation.json", "--plot", plot, "--paper") == 0

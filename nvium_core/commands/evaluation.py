@@ -29,6 +29,7 @@ def evaluate(
 
     from nvium_core import load_model
     from nvium_core.evaluation import suite
+    from nvium_core.evaluation.origin import measured_on
     from nvium_core.evaluation.report import markdown
     from nvium_core.training.data import read_documents
 
@@ -44,7 +45,7 @@ def evaluate(
         tasks=tasks.split(",") if tasks else (),
         tasks_folder=tasks_folder,
     )
-    figures = suite.evaluate(loaded, documents, parts)
+    figures = measured_on(data, documents, spec_bench, prompts) | suite.evaluate(loaded, documents, parts)
     Console().print(Markdown(markdown(figures)))
     if json_file:
         suite.write_json(figures, json_file)
@@ -87,6 +88,7 @@ def evaluate_baseline(
     """Other methods' points of the quality-speed figure: CALM* at each threshold, LayerSkip with each draft."""
     from nvium_core import load_model
     from nvium_core.evaluation import baselines, comparison, suite
+    from nvium_core.evaluation.origin import measured_on
     from nvium_core.evaluation.spec_bench import read_prompts
     from nvium_core.training.data import read_documents
 
@@ -94,7 +96,9 @@ def evaluate_baseline(
     documents = read_documents(data)
     asked = read_prompts(spec_bench, prompts) if spec_bench else suite.openings(documents)
     loaded = baselines.load_baseline(model, device, dtype)
-    points = baselines.evaluate_baseline(loaded, load_model(twin, device, dtype), documents, asked)
+    origin = measured_on(data, documents, spec_bench, prompts)
+    found = baselines.evaluate_baseline(loaded, load_model(twin, device, dtype), documents, asked)
+    points = [origin | point for point in found]
     print(comparison.markdown(points))
     if json_file:
         suite.write_json(points, json_file)

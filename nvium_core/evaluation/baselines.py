@@ -15,7 +15,7 @@ from nvium_core.evaluation.latency import DENSE, TRIALS
 from nvium_core.evaluation.plain_speed import Answers, Questions, Speak
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.spec_bench import Prompts
-from nvium_core.evaluation.suite import check_twin, description, perplexity_gain, twin_figures
+from nvium_core.evaluation.suite import check_dense, description, perplexity_gain, twin_figures
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines import confidence, speculation, univium
@@ -69,12 +69,6 @@ def evaluate_baseline(
     speakers[DENSE] = partial(univium.generate, twin.model)
     answers = plain_speed.measure(speakers, asked, trials, show_progress)
     return [quality(way, loaded, dense) | speed(way, loaded, answers) | protocol(asked, trials) for way in measured]
-
-
-def check_dense(loaded: LoadedModel, twin: LoadedModel) -> None:
-    if twin.model.config.num_exits > 1:
-        raise EvaluationError(f"twin: {twin.name} has early exits, so it is no dense model")
-    check_twin(loaded, twin)
 
 
 def calm_ways(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Way]:

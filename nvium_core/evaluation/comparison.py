@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from nvium_core.bench.harness import Figures
+from nvium_core.evaluation.origin import differences
 from nvium_core.evaluation.paper import SCALES, Point
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import Row, table
@@ -17,9 +18,11 @@ from nvium_core.evaluation.report import Row, table
 COLUMNS = (
     "model",
     "parameters",
+    "dense's",
     "tokens",
+    "dense's",
     "perplexity",
-    "dense",
+    "dense's",
     "gain, %",
     "mean depth",
     "exits' shares",
@@ -48,25 +51,23 @@ def read_file(path: Path) -> list[Figures]:
 
 
 def markdown(evaluations: Sequence[Figures]) -> str:
-    """A row for each, the paper's row of the same shape beside it where there is one."""
+    """A row for each, the paper's row of the same shape beside it where there is one; below, which of them were
+    measured on different things."""
     theirs = [papers(figures) for figures in evaluations]
-    rows = [row(figures) for figures in evaluations]
-    if not any(theirs):
-        return table(COLUMNS, rows)
-    unknown = [None] * len(PAPERS_COLUMNS)
-    both = [[*ours, *(paper or unknown)] for ours, paper in zip(rows, theirs, strict=True)]
-    return table((*COLUMNS, *PAPERS_COLUMNS), both)
+    columns, rows = COLUMNS, [row(figures) for figures in evaluations]
+    if any(theirs):
+        unknown = [None] * len(PAPERS_COLUMNS)
+        columns = (*COLUMNS, *PAPERS_COLUMNS)
+        rows = [[*ours, *(paper or unknown)] for ours, paper in zip(rows, theirs, strict=True)]
+    return "\n\n".join(filter(None, (table(columns, rows), differences(evaluations))))
 
 
 def row(figures: Figures) -> Row:
     speed_up = figures.get("speed_up_percent") if figures.get("speed_up_over", DENSE) == DENSE else None
-    shares = figures.get("exit_shares")
+    shares, twin = figures.get("exit_shares"), figures.get("twin", {})
     return [
         figures["model"],
-        figures.get("num_parameters"),
-        figures.get("training_tokens"),
-        figures.get("perplexity"),
-        figures.get("twin", {}).get("perplexity"),
+        *(of.get(name) for name in ("num_parameters", "training_tokens", "perplexity") for of in (figures, twin)),
         figures.get("perplexity_gain_percent"),
         figures.get("mean_depth"),
         " ".join(f"{share:.2f}" for share in shares) if shares else None,

@@ -28,9 +28,10 @@ class EvaluationError(NviumError, ValueError):
 class Predictions:
     """Of the targets of a window, in float64 on the CPU, whatever the model's precision.
 
-    position: in the window, from 0, of the token that the target follows [T]. log_w: each exit's log-probabilities of going on and of leaving [T, E, 2]. log_p: log p_k [T, E]. exit_nll: −log π_k
-    of the target [T, E]. explicit_nll: −log π_mix of the target, read off π_mix over the whole vocabulary [T]. mass:
-    Σ_v π_mix(v), which should be 1 [T]. top_prob: the largest of π_mix [T]. top_is_target: whether that token came [T].
+    position: in the window, from 0, of the token that the target follows [T]. log_w: each exit's log-probabilities of
+    going on and of leaving [T, E, 2]. log_p: log p_k [T, E]. exit_nll: −log π_k of the target [T, E]. explicit_nll:
+    −log π_mix of the target, read off π_mix over the whole vocabulary [T]. mass: Σ_v π_mix(v), which should be 1 [T].
+    top_prob: the largest of π_mix [T]. top_is_target: whether that token came [T].
     """
 
     position: Tensor

@@ -33,9 +33,19 @@ def percent(share: float) -> str:
 
 def heading(figures: Figures) -> str:
     depths = ", ".join(map(str, figures["exit_layers"]))
+    text = (
+        f"# {figures['model']}\n\n{size(figures)}, exits after layers {depths}; {figures['dtype']} on "
+        f"{figures['device']}."
+    )
+    return f"{text} Its dense twin {figures['twin']['model']}: {size(figures['twin'])}." if "twin" in figures else text
+
+
+def size(figures: Figures) -> str:
+    """Parameters, the text it was trained on as far as that is known, and shape."""
+    tokens = figures["training_tokens"]
+    trained = f" trained on {tokens:,} tokens" if tokens else ""
     return (
-        f"# {figures['model']}\n\n{figures['num_parameters']:,} parameters, {figures['num_layers']} layers of width "
-        f"{figures['width']}, exits after layers {depths}; {figures['dtype']} on {figures['device']}."
+        f"{figures['num_parameters']:,} parameters{trained}, {figures['num_layers']} layers of width {figures['width']}"
     )
 
 

@@ -11,6 +11,7 @@ from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation import latency, perplexity, report, tasks, temperature
 from nvium_core.evaluation.coloured_text import page
 from nvium_core.evaluation.greedy import evaluate_greedy
+from nvium_core.evaluation.origin import OPENINGS
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.spec_bench import Prompts, read_prompts
 from nvium_core.evaluation.spoken import speak
@@ -67,14 +68,16 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
 def check(loaded: LoadedModel, parts: Parts) -> None:
     """Raise `EvaluationError` for a twin that cannot be compared, and where tasks are asked for without lm_eval."""
     if parts.twin:
-        check_twin(loaded, parts.twin)
+        check_dense(loaded, parts.twin)
     if parts.tasks:
         tasks.harness(".models.huggingface")
 
 
-def check_twin(loaded: LoadedModel, twin: LoadedModel) -> None:
+def check_dense(loaded: LoadedModel, twin: LoadedModel) -> None:
+    if twin.model.config.num_exits > 1:
+        raise EvaluationError(f"--twin: {twin.name} has early exits, so it is no dense model")
     if twin.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
-        raise EvaluationError(f"twin: {twin.name} has another tokenizer, so that perplexities cannot be compared")
+        raise EvaluationError(f"--twin: {twin.name} has another tokenizer, so that perplexities cannot be compared")
 
 
 def check_places(json_file: Path | None, report_folder: Path | None) -> None:
@@ -95,7 +98,7 @@ def speed_prompts(documents: Sequence[str], parts: Parts) -> Prompts:
 def openings(documents: Sequence[str]) -> Prompts:
     """The beginnings of a few documents, as one category."""
     spread = documents[:: max(1, len(documents) // NUM_OPENINGS)][:NUM_OPENINGS]
-    return {"openings": [document[:OPENING_CHARACTERS] for document in spread]}
+    return {OPENINGS: [document[:OPENING_CHARACTERS] for document in spread]}
 
 
 def description(loaded: LoadedModel) -> Figures:

@@ -19,7 +19,7 @@ PAPER_SIZED = {
     "exit_layers": [6, 12, 18, 24],
     "exit_shares": [0.1, 0.2, 0.3, 0.4],
     "perplexity": 18.8,
-    "twin": {"perplexity": 19.46},
+    "twin": {"perplexity": 19.46, "num_parameters": 228_000_000, "training_tokens": 4_522_000_001},
     "perplexity_gain_percent": 3.39,
     "mean_depth": 0.75,
     "theoretical_speed_up_percent": 33.3,
@@ -32,10 +32,12 @@ CALM = {"model": "calm .9", "family": "CALM*", "speed_up_percent": 10.0, "perple
 
 def test_what_is_not_known_is_a_dash_and_the_papers_row_stands_beside_its_shape() -> None:
     _, _, large, small = comparison.markdown([PAPER_SIZED, SMALL]).splitlines()
-    assert large.startswith("| large | 226,000,000 | 4,522,000,000 | 18.8 | 19.46 | 3.39 | 0.75 |")
+    assert large.startswith(
+        "| large | 226,000,000 | 228,000,000 | 4,522,000,000 | 4,522,000,001 | 18.8 | 19.46 | 3.39 | 0.75 |"
+    )
     assert "| 0.10 0.20 0.30 0.40 | 33.3 | 21 |" in large
     assert large.endswith("| 48 | 26.8 |")
-    assert small == "| small | – | – | 30 | – | – | – | – | – | – | – | – | – |"
+    assert small == "| small | – | – | – | – | 30 | – | – | – | – | – | – | – | – | – |"
     assert "paper" not in comparison.markdown([SMALL])
 
 

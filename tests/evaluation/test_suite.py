@@ -64,10 +64,19 @@ def test_the_figures_are_json_and_read_back_as_they_are(figures: Figures, tmp_pa
 def test_every_part_has_its_section(figures: Figures) -> None:
     text = markdown(figures, ["routing"])
     sections = [line.removeprefix("## ").split(",")[0] for line in text.splitlines() if line.startswith("## ")]
-    assert sections == ["Quality", "By position", "Routing", "Temperature 0", "MFLOPs per token", "Speed", "Temperature"]
+    assert sections == [
+        "Quality",
+        "By position",
+        "Routing",
+        "Temperature 0",
+        "MFLOPs per token",
+        "Speed",
+        "Temperature",
+    ]
     assert "| dense twin, dense |" in text
     assert "![routing](routing.png)" in text
     assert "For equal training FLOPs" in text
+    assert f"Its dense twin dense: {figures['twin']['num_parameters']:,} parameters, 4 layers of width" in text
 
 
 def test_tables_are_rectangular(figures: Figures) -> None:
@@ -100,10 +109,15 @@ def test_speed_is_measured_on_openings_where_there_is_a_twin_and_no_spec_bench(t
 
 
 def test_a_twin_with_another_tokenizer_is_refused_before_anything_is_measured(loaded: LoadedModel) -> None:
-    other = load_byte_model()
+    other = LoadedModel("other", random_model([4], vocab_size=257), load_byte_model().tokenizer)
     other.tokenizer.add_tokens(["fox"])
     with pytest.raises(EvaluationError, match="another tokenizer"):
         suite.evaluate(loaded, [], suite.Parts(twin=other), show_progress=False)
+
+
+def test_a_model_with_early_exits_is_no_twin(loaded: LoadedModel) -> None:
+    with pytest.raises(EvaluationError, match="--twin: bytes has early exits"):
+        suite.evaluate(loaded, [], suite.Parts(twin=loaded), show_progress=False)
 
 
 def test_tasks_without_lm_eval_are_refused_before_anything_is_measured(
