@@ -54,10 +54,10 @@ def markdown(evaluations: Sequence[Figures]) -> str:
     """A row for each, the paper's row of the same shape beside it where there is one; below, which of them were
     measured on different things."""
     theirs = [papers(figures) for figures in evaluations]
-    columns, rows = COLUMNS, [row(figures) for figures in evaluations]
+    columns, rows = list(COLUMNS), [row(figures) for figures in evaluations]
     if any(theirs):
         unknown = [None] * len(PAPERS_COLUMNS)
-        columns = (*COLUMNS, *PAPERS_COLUMNS)
+        columns += PAPERS_COLUMNS
         rows = [[*ours, *(paper or unknown)] for ours, paper in zip(rows, theirs, strict=True)]
     return "\n\n".join(filter(None, (table(columns, rows), differences(evaluations))))
 

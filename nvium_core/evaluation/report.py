@@ -179,7 +179,10 @@ def temperatures(figures: Figures) -> str:
     rows = [temperature_row("people", None, found["people"])]
     rows += [temperature_row(row["sampling"], row["temperature"], row) for row in found["rows"]]
     worst = max(row["deviation"] for row in found["rows"] if row["sampling"] == "exits")
-    texts = f"{found['num_texts']} openings of documents, continued by {found['tokens_per_text']} tokens."
+    texts = (
+        f"{found['num_texts']} openings of documents, {found['prompt_tokens']} tokens each, continued by "
+        f"{found['tokens_per_text']} tokens."
+    )
     drawn = f"Exits spoke as often as p_k says, to within {worst:.1f} standard deviations."
     return f"## Temperature\n\n{texts} {drawn}\n\n{table(columns, rows)}\n\n{found['advice']}"
 

@@ -45,6 +45,9 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
     """All figures, for JSON. What cannot be done is complained of before anything is measured."""
     check(loaded, parts)
     prompts = speed_prompts(documents, parts)
+    begun = (
+        temperature.openings(loaded, documents, parts.num_texts, parts.tokens_per_text) if parts.temperatures else []
+    )
     figures = description(loaded)
     figures |= perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress).as_dict()
     figures["theoretical_speed_up_percent"] = 100 * (1 / figures["mean_depth"] - 1)
@@ -56,10 +59,8 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
         figures |= beside_twin(figures, parts.twin, documents, show_progress)
     if prompts:
         figures |= speed(loaded, parts.twin, prompts)
-    if parts.temperatures:
-        figures["temperatures"] = temperature.measure(
-            loaded, documents, num_texts=parts.num_texts, tokens_per_text=parts.tokens_per_text
-        )
+    if begun:
+        figures["temperatures"] = temperature.measure(loaded, begun)
     if parts.tasks:
         figures["tasks"] = tasks.evaluate_tasks(loaded, parts.tasks, parts.tasks_folder)
     return figures

@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 import numpy as np
 from rich.progress import track
-from transformers import PreTrainedTokenizerBase
 
 from nvium_core.bench.harness import timed
 from nvium_core.choices import Sampling
@@ -28,19 +27,13 @@ Row = dict[str, Any]
 
 
 def measure(
-    loaded: LoadedModel,
-    documents: Sequence[str],
-    *,
-    num_texts: int = NUM_TEXTS,
-    tokens_per_text: int = TOKENS_PER_TEXT,
-    temperatures: Sequence[float] = TEMPERATURES,
+    loaded: LoadedModel, originals: Sequence[Text], temperatures: Sequence[float] = TEMPERATURES
 ) -> dict[str, Any]:
-    """Continue so many documents, fewer if the others are too short, in every way; a text has the same draws in all.
+    """Continue the openings of documents in every way; a text has the same draws in all.
 
     `people` are the documents' own continuations; `rows` have a `Quality` for each way and, with early exits, the
-    `ExitFrequencies`; `advice` follows from them. Raises `EvaluationError` if no document is long enough.
+    `ExitFrequencies`; `advice` follows from them.
     """
-    originals = openings(loaded.tokenizer, documents, num_texts, tokens_per_text)
     engine = Engine(loaded.model, EngineConfig(schedule="sweep", prefix_caching=False))
     ways = [SamplingParams(sampling=s, temperature=t) for s, t in itertools.product(get_args(Sampling), temperatures)]
     rows = [row(loaded, continued(engine, originals, way), way) for way in track(ways, "temperatures", transient=True)]
@@ -48,7 +41,8 @@ def measure(
     people = quality(loaded.tokenizer, originals, [judge(loaded.model, text, plain) for text in originals])
     return {
         "num_texts": len(originals),
-        "tokens_per_text": tokens_per_text,
+        "prompt_tokens": len(originals[0].prompt),
+        "tokens_per_text": len(originals[0].token_ids),
         "people": asdict(people),
         "rows": rows,
         "advice": advice(people, rows),
@@ -56,17 +50,26 @@ def measure(
 
 
 def openings(
-    tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], num_texts: int, num_tokens: int
+    loaded: LoadedModel,
+    documents: Sequence[str],
+    num_texts: int = NUM_TEXTS,
+    num_tokens: int = TOKENS_PER_TEXT,
 ) -> list[Text]:
-    """The beginnings of documents, spread over all that are long enough, each with what people wrote next."""
-    encoded = (document_tokens(tokenizer, document)[:-1] for document in documents)
-    length = PROMPT_TOKENS + num_tokens
+    """The beginnings of documents, spread over all that are long enough, each with what people wrote next.
+
+    There are fewer if few documents are long enough; an `EvaluationError` says that none is. Where the context has no
+    room for both, a beginning is at most a quarter of it, and what comes next the rest.
+    """
+    context = loaded.model.config.max_position_embeddings
+    num_begun = min(PROMPT_TOKENS, max(1, context // 4))
+    length = min(num_begun + num_tokens, context)
+    encoded = (document_tokens(loaded.tokenizer, document)[:-1] for document in documents)
     long_enough = [token_ids for token_ids in encoded if len(token_ids) >= length]
     if not long_enough:
         raise EvaluationError(f"temperatures: no document of the text has {length} tokens")
     number = min(num_texts, len(long_enough))
     chosen = [long_enough[n * len(long_enough) // number] for n in range(number)]
-    return [Text(token_ids[:PROMPT_TOKENS], token_ids[PROMPT_TOKENS:length], []) for token_ids in chosen]
+    return [Text(token_ids[:num_begun], token_ids[num_begun:length], []) for token_ids in chosen]
 
 
 def continued(engine: Engine, originals: Sequence[Text], way: SamplingParams) -> list[Text]:

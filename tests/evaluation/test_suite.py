@@ -120,6 +120,11 @@ def test_a_model_with_early_exits_is_no_twin(loaded: LoadedModel) -> None:
         suite.evaluate(loaded, [], suite.Parts(twin=loaded), show_progress=False)
 
 
+def test_documents_too_short_for_temperatures_are_refused_before_anything_is_measured(loaded: LoadedModel) -> None:
+    with pytest.raises(EvaluationError, match="temperatures: no document of the text has 64 tokens"):
+        suite.evaluate(loaded, [], suite.Parts(temperatures=True), show_progress=False)
+
+
 def test_tasks_without_lm_eval_are_refused_before_anything_is_measured(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

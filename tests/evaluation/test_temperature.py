@@ -29,7 +29,8 @@ PEOPLE = Quality(mean_logprob=-3, mean_logprob_error=0.1, entropy=3, repeated_gr
 
 
 def test_every_way_is_measured_on_the_same_openings(loaded: LoadedModel) -> None:
-    figures = measure(loaded, DOCUMENTS, num_texts=3, tokens_per_text=20, temperatures=(0.5, 1.0))
+    figures = measure(loaded, openings(loaded, DOCUMENTS, num_texts=3, num_tokens=20), temperatures=(0.5, 1.0))
+    assert (figures["num_texts"], figures["prompt_tokens"], figures["tokens_per_text"]) == (3, 32, 20)
     ways = [(row["sampling"], row["temperature"]) for row in figures["rows"]]
     assert ways == [("exits", 0.5), ("exits", 1.0), ("mixture", 0.5), ("mixture", 1.0)]
     colder, warmer = figures["rows"][:2]
@@ -40,16 +41,24 @@ def test_every_way_is_measured_on_the_same_openings(loaded: LoadedModel) -> None
 
 
 def test_openings_are_spread_over_the_documents_that_are_long_enough(loaded: LoadedModel) -> None:
-    texts = openings(loaded.tokenizer, DOCUMENTS, num_texts=2, num_tokens=50)
+    texts = openings(loaded, DOCUMENTS, num_texts=2, num_tokens=50)
     assert [len(text.prompt) for text in texts] == [32, 32]
     assert [len(text.token_ids) for text in texts] == [50, 50]
     assert loaded.tokenizer.decode(texts[0].prompt + texts[0].token_ids).startswith("<|endoftext|>A fox met two")
 
 
 def test_where_few_documents_are_long_enough_there_are_fewer_texts_and_none_is_an_error(loaded: LoadedModel) -> None:
-    assert len(openings(loaded.tokenizer, [*DOCUMENTS, "x" * 300], num_texts=4, num_tokens=200)) == 1
+    assert len(openings(loaded, [*DOCUMENTS, "x" * 300], num_texts=4, num_tokens=200)) == 1
     with pytest.raises(EvaluationError, match="no document of the text has 232 tokens"):
-        openings(loaded.tokenizer, DOCUMENTS, num_texts=4, num_tokens=200)
+        openings(loaded, DOCUMENTS, num_texts=4, num_tokens=200)
+
+
+@pytest.mark.parametrize(("context", "lengths"), [(64, (16, 48)), (128, (32, 96)), (300, (32, 256))])
+def test_openings_and_what_follows_are_as_long_as_the_context_allows(context: int, lengths: tuple[int, int]) -> None:
+    loaded = load_byte_model(context=context)
+    originals = openings(loaded, ["A fox met two hens. " * 20])
+    assert [(len(text.prompt), len(text.token_ids)) for text in originals] == [lengths]
+    assert measure(loaded, originals, temperatures=(1.0,))["tokens_per_text"] == lengths[1]
 
 
 def test_the_advice_is_where_words_vary_as_peoples_do() -> None:
