@@ -16,6 +16,16 @@ VALIDATION_LOSS = "validation_loss"
 """The field of a run's log that holds L_mix on the validation text, of a dense model its plain loss."""
 
 
+GAIN = 0.05
+"""By which a steered β follows the depth, a step of a long run."""
+
+SMOOTHING = 0.98
+"""What is left of the smoothed depth after a step of a long run."""
+
+LONG_RUN = 3000
+"""Steps from which on a run is long."""
+
+
 class BetaError(NviumError, ValueError):
     """A dense model's log that cannot be used; the message names the file."""
 
@@ -32,7 +42,7 @@ class BetaSettings:
         if self.initial < 0 or not 0 <= self.depth < 1:
             raise ValueError(f"initial must not be negative and depth in [0, 1), got {self.initial} and {self.depth}")
         if self.adaptive and self.depth:
-            raise ValueError("β is either adaptive or steered to a depth, not both")
+            raise ValueError("β is either adaptive or steered: set beta.depth=0, or beta.adaptive=false")
 
 
 class BetaControl(Protocol):
@@ -71,24 +81,30 @@ class FixedBeta:
         self.beta = state["beta"]
 
 
+def haste(num_steps: int) -> float:
+    """Of the steering of a run. By the root, because a model takes its steps to answer, however few they are."""
+    return max(1.0, math.sqrt(LONG_RUN / num_steps))
+
+
 @dataclass(kw_only=True)
 class DepthSteering(FixedBeta):
     """β as an integral controller on the mean depth Σ p_k l_k / L.
 
     Each step multiplies β by exp(gain · (smoothed depth − target)), within bounds: too deep raises the price of
-    compute, too shallow lowers it.
+    compute, too shallow lowers it. `haste` is how many times as fast as in a long run that goes: the gain is that much
+    larger and as many fewer steps are averaged, whose product, which decides whether β overshoots, stays.
     """
 
     target: float
-    gain: float = 0.05
-    smoothing: float = 0.98
+    haste: float = 1.0
     minimum: float = 1e-3
     maximum: float = 1.0
     depth: float | None = None
 
     def observe_depth(self, depth: float) -> None:
-        self.depth = depth if self.depth is None else self.smoothing * self.depth + (1 - self.smoothing) * depth
-        steered = self.beta * math.exp(self.gain * (self.depth - self.target))
+        smoothing = SMOOTHING**self.haste
+        self.depth = depth if self.depth is None else smoothing * self.depth + (1 - smoothing) * depth
+        steered = self.beta * math.exp(GAIN * self.haste * (self.depth - self.target))
         self.beta = min(max(steered, self.minimum), self.maximum)
 
     def state(self) -> dict[str, float | None]:
@@ -135,14 +151,15 @@ def nearest(losses: Sequence[tuple[int, float]], step: int) -> float:
     return min(losses, key=lambda recorded: (abs(recorded[0] - step), recorded[0]))[1]
 
 
-def beta_control(settings: BetaSettings, dense_log: Path | None = None) -> BetaControl:
-    """What the settings ask for; `dense_log` is the log.jsonl of a dense model's run, for an adaptive β."""
+def beta_control(settings: BetaSettings, num_steps: int, dense_log: Path | None = None) -> BetaControl:
+    """What the settings ask for in a run of so many steps; `dense_log` is the log.jsonl of a dense model's run, for an
+    adaptive β."""
     if settings.adaptive:
         if dense_log is None:
             raise BetaError("an adaptive β needs the log of a dense model's run")
         return AdaptiveBeta(beta=settings.initial, dense_losses=read_losses(dense_log))
     if settings.depth:
-        return DepthSteering(beta=settings.initial, target=settings.depth)
+        return DepthSteering(beta=settings.initial, target=settings.depth, haste=haste(num_steps))
     return FixedBeta(beta=settings.initial)
 
 

@@ -1,5 +1,7 @@
 """What a run starts from: random weights, a trained model, or a Llama that exits are put on; and whose tokenizer."""
 
+from pathlib import Path
+
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -9,6 +11,7 @@ from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.chat_template import give_chat_template
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.recipes.twins import RUN
 from nvium_core.training.retrofit import retrofit
 
 SHAPE = (
@@ -41,6 +44,13 @@ def initial_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCa
         model = NviumForCausalLM.from_pretrained(recipe.initial, dtype=torch.float32)
     check_shape(recipe.initial, model.config, expected)
     return model
+
+
+def check_initial(recipe: Recipe) -> None:
+    """Raise `TrainingError` if the run that a recipe goes on from has left no model."""
+    begun = RUN.fullmatch(recipe.initial or "")
+    if begun and not Path(begun[0]).is_dir():
+        raise TrainingError(f"{begun[0]}: no such model folder; train `{begun[1]}` first, or --set initial=FOLDER")
 
 
 def check_shape(initial: str, found: NviumConfig, expected: NviumConfig) -> None:

@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 from nvium_core.training.errors import TrainingError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+WIDE, BAR_WIDTH = 110, 20
+"""Columns of a terminal that has room for a bar, and of the bar."""
 
 Report = dict[str, Any]
 """One step's figures by name: numbers, or lists of numbers with one for each exit."""
@@ -84,22 +89,30 @@ def write_scalars(writer: "SummaryWriter", report: Report) -> None:
                 writer.add_scalar(tag, number, report["step"])
 
 
-def progress_bar(is_shown: bool) -> Progress:
-    return Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
-        disable=not is_shown,
-    )
+def progress_bar(console: Console) -> Progress:
+    """The step, the time left, the figures as far as there is room for them, and a bar if there is."""
+    columns: list[ProgressColumn] = [
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
+        DescriptionColumn(),
+    ]
+    if console.width >= WIDE:
+        columns.append(BarColumn(bar_width=BAR_WIDTH))
+    return Progress(*columns, console=console, disable=console.quiet)
+
+
+class DescriptionColumn(ProgressColumn):
+    """What a task is described as, on one line, which is the first to be cut."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
 
 
 def describe(report: Report) -> str:
-    """One line: loss, tokens/s, and what there is of mean depth, β and the exits' shares."""
+    """One line: loss, tokens/s, and what there is of mean depth, β and the exits' shares in percent."""
     parts = [f"loss {report['mix_loss']:.3f}", f"{report['tokens_per_second']:,} tok/s"]
     if "mean_depth" in report:
         parts += [f"depth {report['mean_depth']:.2f}", f"β {report['beta']:.3f}"]
     if "exit_probs" in report:
-        parts += ["exits " + " ".join(f"{p:.2f}"[1:] if p < 1 else "1." for p in report["exit_probs"])]
+        parts += [" ".join(f"{100 * p:.0f}" for p in report["exit_probs"]) + "%"]
     return " · ".join(parts)

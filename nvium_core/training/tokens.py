@@ -40,10 +40,18 @@ def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]
     tokenizer = given_tokenizer(recipe) or train_tokenizer(documents, shape.vocab_size, shape.context)
     save_tokenizer(tokenizer, folder / "tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    tokens = encode(recipe.diet.readings(documents, recipe.seed), tokenizer)
+    check_length(tokens, recipe.longest_window, data)
     partial = folder / "tokens.partial.npy"
-    np.save(partial, encode(recipe.diet.readings(documents, recipe.seed), tokenizer))
+    np.save(partial, tokens)
     (folder / "text.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
     partial.replace(folder / "tokens.npy")
+
+
+def check_length(tokens: Tokens, context: int, data: Path) -> None:
+    """Raise `DataError` naming a text that is too short for one window of a context."""
+    if len(tokens) <= context:
+        raise DataError(f"{data}: {len(tokens)} tokens of text are too few for a context of {context}")
 
 
 def read_tokens(path: Path) -> Tokens:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -27,8 +28,9 @@ from nvium_core.training.beta import VALIDATION_LOSS, beta_control
 from nvium_core.training.data import Batch, Windows
 from nvium_core.training.distributed import Processes, gradients_shared, joined_processes, own_device, spread
 from nvium_core.training.errors import TrainingError
+from nvium_core.training.initial import check_initial
 from nvium_core.training.interruption import Interruption
-from nvium_core.training.loader import prefetched
+from nvium_core.training.loader import prefetched, timed
 from nvium_core.training.methods import METHODS
 from nvium_core.training.objective import Moment, Objective
 from nvium_core.training.optimizer import optimizers
@@ -80,6 +82,7 @@ def train(recipe: Recipe, options: RunOptions) -> Path:
 
 def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processes: Processes) -> "TrainingRun":
     """The run at its beginning. The first process makes the tokens, the others read them."""
+    check_options(recipe, options, processes)
     try:
         if processes.is_first:
             prepare_text(recipe, options.data, options.folder)
@@ -90,7 +93,26 @@ def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processe
     validation = None
     if options.validation:
         validation = validation_text(recipe, options.validation, tokenizer)
+        if validation.num_windows(recipe.shape.context) < processes.count:
+            raise TrainingError(f"{options.validation}: too short to be shared by {processes.count} processes")
     return TrainingRun(recipe, options, tokenizer, stream, validation, device, processes)
+
+
+def check_options(recipe: Recipe, options: RunOptions, processes: Processes) -> None:
+    """Raise for what cannot be done, and is known before the text is read."""
+    try:
+        for progress in (0.0, 1.0):
+            processes.share(recipe.windows_of_a_step(progress))
+    except ValueError as error:
+        raise TrainingError(f"tokens_per_step: {error}") from error
+    if recipe.beta.adaptive and options.validation is None:
+        raise TrainingError("an adaptive β needs a validation text")
+    beta_control(recipe.beta, recipe.num_steps, options.dense_log)
+    if options.dense_log and not recipe.beta.adaptive:
+        raise TrainingError("--dense-log: means nothing without --set beta.adaptive=true")
+    if recipe.optimizer.muon_rate and options.sharding == "fsdp" and processes.count > 1:
+        raise TrainingError("Muon needs whole matrices: train with --sharding ddp, or set optimizer.muon_rate=0")
+    check_initial(recipe)
 
 
 def show(run: "TrainingRun") -> None:
@@ -98,12 +120,15 @@ def show(run: "TrainingRun") -> None:
 
     Raises `KeyboardInterrupt` after a checkpoint if SIGINT or SIGTERM asks for the end.
     """
-    with progress_bar(is_shown=run.processes.is_first) as bar, Interruption() as interruption:
+    console = Console(stderr=True, quiet=not run.processes.is_first)
+    console.print(f"{run.epochs:.2f} times the text, {run.recipe.num_steps:,} steps", highlight=False)
+    with progress_bar(console) as bar, Interruption() as interruption:
         task = bar.add_task("", total=run.recipe.num_steps, completed=run.step)
         for report in run.steps():
             bar.update(task, completed=run.step, description=describe(report))
             if run.processes.any(interruption.is_wished, run.device):
                 run.save()
+                console.print(f"stopped after step {run.step}; the same command goes on", highlight=False)
                 raise KeyboardInterrupt
 
 
@@ -124,7 +149,6 @@ class TrainingRun:
         self.recipe, self.options = recipe, options
         self.tokenizer, self.stream, self.validation = tokenizer, stream, validation
         self.device, self.processes = device or torch.device(options.device), processes or Processes()
-        self.check_options()
         method = METHODS[recipe.method]
         self.model = method.build(recipe, len(tokenizer), tokenizer.eos_token_id).train()
         nn.Module.to(self.model, self.device)
@@ -134,26 +158,15 @@ class TrainingRun:
         objective = Objective(self.model, function)
         self.objective = spread(objective, self.model.model.layers, options.sharding, self.processes)
         self.optimizers = optimizers(self.model, recipe.learning_rate.maximum, recipe.optimizer)
-        self.beta = beta_control(recipe.beta, options.dense_log)
+        self.beta = beta_control(recipe.beta, recipe.num_steps, options.dense_log)
         self.autocast_dtype = fast_dtype(self.device)
         self.step = 0
 
-    def check_options(self) -> None:
-        """Raise for what cannot be done by these processes or with these texts."""
-        try:
-            for progress in (0.0, 1.0):
-                self.processes.share(self.windows_of_a_step(self.recipe.context_at(progress)))
-        except ValueError as error:
-            raise TrainingError(f"tokens_per_step: {error}") from error
-        if self.recipe.beta.adaptive and self.validation is None:
-            raise TrainingError("an adaptive β needs a validation text")
-        context = self.recipe.shape.context
-        if self.validation and self.validation.num_windows(context) < self.processes.count:
-            raise TrainingError(
-                f"{self.options.validation}: too short to be shared by {self.processes.count} processes"
-            )
-        if self.recipe.optimizer.muon_rate and self.options.sharding == "fsdp" and self.processes.count > 1:
-            raise TrainingError("Muon needs whole matrices: train with --sharding ddp, or set optimizer.muon_rate=0")
+    @property
+    def epochs(self) -> float:
+        """How many times the run reads its text, as the diet has it."""
+        context = self.recipe.short_context
+        return self.recipe.total_tokens / (self.stream.num_windows(context) * context)
 
     @property
     def progress(self) -> float:
@@ -165,8 +178,8 @@ class TrainingRun:
             write_recipe(self.recipe, self.options.folder)
         log = RunLog(self.options.folder, self.step, self.options.tensorboard) if self.processes.is_first else None
         try:
-            for batches in prefetched(map(self.batches_of, range(self.step, self.recipe.num_steps))):
-                report = self.train_step(batches)
+            for batches, waited in timed(prefetched(map(self.batches_of, range(self.step, self.recipe.num_steps)))):
+                report = self.train_step(batches, waited)
                 if self.validation and self.is_evaluation_due:
                     report |= self.evaluate(self.validation)
                 if log:
@@ -185,32 +198,35 @@ class TrainingRun:
         parts, num_steps = self.recipe.evaluations, self.recipe.num_steps
         return self.step * parts // num_steps > (self.step - 1) * parts // num_steps
 
-    def windows_of_a_step(self, context: int) -> int:
-        return max(1, self.recipe.tokens_per_step // context)
-
     def batches_of(self, step: int) -> list[Batch]:
         """This process's packed windows of a step, at most `rows_per_pass` tokens a batch."""
-        context = self.recipe.context_at(step / self.recipe.num_steps)
-        num_windows = self.windows_of_a_step(context)
+        progress = step / self.recipe.num_steps
+        context, num_windows = self.recipe.context_at(progress), self.recipe.windows_of_a_step(progress)
         own, per_pass = self.processes.share(num_windows), max(1, self.options.rows_per_pass // context)
         return [
             self.stream.batch(step * num_windows + first, min(per_pass, own.stop - first), context)
             for first in range(own.start, own.stop, per_pass)
         ]
 
-    def train_step(self, batches: Sequence[Batch]) -> Report:
-        """One optimiser step over `tokens_per_step` tokens, in passes that fit in memory; reports what happened."""
+    def train_step(self, batches: Sequence[Batch], waited: float = 0.0) -> Report:
+        """One optimiser step over `tokens_per_step` tokens, in passes that fit in memory; reports what happened.
+
+        The seconds that were `waited` for the batches count as part of the step.
+        """
         started = time.monotonic()
         moment = self.moment()
         figures = self.accumulate(batches, moment)
         self.update(figures["mix_loss"])
         if "mean_depth" in figures and not self.is_warming_up(moment):
             self.beta.observe_depth(float(figures["mean_depth"]))
+        reported = {name: rounded(value) for name, value in figures.items()}
+        seconds = waited + time.monotonic() - started
         return {
             "step": self.step,
-            **{name: rounded(value) for name, value in figures.items()},
+            **reported,
             "beta": round(float(moment.beta), 5),
-            "tokens_per_second": round(self.recipe.tokens_per_step / (time.monotonic() - started)),
+            "tokens_per_second": round(self.recipe.tokens_per_step / seconds),
+            "wait_share": round(waited / seconds, 4),
         }
 
     def moment(self) -> Moment:

@@ -13,6 +13,7 @@ from nvium_core.training.beta import (
     DepthSteering,
     FixedBeta,
     beta_control,
+    haste,
     nearest,
 )
 
@@ -45,6 +46,40 @@ def test_steering_goes_by_the_smoothed_depth() -> None:
     steering.observe_depth(0.4)
     assert steering.depth == pytest.approx(0.98 * 0.9 + 0.02 * 0.4)
     assert steering.beta > 0.1 * math.exp(0.05 * 0.4)
+
+
+ANSWER_STEPS = 10
+
+
+def steered_depths(steering: DepthSteering, num_steps: int, depth: float) -> list[float]:
+    """Of a toy model whose depth is a falling function of log β, but for a lag of some steps."""
+    depths = []
+    for _ in range(num_steps):
+        steering.observe_depth(depth)
+        depth += (1 / (1 + math.sqrt(steering.beta / 0.1)) - depth) / ANSWER_STEPS
+        depths.append(depth)
+    return depths
+
+
+@pytest.mark.parametrize("num_steps", [97, 292, 634, 3906])
+@pytest.mark.parametrize(("beta", "depth"), [(0.2, 0.4), (0.004, 0.85), (0.04, 0.3), (0.3, 0.95)])
+def test_steering_reaches_its_depth_from_both_sides_in_short_runs_and_in_long(
+    num_steps: int, beta: float, depth: float
+) -> None:
+    steering = beta_control(BetaSettings(initial=beta, depth=0.68), num_steps)
+    assert isinstance(steering, DepthSteering)
+    last = steered_depths(steering, num_steps, depth)[-num_steps // 10 :]
+    assert last == pytest.approx([0.68] * len(last), abs=0.03)
+
+
+def test_without_haste_a_short_run_ends_before_it_gets_there() -> None:
+    depths = steered_depths(DepthSteering(beta=0.2, target=0.68), 97, depth=0.4)
+    assert depths[-1] < 0.6
+
+
+def test_long_runs_are_steered_alike_whatever_their_length() -> None:
+    assert [haste(num_steps) for num_steps in (3000, 3906, 60_000)] == [1, 1, 1]
+    assert haste(750) == 2
 
 
 def test_a_fixed_beta_stays_as_it_is() -> None:
@@ -81,9 +116,10 @@ def test_settings_choose_the_control(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     lines = [{"step": 1, "mix_loss": 5.0}, {"step": 2, "mix_loss": 4.0, "validation_loss": 4.5}]
     log.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    assert beta_control(BetaSettings(initial=0.1)) == FixedBeta(beta=0.1)
-    assert beta_control(BetaSettings(initial=0.1, depth=0.7)) == DepthSteering(beta=0.1, target=0.7)
-    adaptive = beta_control(BetaSettings(initial=0.0, adaptive=True), log)
+    assert beta_control(BetaSettings(initial=0.1), 100) == FixedBeta(beta=0.1)
+    steering = beta_control(BetaSettings(initial=0.1, depth=0.7), 30)
+    assert steering == DepthSteering(beta=0.1, target=0.7, haste=10)
+    adaptive = beta_control(BetaSettings(initial=0.0, adaptive=True), 100, log)
     assert adaptive == AdaptiveBeta(beta=0.0, dense_losses=[(2, 4.5)])
 
 
@@ -96,7 +132,7 @@ def test_a_control_goes_on_from_its_state() -> None:
 
 def test_an_adaptive_beta_without_a_dense_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BetaError, match="needs the log"):
-        beta_control(BetaSettings(initial=0.0, adaptive=True))
+        beta_control(BetaSettings(initial=0.0, adaptive=True), 100)
 
 
 @pytest.mark.parametrize("content", ["", "not json", '{"validation_loss": 3}', '{"step": 1, "mix_loss": 3}', "3"])
@@ -104,7 +140,7 @@ def test_a_dense_log_that_says_nothing_is_refused_by_name(tmp_path: Path, conten
     log = tmp_path / "log.jsonl"
     log.write_text(content, encoding="utf-8")
     with pytest.raises(BetaError, match=r"log\.jsonl"):
-        beta_control(BetaSettings(initial=0.0, adaptive=True), log)
+        beta_control(BetaSettings(initial=0.0, adaptive=True), 100, log)
 
 
 @pytest.mark.parametrize(

@@ -10,30 +10,52 @@ from safetensors.torch import load_file
 
 from nvium_core.training.distributed import Processes, spread
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.train import RunOptions, TrainingRun, prepared, train
-from tests.training.small_runs import SMALL, options, small_recipe
+from nvium_core.training.train import RunOptions, prepared, train
+from tests.training.small_runs import SMALL, assert_equal, options, small_recipe
 
 CHANGES = ["optimizer.muon_rate=0", "learning_rate.maximum=0.001", "total_tokens=1536", "checkpoint_every=2"]
 
 
-def train_by_two(run_options: RunOptions, *more: str) -> None:
+def train_by_two(run_options: RunOptions, sharding: str, module: str = "nvium_core.cli") -> int:
+    """The status of the command, or of a module in its place."""
     settings = [f"--set={setting}" for setting in [*SMALL, *CHANGES]]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     paths = [f"--data={run_options.data}", f"--folder={run_options.folder}"]
-    command = [*torchrun, "-m", "nvium_core.cli", "train", "tiny", "--no-compile", *paths, *more, *settings]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    passes = [f"--sharding={sharding}", "--rows-per-pass=64"]
+    command = ["-m", module, "train", "tiny", "--no-compile", *paths, *passes, *settings]
+    return subprocess.run([*torchrun, *command], check=False, capture_output=True, timeout=300).returncode
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
-def test_two_processes_train_what_one_does(sharding: str, tmp_path: Path) -> None:
-    alone, together = options(tmp_path / "alone"), options(tmp_path / "together")
-    expected = load_file(train(small_recipe(*CHANGES), alone) / "model.safetensors")
-    train_by_two(together, f"--sharding={sharding}", "--rows-per-pass=64")
-    found = load_file(together.folder / "model" / "model.safetensors")
+def weights(run_options: RunOptions) -> dict[str, torch.Tensor]:
+    return load_file(run_options.folder / "model" / "model.safetensors")
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunOptions]:
+    """How two processes have shared a model, and their run."""
+    run_options = options(tmp_path_factory.mktemp(request.param) / "together")
+    assert train_by_two(run_options, request.param) == 0
+    return request.param, run_options
+
+
+def test_two_processes_train_what_one_does(together: tuple[str, RunOptions], tmp_path: Path) -> None:
+    expected = load_file(train(small_recipe(*CHANGES), options(tmp_path / "alone")) / "model.safetensors")
+    found = weights(together[1])
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
         torch.testing.assert_close(found[name].float(), weight.float(), rtol=0.02, atol=2e-3, msg=name)
-    assert len((together.folder / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 6
+    assert len((together[1].folder / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 6
+
+
+def test_two_processes_that_are_killed_and_begun_again_end_with_the_same_weights(
+    together: tuple[str, RunOptions], tmp_path: Path
+) -> None:
+    (sharding, whole), resumed = together, options(tmp_path / "run")
+    assert train_by_two(resumed, sharding, "tests.training.killed_run") != 0
+    assert torch.load(resumed.folder / "state.pt")["step"] == 4
+    assert not (resumed.folder / "model").exists()
+    assert train_by_two(resumed, sharding) == 0
+    assert_equal(weights(resumed), weights(whole))
 
 
 def test_a_process_alone_takes_all_windows_and_one_of_two_takes_half() -> None:
@@ -43,18 +65,13 @@ def test_a_process_alone_takes_all_windows_and_one_of_two_takes_half() -> None:
 
 def test_windows_that_cannot_be_shared_equally_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"tokens_per_step: 8 windows .* 3 processes"):
-        started(tmp_path, Processes(0, 3))
+        prepared(small_recipe(), options(tmp_path / "run"), torch.device("cpu"), Processes(0, 3))
 
 
 def test_muon_and_sharded_matrices_do_not_go_together(tmp_path: Path) -> None:
+    recipe, sharded = small_recipe("optimizer.muon_rate=0.02"), options(tmp_path / "run", sharding="fsdp")
     with pytest.raises(TrainingError, match="Muon needs whole matrices"):
-        started(tmp_path, Processes(0, 2), "optimizer.muon_rate=0.02", sharding="fsdp")
-
-
-def started(folder: Path, processes: Processes, *settings: str, **changes: str) -> TrainingRun:
-    alone = options(folder / "run", **changes)
-    prepared(small_recipe(), alone, torch.device("cpu"), Processes())
-    return TrainingRun(small_recipe(*settings), alone, *(None, None), processes=processes)  # type: ignore[arg-type]
+        prepared(recipe, sharded, torch.device("cpu"), Processes(0, 2))
 
 
 def test_one_process_needs_no_wrapping() -> None:

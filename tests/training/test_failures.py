@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nvium_core.errors import NviumError
 from nvium_core.training.data import DataError
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.run_folder import owned
@@ -80,7 +81,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_goes_on(
-    uninterrupted: dict[str, torch.Tensor], tmp_path: Path
+    uninterrupted: dict[str, torch.Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = start(small_recipe(), options(tmp_path / "run"))
     original = run.update
@@ -93,6 +94,9 @@ def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_goes_on(
     run.update = update  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         show(run)
+    told = capsys.readouterr().err
+    assert f"{run.epochs:.2f} times the text, 12 steps" in told
+    assert "stopped after step 6; the same command goes on" in told
     resumed = start(small_recipe(), run.options)
     assert resumed.step == 6
     assert_equal(finished(resumed), uninterrupted)
@@ -204,6 +208,41 @@ def test_a_run_is_made_longer_while_its_rate_is_stable(tmp_path: Path) -> None:
     settings = ["learning_rate.kind=wsd", "learning_rate.decay=0.5", "router_warmup.share=0.1"]
     advance(start(small_recipe(*settings), run_options), 4)
     assert start(small_recipe(*settings, "total_tokens=6144"), run_options).step == 4
+
+
+def test_a_text_too_short_is_refused_and_another_may_take_its_place(tmp_path: Path) -> None:
+    run_options = options(tmp_path / "run")
+    text = run_options.data.read_text(encoding="utf-8")
+    run_options.data.write_text("Too short.", encoding="utf-8")
+    with pytest.raises(DataError, match=r"corpus\.txt: \d+ tokens of text are too few for a context of 64"):
+        start(small_recipe(), run_options)
+    run_options.data.write_text(text, encoding="utf-8")
+    advance(start(small_recipe(), run_options), 1)
+
+
+def test_only_windows_that_are_trained_on_need_enough_text(tmp_path: Path) -> None:
+    run_options = options(tmp_path / "run")
+    run_options.data.write_text("One fox, two hens and a dog.", encoding="utf-8")
+    settings = ("shape.context=1024", "short_context=8", "long_context_share=0", "total_tokens=1024")
+    advance(start(small_recipe(*settings, "tokens_per_step=1024"), run_options), 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "complaint"),
+    [
+        (["beta.depth=0", "beta.adaptive=true"], {}, "an adaptive β needs a validation text"),
+        (["beta.depth=0", "beta.adaptive=true"], {"validation": Path("x")}, "needs the log of a dense model"),
+        ([], {"dense_log": Path("x")}, "--dense-log: means nothing"),
+        (["initial=runs/nowhere/model"], {}, "train `nowhere` first, or --set initial=FOLDER"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_the_text_is_read(
+    tmp_path: Path, settings: list[str], changes: dict[str, Path], complaint: str
+) -> None:
+    run_options = options(tmp_path / "run", **changes)
+    run_options.data.unlink()
+    with pytest.raises(NviumError, match=complaint):
+        start(small_recipe(*settings), run_options)
 
 
 def test_a_run_does_not_go_on_with_tokens_of_something_else(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -56,6 +57,28 @@ def test_the_log_of_a_resumed_run_names_every_step_once(tmp_path: Path) -> None:
     finished(start(small_recipe(), run_options))
     lines = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, NUM_STEPS + 1))
+
+
+def test_the_share_of_a_step_that_was_spent_waiting_for_its_text_is_logged(tmp_path: Path) -> None:
+    run = start(small_recipe(), options(tmp_path / "run"))
+    assert all(0 <= report["wait_share"] < 1 for report in run.steps())
+    assert start(small_recipe(), options(tmp_path / "other")).train_step(run.batches_of(0), 1e6)["wait_share"] == 1
+
+
+def test_a_run_tells_how_many_times_it_reads_the_text(tmp_path: Path) -> None:
+    run = start(small_recipe(), options(tmp_path / "run"))
+    tokens = len(np.load(tmp_path / "run" / "tokens.npy"))
+    assert run.epochs == pytest.approx(3072 / tokens, rel=32 / tokens)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # PyTorch's own, in its compiler
+def test_a_compiled_run_learns_what_an_eager_one_does(tmp_path: Path) -> None:
+    recipe = small_recipe("total_tokens=768", "long_context_share=0")
+    eager, compiled = (
+        [report["mix_loss"] for report in start(recipe, options(tmp_path / str(how), compile=how)).steps()]
+        for how in (False, True)
+    )
+    assert compiled == pytest.approx(eager, abs=0.02)
 
 
 def test_a_finished_run_is_left_as_it_is(uninterrupted: dict[str, torch.Tensor], tmp_path: Path) -> None:

@@ -139,6 +139,14 @@ class Recipe:
         """Windows are short at first, as attention is cheaper so, and of full length in the last share of the run."""
         return self.shape.context if progress >= 1 - self.long_context_share else self.short_context
 
+    def windows_of_a_step(self, progress: float) -> int:
+        return max(1, self.tokens_per_step // self.context_at(progress))
+
+    @property
+    def longest_window(self) -> int:
+        """Of those trained on."""
+        return self.context_at((self.num_steps - 1) / self.num_steps)
+
 
 def swiglu_width(width: int) -> int:
     """The customary inner width, 8/3 of the width, in whole multiples of 8."""

@@ -1,0 +1,43 @@
+"""What a run shows on the terminal."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from nvium_core.training.reports import describe, progress_bar
+
+REPORT = {
+    "mix_loss": 3.1234,
+    "tokens_per_second": 12_345,
+    "mean_depth": 0.684,
+    "beta": 0.0234,
+    "exit_probs": [0.0512, 0.2, 0.3488, 0.4],
+}
+
+
+def shown(width: int, description: str) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    with progress_bar(console) as bar:
+        bar.add_task(description, total=3906, completed=1234)
+        table = bar.make_tasks_table(bar.tasks)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().splitlines()
+
+
+@pytest.mark.parametrize("num_exits", [4, 12])
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_step_and_the_time_left_stand_first_on_one_line(width: int, num_exits: int) -> None:
+    description = describe(REPORT | {"exit_probs": [1 / num_exits] * num_exits})
+    [line] = shown(width, description)
+    assert line.startswith("1234/3906 -:--:-- loss 3.123")
+
+
+def test_four_exits_fit_into_eighty_columns() -> None:
+    [line] = shown(80, describe(REPORT))
+    assert line.rstrip().endswith("loss 3.123 · 12,345 tok/s · depth 0.68 · β 0.023 · 5 20 35 40%")
+
+
+def test_a_dense_model_has_no_depth_to_tell() -> None:
+    assert describe({"mix_loss": 3.0, "tokens_per_second": 10, "beta": 0.0}) == "loss 3.000 · 10 tok/s"
