@@ -169,6 +169,7 @@ def test_a_recipe_is_trained_and_its_model_speaks(
         (["compare", "no-such-file"], "no-such-file"),
         (["train", "frobnicate", "--data", "x"], "frobnicate"),
         (["train", "tiny", "--data", "x", "--set", "frob=1"], "frob"),
+        (["train", "tiny", "--data", "x", "--flops-per-second", "1e12"], "without --dry-run"),
         (["train", "tiny", "--data", "x", "--set", "total_tokens=many"], "total_tokens"),
         (["bench", "--model", "MODEL", "--sequences", "0"], "sequences"),
         (["serve", "no-such-folder", "--port", "0"], "no-such-folder"),

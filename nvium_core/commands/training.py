@@ -60,6 +60,8 @@ def train(
         tensorboard=tensorboard,
     )
     chosen = recipe_named(recipe, settings)
+    if flops_per_second and not dry_run:
+        raise typer.BadParameter("--flops-per-second means nothing without --dry-run")
     if dry_run:
         show(estimates.table(estimates.dry_run(chosen, options, flops_per_second)))
     elif data is None:

@@ -20,6 +20,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = TALES | SMALL | PAPER
 def recipe_named(name: str, settings: list[str]) -> Recipe:
     """A recipe with `key=value` settings applied; `NAME-dense` is the dense twin of NAME with the same settings.
 
+    The twin starts from the twin of what NAME starts from by itself, or from the `initial` that is set.
+
     Raises `RecipeError` for what is no recipe, no setting, or a shape that no model can have.
     """
     base = name.removesuffix(DENSE)
@@ -31,7 +33,9 @@ def recipe_named(name: str, settings: list[str]) -> Recipe:
         recipe.check_together()
     except (ValueError, StrictDataclassError) as error:
         raise RecipeError(f"recipe {name}: {error.__cause__ or error}") from error
-    return recipe if base == name else dense_twin(recipe)
+    if base == name:
+        return recipe
+    return with_settings(dense_twin(recipe), [setting for setting in settings if setting.startswith("initial=")])
 
 
 def suggestion(name: str) -> str:

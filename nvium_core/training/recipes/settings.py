@@ -2,40 +2,66 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from nvium_core.training.recipes.recipe import Recipe, RecipeError
 
+NUMBERS: dict[type, str] = {int: "a whole number such as 100000", float: "a number such as 1e-3"}
+
 
 def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
-    """The recipe with these settings, the last of each holding. Raises `RecipeError` naming the one that cannot be."""
+    """The recipe with these settings, the last of each holding; they need to go together only when all are made.
+
+    Raises `RecipeError` naming those that cannot be.
+    """
+    changes: dict[str, Change] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise RecipeError(f"--set {setting}: expected key=value")
-        recipe = _with(recipe, key.split("."), value, setting)
-    return recipe
+        _add(changes, recipe, key.split("."), value, setting)
+    return _changed(recipe, changes)
 
 
-def _with(owner: Any, path: list[str], value: str, setting: str) -> Any:
+@dataclass(frozen=True)
+class Change:
+    """A field's new value, or the changes within it, and the settings that ask for it."""
+
+    value: Any
+    settings: tuple[str, ...]
+
+
+def _add(changes: dict[str, Change], owner: Any, path: list[str], value: str, setting: str) -> None:
+    name, *rest = path
     names = {f.name for f in fields(owner)}
-    if path[0] not in names:
+    if name not in names:
         raise RecipeError(f"--set {setting}: no such setting; there are {', '.join(sorted(names))}")
-    current = getattr(owner, path[0])
-    if (len(path) > 1 and not is_dataclass(current)) or (len(path) == 1 and is_dataclass(current)):
+    current = getattr(owner, name)
+    if bool(rest) != is_dataclass(current):
         raise RecipeError(f"--set {setting}: not a single value")
+    if rest:
+        within = changes.get(name, Change({}, ()))
+        _add(within.value, current, rest, value, setting)
+        changes[name] = Change(within.value, (*within.settings, setting))
+        return
     try:
-        if len(path) > 1:
-            changed = _with(current, path[1:], value, setting)
-        else:
-            changed = parsed(value, get_type_hints(type(owner))[path[0]])
-        return replace(owner, **{path[0]: changed})
-    except RecipeError:
-        raise
+        changes[name] = Change(parsed(value, get_type_hints(type(owner))[name]), (setting,))
     except ValueError as error:
         raise RecipeError(f"--set {setting}: {error}") from error
+
+
+def _changed(owner: Any, changes: dict[str, Change]) -> Any:
+    values = {
+        name: _changed(getattr(owner, name), change.value) if isinstance(change.value, dict) else change.value
+        for name, change in changes.items()
+    }
+    try:
+        return replace(owner, **values)
+    except ValueError as error:
+        asked = " ".join(f"--set {setting}" for change in changes.values() for setting in change.settings)
+        raise RecipeError(f"{asked}: {error}") from error
 
 
 def parsed(text: str, kind: Any) -> Any:
@@ -59,10 +85,15 @@ def parsed_choice(text: str, choices: tuple[str, ...], joint: str) -> str:
 
 
 def parsed_number(text: str, kind: type[int] | type[float]) -> int | float:
+    """Whole numbers may be written as 1e5 too."""
     try:
-        number = kind(text.replace("_", ""))
+        number = float(text)
     except ValueError as error:
-        raise ValueError(f"expected {kind.__name__}") from error
+        raise ValueError(f"expected {NUMBERS[kind]}") from error
     if not math.isfinite(number):
         raise ValueError("must be finite")
-    return number
+    if kind is float:
+        return number
+    if not number.is_integer():
+        raise ValueError(f"expected {NUMBERS[kind]}")
+    return int(number)

@@ -9,6 +9,7 @@ from nvium_core.training.recipes.recipe import Recipe
 
 WIDTH_MULTIPLE = 8
 RUN = re.compile(r"runs/([^/]+)/model")
+"""What a recipe starts from, where that is another recipe's model."""
 
 
 def dense_twin(recipe: Recipe) -> Recipe:

@@ -14,8 +14,6 @@ from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Method, RecipeError, Shape
 from nvium_core.training.recipes.twins import dense_twin
 
-RECIPES_THAT_BUILD = [name for name in RECIPES if recipe_named(name, []).method in (*METHODS, "retrofit")]
-
 DEPTH_MILLIONS = {6: 99, 12: 141, 24: 226, 36: 311, 48: 396}
 WIDTH_MILLIONS = {128: 13, 256: 36, 512: 112, 768: 226, 1024: 381, 1536: 806}
 
@@ -65,7 +63,7 @@ def test_every_recipe_describes_a_model_that_can_be_built(name: str) -> None:
     assert recipe.num_steps > 1
 
 
-@pytest.mark.parametrize("name", RECIPES_THAT_BUILD)
+@pytest.mark.parametrize("name", RECIPES)
 def test_the_counted_parameters_are_those_of_the_model(name: str) -> None:
     recipe = recipe_named(name, [])
     method = "nvium" if recipe.method == "retrofit" else recipe.method
@@ -158,6 +156,12 @@ def test_a_tuned_models_twin_starts_from_the_dense_model() -> None:
     assert recipe_named("paper-sft-24x768", []).initial == "runs/paper-24x768/model"
     assert recipe_named("paper-sft-24x768-dense", []).initial == "runs/paper-24x768-dense/model"
     assert recipe_named("paper-retrofit-dense", []).initial == "meta-llama/Llama-3.2-1B"
+
+
+@pytest.mark.parametrize("initial", ["elsewhere/tales-dense/model", "runs/mine/model", "none"])
+def test_a_twin_starts_from_what_is_set(initial: str) -> None:
+    expected = None if initial == "none" else initial
+    assert recipe_named("tales-again-dense", [f"initial={initial}", "seed=2"]).initial == expected
 
 
 def test_a_retrofit_begins_with_a_model_of_its_own_backbone() -> None:

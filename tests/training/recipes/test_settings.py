@@ -1,5 +1,8 @@
+from itertools import permutations
+
 import pytest
 
+from nvium_core.training.beta import BetaSettings
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import RecipeError
 
@@ -9,6 +12,24 @@ def test_settings_change_what_they_name_and_nothing_else() -> None:
     assert (changed.shape.width, changed.learning_rate.maximum, changed.total_tokens) == (96, 1e-4, 1_000_000)
     assert changed.shape.num_layers == recipe_named("tiny", []).shape.num_layers
     assert changed.learning_rate.warmup == recipe_named("tiny", []).learning_rate.warmup
+
+
+def test_whole_numbers_may_be_written_with_an_exponent() -> None:
+    recipe = recipe_named("tiny", ["total_tokens=1e5", "shape.exit_layers=1,4e0", "shape.num_exits=2.0"])
+    assert (recipe.total_tokens, recipe.shape.exit_layers, recipe.shape.num_exits) == (100_000, (1, 4), 2)
+    assert all(type(number) is int for number in (recipe.total_tokens, *recipe.shape.exit_layers))
+
+
+@pytest.mark.parametrize("order", list(permutations(["beta.adaptive=true", "beta.depth=0", "evaluations=20"])))
+def test_the_order_of_settings_does_not_matter(order: tuple[str, ...]) -> None:
+    assert recipe_named("tiny", [*order]).beta == BetaSettings(
+        initial=recipe_named("tiny", []).beta.initial, adaptive=True
+    )
+
+
+def test_settings_that_cannot_be_beside_one_another_are_named_together() -> None:
+    with pytest.raises(RecipeError, match=r"^--set beta.adaptive=true --set beta.depth=0.5: β is either"):
+        recipe_named("tiny", ["seed=3", "beta.adaptive=true", "beta.depth=0.5"])
 
 
 def test_the_last_of_two_settings_holds() -> None:
@@ -45,18 +66,19 @@ def test_a_vocabulary_too_large_to_train_may_come_with_a_tokenizer() -> None:
         ("shape=1", "not a single value"),
         ("seed.x=1", "not a single value"),
         ("=1", "no such setting"),
-        ("shape.width=wide", "expected int"),
-        ("shape.width=1.5", "expected int"),
-        ("learning_rate.maximum=", "expected float"),
+        ("shape.width=wide", "expected a whole number such as 100000"),
+        ("shape.width=1.5", "expected a whole number"),
+        ("shape.width=1e999", "finite"),
+        ("learning_rate.maximum=", "expected a number"),
         ("learning_rate.maximum=nan", "finite"),
         ("beta.initial=inf", "finite"),
         ("beta.adaptive=yes", "true or false"),
-        ("beta.adaptive=true", "either adaptive or steered"),
+        ("beta.adaptive=true", "either adaptive or steered: set beta.depth=0"),
         ("learning_rate.kind=step", "cosine, wsd"),
         ("optimizer.clip_norm=0", "clip_norm"),
         ("method=dense", "nvium, retrofit, calm, layerskip"),
         ("text=poems", "documents, conversations"),
-        ("shape.exit_layers=1,x", "expected int"),
+        ("shape.exit_layers=1,x", "expected a whole number"),
         ("shape.tied_head=maybe", "true or false"),
         ("tokens_per_step=0", "tokens_per_step"),
         ("shape.context=0", "context"),
