@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from nvium_core.bench.harness import Figures, Subject, median_ratio, shown
 from nvium_core.model.nvium import token_nll
-from nvium_core.training.cross_entropy import chunked_head_nll
+from nvium_core.training.cross_entropy import chunked_head_nll, fewest_chunked_rows
 
 
 def held_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
@@ -29,7 +29,10 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"held": held_head
 
 
 def measure(subject: Subject, *, tokens: int = 4096, repeats: int = 3) -> Figures:
-    """A pass over `tokens` rows at every exit, held and chunked in turns."""
+    """A pass over `tokens` rows at every exit, held and chunked in turns.
+
+    Training makes chunks only from `chunked_from_tokens` rows a pass on, and holds the logits of fewer.
+    """
     config, threads = subject.model.config, torch.get_num_threads()
     shape = (config.num_exits, tokens, config.hidden_size, config.vocab_size)
 
@@ -44,6 +47,7 @@ def measure(subject: Subject, *, tokens: int = 4096, repeats: int = 3) -> Figure
         "tokens": tokens,
         "width": config.hidden_size,
         "vocabulary": config.vocab_size,
+        "chunked_from_tokens": fewest_chunked_rows(config.vocab_size),
         "ways": rows,
         "peak_ratio": median_ratio([t["peak_bytes"] for t in chunked], [t["peak_bytes"] for t in held]),
         "time_ratio": median_ratio([t["seconds"] for t in chunked], [t["seconds"] for t in held]),
@@ -97,6 +101,10 @@ def process_bytes(name: str) -> int:
 def table(figures: Figures) -> Table:
     """Both ways, and chunked over held."""
     found = Table("logits", "peak MB", "ms", title=f"{figures['exits']} exits, {figures['tokens']:,} tokens")
+    if figures["tokens"] < figures["chunked_from_tokens"]:
+        found.caption = (
+            f"Training holds logits of so few tokens: see --tokens {figures['chunked_from_tokens']} and more."
+        )
     for way, row in figures["ways"].items():
         found.add_row(way, shown(row["peak_bytes"] / 1e6), shown(1000 * row["seconds"]))
     found.add_row("ratio", shown(figures["peak_ratio"]), shown(figures["time_ratio"]))

@@ -22,9 +22,14 @@ MOST_LOGITS_HELD = 2**26
 
 def head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
     """−log softmax(output · headᵀ) at the target of each row, [X], in float32 or better."""
-    if target_X.numel() * len(head_VD) <= MOST_LOGITS_HELD:
+    if target_X.numel() < fewest_chunked_rows(len(head_VD)):
         return token_nll(F.linear(output_XD, head_VD), target_X)
     return chunked_head_nll(output_XD, head_VD, target_X)
+
+
+def fewest_chunked_rows(vocab_size: int) -> int:
+    """Of how many rows the logits are too many to be held."""
+    return MOST_LOGITS_HELD // vocab_size + 1
 
 
 def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from nvium_core import InvalidRequest, SamplingParams
-from nvium_core.bench import chunking, determinism, experiments, logprobs, prefix, soak
+from nvium_core.bench import chunking, determinism, experiments, heads, logprobs, prefix, soak
 from nvium_core.bench.chunking import Scene
 from nvium_core.bench.experiments import Experiment
 from nvium_core.bench.harness import Figures, timed
@@ -187,6 +187,13 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_measured(
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
         experiments.check(name, {}, *(tmp_path / file if file else None for file in (json_file, plot)))
+
+
+def test_sizes_whose_logits_training_would_hold_are_marked() -> None:
+    figures = found("heads")
+    assert figures["chunked_from_tokens"] == 2**26 // figures["vocabulary"] + 1
+    few, many = (heads.table(figures | {"chunked_from_tokens": limit}) for limit in (20_001, 20_000))
+    assert "--tokens 20001" in str(few.caption) and many.caption is None
 
 
 def test_logits_in_chunks_take_a_fraction_of_the_memory() -> None:
