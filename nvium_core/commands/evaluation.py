@@ -15,7 +15,10 @@ def evaluate(
     temperatures: Annotated[bool, typer.Option("--temperatures", help="What temperature does to text.")] = False,
     twin: Annotated[str | None, typer.Option(help="A dense model's folder: its perplexity, and speed over it.")] = None,
     spec_bench: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, to measure speed on.")] = None,
-    prompts: Annotated[int | None, typer.Option(help="Of each of its categories [all].", min=1)] = None,
+    prompts: Annotated[
+        int | None, typer.Option(help="Of each of its categories [all]; without it, openings of documents [8].", min=1)
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Answers to each prompt, for speed.", min=1)] = 3,
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm_eval, comma separated.")] = None,
     tasks_folder: Annotated[Path | None, typer.Option(help="Where .yaml files describe further ones.")] = None,
     report: Annotated[Path | None, typer.Option(help="A folder for report.md, figures and coloured text.")] = None,
@@ -42,6 +45,7 @@ def evaluate(
         twin=load_model(twin, device, dtype) if twin else None,
         spec_bench=spec_bench,
         prompts_per_category=prompts,
+        trials=trials,
         tasks=tasks.split(",") if tasks else (),
         tasks_folder=tasks_folder,
     )
@@ -80,7 +84,10 @@ def evaluate_baseline(
     twin: Annotated[str, typer.Option(help="The dense model's folder.")],
     data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
     spec_bench: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, to measure speed on.")] = None,
-    prompts: Annotated[int | None, typer.Option(help="Of each of its categories [all].", min=1)] = None,
+    prompts: Annotated[
+        int | None, typer.Option(help="Of each of its categories [all]; without it, openings of documents [8].", min=1)
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Answers to each prompt, for speed.", min=1)] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the points here, for nvium compare.")] = None,
     device: DeviceOption = "auto",
     dtype: PrecisionOption = "auto",
@@ -94,10 +101,11 @@ def evaluate_baseline(
 
     suite.check_places(json_file, None)
     documents = read_documents(data)
-    asked = read_prompts(spec_bench, prompts) if spec_bench else suite.openings(documents)
+    asked = read_prompts(spec_bench, prompts) if spec_bench else suite.openings(documents, prompts)
     loaded = baselines.load_baseline(model, device, dtype)
     origin = measured_on(data, documents, spec_bench, prompts)
-    found = baselines.evaluate_baseline(loaded, load_model(twin, device, dtype), documents, asked)
+    dense = load_model(twin, device, dtype)
+    found = baselines.evaluate_baseline(loaded, dense, documents, asked, trials=trials)
     points = [origin | point for point in found]
     print(comparison.markdown(points))
     if json_file:

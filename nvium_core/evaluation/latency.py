@@ -6,7 +6,7 @@ take turns at every prompt, every other time in reverse order. A category's time
 ratio the median over pairs that were spoken in turn, so that a noisy machine is fair to all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 from statistics import fmean, median
@@ -18,6 +18,7 @@ from rich.progress import track
 from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.evaluation.ratios import Ratios, mean_ratio, pairwise, ratio_interval
 from nvium_core.evaluation.spec_bench import Prompts
 from nvium_core.evaluation.spoken import SpokenToken, speak
 from nvium_core.loading import LoadedModel
@@ -97,11 +98,16 @@ def compared(contenders: Mapping[str, Contender], num_prompts: Mapping[str, int]
         }
         for category, number in num_prompts.items()
     }
-    others = [name for name in contenders if name != OURS]
+    others = {name: each for name, each in contenders.items() if name != OURS}
+    whole, decoding = (
+        {name: ratios_of(each, contenders[OURS], first) for name, each in others.items()} for first in (0, 1)
+    )
     return {
         "categories": categories,
-        "ratios": {name: mean_ratio(contenders[name], contenders[OURS], first=0) for name in others},
-        "decoding_ratios": {name: mean_ratio(contenders[name], contenders[OURS], first=1) for name in others},
+        "ratios": {name: mean_ratio(ratios) for name, ratios in whole.items()},
+        "ratio_intervals": {name: ratio_interval(ratios) for name, ratios in whole.items()},
+        "decoding_ratios": {name: mean_ratio(ratios) for name, ratios in decoding.items()},
+        "decoding_ratio_intervals": {name: ratio_interval(ratios) for name, ratios in decoding.items()},
     }
 
 
@@ -109,14 +115,9 @@ def medians(contenders: Mapping[str, Contender], category: str, first: int) -> d
     return {name: median(each.milliseconds(category, first)) for name, each in contenders.items()}
 
 
-def mean_ratio(other: Contender, ours: Contender, first: int) -> float:
-    """The other's time per token over ours: the median over a category's answers, the mean over categories."""
-    return fmean(ratio(other.milliseconds(name, first), ours.milliseconds(name, first)) for name in ours.answers)
-
-
-def ratio(others: Sequence[float], ours: Sequence[float]) -> float:
-    """The median of pairs, each spoken in turn."""
-    return median(other / our for other, our in zip(others, ours, strict=True))
+def ratios_of(other: Contender, ours: Contender, first: int) -> Ratios:
+    """The other's time per token over ours, of every pair spoken in turn."""
+    return {name: pairwise(other.milliseconds(name, first), ours.milliseconds(name, first)) for name in ours.answers}
 
 
 def staircase(ours: Contender) -> list[dict[str, float | None]]:

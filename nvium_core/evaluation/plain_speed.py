@@ -16,7 +16,8 @@ from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.bench.harness import Figures
-from nvium_core.evaluation.latency import DENSE, MAX_NEW_TOKENS, TRIALS, ratio
+from nvium_core.evaluation.latency import DENSE, MAX_NEW_TOKENS, TRIALS
+from nvium_core.evaluation.ratios import pairwise, speed_up_percent
 from nvium_core.evaluation.spec_bench import Prompts
 from nvium_core.training.baselines.decoding import Generated
 
@@ -78,8 +79,8 @@ def beside_dense(ours: Answers, dense: Answers) -> Figures:
     over categories."""
     both = {"ours": ours, DENSE: dense}
     times = {category: {name: median(milliseconds(each[category])) for name, each in both.items()} for category in ours}
-    faster = fmean(ratio(milliseconds(dense[category]), milliseconds(ours[category])) for category in ours)
-    return {"milliseconds": times, "speed_up_over": DENSE, "speed_up_percent": 100 * (faster - 1)}
+    ratios = {category: pairwise(milliseconds(dense[category]), milliseconds(ours[category])) for category in ours}
+    return {"milliseconds": times, "speed_up_over": DENSE, **speed_up_percent(ratios)}
 
 
 def milliseconds(answers: Sequence[Generated]) -> list[float]:

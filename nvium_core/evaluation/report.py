@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from nvium_core.bench.harness import Figures, shown
 from nvium_core.evaluation import paper
+from nvium_core.evaluation.ratios import resolved
 from nvium_core.evaluation.routing import QUANTILES
 
 Row = Sequence[object]
@@ -122,7 +123,9 @@ def papers_routing(figures: Figures) -> str:
         return ""
     ours = (figures["exit_shares"], figures["exit_perplexities"])
     columns = ["exit", "mean p_k", "paper's", "perplexity", "paper's"]
-    rows = zip(range(1, 5), ours[0], paper.EXIT_SHARES, ours[1], paper.EXIT_PERPLEXITIES, strict=True)
+    rows: list[Row] = [["π_mix", None, None, figures["perplexity"], paper.PERPLEXITY]]
+    rows += zip(range(1, 5), ours[0], paper.EXIT_SHARES, ours[1], paper.EXIT_PERPLEXITIES, strict=True)
+    rows += [["dense twin", None, None, figures.get("twin", {}).get("perplexity"), paper.DENSE_PERPLEXITY]]
     return f"\n\nBeside the paper's 24 × 768 4-vium:\n\n{table(columns, rows)}"
 
 
@@ -158,18 +161,23 @@ def latency(figures: Figures) -> str:
         for category, each in measured["categories"].items()
     ]
     rows += [
-        ["**over early exits**", None, None, *(f"{ratio:.3f}" for ratio in measured["ratios"].values())],
-        ["after the first token", None, None, *(f"{ratio:.3f}" for ratio in measured["decoding_ratios"].values())],
+        [title, None, None, *ratios_shown(measured[f"{name}s"], measured.get(f"{name}_intervals", {}))]
+        for title, name in (("**over early exits**", "ratio"), ("after the first token", "decoding_ratio"))
     ]
     protocol = (
         f"Milliseconds per token, prompts included; {measured['max_new_tokens']} new tokens, {measured['trials']} "
         "trials, in turns; medians over answers. Ratios are medians of answers spoken in turn, on average over "
-        f"categories. {measured['prompts_cut']} prompts were too long and lost their beginning."
+        "categories, in brackets where they are in 95% of bootstrap samples of the pairs. "
+        f"{measured['prompts_cut']} prompts were too long and lost their beginning."
     )
     columns = ["category", "prompts", *names]
     steps = [[s["exit"], s["layer"], s["tokens"], s["low"], s["median"], s["high"]] for s in measured["staircase"]]
     stairs = table(["exit", "layer", "tokens", "ms, 25%", "median", "75%"], steps)
     return f"## Speed\n\n{protocol}\n\n{table(columns, rows)}\n\nTime since the token before, by exit:\n\n{stairs}"
+
+
+def ratios_shown(ratios: Mapping[str, float], intervals: Mapping[str, Sequence[float] | None]) -> list[str]:
+    return [resolved(f"{ratio:.3f}", intervals.get(name), nothing=1) for name, ratio in ratios.items()]
 
 
 def temperatures(figures: Figures) -> str:

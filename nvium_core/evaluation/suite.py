@@ -28,7 +28,7 @@ SAMPLES, SAMPLE_TOKENS = 3, 200
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What is wanted besides quality, routing and FLOPs. Speed is measured if there is a twin or Spec-Bench; without
-    the latter on openings of documents."""
+    the latter on openings of documents, which are one category."""
 
     greedy: bool = False
     temperatures: bool = False
@@ -37,6 +37,7 @@ class Parts:
     twin: LoadedModel | None = None
     spec_bench: Path | None = None
     prompts_per_category: int | None = None
+    trials: int = latency.TRIALS
     tasks: Sequence[str] = ()
     tasks_folder: Path | None = None
 
@@ -58,7 +59,7 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
     if parts.twin:
         figures |= beside_twin(figures, parts.twin, documents, show_progress)
     if prompts:
-        figures |= speed(loaded, parts.twin, prompts)
+        figures |= speed(loaded, parts.twin, prompts, parts.trials)
     if begun:
         figures["temperatures"] = temperature.measure(loaded, begun)
     if parts.tasks:
@@ -67,7 +68,15 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
 
 
 def check(loaded: LoadedModel, parts: Parts) -> None:
-    """Raise `EvaluationError` for a twin that cannot be compared, and where tasks are asked for without lm_eval."""
+    """Raise `EvaluationError` for a twin that cannot be compared, for settings of a speed that is not measured, and
+    where tasks are asked for without lm_eval."""
+    if not (parts.twin or parts.spec_bench):
+        for name, value, default in (
+            ("prompts", parts.prompts_per_category, None),
+            ("trials", parts.trials, latency.TRIALS),
+        ):
+            if value != default:
+                raise EvaluationError(f"--{name}: means nothing without --twin or --spec-bench")
     if parts.twin:
         check_dense(loaded, parts.twin)
     if parts.tasks:
@@ -93,12 +102,13 @@ def speed_prompts(documents: Sequence[str], parts: Parts) -> Prompts:
     """By category; none where speed is not asked for."""
     if parts.spec_bench:
         return read_prompts(parts.spec_bench, parts.prompts_per_category)
-    return openings(documents) if parts.twin else {}
+    return openings(documents, parts.prompts_per_category) if parts.twin else {}
 
 
-def openings(documents: Sequence[str]) -> Prompts:
-    """The beginnings of a few documents, as one category."""
-    spread = documents[:: max(1, len(documents) // NUM_OPENINGS)][:NUM_OPENINGS]
+def openings(documents: Sequence[str], number: int | None = None) -> Prompts:
+    """The beginnings of so many documents, a few if None, as one category."""
+    number = number or NUM_OPENINGS
+    spread = documents[:: max(1, len(documents) // number)][:number]
     return {OPENINGS: [document[:OPENING_CHARACTERS] for document in spread]}
 
 
@@ -153,11 +163,17 @@ def perplexity_gain(ours: Figures, dense: Figures) -> float:
     return 100 * (1 - ours["perplexity"] / dense["perplexity"])
 
 
-def speed(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts) -> Figures:
+def speed(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts, trials: int = latency.TRIALS) -> Figures:
     """Times per token, and the speed-up over the twin, or over full depth where there is none."""
-    measured = latency.measure(loaded, twin, prompts)
+    measured = latency.measure(loaded, twin, prompts, trials=trials)
     over = latency.DENSE if twin else latency.FULL_DEPTH
-    return {"latency": measured, "speed_up_over": over, "speed_up_percent": 100 * (measured["ratios"][over] - 1)}
+    interval = measured["ratio_intervals"][over]
+    return {
+        "latency": measured,
+        "speed_up_over": over,
+        "speed_up_percent": 100 * (measured["ratios"][over] - 1),
+        "speed_up_interval_percent": interval and [100 * (bound - 1) for bound in interval],
+    }
 
 
 def write_report(loaded: LoadedModel, figures: Figures, documents: Sequence[str], folder: Path) -> None:

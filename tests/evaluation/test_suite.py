@@ -10,7 +10,7 @@ from nvium_core import LoadedModel
 from nvium_core.bench.harness import Figures
 from nvium_core.evaluation import suite
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.report import markdown
+from nvium_core.evaluation.report import markdown, papers_routing
 from nvium_core.loading import load_model
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.run_folder import write_recipe
@@ -79,6 +79,19 @@ def test_every_part_has_its_section(figures: Figures) -> None:
     assert f"Its dense twin dense: {figures['twin']['num_parameters']:,} parameters, 4 layers of width" in text
 
 
+def test_a_model_of_four_exits_stands_beside_the_papers() -> None:
+    found = {
+        "exit_layers": [3, 6, 9, 12],
+        "exit_shares": [0.25] * 4,
+        "exit_perplexities": [40.0] * 4,
+        "perplexity": 30.0,
+    }
+    text = papers_routing(found | {"twin": {"perplexity": 31.0}})
+    assert "| π_mix | – | – | 30 | 18.8 |" in text and "| dense twin | – | – | 31 | 19.46 |" in text
+    assert "| dense twin | – | – | – | 19.46 |" in papers_routing(found)
+    assert papers_routing(found | {"exit_layers": [6, 12]}) == ""
+
+
 def test_tables_are_rectangular(figures: Figures) -> None:
     rows = [line for line in markdown(figures).splitlines() if line.startswith("|")]
     widths = [line.count("|") for line in rows]
@@ -105,7 +118,17 @@ def test_a_model_without_early_exits_is_reported_too(twin: LoadedModel, tmp_path
 def test_speed_is_measured_on_openings_where_there_is_a_twin_and_no_spec_bench(twin: LoadedModel) -> None:
     [(category, prompts)] = suite.speed_prompts(["x" * 500] * 20, suite.Parts(twin=twin)).items()
     assert (category, len(prompts), len(prompts[0])) == ("openings", 8, 200)
+    [prompts] = suite.speed_prompts(["x" * 500] * 20, suite.Parts(twin=twin, prompts_per_category=3)).values()
+    assert len(prompts) == 3
     assert suite.speed_prompts(DOCUMENTS, suite.Parts()) == {}
+
+
+@pytest.mark.parametrize(("name", "setting"), [("prompts", {"prompts_per_category": 2}), ("trials", {"trials": 5})])
+def test_settings_of_a_speed_that_is_not_measured_are_refused(
+    loaded: LoadedModel, name: str, setting: dict[str, int]
+) -> None:
+    with pytest.raises(EvaluationError, match=f"--{name}: means nothing"):
+        suite.evaluate(loaded, [], suite.Parts(**setting), show_progress=False)
 
 
 def test_a_twin_with_another_tokenizer_is_refused_before_anything_is_measured(loaded: LoadedModel) -> None:
