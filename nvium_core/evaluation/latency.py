@@ -38,9 +38,9 @@ class Contender:
     answers: dict[str, list[list[SpokenToken]]] = field(default_factory=dict)
     num_cut: int = 0
 
-    def answer(self, category: str, text: str, seed: int, num_tokens: int) -> None:
+    def answer(self, category: str, text: str, seed: int, num_tokens: int, room: int) -> None:
+        """To at most the last `room` tokens of a prompt."""
         token_ids = self.loaded.tokenizer(text, verbose=False).input_ids
-        room = self.engine.context - num_tokens
         self.num_cut += len(token_ids) > room
         params = SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True)
         self.answers.setdefault(category, []).append(speak(self.engine, token_ids[-room:], params))
@@ -68,17 +68,19 @@ def measure(
 ) -> dict[str, Any]:
     """Times per token of every contender by category, and how many times as long as ours the others take.
 
-    Answers take at most half of the context; prompts that leave no room for them lose their beginning.
+    Answers take at most half of the context, the shorter one of the two models; prompts that leave no room for them
+    lose their beginning.
     """
-    num_tokens = min(num_tokens, loaded.model.config.max_position_embeddings // 2)
     contenders = {OURS: contender(loaded, "sweep"), FULL_DEPTH: contender(loaded, "synchronous")}
     if twin:
         contenders[DENSE] = contender(twin, "sweep")
+    context = min(each.engine.context for each in contenders.values())
+    num_tokens = min(num_tokens, context // 2)
     turns = cycle((list(contenders.values()), list(contenders.values())[::-1]))
     asked = [(category, text) for _ in range(trials) for category in prompts for text in prompts[category]]
     for seed, (category, text) in enumerate(track(asked, "speaking", transient=True)):
         for each in next(turns):
-            each.answer(category, text, seed, num_tokens)
+            each.answer(category, text, seed, num_tokens, context - num_tokens)
     return {
         "max_new_tokens": num_tokens,
         "trials": trials,

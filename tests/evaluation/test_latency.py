@@ -60,6 +60,12 @@ def test_all_contenders_answer_every_prompt_in_every_trial(loaded: LoadedModel) 
     assert sum(step["tokens"] for step in figures["staircase"]) == 2 * 3 * 7
 
 
+def test_both_have_the_same_prompts_and_answers_where_the_twins_context_is_shorter(loaded: LoadedModel) -> None:
+    twin = LoadedModel("dense", random_model([4], vocab_size=257, context=32), loaded.tokenizer)
+    figures = measure(loaded, twin, {"qa": ["A fox.", "x" * 17]}, trials=1)
+    assert (figures["max_new_tokens"], figures["prompts_cut"]) == (16, 1)
+
+
 def test_what_is_spoken_is_what_the_engine_generates(loaded: LoadedModel) -> None:
     params = SamplingParams(max_tokens=12, seed=4, ignore_eos=True)
     spoken = speak(Engine(loaded.model), [1, 2, 3], params)
