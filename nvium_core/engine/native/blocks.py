@@ -102,7 +102,10 @@ def is_plain(model: NviumForCausalLM) -> bool:
     """Whether the native functions know all the model's parts, and run where it is."""
     config = model.config
     has_more = config.attention_bias or config.mlp_bias or config.hidden_act != "silu"
-    return model.device.type == "cpu" and model.dtype in PRECISIONS and not has_more
+    named = model.named_parameters()
+    precisions = {weight.dtype for name, weight in named if not name.endswith("router.head.bias")}
+    is_of_one_precision = len(precisions) == 1 and precisions < set(PRECISIONS)
+    return model.device.type == "cpu" and is_of_one_precision and not has_more
 
 
 def block_weights(model: NviumForCausalLM, block: range) -> list[Tensor]:

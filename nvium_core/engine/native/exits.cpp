@@ -19,12 +19,14 @@ struct ExitShape {
 
 // In the order of the caller's list; null where the last exit has no router, or none has an adapter.
 template <typename T> struct Exit {
-  const T *norm, *fc1, *fc1_bias, *fc2, *fc2_bias, *router_norm, *router_head, *router_bias, *up, *down, *head;
+  const T *norm, *fc1, *fc1_bias, *fc2, *fc2_bias, *router_norm, *router_head;
+  const Accumulator<T>* router_bias;  // which may be more precise than the rest
+  const T *up, *down, *head;
 };
 
 // y = x Wᵀ + b, by all threads.
-template <typename A, typename T>
-void linear(const std::vector<A>& x, const T* weight, const T* bias, int64_t num_rows, int64_t length, int64_t count,
+template <typename A, typename T, typename B>
+void linear(const std::vector<A>& x, const T* weight, const B* bias, int64_t num_rows, int64_t length, int64_t count,
             A* y, int num_threads) {
 #pragma omp parallel num_threads(num_threads)
   project(x.data(), weight, num_rows, length, Part(count, lanes<A>, omp_get_thread_num(), omp_get_num_threads()),
@@ -72,12 +74,12 @@ void logits(const ExitShape& shape, const Exit<T>& exit, const Accumulator<T>* x
   if (exit.up) {
     std::vector<A> mid(num_rows * inner), added(num_rows * width);
     const std::vector<A> ones(inner, 1);
-    linear<A, T>(o, exit.up, nullptr, num_rows, width, inner, mid.data(), num_threads);
+    linear<A, T, T>(o, exit.up, nullptr, num_rows, width, inner, mid.data(), num_threads);
     for (int64_t r = 0; r < num_rows; ++r) silu_times(&mid[r * inner], ones.data(), inner);
-    linear<A, T>(mid, exit.down, nullptr, num_rows, inner, width, added.data(), num_threads);
+    linear<A, T, T>(mid, exit.down, nullptr, num_rows, inner, width, added.data(), num_threads);
     for (size_t i = 0; i < o.size(); ++i) o[i] += added[i];
   }
-  linear<A, T>(o, exit.head, nullptr, num_rows, width, shape.vocab_size, out, num_threads);
+  linear<A, T, T>(o, exit.head, nullptr, num_rows, width, shape.vocab_size, out, num_threads);
 }
 
 // A token from each of these rows' logits.

@@ -79,13 +79,14 @@ class NativeExits:
 
 
 def exit_weights(exit_: Exit, head: Tensor) -> list[Tensor | None]:
-    """In exits.cpp's order; None for what this exit has not."""
+    """In exits.cpp's order; None for what this exit has not. A router's last bias is in float32 or better."""
     router, adapter = exit_.router, exit_.adapter
     routing: list[Tensor | None] = [None] * 7
     if router is not None:
         layers = (router.fc1, router.fc2)
         routing = [part for layer in layers for part in (layer.weight, layer.bias)]
-        routing += [router.norm.weight, router.head.weight, router.head.bias]
+        bias_2 = router.head.bias.to(torch.promote_types(head.dtype, torch.float32))
+        routing += [router.norm.weight, router.head.weight, bias_2]
     adapting: list[Tensor | None] = [None] * 2
     if isinstance(adapter, Adapter):
         adapting = [adapter.up.weight, adapter.down.weight]

@@ -162,3 +162,10 @@ def test_a_model_with_other_parts_is_left_to_its_layers(field: dict[str, object]
     for name, value in field.items():
         setattr(model.config, name, value)
     assert not native.knows(model)
+
+
+def test_a_model_of_mixed_precision_is_left_to_its_layers() -> None:
+    model = random_model([1, 2], dtype=torch.bfloat16)
+    assert native.knows(model)
+    model.model.layers[1].mlp.float()
+    assert not native.knows(model)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nvium_core.bench.shapes import force_routing
 from nvium_core.engine import native
 from nvium_core.engine.exits import PlainExits
 from nvium_core.engine.params import SamplingParams
@@ -90,6 +91,17 @@ def test_an_answer_does_not_depend_on_who_else_asks() -> None:
         x_1D, log_w_alone = exits.route(0, [slot])
         assert log_w_alone == [log_w[row]]
         assert torch.equal(exits.logits(0, x_1D)[0], logits_RV[row])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@torch.inference_mode()
+def test_a_routing_that_was_forced_is_followed_in_any_precision(dtype: torch.dtype) -> None:
+    model = random_model([1, 2, 3], dtype=dtype, width=48, vocab_size=50)
+    force_routing(model, [0.2, 0.3, 0.5])
+    exits = native.NativeExits(model, states(48, dtype))
+    for block, leaving in enumerate((0.2, 0.3 / 0.8, 1.0)):
+        _, log_w = exits.route(block, SLOTS)
+        assert [math.exp(to_leave) for _, to_leave in log_w] == pytest.approx([leaving] * len(SLOTS), abs=1e-6)
 
 
 @torch.inference_mode()
