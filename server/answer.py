@@ -1,12 +1,12 @@
 """From a checked request to its answer, whole or as a stream: what the two generating endpoints have in common."""
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator, Sequence
 
 import structlog
 from fastapi import Request
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from nvium_core import EngineError
@@ -71,26 +71,26 @@ async def whole(request: Request, generated: Generation, writer: Writer, headers
     return Response(written, headers=headers, media_type="application/json")
 
 
-def write(writer: Writer, gained: Sequence[Delta]) -> str:
-    return writer.whole(gained).json_text()
+def write(writer: Writer, gained: Sequence[Delta]) -> bytes:
+    return to_json(writer.whole(gained))
 
 
-async def events(writer: Writer) -> AsyncIterator[list[str]]:
+async def events(writer: Writer) -> AsyncIterator[list[bytes]]:
     """The stream's events, in lists of those that come at the same time."""
-    opening = [chunk.json_text() for chunk in writer.opening()]
+    opening = [to_json(chunk) for chunk in writer.opening()]
     async for deltas in writer.generation.deltas():
-        yield opening + [writer.chunk(delta).json_text() for delta in deltas]
+        yield opening + [to_json(writer.chunk(delta)) for delta in deltas]
         opening = []
-    yield [*(chunk.json_text() for chunk in writer.closing()), DONE]
+    yield [*map(to_json, writer.closing()), DONE]
 
 
-def told_in_stream(error: Exception, record: RequestRecord) -> list[str]:
+def told_in_stream(error: Exception, record: RequestRecord) -> list[bytes]:
     """The events that end a stream in which something failed."""
     if not isinstance(error, EngineError | ApiError):
         log.error("a stream failed", request_id=record.request_id, exc_info=error)
     told = as_api_error(error)
     record.refused(told)
-    return [json.dumps(told.body), DONE]
+    return [to_json(told.body), DONE]
 
 
 def ignored_params(body: RequestBody) -> dict[str, str]:

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from server.disconnect import disconnected
 
 KEEP_ALIVE = b": keep-alive\n\n"
-DONE = "[DONE]"
+DONE = b"[DONE]"
 
 
 class EventStream(Response):
@@ -26,12 +26,12 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[list[str]],
+        events: AsyncIterator[list[bytes]],
         *,
         headers: Mapping[str, str],
         keep_alive_seconds: float,
         slow_client_seconds: float,
-        on_failure: Callable[[Exception], list[str]],
+        on_failure: Callable[[Exception], list[bytes]],
         on_abort: Callable[[str], None],
         on_close: Callable[[], None],
     ) -> None:
@@ -102,5 +102,5 @@ class SlowClient(Exception):
     """The client has not taken what it was sent."""
 
 
-def framed(events: list[str]) -> bytes:
-    return "".join(f"data: {event}\n\n" for event in events).encode()
+def framed(events: list[bytes]) -> bytes:
+    return b"".join(b"data: %b\n\n" % event for event in events)

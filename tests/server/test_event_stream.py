@@ -20,13 +20,13 @@ class Exchange:
         self._keep_alive_seconds = keep_alive_seconds
         self._take_seconds = take_seconds
 
-    async def run(self, events: AsyncIterator[list[str]]) -> "Exchange":
+    async def run(self, events: AsyncIterator[list[bytes]]) -> "Exchange":
         await EventStream(
             events,
             headers={},
             keep_alive_seconds=self._keep_alive_seconds,
             slow_client_seconds=0.2,
-            on_failure=lambda error: [f"failed: {error}", "[DONE]"],
+            on_failure=lambda error: [f"failed: {error}".encode(), b"[DONE]"],
             on_abort=self.calls.append,
             on_close=lambda: self.calls.append("close"),
         )({"type": "http"}, self._receive, self._send)
@@ -42,15 +42,15 @@ class Exchange:
         return DISCONNECT
 
 
-async def slow_events(pause: float) -> AsyncIterator[list[str]]:
-    yield ["1"]
+async def slow_events(pause: float) -> AsyncIterator[list[bytes]]:
+    yield [b"1"]
     await asyncio.sleep(pause)
-    yield ["2", "3"]
+    yield [b"2", b"3"]
 
 
-async def failing(after: int) -> AsyncIterator[list[str]]:
+async def failing(after: int) -> AsyncIterator[list[bytes]]:
     for number in range(after):
-        yield [str(number)]
+        yield [b"%d" % number]
     raise ValueError("broken")
 
 
@@ -92,18 +92,18 @@ async def test_what_fails_later_is_an_event() -> None:
 
 
 async def test_the_status_line_comes_with_the_first_keep_alive_if_nothing_else_has() -> None:
-    async def silent() -> AsyncIterator[list[str]]:
+    async def silent() -> AsyncIterator[list[bytes]]:
         await asyncio.sleep(0.12)
-        yield ["1"]
+        yield [b"1"]
 
     exchange = await Exchange().run(silent())
     assert exchange.sent[:2] == [b"", b": keep-alive\n\n"]
 
 
 async def test_silence_is_broken_after_the_interval_whenever_it_began() -> None:
-    async def early_then_silent() -> AsyncIterator[list[str]]:
+    async def early_then_silent() -> AsyncIterator[list[bytes]]:
         await asyncio.sleep(0.05)
-        yield ["1"]
+        yield [b"1"]
         await asyncio.sleep(60)
 
     exchange = await Exchange(leave_after=0.6, keep_alive_seconds=0.2).run(early_then_silent())
