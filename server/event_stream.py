@@ -2,15 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.connection import WRITE
 from server.disconnect import disconnected
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"[DONE]"
+
+Write = Callable[[bytes], Awaitable[None]]
+"""Adds to a body that has begun."""
 
 
 class EventStream(Response):
@@ -45,19 +50,21 @@ class EventStream(Response):
         self._on_abort = on_abort
         self._on_close = on_close
         self._has_started = False
+        self._sending_since: float | None = None
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tasks = [asyncio.create_task(job) for job in (self._stream(send), disconnected(receive), self._live(send))]
-        streaming, _, living = tasks
+        self._send = send
+        self._write: Write = scope.get("extensions", {}).get(WRITE) or partial(send_piece, send)
+        jobs = self._stream(), disconnected(receive), self._live(), self._watch()
+        tasks = [asyncio.create_task(job) for job in jobs]
+        leaving = tasks[1]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if living.done():
-                living.result()
-            elif streaming.done():
-                streaming.result()
-            else:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if done == {leaving}:
                 self._on_abort("disconnected")
+            for task in done - {leaving}:
+                task.result()
         except SlowClient:
             self._on_abort("slow_client")
         finally:
@@ -66,36 +73,43 @@ class EventStream(Response):
             self._on_close()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self) -> None:
         try:
             async for events in self._events:
-                await self._send(send, framed(events))
-        except SlowClient:
-            raise
+                await self._tell(framed(events))
         except Exception as error:
             if not self._has_started:
                 raise
-            await self._send(send, framed(self._on_failure(error)))
-        await self._send(send, b"", more_body=False)
+            await self._tell(framed(self._on_failure(error)))
+        self._sending_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": b""})
 
-    async def _live(self, send: Send) -> None:
+    async def _tell(self, piece: bytes) -> None:
+        self._sending_since = self._sending_since or time.monotonic()
+        if not self._has_started:
+            self._has_started = True
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await self._send(start)
+        await self._write(piece)
+        self._sending_since, self._sent_at = None, time.monotonic()
+
+    async def _live(self) -> None:
         """A comment whenever nothing else was sent for a while."""
         self._sent_at = time.monotonic()
         while True:
             await asyncio.sleep(self._sent_at + self._keep_alive_seconds - time.monotonic())
-            if time.monotonic() >= self._sent_at + self._keep_alive_seconds:
-                await self._send(send, KEEP_ALIVE)
+            if self._sending_since is not None:
+                await asyncio.sleep(self._keep_alive_seconds)
+            elif time.monotonic() >= self._sent_at + self._keep_alive_seconds:
+                await self._tell(KEEP_ALIVE)
 
-    async def _send(self, send: Send, body: bytes, *, more_body: bool = True) -> None:
-        try:
-            async with asyncio.timeout(self._slow_client_seconds):
-                if not self._has_started:
-                    self._has_started = True
-                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                await send({"type": "http.response.body", "body": body, "more_body": more_body})
-        except TimeoutError as error:
-            raise SlowClient from error
-        self._sent_at = time.monotonic()
+    async def _watch(self) -> None:
+        """Raise once a piece has been waiting for too long. One timer for the stream is cheaper than one for each."""
+        while True:
+            since = self._sending_since
+            await asyncio.sleep(self._slow_client_seconds + (since - time.monotonic() if since else 0))
+            if since and self._sending_since == since:
+                raise SlowClient
 
 
 class SlowClient(Exception):
@@ -104,3 +118,8 @@ class SlowClient(Exception):
 
 def framed(events: list[bytes]) -> bytes:
     return b"".join(b"data: %b\n\n" % event for event in events)
+
+
+async def send_piece(send: Send, piece: bytes) -> None:
+    """For servers that know no shorter way."""
+    await send({"type": "http.response.body", "body": piece, "more_body": True})
