@@ -69,15 +69,18 @@ class Choice:
         """What becomes of the next events."""
         self.note(admission)
         tokens = [event for event in events if isinstance(event, TokenEvent)]
-        of_prompt = [event for event in events if isinstance(event, PromptEvent)]
         if tokens:
             self._note_arrival(len(tokens))
         delta = self._delta(self.text.take(tokens))
+        if len(tokens) < len(events):
+            self._take_scores([event for event in events if isinstance(event, PromptEvent)], delta)
+        return delta
+
+    def _take_scores(self, of_prompt: Sequence[PromptEvent], delta: Delta) -> None:
         delta.prompt_scores = [score for event in of_prompt for score in event.scores]
         self.num_unscored -= len(delta.prompt_scores)
-        if of_prompt and of_prompt[-1].finish_reason:
+        if of_prompt[-1].finish_reason:
             delta.extend(self.end(of_prompt[-1].finish_reason))
-        return delta
 
     def end(self, reason: FinishReason) -> Delta:
         """The last delta of a choice that ends without a token."""

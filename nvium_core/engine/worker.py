@@ -79,14 +79,15 @@ class TokenStream:
         self._cancel = cancel
         self._open = set(keys)
         self._events: list[Event] = []
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """Who waits for something to happen; a bare future, since an event costs as much again as all the rest."""
 
     def cancel(self, key: Key) -> None:
         """Free a choice, of which nothing more is told; without effect once it has ended. Never blocks."""
         if key in self._open:
             self._open.remove(key)
             self._cancel(key)
-            self._arrived.set()
+            self._wake()
 
     def close(self) -> None:
         """Cancel all that still runs."""
@@ -96,13 +97,18 @@ class TokenStream:
     def deliver(self, events: list[Event]) -> None:
         """Called on the loop."""
         self._events += events
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader and not self._reader.done():
+            self._reader.set_result(None)
 
     async def __aiter__(self) -> AsyncIterator[list[TokenEvent | PromptEvent]]:
         try:
             while self._open:
-                await self._arrived.wait()
-                self._arrived.clear()
+                if not self._events:
+                    self._reader = self.loop.create_future()
+                    await self._reader
                 events, self._events = self._events, []
                 told = list(self._take(events))
                 if told:
