@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import structlog
 from fastapi import Request
@@ -48,7 +48,7 @@ async def answer(request: Request, body: GenerationRequest, generated: Generatio
     if not body.stream:
         return await whole(request, generated, writer, headers)
     return EventStream(
-        events(writer),
+        WrittenEvents(writer),
         headers=headers,
         keep_alive_seconds=service.settings.keep_alive_seconds,
         slow_client_seconds=service.settings.slow_client_seconds,
@@ -75,13 +75,27 @@ def write(writer: Writer, gained: Sequence[Delta]) -> bytes:
     return to_json(writer.whole(gained))
 
 
-async def events(writer: Writer) -> AsyncIterator[list[bytes]]:
-    """The stream's events, in lists of those that come at the same time."""
-    opening = [to_json(chunk) for chunk in writer.opening()]
-    async for deltas in writer.generation.deltas():
-        yield opening + [to_json(writer.chunk(delta)) for delta in deltas]
-        opening = []
-    yield [*map(to_json, writer.closing()), DONE]
+class WrittenEvents:
+    """The events of a stream, written as they are taken."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._generation = writer.generation
+        self._opening = [*map(to_json, writer.opening())]
+        self.listen = writer.generation.listen
+
+    @property
+    def is_over(self) -> bool:
+        return self._generation.is_over
+
+    def take(self) -> list[bytes]:
+        """Those of the deltas that came since the last time, within the first and the last of the stream."""
+        deltas = self._generation.take()
+        if not deltas:
+            return []
+        opening, self._opening = self._opening, []
+        events = opening + [to_json(self._writer.chunk(delta)) for delta in deltas]
+        return [*events, *map(to_json, self._writer.closing()), DONE] if self.is_over else events
 
 
 def told_in_stream(error: Exception, record: RequestRecord) -> list[bytes]:

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from starlette.types import Message
@@ -7,6 +7,40 @@ from starlette.types import Message
 from server.event_stream import EventStream
 
 DISCONNECT: Message = {"type": "http.disconnect"}
+
+
+class Source:
+    """What a generator yields, when it does."""
+
+    def __init__(self, events: AsyncIterator[list[bytes]]) -> None:
+        self._events: list[bytes] = []
+        self._error: Exception | None = None
+        self._listeners: list[Callable[[], object]] = []
+        self._running = asyncio.create_task(self._run(events))
+
+    @property
+    def is_over(self) -> bool:
+        return self._running.done() and not self._events and not self._error
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        self._listeners.append(listener)
+        self._running.add_done_callback(lambda _: listener())
+
+    def take(self) -> list[bytes]:
+        events, self._events = self._events, []
+        if self._error and not events:
+            raise self._error
+        return events
+
+    async def _run(self, events: AsyncIterator[list[bytes]]) -> None:
+        try:
+            async for told in events:
+                self._events += told
+                for listener in self._listeners:
+                    listener()
+                await asyncio.sleep(0.001)
+        except Exception as error:
+            self._error = error
 
 
 class Exchange:
@@ -22,7 +56,7 @@ class Exchange:
 
     async def run(self, events: AsyncIterator[list[bytes]]) -> "Exchange":
         await EventStream(
-            events,
+            Source(events),
             headers={},
             keep_alive_seconds=self._keep_alive_seconds,
             slow_client_seconds=0.2,
