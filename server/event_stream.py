@@ -116,7 +116,8 @@ class EventStream(Response):
             self._turn.set_exception(error)
 
     def _went_short_way(self) -> bool:
-        if not (self._has_started and self._short_way and self._short_way.is_open):
+        is_between_pieces = self._has_started and self._sending_since is None
+        if not (is_between_pieces and self._short_way and self._short_way.is_open):
             return False
         if events := self._source.take():
             self._short_way.write(framed(events))

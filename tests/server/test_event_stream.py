@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from starlette.types import Message
 
+from server.connection import SHORT_WAY
 from server.event_stream import EventStream
 
 DISCONNECT: Message = {"type": "http.disconnect"}
@@ -46,13 +47,23 @@ class Source:
 class Exchange:
     """Both ends of a connection: what a stream of these events sends, when, and what it calls back."""
 
-    def __init__(self, leave_after: float = 60, keep_alive_seconds: float = 0.05, take_seconds: float = 0) -> None:
+    def __init__(
+        self,
+        leave_after: float = 60,
+        keep_alive_seconds: float = 0.05,
+        take_seconds: float = 0,
+        *,
+        has_short_way: bool = False,
+    ) -> None:
         self.sent: list[bytes] = []
         self.times: list[float] = []
         self.calls: list[str] = []
         self._leave_after = leave_after
         self._keep_alive_seconds = keep_alive_seconds
         self._take_seconds = take_seconds
+        self._extensions = {SHORT_WAY: self} if has_short_way else {}
+        self.is_open = True
+        self.num_short = 0
 
     async def run(self, events: AsyncIterator[list[bytes]]) -> "Exchange":
         await EventStream(
@@ -63,8 +74,14 @@ class Exchange:
             on_failure=lambda error: [f"failed: {error}".encode(), b"[DONE]"],
             on_abort=self.calls.append,
             on_close=lambda: self.calls.append("close"),
-        )({"type": "http"}, self._receive, self._send)
+        )({"type": "http", "extensions": self._extensions}, self._receive, self._send)
         return self
+
+    def write(self, piece: bytes) -> None:
+        """The short way."""
+        self.num_short += 1
+        self.times.append(asyncio.get_running_loop().time())
+        self.sent.append(piece)
 
     async def _send(self, message: Message) -> None:
         self.times.append(asyncio.get_running_loop().time())
@@ -143,3 +160,42 @@ async def test_silence_is_broken_after_the_interval_whenever_it_began() -> None:
     exchange = await Exchange(leave_after=0.6, keep_alive_seconds=0.2).run(early_then_silent())
     _, event, comment, *_ = exchange.times
     assert comment - event > 0.15
+
+
+async def numbers(count: int) -> AsyncIterator[list[bytes]]:
+    for number in range(count):
+        yield [b"%d" % number]
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"data: %d\n\n" % number for number in range(count)]
+
+
+async def test_once_begun_events_go_the_short_way_up_to_the_end() -> None:
+    exchange = await Exchange(keep_alive_seconds=60, has_short_way=True).run(numbers(9))
+    assert exchange.sent == [b"", *numbered(9), b""]
+    assert exchange.num_short >= 7
+
+
+async def test_a_client_that_does_not_keep_up_gets_the_long_way() -> None:
+    exchange = Exchange(keep_alive_seconds=60, has_short_way=True)
+    exchange.is_open = False
+    await exchange.run(numbers(9))
+    assert b"".join(exchange.sent) == b"".join(numbered(9))
+    assert exchange.num_short == 0
+
+
+async def test_nothing_goes_the_short_way_while_something_is_still_being_sent() -> None:
+    async def silent() -> AsyncIterator[list[bytes]]:
+        await asyncio.sleep(0.08)
+        yield [b"1"]
+
+    exchange = await Exchange(keep_alive_seconds=0.05, take_seconds=0.1, has_short_way=True).run(silent())
+    assert b"data: 1\n\n" in exchange.sent
+    assert exchange.num_short == 0
+
+
+async def test_what_fails_on_the_short_way_is_an_event_too() -> None:
+    exchange = await Exchange(keep_alive_seconds=60, has_short_way=True).run(failing(after=5))
+    assert exchange.sent == [b"", *numbered(5), b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
+    assert exchange.calls == ["close"]
