@@ -2,6 +2,7 @@
 
 Takes turns between a running `nvium serve` and `nvium bench throughput`, both of the embedded model and never at once.
 Knows the one by HTTP and the other by its command line. Start the server with as many threads: OMP_NUM_THREADS=1.
+On Linux, with the server's process id, also what a token costs its event loop, which is the process's first thread.
 """
 
 import argparse
@@ -10,26 +11,33 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from loadtest.client import LoadClient
-from loadtest.prompts import Lengths, Prompt
-from loadtest.report import Report
-from loadtest.workload import Workload
+from loadtest.bare_client import num_streamed
+from loadtest.client import ServerError
 
-PROMPTS = (Prompt("Once upon a time there was a"),)
+PROMPT = "Once upon a time there was a"
 """That of `nvium bench`."""
 
 Rates = dict[int, float]
 """Tokens per second by the number of streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What some streams got: tokens per second, and the event loop's processor time for each, if it can be seen."""
+
+    rate: float
+    loop_us: float | None = None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tokens", type=int, default=128, metavar="N", help="per stream")
     add("--turns", type=int, default=5, metavar="N")
     add("--threads", type=int, default=1, metavar="N", help="the engine's; the server has its own")
+    add("--pid", type=int, metavar="PID", help="of the server: also tells its event loop's time per token (Linux)")
     add("--json", type=Path, metavar="FILE", help="write the figures here too")
     return options
 
@@ -60,35 +69,37 @@ def engine_rates(streams: Sequence[int], num_tokens: int, num_threads: int) -> R
     return {row["sequences"]: row["tokens_per_second"] for row in rows}
 
 
-async def server_rate(base_url: str, num_streams: int, num_tokens: int, seed: int) -> float:
-    """Tokens per second of streams that are started together."""
-    load = Workload(
-        prompts=PROMPTS,
-        num_requests=num_streams,
-        concurrency=num_streams,
-        max_tokens=Lengths(num_tokens, num_tokens),
-        seed=seed,
-        ignore_eos=True,
-    )
-    async with httpx.AsyncClient(base_url=base_url, timeout=300) as http:
-        report = Report.of(await LoadClient(http).run(load))
-    if report.num_failed:
-        raise SystemExit(f"loadtest.overhead: {report.errors}")
-    return report.tokens_per_second
+async def served(base_url: str, num_streams: int, num_tokens: int, seed: int, pid: int | None = None) -> Served:
+    """What streams get that are started together."""
+    asked = {"model": "default", "prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True}
+    bodies = [{**asked, "seed": seed + number} for number in range(num_streams)]
+    started, loop_started = time.perf_counter(), loop_seconds(pid) if pid else 0.0
+    try:
+        num_told = await num_streamed(base_url, bodies)
+    except (ServerError, OSError) as error:
+        raise SystemExit(f"loadtest.overhead: {error}") from error
+    rate = num_told / (time.perf_counter() - started)
+    return Served(rate, 1e6 * (loop_seconds(pid) - loop_started) / num_told if pid else None)
 
 
-def turn(arguments: argparse.Namespace, number: int) -> list[tuple[float, float]]:
-    """The server's rate and the engine's, for each number of streams; the server goes first every other time."""
+def loop_seconds(pid: int) -> float:
+    """Processor time that a process's first thread has had."""
+    nanoseconds, *_ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii").split()
+    return int(nanoseconds) / 1e9
 
-    def over_http() -> Rates:
-        seeds = {streams: number * streams for streams in arguments.streams}
-        rate = {n: server_rate(arguments.base_url, n, arguments.tokens, seed) for n, seed in seeds.items()}
-        return {streams: asyncio.run(measured) for streams, measured in rate.items()}
 
-    served = over_http() if number % 2 else None
+def turn(arguments: argparse.Namespace, number: int) -> list[tuple[Served, float]]:
+    """The server's part and the engine's rate for each number of streams; the server goes first every other time."""
+
+    def over_http() -> list[Served]:
+        return [
+            asyncio.run(served(arguments.base_url, streams, arguments.tokens, number * streams, arguments.pid))
+            for streams in arguments.streams
+        ]
+
+    first = over_http() if number % 2 else None
     alone = engine_rates(arguments.streams, arguments.tokens, arguments.threads)
-    served = served or over_http()
-    return [(served[streams], alone[streams]) for streams in arguments.streams]
+    return list(zip(first or over_http(), (alone[streams] for streams in arguments.streams), strict=True))
 
 
 def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -96,22 +107,26 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return [row(streams, pairs) for streams, pairs in zip(arguments.streams, zip(*turns, strict=True), strict=True)]
 
 
-def row(num_streams: int, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    shares = [served / alone for served, alone in pairs]
+def row(num_streams: int, pairs: Sequence[tuple[Served, float]]) -> dict[str, Any]:
+    shares = [served.rate / alone for served, alone in pairs]
+    loop_us = [served.loop_us for served, _ in pairs if served.loop_us is not None]
     return {
         "streams": num_streams,
-        "served_tokens_per_second": median(served for served, _ in pairs),
+        "served_tokens_per_second": median(served.rate for served, _ in pairs),
         "engine_tokens_per_second": median(alone for _, alone in pairs),
         "share": median(shares),
         "shares": shares,
+        "loop_us_per_token": median(loop_us) if loop_us else None,
     }
 
 
 def table(found: Sequence[dict[str, Any]]) -> Table:
-    result = Table("streams", "over HTTP, tokens/s", "engine, tokens/s", "share")
+    result = Table("streams", "over HTTP, tokens/s", "engine, tokens/s", "share", "event loop, µs/token")
     for each in found:
         rates = each["served_tokens_per_second"], each["engine_tokens_per_second"]
-        result.add_row(str(each["streams"]), *(f"{rate:.1f}" for rate in rates), f"{each['share']:.3f}")
+        loop_us = each["loop_us_per_token"]
+        told = "" if loop_us is None else f"{loop_us:.1f}"
+        result.add_row(str(each["streams"]), *(f"{rate:.1f}" for rate in rates), f"{each['share']:.3f}", told)
     return result
 
 

@@ -1,12 +1,12 @@
 """From a checked request to its answer, whole or as a stream: what the two generating endpoints have in common."""
 
 import asyncio
-import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import structlog
 from fastapi import Request
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from nvium_core import EngineError
@@ -48,7 +48,7 @@ async def answer(request: Request, body: GenerationRequest, generated: Generatio
     if not body.stream:
         return await whole(request, generated, writer, headers)
     return EventStream(
-        events(writer),
+        WrittenEvents(writer),
         headers=headers,
         keep_alive_seconds=service.settings.keep_alive_seconds,
         slow_client_seconds=service.settings.slow_client_seconds,
@@ -71,26 +71,40 @@ async def whole(request: Request, generated: Generation, writer: Writer, headers
     return Response(written, headers=headers, media_type="application/json")
 
 
-def write(writer: Writer, gained: Sequence[Delta]) -> str:
-    return writer.whole(gained).json_text()
+def write(writer: Writer, gained: Sequence[Delta]) -> bytes:
+    return to_json(writer.whole(gained))
 
 
-async def events(writer: Writer) -> AsyncIterator[list[str]]:
-    """The stream's events, in lists of those that come at the same time."""
-    opening = [chunk.json_text() for chunk in writer.opening()]
-    async for deltas in writer.generation.deltas():
-        yield opening + [writer.chunk(delta).json_text() for delta in deltas]
-        opening = []
-    yield [*(chunk.json_text() for chunk in writer.closing()), DONE]
+class WrittenEvents:
+    """The events of a stream, written as they are taken."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._generation = writer.generation
+        self._opening = [*map(to_json, writer.opening())]
+        self.listen = writer.generation.listen
+
+    @property
+    def is_over(self) -> bool:
+        return self._generation.is_over
+
+    def take(self) -> list[bytes]:
+        """Those of the deltas that came since the last time, within the first and the last of the stream."""
+        deltas = self._generation.take()
+        if not deltas:
+            return []
+        opening, self._opening = self._opening, []
+        events = opening + [to_json(self._writer.chunk(delta)) for delta in deltas]
+        return [*events, *map(to_json, self._writer.closing()), DONE] if self.is_over else events
 
 
-def told_in_stream(error: Exception, record: RequestRecord) -> list[str]:
+def told_in_stream(error: Exception, record: RequestRecord) -> list[bytes]:
     """The events that end a stream in which something failed."""
     if not isinstance(error, EngineError | ApiError):
         log.error("a stream failed", request_id=record.request_id, exc_info=error)
     told = as_api_error(error)
     record.refused(told)
-    return [json.dumps(told.body), DONE]
+    return [to_json(told.body), DONE]
 
 
 def ignored_params(body: RequestBody) -> dict[str, str]:

@@ -3,12 +3,12 @@
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Literal
 
 from server.generation import Choice, Delta, Generation
 from server.logprobs import chat_logprobs
 from server.schemas.chat import (
-    CalledFunction,
+    AnyChatChoice,
     Chat,
     ChatChoice,
     ChatChunk,
@@ -18,9 +18,14 @@ from server.schemas.chat import (
     ChatRequest,
     MadeToolCall,
 )
+from server.schemas.generation import PromptTokenIds
 from server.service import Service
 from server.tool_calls import ToolCallReader
 from server.writer import Writer
+
+CHUNK: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+NO_MORE: PromptTokenIds = {}
 
 
 class ChatWriter(Writer):
@@ -32,51 +37,51 @@ class ChatWriter(Writer):
         self._readers: defaultdict[Choice, ToolCallReader] = defaultdict(ToolCallReader)
 
     def whole(self, gained: Sequence[Delta]) -> Chat:
-        choices = [ChatChoice(message=self._message(delta), **self._chat_choice(delta)) for delta in gained]
-        return Chat(object="chat.completion", choices=choices, **self._whole(), **self._prompt_token_ids())
+        choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in gained]
+        return {**self._whole(), "object": "chat.completion", "choices": choices, **self._prompt_token_ids()}
 
     def opening(self) -> Iterable[ChatChunk]:
         """A chunk for each choice that says who speaks."""
         for choice in self.generation.choices:
-            more = self._prompt_token_ids() if choice.index == 0 else {}
-            message = ChatMessage(role="assistant", content=None if self._calls_tool else "")
-            yield self._chunk_of(Delta(choice), message, **more)
+            message: ChatMessage = {"role": "assistant", "content": None if self._calls_tool else ""}
+            yield self._chunk_of(Delta(choice), message, self._prompt_token_ids() if choice.index == 0 else {})
 
     def chunk(self, delta: Delta) -> ChatChunk:
         if self._calls_tool:
-            return self._chunk_of(delta, ChatMessage(**self._tool_calls(delta, index=0)))
+            return self._chunk_of(delta, self._call(delta, index=0))
         is_empty = delta.finish_reason and not delta.text
-        return self._chunk_of(delta, ChatMessage() if is_empty else ChatMessage(content=delta.text))
+        return self._chunk_of(delta, {} if is_empty else {"content": delta.text})
 
     def usage_chunk(self) -> ChatChunk:
-        return ChatChunk(object="chat.completion.chunk", choices=[], **self._usage_chunk())
+        return {**self._usage_chunk(), "object": CHUNK, "choices": [], **NO_MORE}
 
     def _message(self, delta: Delta) -> ChatMessage:
         if self._calls_tool:
-            return ChatMessage(role="assistant", content=None, refusal=None, **self._tool_calls(delta))
-        return ChatMessage(role="assistant", content=delta.text, refusal=None)
+            return {"role": "assistant", "content": None, "refusal": None, **self._call(delta)}
+        return {"role": "assistant", "content": delta.text, "refusal": None}
 
-    def _tool_calls(self, delta: Delta, **more: Any) -> dict[str, Any]:
+    def _call(self, delta: Delta, index: int | None = None) -> ChatMessage:
         """The call, or what is new of it; there is none before its name is whole."""
         piece = self._readers[delta.choice].push(delta.text)
-        if piece.name:
-            function = CalledFunction(name=piece.name, arguments=piece.arguments)
-            call = MadeToolCall(id=f"call_{uuid.uuid4().hex}", type="function", function=function, **more)
-        elif piece.arguments:
-            call = MadeToolCall(function=CalledFunction(arguments=piece.arguments), **more)
-        else:
+        if not piece.name and not piece.arguments:
             return {}
+        call: MadeToolCall = {"function": {"arguments": piece.arguments}}
+        if piece.name:
+            call |= {"id": f"call_{uuid.uuid4().hex}", "type": "function"}
+            call["function"]["name"] = piece.name
+        if index is not None:
+            call["index"] = index
         return {"tool_calls": [call]}
 
-    def _chunk_of(self, delta: Delta, message: ChatMessage, **more: Any) -> ChatChunk:
-        choice = ChatChunkChoice(delta=message, **self._chat_choice(delta))
-        return ChatChunk(object="chat.completion.chunk", choices=[choice], **self._chunk(), **more)
+    def _chunk_of(self, delta: Delta, message: ChatMessage, more: PromptTokenIds = NO_MORE) -> ChatChunk:
+        choice: ChatChunkChoice = {**self._chat_choice(delta), "delta": message}
+        return {**self._chunk(), "object": CHUNK, "choices": [choice], **more}
 
-    def _chat_choice(self, delta: Delta) -> dict[str, Any]:
+    def _chat_choice(self, delta: Delta) -> AnyChatChoice:
         fields = self._choice(delta, delta.choice.index)
         if delta.finish_reason == "stop" and self._readers[delta.choice].is_complete:
             fields["finish_reason"] = "tool_calls"
-        return fields | {"logprobs": self._logprobs(delta)}
+        return {**fields, "logprobs": self._logprobs(delta)}
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         if not self._request.logprobs:
@@ -85,8 +90,8 @@ class ChatWriter(Writer):
         scores = [event.score for event in delta.tokens]
         return chat_logprobs(self._vocabulary, token_ids, scores, self._request.top_logprobs or 0)
 
-    def _prompt_token_ids(self) -> dict[str, Any]:
-        """Beside the choices, which have it in common."""
+    def _prompt_token_ids(self) -> PromptTokenIds:
+        """Told beside the choices, which have it in common."""
         if not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": self.generation.choices[0].prompt.token_ids}

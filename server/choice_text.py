@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -17,8 +18,7 @@ class Prompt:
     text: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Text that is certain, the tokens of that moment with the places of their characters, and whether it is the last.
 
     The text of a token may still be held back; `text_offsets` count from the beginning of the choice's text.

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from nvium_core import Score, best, mean_logprob
 from server.generation import Choice, Delta, Generation
 from server.logprobs import completion_logprobs
 from server.schemas.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from server.schemas.generation import PromptTokenIds
 from server.service import Service
 from server.writer import Writer
 
@@ -15,7 +15,6 @@ from server.writer import Writer
 class CompletionWriter(Writer):
     def __init__(self, service: Service, request: CompletionRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation, response_id)
-        self._envelope["object"] = "text_completion"
         self._request = request
         self._vocabulary = service.vocabulary
         self._begun: set[Choice] = set()
@@ -29,20 +28,29 @@ class CompletionWriter(Writer):
         chosen = [delta for group in groups for delta in best(group, self._request.n, rank)]
         choices = [self._completion_choice(delta, index) for index, delta in enumerate(chosen)]
         self._num_generated = sum(len(delta.tokens) for delta in gained)
-        return Completion(choices=choices, **self._whole())
+        return {**self._whole(), "object": "text_completion", "choices": choices}
 
     def chunk(self, delta: Delta) -> Completion:
-        return Completion(choices=[self._completion_choice(delta, delta.choice.index)], **self._chunk())
+        choices = [self._completion_choice(delta, delta.choice.index)]
+        return {**self._chunk(), "object": "text_completion", "choices": choices}
 
     def usage_chunk(self) -> Completion:
-        return Completion(choices=[], **self._usage_chunk())
+        return {**self._usage_chunk(), "object": "text_completion", "choices": []}
 
     def _completion_choice(self, delta: Delta, index: int) -> CompletionChoice:
-        fields: dict[str, Any] = self._choice(delta, index)
-        if self._request.return_token_ids and delta.choice not in self._begun:
-            fields["prompt_token_ids"] = delta.choice.prompt.token_ids
-        self._begun.add(delta.choice)
-        return CompletionChoice(text=delta.text, logprobs=self._logprobs(delta), **fields)
+        return {
+            **self._choice(delta, index),
+            "text": delta.text,
+            "logprobs": self._logprobs(delta),
+            **self._prompt_token_ids(delta.choice),
+        }
+
+    def _prompt_token_ids(self, choice: Choice) -> PromptTokenIds:
+        """Told with the first that is told of a choice."""
+        if not self._request.return_token_ids or choice in self._begun:
+            return {}
+        self._begun.add(choice)
+        return {"prompt_token_ids": choice.prompt.token_ids}
 
     def _logprobs(self, delta: Delta) -> CompletionLogprobs | None:
         if self._request.logprobs is None:

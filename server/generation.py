@@ -6,7 +6,7 @@ Whole and streamed answers are both made of these deltas, so they cannot differ.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from nvium_core import Admittance, EngineRequest, Key, PromptEvent, SamplingParams, Score, TokenEvent, TokenStream
@@ -69,15 +69,18 @@ class Choice:
         """What becomes of the next events."""
         self.note(admission)
         tokens = [event for event in events if isinstance(event, TokenEvent)]
-        of_prompt = [event for event in events if isinstance(event, PromptEvent)]
         if tokens:
             self._note_arrival(len(tokens))
         delta = self._delta(self.text.take(tokens))
+        if len(tokens) < len(events):
+            self._take_scores([event for event in events if isinstance(event, PromptEvent)], delta)
+        return delta
+
+    def _take_scores(self, of_prompt: Sequence[PromptEvent], delta: Delta) -> None:
         delta.prompt_scores = [score for event in of_prompt for score in event.scores]
         self.num_unscored -= len(delta.prompt_scores)
-        if of_prompt and of_prompt[-1].finish_reason:
+        if of_prompt[-1].finish_reason:
             delta.extend(self.end(of_prompt[-1].finish_reason))
-        return delta
 
     def end(self, reason: FinishReason) -> Delta:
         """The last delta of a choice that ends without a token."""
@@ -121,22 +124,29 @@ class Generation:
         self._open = dict(zip(stream.keys, choices, strict=True))
         self._alarm = None if deadline is None else asyncio.get_running_loop().call_at(deadline, stream.close)
 
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """The choices' deltas as they come, one for each choice that gained something.
+    @property
+    def is_over(self) -> bool:
+        return not self._open
 
-        Raises `EngineError` if one of them fails, `DeadlineExceeded` if none began in time or scores of a prompt
-        are still owed then.
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Have it called whenever there is something to take."""
+        self._stream.listen(listener)
+
+    def take(self) -> list[Delta]:
+        """What was gained since the last time, a delta for each choice that gained something.
+
+        Raises `EngineError` if a choice fails, `DeadlineExceeded` if none began in time or scores of a prompt are still
+        owed then.
         """
-        async for events in self._stream:
-            yield [self._take(key, told) for key, told in by_key(events).items()]
-        if self._open:
-            yield self._expire()
+        deltas = [self._take(key, told) for key, told in by_key(self._stream.take()).items()]
+        return deltas + self._expire() if self._stream.is_over and self._open else deltas
 
     async def collect(self) -> list[Delta]:
-        """What each choice gained in all."""
+        """What each choice gained in all. Raises as `take`."""
         gained = {choice: Delta(choice) for choice in self.choices}
-        async for deltas in self.deltas():
-            for delta in deltas:
+        while not self.is_over:
+            await self._stream.arrival()
+            for delta in self.take():
                 gained[delta.choice].extend(delta)
         return list(gained.values())
 

@@ -1,7 +1,6 @@
 """Log-probabilities as the protocol writes them: log π_mix, from scores and the bytes of tokens."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from nvium_core import Score
 from server.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
@@ -20,15 +19,15 @@ def completion_logprobs(
 ) -> CompletionLogprobs:
     """The arrays of `/v1/completions`; a token without a score, the first of a prompt, has null."""
     scores = list(scores)
-    return CompletionLogprobs(
-        tokens=[vocabulary.name(token_id) for token_id in token_ids],
-        token_logprobs=[None if score is None else clamped(score.logprob) for score in scores],
-        top_logprobs=[
+    return {
+        "tokens": [vocabulary.name(token_id) for token_id in token_ids],
+        "token_logprobs": [None if score is None else clamped(score.logprob) for score in scores],
+        "top_logprobs": [
             None if score is None else alternatives(vocabulary, token_id, score)
             for token_id, score in zip(token_ids, scores, strict=True)
         ],
-        text_offset=list(text_offsets),
-    )
+        "text_offset": list(text_offsets),
+    }
 
 
 def alternatives(vocabulary: TokenBytes, token_id: int, score: Score) -> dict[str, float]:
@@ -46,17 +45,17 @@ def chat_logprobs(
 ) -> ChatLogprobs:
     """The entries of `/v1/chat/completions`, each with so many alternatives."""
     scored = [(token_id, score) for token_id, score in zip(token_ids, scores, strict=True) if score]
-    entries = [
-        TokenLogprob(
+    entries: list[TokenLogprob] = [
+        {
             **described(vocabulary, token_id, score.logprob),
-            top_logprobs=[TopLogprob(**described(vocabulary, *other)) for other in score.top[:num_alternatives]],
-        )
+            "top_logprobs": [described(vocabulary, *other) for other in score.top[:num_alternatives]],
+        }
         for token_id, score in scored
     ]
-    return ChatLogprobs(content=entries, refusal=None)
+    return {"content": entries, "refusal": None}
 
 
-def described(vocabulary: TokenBytes, token_id: int, logprob: float) -> dict[str, Any]:
+def described(vocabulary: TokenBytes, token_id: int, logprob: float) -> TopLogprob:
     return {"token": vocabulary.name(token_id), "logprob": clamped(logprob), "bytes": list(vocabulary[token_id])}
 
 

@@ -24,8 +24,9 @@ class Metrics:
         self._add_request_metrics(latency_buckets)
         self._add_token_metrics()
         self._add_step_metrics()
-        for number, _ in enumerate(depth_ratios, start=1):
-            self.generated_tokens.labels(number)
+        exits = range(1, len(depth_ratios) + 1)
+        self._tokens_by_exit = {number: self.generated_tokens.labels(number) for number in exits}
+        for number in exits:
             self.steps.labels(number)
 
     def _add_request_metrics(self, buckets: Sequence[float]) -> None:
@@ -93,7 +94,7 @@ class Metrics:
         self.step_rows.labels(report.block).observe(report.num_rows)
         for event in report.events:
             if isinstance(event, TokenEvent):
-                self.generated_tokens.labels(event.exit).inc()
+                self._tokens_by_exit[event.exit].inc()
                 self.exit_depth_ratio.observe(self._depth_ratios[event.exit - 1])
 
     def watch(self, state: Callable[[], WorkerState]) -> None:

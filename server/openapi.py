@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
 
-from pydantic import BaseModel
-from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 
 from server.schemas.body import RequestBody, ResponseBody
 from server.schemas.chat import Chat, ChatChunk, ChatRequest
@@ -56,9 +56,9 @@ class Route:
     method: str
     path: str
     summary: str
-    answer: type[ResponseBody] | None
+    answer: type | None
     request: type[RequestBody] | None = None
-    chunk: type[ResponseBody] | None = None
+    chunk: type | None = None
     refusals: tuple[int, ...] = REFUSALS
 
 
@@ -89,11 +89,12 @@ ROUTES = (
 
 def document() -> Json:
     """OpenAPI 3.1."""
-    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [(Error, "serialization")]
+    modes: dict[type, JsonSchemaMode] = {Error: "serialization"}
     for route in ROUTES:
-        kinds += [(route.request, "validation")] if route.request else []
-        kinds += [(kind, "serialization") for kind in (route.answer, route.chunk) if kind]
-    schemas, definitions = models_json_schema(list(dict.fromkeys(kinds)), ref_template=REF)
+        modes |= {route.request: "validation"} if route.request else {}
+        modes |= {kind: "serialization" for kind in (route.answer, route.chunk) if kind}
+    kinds = [(kind, mode, TypeAdapter[Any](kind)) for kind, mode in modes.items()]
+    schemas, definitions = TypeAdapter.json_schemas(kinds, ref_template=REF)
     refs = {kind: ref for (kind, _), ref in schemas.items()}
     paths: dict[str, Json] = {}
     for route in ROUTES:

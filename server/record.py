@@ -72,7 +72,8 @@ class RequestRecord:
             self._metrics.inter_token_latency.observe(gap / num_tokens)
 
     def served(self, tokens: list[TokenEvent], finish_reason: str | None) -> None:
-        self.exit_counts.update(event.exit for event in tokens)
+        for event in tokens:
+            self.exit_counts[event.exit] += 1
         self.last_told = time.monotonic()
         if finish_reason:
             self.finish_reasons.append(finish_reason)

@@ -4,15 +4,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from nvium_core import TokenEvent
 from server.generation import Delta, Generation
 from server.schemas.generation import (
-    ExitSummary,
     Generated,
+    GeneratedChoice,
     GenerationRequest,
-    PromptTokensDetails,
     StreamOptions,
     TokenExits,
     Usage,
@@ -34,7 +32,7 @@ class Writer(ABC):
         self._num_generated = 0
         self._exit_counts: Counter[int] = Counter()
         self._num_ended = 0
-        self._envelope: dict[str, Any] = {
+        self._envelope: Generated = {
             "id": response_id,
             "created": int(time.time()),
             "model": service.name,
@@ -61,57 +59,59 @@ class Writer(ABC):
         """Chunks after the last delta."""
         return (self.usage_chunk(),) if self._options.include_usage else ()
 
-    def _choice(self, delta: Delta, index: int) -> dict[str, Any]:
+    def _choice(self, delta: Delta, index: int) -> GeneratedChoice:
         """Fields of any choice; its tokens count from here on."""
         self._num_generated += len(delta.tokens)
-        self._exit_counts.update(event.exit for event in delta.tokens)
+        for event in delta.tokens:
+            self._exit_counts[event.exit] += 1
         self._num_ended += delta.finish_reason is not None
-        fields: dict[str, Any] = {"index": index, "finish_reason": delta.finish_reason}
+        fields: GeneratedChoice = {"index": index, "finish_reason": delta.finish_reason}
         if self._tells_exits:
             fields["nvium"] = self._token_exits(delta.tokens)
         if self._tells_token_ids:
             fields["token_ids"] = [event.token_id for event in delta.tokens]
         return fields
 
-    def _whole(self) -> dict[str, Any]:
+    def _whole(self) -> Generated:
         """Fields of any whole response, once its choices are written."""
-        return {**self._envelope, "usage": self._usage(), **self._summary()}
+        return self._summed_up({**self._envelope, "usage": self._usage()})
 
-    def _chunk(self) -> dict[str, Any]:
+    def _chunk(self) -> Generated:
         """Fields of any chunk with choices, once they are written."""
-        fields = dict(self._envelope)
+        fields = self._envelope.copy()
         if self._options.continuous_usage_stats:
             fields["usage"] = self._usage()
         elif self._options.include_usage:
             fields["usage"] = None
-        return fields | self._summary() if self._num_ended == len(self.generation.choices) else fields
+        return self._summed_up(fields) if self._num_ended == len(self.generation.choices) else fields
 
-    def _usage_chunk(self) -> dict[str, Any]:
+    def _usage_chunk(self) -> Generated:
         return {**self._envelope, "usage": self._usage()}
 
     def _token_exits(self, tokens: Sequence[TokenEvent]) -> TokenExits:
-        return TokenExits(
-            token_ids=[event.token_id for event in tokens],
-            exits=[event.exit for event in tokens],
-            exit_layers=[self._exit_layers[event.exit - 1] for event in tokens],
-            exit_probabilities=[event.exit_probability for event in tokens],
-        )
+        return {
+            "token_ids": [event.token_id for event in tokens],
+            "exits": [event.exit for event in tokens],
+            "exit_layers": [self._exit_layers[event.exit - 1] for event in tokens],
+            "exit_probabilities": [event.exit_probability for event in tokens],
+        }
 
-    def _summary(self) -> dict[str, Any]:
-        if not self._tells_exits:
-            return {}
-        counts = [self._exit_counts[number] for number, _ in enumerate(self._exit_layers, start=1)]
-        layers_run: int = sum(count * depth for count, depth in zip(counts, self._exit_layers, strict=True))
-        mean_depth = layers_run / (max(1, sum(counts)) * self._num_layers)
-        return {"nvium": ExitSummary(exit_counts=counts, mean_depth=mean_depth)}
+    def _summed_up(self, fields: Generated) -> Generated:
+        """With what is told once of a whole request."""
+        if self._tells_exits:
+            counts = [self._exit_counts[number] for number, _ in enumerate(self._exit_layers, start=1)]
+            layers_run: int = sum(count * depth for count, depth in zip(counts, self._exit_layers, strict=True))
+            mean_depth = layers_run / (max(1, sum(counts)) * self._num_layers)
+            fields["nvium"] = {"exit_counts": counts, "mean_depth": mean_depth}
+        return fields
 
     def _usage(self) -> Usage:
         """Every prompt is counted once, however many choices it has; of the tokens, also those not answered with."""
         leaders = self.generation.choices[:: self._num_choices]
         num_prompt, num_generated = sum(len(choice.prompt.token_ids) for choice in leaders), self._num_generated
-        return Usage(
-            prompt_tokens=num_prompt,
-            completion_tokens=num_generated,
-            total_tokens=num_prompt + num_generated,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(c.num_cached_tokens for c in leaders)),
-        )
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt + num_generated,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in leaders)},
+        }

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from nvium_core.engine.engine import Engine, EngineError
@@ -66,8 +67,9 @@ class Admittance:
 class TokenStream:
     """What the choices of some requests tell, for the event loop that submitted them.
 
-    Iterating gives lists of events, each with all that arrived since the last; it ends once every choice has ended or
-    was cancelled, or with `EngineError` when one fails. Whoever has a stream must close it, to free what still runs.
+    It is over once every choice has ended or was cancelled. What has arrived is taken by `take`, when a listener is
+    called or by waiting for `arrival`; or by iterating, which gives what `take` does and ends when the stream is over.
+    Whoever has a stream must close it, to free what still runs.
     """
 
     def __init__(self, keys: Items[Key], cancel: Callable[[Key], None]) -> None:
@@ -79,14 +81,34 @@ class TokenStream:
         self._cancel = cancel
         self._open = set(keys)
         self._events: list[Event] = []
-        self._arrived = asyncio.Event()
+        self._listener: Callable[[], object] = lambda: None
+
+    @property
+    def is_over(self) -> bool:
+        return not self._open
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Have it called on the loop, and only it, whenever there is something to take or the stream may be over."""
+        self._listener = listener
+
+    async def arrival(self) -> None:
+        """Wait until there is something to take or the stream may be over."""
+        if self._open and not self._events:
+            arrived = self.loop.create_future()
+            self.listen(partial(settle, arrived))
+            await arrived
+
+    def take(self) -> list[TokenEvent | PromptEvent]:
+        """All that has arrived since the last time. Raises `EngineError` if a choice has failed."""
+        events, self._events = self._events, []
+        return list(self._wanted(events))
 
     def cancel(self, key: Key) -> None:
         """Free a choice, of which nothing more is told; without effect once it has ended. Never blocks."""
         if key in self._open:
             self._open.remove(key)
             self._cancel(key)
-            self._arrived.set()
+            self.loop.call_soon(self._listener)  # which may be what cancels
 
     def close(self) -> None:
         """Cancel all that still runs."""
@@ -96,21 +118,18 @@ class TokenStream:
     def deliver(self, events: list[Event]) -> None:
         """Called on the loop."""
         self._events += events
-        self._arrived.set()
+        self._listener()
 
     async def __aiter__(self) -> AsyncIterator[list[TokenEvent | PromptEvent]]:
         try:
             while self._open:
-                await self._arrived.wait()
-                self._arrived.clear()
-                events, self._events = self._events, []
-                told = list(self._take(events))
-                if told:
+                await self.arrival()
+                if told := self.take():
                     yield told
         finally:
             self.close()
 
-    def _take(self, events: list[Event]) -> Iterator[TokenEvent | PromptEvent]:
+    def _wanted(self, events: list[Event]) -> Iterator[TokenEvent | PromptEvent]:
         """The events of choices that are still wanted; raises for a failure."""
         for event in events:
             key = key_of(event)
@@ -122,6 +141,12 @@ class TokenStream:
             if event.finish_reason:
                 self._open.remove(key)
             yield event
+
+
+def settle(future: asyncio.Future[None]) -> None:
+    """Let whoever waits for it go on, if nothing else has."""
+    if not future.done():
+        future.set_result(None)
 
 
 def key_of(event: Event) -> Key:

@@ -1,13 +1,15 @@
 """`POST /v1/chat/completions`."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams
 from server.grammars import ToolCall
-from server.schemas.body import NeutralOnly, ResponseBody, Text, Whole, check
+from server.schemas.body import NeutralOnly, Text, Whole, check
 from server.schemas.formats import Form
-from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits, loggable
+from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits, PromptTokenIds, loggable
 from server.schemas.messages import Messages, check_messages
 from server.schemas.tools import Tool, ToolChoice, Tools, callable_tools
 
@@ -93,7 +95,7 @@ class ChatRequest(GenerationRequest):
         check(asks_for_logprobs, "top_logprobs", "only allowed when logprobs is true")
 
 
-class TopLogprob(ResponseBody):
+class TopLogprob(TypedDict):
     """A token by name, log π_mix, and its bytes, which may be a part of a character."""
 
     token: str
@@ -105,51 +107,51 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(ResponseBody):
+class ChatLogprobs(TypedDict):
     content: list[TokenLogprob]
-    refusal: None = None
+    refusal: None
 
 
-class CalledFunction(ResponseBody):
-    name: str = ""
+class CalledFunction(TypedDict):
+    name: NotRequired[str]
     arguments: str
 
 
-class MadeToolCall(ResponseBody):
+class MadeToolCall(TypedDict):
     """A call, whole or, of a chunk, what is new of the one with this index."""
 
-    index: int = 0
-    id: str = ""
-    type: Literal["function"] = "function"
+    index: NotRequired[int]
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
     function: CalledFunction
 
 
-class ChatMessage(ResponseBody):
+class ChatMessage(TypedDict):
     """What the assistant says or calls, whole or, of a chunk, what is new."""
 
-    role: Literal["assistant"] = "assistant"
-    content: str | None = None
-    refusal: None = None
-    tool_calls: list[MadeToolCall] = []
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str | None]
+    refusal: NotRequired[None]
+    tool_calls: NotRequired[list[MadeToolCall]]
 
 
-class ChatChoice(GeneratedChoice):
+class AnyChatChoice(GeneratedChoice):
+    logprobs: ChatLogprobs | None
+
+
+class ChatChoice(AnyChatChoice):
     message: ChatMessage
-    logprobs: ChatLogprobs | None
 
 
-class ChatChunkChoice(GeneratedChoice):
+class ChatChunkChoice(AnyChatChoice):
     delta: ChatMessage
-    logprobs: ChatLogprobs | None
 
 
-class Chat(Generated):
+class Chat(Generated, PromptTokenIds):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
-    prompt_token_ids: list[int] | None = None
 
 
-class ChatChunk(Generated):
+class ChatChunk(Generated, PromptTokenIds):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    prompt_token_ids: list[int] | None = None

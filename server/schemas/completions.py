@@ -3,10 +3,11 @@
 from typing import Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams
-from server.schemas.body import NeutralOnly, ResponseBody, Text, Whole, check, described
-from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits
+from server.schemas.body import NeutralOnly, Text, Whole, check, described
+from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits, PromptTokenIds
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Prompts = Annotated[
@@ -60,7 +61,7 @@ class CompletionRequest(GenerationRequest):
             check(not self.stream or self.best_of == self.n, "best_of", "more than n cannot be ranked in a stream")
 
 
-class CompletionLogprobs(ResponseBody):
+class CompletionLogprobs(TypedDict):
     """Arrays aligned token by token: log π_mix, null for a prompt's first token. `text_offset` counts characters."""
 
     tokens: list[str]
@@ -69,10 +70,9 @@ class CompletionLogprobs(ResponseBody):
     text_offset: list[int]
 
 
-class CompletionChoice(GeneratedChoice):
+class CompletionChoice(GeneratedChoice, PromptTokenIds):
     text: str
     logprobs: CompletionLogprobs | None
-    prompt_token_ids: list[int] | None = None
 
 
 class Completion(Generated):

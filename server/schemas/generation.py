@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
@@ -173,7 +174,7 @@ def loggable(name: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in name[:MAX_LOGGED_CHARACTERS])
 
 
-class TokenExits(ResponseBody):
+class TokenExits(TypedDict):
     """Arrays aligned token by token. `exits` count from 1, `exit_layers` are depths in layers."""
 
     token_ids: list[int]
@@ -182,39 +183,45 @@ class TokenExits(ResponseBody):
     exit_probabilities: list[float]
 
 
-class ExitSummary(ResponseBody):
+class ExitSummary(TypedDict):
     """Over all choices: tokens per exit, and the mean of the depths as a share of all layers."""
 
     exit_counts: list[int]
     mean_depth: float
 
 
-class PromptTokensDetails(ResponseBody):
+class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
-class Usage(ResponseBody):
+class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
 
-class GeneratedChoice(ResponseBody):
+class PromptTokenIds(TypedDict, total=False):
+    """Told once of a prompt, if asked for."""
+
+    prompt_token_ids: list[int]
+
+
+class GeneratedChoice(TypedDict):
     """Fields of any choice, whole or of a chunk."""
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
-    token_ids: list[int] | None = None
-    nvium: TokenExits | None = None
+    token_ids: NotRequired[list[int]]
+    nvium: NotRequired[TokenExits]
 
 
-class Generated(ResponseBody):
+class Generated(TypedDict):
     """Fields of any response, whole or a chunk of a stream."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str
-    usage: Usage | None = None
-    nvium: ExitSummary | None = None
+    usage: NotRequired[Usage | None]
+    nvium: NotRequired[ExitSummary]

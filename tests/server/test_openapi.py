@@ -4,8 +4,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
+from pydantic import TypeAdapter
 
 from server.openapi import document
+from server.schemas.chat import ChatChunk
+from server.schemas.completions import Completion
 from tests.byte_model import NAME
 from tests.server.live_server import LiveServer
 
@@ -73,14 +76,15 @@ def test_a_model_is_told_as_described(server: LiveServer, name: str) -> None:
 
 
 def test_chunks_are_as_described(server: LiveServer) -> None:
-    options = {"stream": True, "max_tokens": 3, "stream_options": {"include_usage": True}}
-    for response, name in (
-        (server.complete(**options, logprobs=1), "Completion"),
-        (server.chat(**options, logprobs=True), "ChatChunk"),
+    options = {"stream": True, "max_tokens": 3, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    for response, kind in (
+        (server.complete(**options, logprobs=1), Completion),
+        (server.chat(**options, logprobs=True, top_logprobs=1), ChatChunk),
     ):
         *events, _ = [line.removeprefix("data: ") for line in response.text.split("\n\n")[:-1]]
         for event in events:
-            check({"$ref": f"#/components/schemas/{name}"}, json.loads(event))
+            check({"$ref": f"#/components/schemas/{kind.__name__}"}, json.loads(event))
+            assert TypeAdapter(kind).validate_json(event) == json.loads(event), "a field that is not declared"
 
 
 @pytest.mark.parametrize(

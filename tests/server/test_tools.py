@@ -113,7 +113,7 @@ def test_a_stream_begins_a_call_with_its_name_and_goes_on_with_arguments(server:
     assert deltas[0]["id"].startswith("call_")
     assert (deltas[0]["type"], deltas[0]["function"]) == ("function", {"name": "get_weather", "arguments": ""})
     assert all(
-        list(delta) == ["index", "function"] and list(delta["function"]) == ["arguments"] for delta in deltas[1:]
+        delta.keys() == {"index", "function"} and delta["function"].keys() == {"arguments"} for delta in deltas[1:]
     )
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
 
