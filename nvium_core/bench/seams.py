@@ -39,6 +39,9 @@ NATIVE_SEAMS = (
 )
 """The native calls, attention among the layers and draws in the head, of an engine that has them."""
 
+STATIC_SEAMS = (("layers", "runner._static._replay", "run"),)
+"""All that is replayed or called over fixed buffers, junctions included, of an engine that has them."""
+
 KERNELS = ("layers", "attention", "router", "head")
 """The parts that are the model's own work; all else is the engine's."""
 
@@ -92,8 +95,9 @@ def watched(engine: Engine) -> Iterator[Stopwatch]:
 
 def seams(engine: Engine) -> Iterator[tuple[str, str, str]]:
     """The tables, with a line for each exit where they say so."""
-    is_native = engine.runner.is_native
-    for part, path, method in (*SEAMS, *NATIVE_SEAMS) if is_native else SEAMS:
+    native = NATIVE_SEAMS if engine.runner.is_native else ()
+    static = STATIC_SEAMS if engine.runner.is_static else ()
+    for part, path, method in (*SEAMS, *native, *static):
         exits = range(engine.model_config.num_exits) if "{exit}" in path else range(1)
         for exit_ in exits:
             yield part, path.format(exit=exit_), method

@@ -16,6 +16,18 @@ from nvium_core.engine.scheduler import SHORT_RUN, Run
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.llama import Attend, dense_attention
 
+HALF = (torch.bfloat16, torch.float16)
+
+KERNEL_PAGE_SIZE = 256
+"""Pages of multiples of this FlashAttention 2, which is PyTorch's own, reads in place; half precision on CUDA only."""
+
+PAGE_SIZE = 16
+
+
+def best_page_size(like: Tensor) -> int:
+    """Where nothing is said; `like` has the cache's precision and device."""
+    return KERNEL_PAGE_SIZE if like.is_cuda and like.dtype in HALF else PAGE_SIZE
+
 
 @dataclass(frozen=True)
 class AttentionGroup:
@@ -41,7 +53,8 @@ class PagedAttention:
         """Nobody's and always zero: what padding attends to, though masked, must not be another sequence's NaN."""
         self.padding_slot = self.null_slot + 1
         """Where rows that are nobody's leave their keys and values, which nobody reads."""
-        self.num_slots = num_pages * page_size + 2
+        self.num_slots = num_pages * page_size + max(2, page_size)
+        """Whole pages, as kernels want them."""
         heads = config.num_key_value_heads or config.num_attention_heads
         shape = (config.num_hidden_layers, self.num_slots, heads, config.head_dim or 0)
         self.keys = like.new_zeros(shape)

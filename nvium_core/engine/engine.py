@@ -56,7 +56,9 @@ class Engine:
         self.cache_size = cache_size(self.config, model.config, self.context, like=model.lm_head.weight)
         self.end_token_ids = eos_token_ids(model)
         """The model's end-of-text."""
-        self.pool = PagePool(self.cache_size.num_pages, self.config.page_size, keeps_pages=self.config.prefix_caching)
+        self.pool = PagePool(
+            self.cache_size.num_pages, self.cache_size.page_size, keeps_pages=self.config.prefix_caching
+        )
         policy = self._policy(assumed_costs(model.config))
         self.scheduler = Scheduler(policy, self.pool, self.config, num_blocks=model.config.num_exits)
         self.runner = Runner(

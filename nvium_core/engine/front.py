@@ -56,5 +56,9 @@ class Front(NamedTuple):
 
     def uniform(self, purpose: Purpose) -> float:
         """The number that decides this."""
-        sequence = self.sequence
-        return uniform(sequence.seed, sequence.choice, sequence.num_tokens - 1, self.block, purpose)
+        return front_uniform(self.sequence, self.block, purpose)
+
+
+def front_uniform(sequence: Sequence, block: int, purpose: Purpose) -> float:
+    """The number that decides this for a sequence's front behind a block."""
+    return uniform(sequence.seed, sequence.choice, sequence.num_tokens - 1, block, purpose)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from nvium_core.engine.attention import best_page_size
 from nvium_core.engine.params import DEFAULT_CACHE_MEMORY, EngineConfig, require
 from nvium_core.model.config import NviumConfig
 
@@ -48,18 +49,19 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
 
     Raises `InvalidRequest` for a budget that does not hold a single page.
     """
-    bytes_each = page_bytes(model, config.page_size, like.dtype)
+    page_size = best_page_size(like) if config.page_size is None else config.page_size
+    bytes_each = page_bytes(model, page_size, like.dtype)
     budget = DEFAULT_CACHE_MEMORY if config.cache_memory is None else config.cache_memory
     affordable = parse_cache_memory(budget, like.device) // bytes_each
     if config.cache_tokens is not None:
-        num_pages = -(-config.cache_tokens // config.page_size)
+        num_pages = -(-config.cache_tokens // page_size)
     elif config.cache_memory is not None:
         num_pages = affordable
     else:
-        num_pages = min(affordable, config.max_sequences * -(-context // config.page_size))
+        num_pages = min(affordable, config.max_sequences * -(-context // page_size))
     require(num_pages >= 1, "cache_memory", f"{config.cache_memory} does not hold one page of {bytes_each:,} bytes")
-    size = CacheSize(num_pages, config.page_size, num_pages * bytes_each, device_memory(like.device))
-    message = f"{num_pages * config.page_size:,} need {size.num_bytes:,} bytes, more than the device has"
+    size = CacheSize(num_pages, page_size, num_pages * bytes_each, device_memory(like.device))
+    message = f"{num_pages * page_size:,} need {size.num_bytes:,} bytes, more than the device has"
     require(size.num_bytes <= size.device_bytes, "cache_tokens", message)
     return size
 

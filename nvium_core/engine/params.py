@@ -166,6 +166,7 @@ class EngineConfig:
     long runs (prompts) may take only `chunk_rows` of them. Who has not run for `max_wait_steps` steps goes first.
     The key/value cache holds `cache_tokens` positions, or as many as fit into `cache_memory`, such as "2GiB" or "10%"
     of the device's memory. With neither: room for every sequence's full context, within `DEFAULT_CACHE_MEMORY`.
+    It is made of pages of `page_size` positions; None is 16, and 256 in half precision on CUDA, as attention wants it.
     `prefix_caching` keeps complete pages to be found again. `context` None is the model's own.
     """
 
@@ -174,7 +175,7 @@ class EngineConfig:
     max_rows_per_step: int = 256
     chunk_rows: int = 64
     max_wait_steps: int = 64
-    page_size: int = 16
+    page_size: int | None = None
     cache_tokens: int | None = None
     cache_memory: str | None = None
     prefix_caching: bool = True
@@ -183,8 +184,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(self.schedule in get_args(Schedule), "schedule", f"no such schedule: {self.schedule!r}")
-        for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps", "page_size"):
+        for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps"):
             require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
+        require(self.page_size is None or self.page_size >= 1, "page_size", f"must be at least 1, got {self.page_size}")
         require(self.cache_tokens is None or self.cache_tokens >= 1, "cache_tokens", "must be at least 1")
         require(self.max_sequences <= MAX_SEQUENCES, "max_sequences", f"must be at most {MAX_SEQUENCES}")
         both = self.cache_tokens is not None and self.cache_memory is not None

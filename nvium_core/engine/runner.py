@@ -21,6 +21,7 @@ from nvium_core.engine.kv_cache import slots
 from nvium_core.engine.scheduler import Step
 from nvium_core.engine.scoring import Ledger
 from nvium_core.engine.sequence import Sequence
+from nvium_core.engine.static import StaticSteps
 from nvium_core.model.nvium import NviumForCausalLM
 
 SCORES_AT_ONCE = 32
@@ -38,7 +39,8 @@ class Outcome:
 class Runner:
     """`is_deterministic`: rows come out bit for bit the same whatever else runs, at the cost of speed.
 
-    `is_native`: short runs are carried, and fronts asked, in native calls.
+    `is_native`: short runs are carried, and fronts asked, in native calls, which is for a CPU. `is_static`: Steps of
+    few rows are, over fixed buffers, which is for a GPU.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Runner:
         self._page_size = page_size
         weight = model.lm_head.weight
         paged = FixedSplitAttention if is_deterministic else PagedAttention
-        attention = paged(model.config, num_pages=num_pages, page_size=page_size, like=weight)
+        self._attention = attention = paged(model.config, num_pages=num_pages, page_size=page_size, like=weight)
         self._states_2SD = weight.new_zeros(2, attention.num_slots, model.config.hidden_size)
         self._tile_size = tile_size(model) if is_deterministic else 0
         self._blocks = PlainBlocks(model, attention, self._states_2SD, tile_size=self._tile_size)
@@ -64,6 +66,7 @@ class Runner:
         )
         exits: Exits = (native.NativeExits if is_native else PlainExits)(model, self._states_2SD)
         self._junctions = Junctions(model, exits, max_sequences=max_sequences)
+        self._static = self._static_steps() if weight.is_cuda and not is_deterministic else None
         rows_at_once = 1 if is_deterministic else SCORES_AT_ONCE
         self._ledger = Ledger(model, max_sequences=max_sequences, rows_at_once=rows_at_once)
 
@@ -75,20 +78,35 @@ class Runner:
         scores = self._score(step, junctions)
         return [Outcome(*outcome) for outcome in zip(junctions, scores, strict=True)]
 
+    def _static_steps(self) -> StaticSteps:
+        return StaticSteps(self._model, self._attention, self._states_2SD)
+
+    @property
+    def is_static(self) -> bool:
+        return self._static is not None
+
+    def _static_for(self, step: Step) -> StaticSteps | None:
+        return self._static if self._static is not None and self._static.suits(step) else None
+
     def _carry(self, step: Step) -> None:
         """Take the rows through the block, in tiles where the bits matter."""
+        if static := self._static_for(step):
+            static.carry(step)
+            return
         for part in tiles(step, self._tile_size) if self._tile_size else [step]:
             blocks = self._short_blocks if native.suits(part) else self._blocks
             blocks.carry(part)
 
     def _ask(self, step: Step) -> list[Junction | None]:
         """The junction, for the runs that reached their fronts."""
-        asked = [run for run in step.runs if run.reaches_front]
-        if not asked:
-            return [None] * len(step.runs)
-        own_slots = [slot for run in asked for slot in slots(run.sequence, run.rows[-1:], self._page_size)]
-        answers = iter(self._answers(step.block, [run.sequence for run in asked], own_slots))
-        return [next(answers) if run.reaches_front else None for run in step.runs]
+        static = self._static_for(step)
+        answers = static.ask(step) if static else {}
+        asked = [run for run in step.runs if run.reaches_front and run.sequence not in answers]
+        if asked:
+            sequences = [run.sequence for run in asked]
+            own_slots = [slot for run in asked for slot in slots(run.sequence, run.rows[-1:], self._page_size)]
+            answers |= zip(sequences, self._answers(step.block, sequences, own_slots), strict=True)
+        return [answers[run.sequence] if run.reaches_front else None for run in step.runs]
 
     def _answers(self, block: int, sequences: Items[Sequence], own_slots: Items[int]) -> list[Junction]:
         """All fronts together, or where the bits matter one by one."""

@@ -6,6 +6,7 @@ Shapes: X any row dimensions, D width.
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.utils.generic import maybe_autocast
 
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.llama import RMSNorm
@@ -28,7 +29,7 @@ class Router(nn.Module):
 
     def forward(self, x_XD: Tensor) -> Tensor:
         """log w, [X, 2]: log-probabilities of continuing and of exiting, float32 or better."""
-        with torch.autocast(x_XD.device.type, enabled=False):
+        with maybe_autocast(x_XD.device.type, enabled=False):
             inner_XD = precise_linear(self.fc2, F.gelu(precise_linear(self.fc1, x_XD)))
             logits_X2 = precise_linear(self.head, self.norm(inner_XD))
             return F.log_softmax(logits_X2 / self.temperature, dim=-1)
@@ -73,5 +74,6 @@ class Exit(nn.Module):
             log_w_X2: Tensor = self.router(x_XD)
             return log_w_X2
         dtype = torch.promote_types(x_XD.dtype, torch.float32)
-        never_continue = torch.tensor([-torch.inf, 0.0], dtype=dtype, device=x_XD.device)
-        return never_continue.expand(*x_XD.shape[:-1], 2)
+        log_w_X2 = x_XD.new_zeros(*x_XD.shape[:-1], 2, dtype=dtype)
+        log_w_X2[..., CONTINUE] = -torch.inf
+        return log_w_X2

@@ -64,3 +64,12 @@ def test_an_engine_is_its_own_again_after_a_failure() -> None:
     except ValueError:
         pass
     assert "step" not in vars(engine)
+
+
+def test_what_is_replayed_on_a_gpu_counts_as_layers() -> None:
+    engine = tiny_subject().engine()
+    engine.runner._static = steps = engine.runner._static_steps()
+    with watched(engine) as watch:
+        steps._replay.run("nothing", lambda: None)
+        assert watch.calls == {"layers": 1}
+    assert "run" not in vars(steps._replay)

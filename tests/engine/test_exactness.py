@@ -132,9 +132,8 @@ Told = dict[tuple[int, int], list[TokenEvent]]
 """What each choice of each request was told."""
 
 
-def served(model: NviumForCausalLM, config: EngineConfig, plan: list[Request]) -> Told:
+def served(engine: Engine, plan: list[Request]) -> Told:
     """Run the plan, adding and cancelling at the planned steps."""
-    engine = Engine(model, config)
     told: Told = {(i, r.params.choice + j): [] for i, r in enumerate(plan) for j in range(r.params.n)}
     now = 0
     while engine.has_work or now <= max(request.arrives for request in plan):
@@ -166,7 +165,12 @@ def explicit_logprobs(model: NviumForCausalLM, prompt: list[int], token_ids: lis
 def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(
     model: NviumForCausalLM, config: EngineConfig, plan: list[Request]
 ) -> None:
-    for (number, choice), events in served(model, config, plan).items():
+    check(model, served(Engine(model, config), plan), plan)
+
+
+def check(model: NviumForCausalLM, told: Told, plan: list[Request]) -> None:
+    """Assert that everyone was told what Algorithm 1 says."""
+    for (number, choice), events in told.items():
         request = plan[number]
         tokens_and_exits = [(event.token_id, event.exit) for event in events]
         full = expected(model, request, choice)

@@ -6,6 +6,7 @@ from typing import Any
 
 from nvium_core.bench.contenders.contender import Contender, Race, Spoken
 from nvium_core.bench.harness import timed
+from nvium_core.engine.attention import best_page_size
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.engine.policies import Optimal
@@ -14,7 +15,7 @@ from nvium_core.model.nvium import NviumForCausalLM
 
 def engine_for(model: NviumForCausalLM, race: Race, **config: Any) -> Engine:
     """One whose cache holds everybody, so that nobody is put off."""
-    page_size = EngineConfig().page_size
+    page_size = best_page_size(model.lm_head.weight)
     pages = -(-race.num_positions // page_size) + 1
     cache_tokens = race.num_sequences * pages * page_size
     return Engine(model, EngineConfig(max_sequences=race.num_sequences, cache_tokens=cache_tokens, **config))

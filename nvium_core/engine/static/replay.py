@@ -1,0 +1,48 @@
+"""Functions of tensors that never move: captured once as CUDA graphs, replayed from then on; elsewhere just called."""
+
+import logging
+from collections.abc import Callable, Hashable
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+NUM_WARM_UPS = 2
+
+
+class Replay:
+    """All graphs share one pool of memory, so nothing may be read of a function but what it leaves in its tensors.
+
+    A function is run several times when it is first met, so running it again must change nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def run(self, name: Hashable, function: Callable[[], None]) -> None:
+        """Run the function. The same name must always come with the same function."""
+        if self._pool is None:
+            return function()
+        if name not in self._graphs:
+            self._graphs[name] = self._captured(name, function)
+        graph = self._graphs[name]
+        return function() if graph is None else graph.replay()
+
+    def _captured(self, name: Hashable, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """None, and a warning, for what cannot be captured."""
+        here, aside = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            for _ in range(NUM_WARM_UPS):
+                function()
+        here.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                function()
+        except RuntimeError as error:
+            logger.warning("%s cannot be a CUDA graph and is run as it is: %s", name, error)
+            return None
+        return graph
