@@ -28,6 +28,9 @@ from loadtest.client import ServerError
 PROMPT = "Once upon a time there was a"
 """That of `nvium bench`."""
 
+REPEATS = 5
+"""Of the engine's runs, of which the median counts: in the first, schedules are still being solved beside it."""
+
 Rates = dict[int, float]
 """Tokens per second by the number of streams."""
 
@@ -63,7 +66,7 @@ def engine_rates(streams: Sequence[int], num_tokens: int, num_threads: int) -> R
         file = Path(folder) / "throughput.json"
         numbers = ",".join(map(str, streams))
         options = [f"--sequences={numbers}", f"--tokens={num_tokens}", f"--threads={num_threads}", f"--json={file}"]
-        command = [sys.executable, "-m", "nvium_core.cli", "bench", "throughput", *options, "--repeats=1"]
+        command = [sys.executable, "-m", "nvium_core.cli", "bench", "throughput", *options, f"--repeats={REPEATS}"]
         subprocess.run(command, check=True, capture_output=True)  # noqa: S603 (our own command)
         rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     return {row["sequences"]: row["tokens_per_second"] for row in rows}
