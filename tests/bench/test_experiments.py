@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from nvium_core import InvalidRequest, SamplingParams
-from nvium_core.bench import chunking, determinism, experiments, heads, logprobs, prefix, soak
+from nvium_core.bench import chunking, determinism, experiments, heads, logprobs, prefix, profile, soak
 from nvium_core.bench.chunking import Scene
 from nvium_core.bench.experiments import Experiment
 from nvium_core.bench.harness import Figures, timed
+from nvium_core.engine import native
 from nvium_core.engine.costs import StepCosts
 from tests.bench.tiny import tiny_subject
 
@@ -230,5 +231,12 @@ def test_a_profile_s_parts_make_up_the_step() -> None:
         assert sum(row["parts_ms"].values()) == pytest.approx(row["step_ms"])
         assert 0 < row["share_outside_kernels"] < 1
         assert sum(row["operation_shares"].values()) == pytest.approx(1)
-        assert row["operation_shares"]["linear"] > 0 < row["operation_shares"]["attention"]
-        assert row["calls_per_step"] > 10
+        assert row["operation_shares"]["outside operations"] > 0
+        assert row["calls_per_step"] > 0
+
+
+def test_a_profile_of_pytorch_s_layers_tells_their_operations_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "knows", lambda model: False)
+    (row,) = profile.measure(tiny_subject(), sequences=(1,), tokens=8)["rows"]
+    assert row["operation_shares"]["linear"] > 0 < row["operation_shares"]["attention"]
+    assert row["calls_per_step"] > 10
