@@ -224,7 +224,9 @@ def test_only_windows_that_are_trained_on_need_enough_text(tmp_path: Path) -> No
     run_options = options(tmp_path / "run")
     run_options.data.write_text("One fox, two hens and a dog.", encoding="utf-8")
     settings = ("shape.context=1024", "short_context=8", "long_context_share=0", "total_tokens=1024")
-    advance(start(small_recipe(*settings, "tokens_per_step=1024"), run_options), 1)
+    run = start(small_recipe(*settings, "tokens_per_step=1024"), run_options)
+    advance(run, 1)
+    assert run.step == 1
 
 
 @pytest.mark.parametrize(

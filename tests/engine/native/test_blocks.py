@@ -12,13 +12,19 @@ from nvium_core import NviumForCausalLM
 from nvium_core.engine import native
 from nvium_core.engine.attention import PagedAttention
 from nvium_core.engine.blocks import PlainBlocks
-from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.scheduler import Run, Step
 from nvium_core.engine.sequence import Sequence
+from tests.engine.cached_blocks import (
+    NUM_PAGES,
+    TOLERANCE,
+    assert_alike,
+    carry_a_staircase,
+    carry_five_by_five,
+    sequences_of,
+)
 from tests.random_models import random_model
 
-NUM_PAGES, PAGE_SIZE = 24, 16
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.06}
+PAGE_SIZE = 16
 SHAPES = {
     "queries that share keys": {"width": 64, "num_heads": 4, "num_key_heads": 2},
     "heads of less than a vector": {"width": 24, "num_heads": 3, "num_key_heads": 3},
@@ -52,18 +58,6 @@ class Cached:
         return [self.attention.keys, self.attention.values, self.states_2SD]
 
 
-def sequences_of(lengths: list[int], vocab_size: int) -> list[Sequence]:
-    """Sequences whose pages lie scattered over the cache."""
-    pages = iter(torch.randperm(NUM_PAGES, generator=torch.Generator().manual_seed(len(lengths))).tolist())
-    made = []
-    for number, length in enumerate(lengths):
-        tokens = [(7 * number + 3 * t) % vocab_size for t in range(length)]
-        sequence = Sequence(str(number), tokens, SamplingParams(), seed=0, num_blocks=1, arrival=number)
-        sequence.pages = [next(pages) for _ in range(-(-length // PAGE_SIZE))]
-        made.append(sequence)
-    return made
-
-
 def plain_and_native(model: NviumForCausalLM) -> tuple[Cached, Cached]:
     return Cached(model, is_native=False), Cached(model, is_native=True)
 
@@ -74,13 +68,8 @@ def test_rows_keys_and_values_are_those_of_the_layers(dtype: torch.dtype, shape:
     model = random_model([1, 3], dtype=dtype, spread=0.5, **SHAPES[shape])
     sequences = sequences_of([1, 17, 40], model.config.vocab_size)
     plain, fast = plain_and_native(model)
-    for block in range(2):
-        for start in range(0, 40, 5):
-            rows = [range(start, min(start + 5, len(sequence.token_ids))) for sequence in sequences]
-            plain.carry(block, sequences, rows)
-            fast.carry(block, sequences, rows)
-    for expected, found in zip(plain.kept, fast.kept, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE[dtype])
+    carry_five_by_five(sequences, [plain, fast])
+    assert_alike(fast, plain, TOLERANCE[dtype])
 
 
 @settings(max_examples=30)
@@ -89,17 +78,8 @@ def test_a_staircase_of_any_shape_is_carried_as_the_layers_carry_it(lengths: lis
     model = random_model([1, 2, 4], context=64)
     sequences = sequences_of(lengths, model.config.vocab_size)
     plain, fast = plain_and_native(model)
-    done = [[0] * len(lengths), [0] * len(lengths), [0] * len(lengths)]
-    while sum(done[-1]) < sum(lengths):
-        block = data.draw(st.sampled_from([b for b in range(3) if sum(done[b]) < sum(done[b - 1] if b else lengths)]))
-        limits = done[block - 1] if block else lengths
-        most = data.draw(st.integers(1, 16))
-        rows = [range(start, min(limit, start + most)) for start, limit in zip(done[block], limits, strict=True)]
-        plain.carry(block, sequences, rows)
-        fast.carry(block, sequences, rows)
-        done[block] = [max(start, own.stop) for start, own in zip(done[block], rows, strict=True)]
-    for expected, found in zip(plain.kept, fast.kept, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    carry_a_staircase(sequences, [plain, fast], data)
+    assert_alike(fast, plain, 1e-11)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -15,6 +15,7 @@ from nvium_core.engine.exits import PlainExits
 from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.sampling import NO_TOKEN
 from nvium_core.engine.sequence import Sequence
+from tests.engine.cached_blocks import TOLERANCE
 from tests.random_models import random_model
 
 MODEL = random_model([1, 3], width=48, vocab_size=50)
@@ -30,7 +31,6 @@ wishes = st.fixed_dictionaries(
     }
 )
 
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.06}
 
 pytestmark = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
+from nvium_core import Engine, EngineConfig, NviumForCausalLM
 from nvium_core.engine.attention import PagedAttention
 from nvium_core.engine.blocks import PlainBlocks
 from nvium_core.engine.exits import PlainExits
@@ -13,8 +13,7 @@ from nvium_core.engine.junction import Junctions
 from nvium_core.engine.scheduler import Run, Step
 from nvium_core.engine.sequence import Sequence
 from nvium_core.engine.static import StaticSteps
-
-NUM_PAGES = 24
+from tests.engine.cached_blocks import NUM_PAGES
 
 
 def static_engine(model: NviumForCausalLM, config: EngineConfig, *, is_at_once: bool = True) -> Engine:
@@ -56,15 +55,3 @@ class Cached:
         """All that is somebody's, and what padding sees."""
         somebodys = slice(0, self.cache.null_slot + 1)
         return [self.cache.keys[:, somebodys], self.cache.values[:, somebodys], self.states_2SD[:, somebodys]]
-
-
-def sequences_of(lengths: list[int], vocab_size: int, page_size: int = 16) -> list[Sequence]:
-    """Sequences whose pages lie scattered over the cache."""
-    pages = iter(torch.randperm(NUM_PAGES, generator=torch.Generator().manual_seed(len(lengths))).tolist())
-    made = []
-    for number, length in enumerate(lengths):
-        tokens = [(7 * number + 3 * t) % vocab_size for t in range(length)]
-        sequence = Sequence(str(number), tokens, SamplingParams(), seed=0, num_blocks=1, arrival=number)
-        sequence.pages = [next(pages) for _ in range(-(-length // page_size))]
-        made.append(sequence)
-    return made

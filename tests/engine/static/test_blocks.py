@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from nvium_core.engine.scheduler import Run, Step
 from nvium_core.engine.static.inputs import MOST_ROWS, power_of_two
-from tests.engine.static.engines import Cached, sequences_of
+from tests.engine.cached_blocks import TOLERANCE, assert_alike, carry_a_staircase, carry_five_by_five, sequences_of
+from tests.engine.static.engines import Cached
 from tests.random_models import random_model
-
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.06}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -18,13 +17,8 @@ def test_rows_keys_and_values_are_those_of_the_layers(dtype: torch.dtype) -> Non
     model = random_model([1, 3], dtype=dtype, spread=0.5, width=64)
     sequences = sequences_of([1, 17, 40], model.config.vocab_size)
     plain, static = Cached(model, is_static=False), Cached(model, is_static=True)
-    for block in range(2):
-        for start in range(0, 40, 5):
-            rows = [range(start, min(start + 5, len(sequence.token_ids))) for sequence in sequences]
-            plain.carry(block, sequences, rows)
-            static.carry(block, sequences, rows)
-    for expected, found in zip(plain.kept, static.kept, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE[dtype])
+    carry_five_by_five(sequences, [plain, static])
+    assert_alike(static, plain, TOLERANCE[dtype])
 
 
 @settings(max_examples=30)
@@ -37,17 +31,8 @@ def test_a_staircase_of_any_shape_is_carried_as_the_layers_carry_it(
     model = random_model([1, 2, 4], context=64)
     sequences = sequences_of(lengths, model.config.vocab_size, page_size)
     plain, static = Cached(model, is_static=False, page_size=page_size), Cached(model, True, page_size)
-    done = [[0] * len(lengths) for _ in range(3)]
-    while sum(done[-1]) < sum(lengths):
-        block = data.draw(st.sampled_from([b for b in range(3) if sum(done[b]) < sum(done[b - 1] if b else lengths)]))
-        limits = done[block - 1] if block else lengths
-        most = data.draw(st.integers(1, 16))
-        rows = [range(start, min(limit, start + most)) for start, limit in zip(done[block], limits, strict=True)]
-        plain.carry(block, sequences, rows)
-        static.carry(block, sequences, rows)
-        done[block] = [max(start, own.stop) for start, own in zip(done[block], rows, strict=True)]
-    for expected, found in zip(plain.kept, static.kept, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    carry_a_staircase(sequences, [plain, static], data)
+    assert_alike(static, plain, 1e-11)
 
 
 def test_what_a_sequence_leaves_in_its_pages_does_not_reach_whoever_has_them_next() -> None:

@@ -11,12 +11,12 @@ from nvium_core.engine import randomness
 from nvium_core.engine.static.attention import gathered, in_place
 from nvium_core.engine.static.replay import Replay
 from nvium_core.model import reference
-from tests.engine.static.engines import Cached, sequences_of
+from tests.engine.cached_blocks import TOLERANCE, assert_alike, carry_five_by_five, sequences_of
+from tests.engine.static.engines import Cached
 from tests.random_models import random_model
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
 
-TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 0.08}
 PROMPTS = [[1, 2, 3], [4, 5], [6] * 20]
 
 
@@ -40,13 +40,8 @@ def test_static_blocks_are_the_layers(dtype: torch.dtype, page_size: int) -> Non
     plain, static = Cached(model, False, page_size), Cached(model, True, page_size)
     is_kernels = dtype == torch.bfloat16 and page_size == 256
     assert static.static._attention is (in_place if is_kernels else gathered)
-    for block in range(2):
-        for start in range(0, 40, 5):
-            rows = [range(start, min(start + 5, len(sequence.token_ids))) for sequence in sequences]
-            plain.carry(block, sequences, rows)
-            static.carry(block, sequences, rows)
-    for expected, found in zip(plain.kept, static.kept, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE[dtype])
+    carry_five_by_five(sequences, [plain, static])
+    assert_alike(static, plain, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
