@@ -4,6 +4,7 @@ A part is a method of the engine, its runner or its model, found by name; a stop
 is watched. The table is all that has to change when the engine's parts do. On a GPU a part's time is that of the host.
 """
 
+import ctypes
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from nvium_core.engine.engine import Engine
+from nvium_core.engine.native.steps import NativeStep, NativeSteps
 
 SEAMS = (
     ("step", "", "step"),
@@ -33,11 +35,12 @@ SEAMS = (
 """(part, owner's path from the engine, method); a path with {exit} stands for every exit's."""
 
 NATIVE_SEAMS = (
-    ("layers", "runner._short_blocks", "_run"),
+    ("layers", "runner._native", "_run"),
     ("router", "runner._junctions._exits", "_route"),
     ("head", "runner._junctions._exits", "_speak"),
 )
-"""The native calls, attention among the layers and draws in the head, of an engine that has them."""
+"""The native calls, attention among the layers and draws in the head, of an engine that has them. `_run` takes whole
+Steps and tells how long routers and heads took of it."""
 
 STATIC_SEAMS = (("layers", "runner._static._replay", "run"),)
 """All that is replayed or called over fixed buffers, junctions included, of an engine that has them."""
@@ -70,6 +73,22 @@ class Stopwatch:
 
         return timed
 
+    def around_steps(self, run: Callable[..., int]) -> Callable[..., int]:
+        """The same for `NativeSteps._run`: what routers and heads took is theirs."""
+        timed = self.around("layers", run)
+
+        def divided(first: Any, *args: Any) -> int:
+            count = timed(first, *args)
+            steps = ctypes.cast(first, ctypes.POINTER(NativeStep))
+            for part in ("router", "head"):
+                seconds = sum(getattr(steps[i], f"{part}_seconds") for i in range(count))
+                self.seconds["layers"] -= seconds
+                self.seconds[part] += seconds
+                self.calls[part] += 1
+            return count
+
+        return divided
+
     def _switch(self, part: str) -> str:
         now = time.perf_counter()
         self.seconds[self._running] += now - self._since
@@ -89,7 +108,8 @@ def watched(engine: Engine) -> Iterator[Stopwatch]:
                 stack.callback(setattr, owner, method, original)
             else:
                 stack.callback(delattr, owner, method)
-            setattr(owner, method, watch.around(part, original))
+            is_whole = isinstance(owner, NativeSteps)
+            setattr(owner, method, watch.around_steps(original) if is_whole else watch.around(part, original))
         yield watch
 
 

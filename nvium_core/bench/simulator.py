@@ -168,7 +168,7 @@ class ClosedLoop:
         """Let the time pass, and tell the policy."""
         num_rows = sum(visit.num_rows for visit in visits)
         num_asked, num_left = sum(visit.is_asked for visit in visits), sum(visit.leaves for visit in visits)
-        seconds = self.load.costs.seconds(block, num_rows)
+        seconds = self.load.costs.seconds(block, num_rows, num_asked)
         self.seconds += seconds + num_left * self.load.head_seconds
         self.num_steps += 1
         self.policy.observe(block, num_rows=num_rows, seconds=seconds, num_asked=num_asked, num_left=num_left)

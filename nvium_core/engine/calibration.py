@@ -2,13 +2,13 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import product
-from statistics import fmean
+from statistics import fmean, linear_regression, median
 
 import torch
 
-from nvium_core.engine.costs import StepCosts
+from nvium_core.engine.costs import Line, StepCosts
 from nvium_core.engine.kv_cache import PagePool
 from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.runner import Runner
@@ -16,7 +16,7 @@ from nvium_core.engine.scheduler import Run, Step
 from nvium_core.engine.sequence import Sequence
 from nvium_core.model.config import NviumConfig
 
-ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+ROW_COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 64)
 """What is measured; in between and beyond, costs are taken to be linear."""
 
 POSITION = 64
@@ -24,6 +24,10 @@ POSITION = 64
 
 REPEATS = 5
 """Runs of every step. Each draws anew who leaves, which decides what the head is asked for."""
+
+REHEARSED_SEQUENCES = (2, 8)
+REHEARSED_TOKENS = 24
+"""What an engine speaks to itself to see what it takes beside its runner."""
 
 ASSUMED_ROWS = 32
 """Rows that cost as much as running a block at all does, until measured."""
@@ -36,23 +40,44 @@ def assumed_costs(config: NviumConfig) -> StepCosts:
 
 
 def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> StepCosts:
-    """Time every block with more and more rows, one of each sequence as long as there are seats. Takes a second or so.
+    """Time every block with more and more rows, one of each sequence as long as there are seats, and with its junction
+    asked for each sequence. Takes a second or so.
 
     Nothing else may be running. Pages kept for their content are given away if there are no others.
     """
-    measured = _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=True)
-    return StepCosts({block: {rows: mean_but_slowest(times[rows]) for rows in times} for block, times in measured})
+    bare = _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=False)
+    asked = _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=True)
+    points = {block: rising({rows: min(seconds) for rows, seconds in times.items()}) for block, times in bare.items()}
+    junctions = []
+    for block, times in asked.items():
+        surplus = {rows: mean_but_slowest(seconds) - points[block][rows] for rows, seconds in times.items()}
+        junctions.append(line({rows: surplus[rows] for rows in surplus if rows <= max_sequences}))
+    return StepCosts(points, junctions)
 
 
-def measure_bare_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> StepCosts:
-    """The same without the blocks' junctions. All runs do the same then, so what is slower than it can be is noise."""
-    measured = _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=False)
-    return StepCosts({block: rising({rows: min(times[rows]) for rows in times}) for block, times in measured})
+def own_costs(samples: Iterable[tuple[int, float]]) -> Line:
+    """What Steps take beside their runner, and for each of their runs, from runs and seconds of some."""
+    taken: dict[float, list[float]] = defaultdict(list)
+    for num_runs, seconds in samples:
+        taken[num_runs].append(seconds)
+    return line({num_runs: median(seconds) for num_runs, seconds in taken.items()})
+
+
+def line(values: Mapping[float, float]) -> Line:
+    """The line through these, by least squares; neither of its numbers is negative."""
+    if len(values) < 2:
+        return max(0.0, *values.values(), 0.0), 0.0
+    slope, fixed = linear_regression(list(values), list(values.values()))
+    if slope < 0:
+        return max(0.0, fmean(values.values())), 0.0
+    if fixed < 0:
+        return 0.0, max(0.0, sum(x * y for x, y in values.items()) / sum(x * x for x in values))
+    return fixed, slope
 
 
 def _measure(
     runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int, asks_junctions: bool
-) -> Iterable[tuple[int, dict[int, list[float]]]]:
+) -> dict[int, dict[int, list[float]]]:
     """Each block's times by rows. Turns go through all Steps, so that a machine's slow moments are shared by many."""
     measured: dict[int, dict[int, list[float]]] = {block: defaultdict(list) for block in range(config.num_exits)}
     for turn, num_rows in product(range(REPEATS), ROW_COUNTS):
@@ -63,7 +88,7 @@ def _measure(
                 times[num_rows].append(seconds(runner, Step(block, runs), turn))
         for sequence in sequences:
             pool.release(sequence)
-    return measured.items()
+    return measured
 
 
 def mean_but_slowest(times: list[float]) -> float:

@@ -1,6 +1,7 @@
-"""What a Step costs: seconds of each block by the number of rows, measured. Knows nothing of devices or of torch.
+"""What a Step costs: seconds of each block by the number of rows, and of its junction by the number of fronts that are
+asked, measured. Knows nothing of devices or of torch.
 
-Blocks count from 0. A block's junction is part of it.
+Blocks count from 0.
 """
 
 import math
@@ -17,15 +18,27 @@ MAX_SURPRISE = 2.0
 """No observation counts as further from the expected than this factor, so a process that was paused spoils nothing."""
 
 
-class StepCosts:
-    """t_k(r), the seconds block k takes for r rows: linear between measured points, and beyond them."""
+Line = tuple[float, float]
+"""Seconds, fixed and for each of something."""
 
-    def __init__(self, points: Mapping[int, Mapping[int, float]]) -> None:
-        """From {block: {rows: seconds}}. Raises `InvalidRequest` unless all blocks have points, all positive."""
+
+class StepCosts:
+    """t_k(r), the seconds block k takes for r rows, linear between measured points and beyond them; and what is added
+    where fronts are asked."""
+
+    def __init__(self, points: Mapping[int, Mapping[int, float]], junctions: Sequence[Line] | None = None) -> None:
+        """From {block: {rows: seconds}}, and of each block's junction a line over the fronts, all free if left out.
+
+        Raises `InvalidRequest` unless all blocks have points, all positive, and no junction's costs are negative.
+        """
         require(points.keys() == {*range(len(points))} != set(), "costs", "must be given for every block, from 0 on")
         for block, seconds in points.items():
             is_positive = all(rows >= 1 and 0 < cost < math.inf for rows, cost in seconds.items())
             require(len(seconds) > 0 and is_positive, "costs", f"block {block} needs positive seconds by positive rows")
+        lines = [(0.0, 0.0) for _ in points] if junctions is None else [(fixed, each) for fixed, each in junctions]
+        are_known = len(lines) == len(points) and all(0 <= seconds < math.inf for line in lines for seconds in line)
+        require(are_known, "costs", "junctions need two numbers for every block, none of them negative")
+        self.junctions = lines
         self._rows = [sorted(points[block]) for block in range(len(points))]
         self._seconds = [[points[block][rows] for rows in self._rows[block]] for block in range(len(points))]
 
@@ -40,14 +53,23 @@ class StepCosts:
         """What `as_dict` gave, perhaps by way of JSON. Raises `InvalidRequest` for anything else."""
         try:
             points = [{int(rows): float(cost) for rows, cost in block.items()} for block in saved["blocks"]]
+            lines = saved.get("junctions")
+            junctions = None if lines is None else [(float(fixed), float(each)) for fixed, each in lines]
         except (KeyError, TypeError, ValueError, AttributeError):
-            points = []
-        require(len(points) > 0, "costs", 'must be {"blocks": [{rows: seconds, …}, …]}')
-        return cls(dict(enumerate(points)))
+            points, junctions = [], None
+        require(len(points) > 0, "costs", 'must be {"blocks": [{rows: seconds, …}, …]}, perhaps with "junctions"')
+        return cls(dict(enumerate(points)), junctions)
 
-    def as_dict(self) -> dict[str, list[dict[str, float]]]:
-        """For JSON: {"blocks": [{rows: seconds}, …]}, the rows as strings."""
-        return {"blocks": [{str(rows): cost for rows, cost in block.items()} for block in self.points.values()]}
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: {"blocks": [{rows: seconds}, …], "junctions": [[fixed, per front], …]}, the rows as strings."""
+        blocks = [{str(rows): cost for rows, cost in block.items()} for block in self.points.values()]
+        return {"blocks": blocks, "junctions": [list(line) for line in self.junctions]}
+
+    def plus(self, line: Line) -> "StepCosts":
+        """The same with what every Step costs besides, fixed and for each front."""
+        fixed, each = line
+        points = {block: {r: t + fixed for r, t in seconds.items()} for block, seconds in self.points.items()}
+        return StepCosts(points, [(a, b + each) for a, b in self.junctions])
 
     @property
     def points(self) -> dict[int, dict[int, float]]:
@@ -69,8 +91,13 @@ class StepCosts:
         """b_k of the fit a_k + b_k·r, in seconds."""
         return [_fit(rows, seconds)[1] for rows, seconds in zip(self._rows, self._seconds, strict=True)]
 
-    def seconds(self, block: int, rows: float) -> float:
-        """t_k(r); r may be a mean, so not whole."""
+    def seconds(self, block: int, rows: float, fronts: int = 0) -> float:
+        """Of a Step that asks so many fronts; rows may be a mean, so not whole."""
+        fixed, each = self.junctions[block]
+        return self._of_rows(block, rows) + (fixed + each * fronts if fronts else 0.0)
+
+    def _of_rows(self, block: int, rows: float) -> float:
+        """t_k(r)."""
         left, right = self._around(block, rows)
         r0, r1 = self._rows[block][left], self._rows[block][right]
         t0, t1 = self._seconds[block][left], self._seconds[block][right]
@@ -81,9 +108,9 @@ class StepCosts:
             return max(t0 - max(slope, 0) * (r0 - rows), t0 * rows / r0)
         return t1 + max(slope, 0) * (rows - r1)
 
-    def observe(self, block: int, rows: int, seconds: float) -> None:
-        """Let a step that was timed move the nearest points a little."""
-        surprise = seconds / self.seconds(block, rows)
+    def observe(self, block: int, rows: int, fronts: int, seconds: float) -> None:
+        """Let a Step that was timed move the nearest points a little; junctions stay."""
+        surprise = seconds / self.seconds(block, rows, fronts)
         surprise = min(max(surprise, 1 / MAX_SURPRISE), MAX_SURPRISE)
         for index, share in self._nearest(block, rows):
             self._seconds[block][index] *= surprise ** (RATE * share)

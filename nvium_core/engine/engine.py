@@ -7,13 +7,19 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
 from numbers import Integral
 from operator import attrgetter
 
-from nvium_core.engine.calibration import assumed_costs, measure_bare_costs, measure_costs
+from nvium_core.engine.calibration import (
+    REHEARSED_SEQUENCES,
+    REHEARSED_TOKENS,
+    assumed_costs,
+    measure_costs,
+    own_costs,
+)
 from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.events import (
     Completion,
@@ -32,9 +38,9 @@ from nvium_core.engine.memory import cache_size
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, InvalidRequest, SamplingParams, require
 from nvium_core.engine.policies import POLICIES, Optimal, Policy
 from nvium_core.engine.randomness import random_seed
-from nvium_core.engine.runner import Outcome, Runner
+from nvium_core.engine.runner import Outcome, Ran, Runner
 from nvium_core.engine.sampling import NO_TOKEN
-from nvium_core.engine.scheduler import Scheduler, Step
+from nvium_core.engine.scheduler import Run, Scheduler, Step
 from nvium_core.engine.sequence import FinishReason, Sequence
 from nvium_core.engine.speedup import PiggybackSpeedup
 from nvium_core.errors import NviumError
@@ -74,7 +80,10 @@ class Engine:
         """Tokens that were spoken and wait for their scores."""
         self._num_arrived = 0
         self.speedup = PiggybackSpeedup(max_rows_per_step=self.config.max_rows_per_step)
-        self.last_report: StepReport | None = None
+        self._runner_seconds = 0.0
+        """Spent in Steps since somebody wanted to know."""
+        self.reports: list[StepReport] = []
+        """Of the Steps that the last `step` took."""
 
     def add(
         self, sequence_id: str, token_ids: Tokens[int], params: SamplingParams | None = None, *, tenant: str = ""
@@ -127,16 +136,15 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Schedule, run, record, report. Nothing to do gives no events."""
+        started = time.monotonic()
+        self.reports = []
         step = self.scheduler.schedule()
-        self.last_report = None
         if step is None:
             return []
-        self.speedup.begin(step, self.scheduler.running)
-        started = time.monotonic()
-        outcomes = self._run(step)
-        events = self._record(step, outcomes)
-        self._report(step, time.monotonic() - started, outcomes, events)
-        return events
+        all_ran = self._run(step)
+        told = [self._record(ran) for ran in all_ran]
+        self._report(all_ran, told, time.monotonic() - started)
+        return [event for events in told for event in events]
 
     def generate(self, prompts: Iterable[Tokens[int]], params: SamplingParams | None = None) -> list[Completion]:
         """Run prompts to their ends together, on an otherwise idle engine.
@@ -163,12 +171,12 @@ class Engine:
     def calibrate(self) -> StepCosts:
         """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or two."""
         require(not self.has_work, "engine", "must be idle to be calibrated")
-        max_sequences = self.config.max_sequences
-        costs = measure_costs(self.runner, self.pool, self.model_config, max_sequences=max_sequences)
-        bare_costs = measure_bare_costs(self.runner, self.pool, self.model_config, max_sequences=max_sequences)
-        self.speedup.costs = bare_costs
+        costs = measure_costs(self.runner, self.pool, self.model_config, max_sequences=self.config.max_sequences)
         self.scheduler.policy = self._policy(costs)
-        return costs
+        whole_costs = costs.plus(own_costs(self._rehearsed()))
+        self.speedup.costs = costs
+        self.scheduler.policy = self._policy(whole_costs)
+        return whole_costs
 
     def check_integrity(self) -> None:
         """Assert that nothing is leaked, owned twice or out of order."""
@@ -182,6 +190,20 @@ class Engine:
         """Assert that an engine without work holds nothing: what `check_integrity` asks, at no cost."""
         assert not self.scheduler.running and not self.scheduler.waiting and not self._untold
         assert self.pool.num_free == self.pool.num_pages, "a page is leaked"
+
+    def _rehearsed(self) -> Iterator[tuple[int, float]]:
+        """Runs of Steps of several sequences, and the seconds they took beside the runner."""
+        most = min(self.context, self.pool.num_pages * self.pool.page_size) - 1
+        for number in REHEARSED_SEQUENCES:
+            for seed in range(number if number <= self.config.max_sequences else 0):
+                params = SamplingParams(max_tokens=min(REHEARSED_TOKENS, most), seed=seed, ignore_eos=True)
+                self.add(f"rehearsal-{seed}", [0], params)
+            while self.has_work:
+                self._runner_seconds, started = 0.0, time.perf_counter()
+                self.step()
+                taken = time.perf_counter() - started
+                if len(self.reports) == 1:
+                    yield self.reports[0].num_sequences, taken - self._runner_seconds
 
     def _policy(self, costs: StepCosts) -> Policy:
         if self.config.schedule == "optimal":
@@ -215,41 +237,48 @@ class Engine:
             if not (is_whole(token) and 0 <= token < self._vocab_size):
                 raise InvalidRequest(name, f"token id {token!r} is outside the vocabulary of {self._vocab_size}")
 
-    def _run(self, step: Step) -> list[Outcome | Exception]:
-        """The Step's outcomes. If it fails, each sequence runs alone, so that only the guilty one ends."""
+    def _run(self, step: Step) -> list[Ran]:
+        """The Step, and those run with it. If it fails, each sequence runs alone, so that only the guilty one ends."""
+        started = time.perf_counter()
         try:
-            return list(self.runner.run(step))
+            return self.runner.run(step)
         except Exception as error:
             if len(step.runs) == 1:
                 logger.exception("a sequence failed and was ended")
-                return [error]
+                return [Ran(step, [error])]
             logger.warning("a step of %d sequences failed; running each alone", len(step.runs))
-            return [outcome for run in step.runs for outcome in self._run(Step(step.block, [run]))]
+            alone = [self._run(Step(step.block, [run])) for run in step.runs]
+            return [Ran(step, [outcome for [ran] in alone for outcome in ran.outcomes])]
+        finally:
+            self._runner_seconds += time.perf_counter() - started
 
-    def _record(self, step: Step, outcomes: list[Outcome | Exception]) -> list[Event]:
+    def _record(self, ran: Ran) -> list[Event]:
         """Move the staircases on; tokens, scores and endings become events."""
-        events: list[Event] = []
-        for run, outcome in zip(step.runs, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                events.append(self._fail(run.sequence, "running the model failed"))
-                continue
-            run.sequence.advance(step.block, run.rows)
-            if outcome.junction is not None and outcome.junction.token_id == NO_TOKEN:
-                events.append(self._fail_to_speak(run.sequence))
-                continue
-            if step.block == self.scheduler.num_blocks - 1:
-                self.pool.publish(run.sequence, since=run.rows.start)
-            if outcome.junction is not None:
-                events += self._pass_junction(run.sequence, step.block, outcome.junction)
+        step = ran.step
+        if step.runs[0].sequence.seat is None:  # its last token came in a Step before, run with this one
+            return []
+        self.speedup.begin(step, self.scheduler.running)
+        outcomes = zip(step.runs, ran.outcomes, strict=True)
+        return [event for run, outcome in outcomes for event in self._record_run(step.block, run, outcome)]
+
+    def _record_run(self, block: int, run: Run, outcome: Outcome | Exception) -> list[Event]:
+        if isinstance(outcome, Exception):
+            return [self._fail(run.sequence, "running the model failed")]
+        run.sequence.advance(block, run.rows)
+        if outcome.junction is not None and outcome.junction.token_id == NO_TOKEN:
+            return [self._fail_to_speak(run.sequence)]
+        if block == self.scheduler.num_blocks - 1:
+            self.pool.publish(run.sequence, since=run.rows.start)
+        events = [] if outcome.junction is None else self._pass_junction(run.sequence, block, outcome.junction)
+        if outcome.scores:
             events += self._tell(run.sequence, outcome.scores)
-            if self._is_over(run.sequence):
-                self._end(run.sequence)
+        if run.sequence.finish_reason is not None and self._is_over(run.sequence):
+            self._end(run.sequence)
         return events
 
     def _is_over(self, sequence: Sequence) -> bool:
-        """It has spoken its last, and neither scores nor the prompt that others wait for are due."""
-        has_spoken = sequence.finish_reason is not None and not sequence.owes_scores
-        return has_spoken and not self.scheduler.prefills_for_others(sequence)
+        """It has spoken its last: neither scores nor the prompt that others wait for are due."""
+        return not sequence.owes_scores and not self.scheduler.prefills_for_others(sequence)
 
     def _pass_junction(self, sequence: Sequence, block: int, junction: Junction) -> list[Event]:
         """Go on, or speak; what is spoken is told at once unless its score is asked for."""
@@ -268,12 +297,12 @@ class Engine:
             sequence.choice,
             is_stop=junction.token_id in sequence.stop_token_ids,
         )
-        if sequence.params.needs_logprobs:
+        if sequence.needs_logprobs:
             self._untold.setdefault(sequence, deque()).append(event)
             return []
         return [event]
 
-    def _tell(self, sequence: Sequence, scores: list[Score]) -> list[Event]:
+    def _tell(self, sequence: Sequence, scores: Tokens[Score]) -> list[Event]:
         """Deliver what has waited for these scores."""
         num_of_prompt = max(0, sequence.num_prompt_tokens - 1 - sequence.num_scored)
         of_prompt, of_tokens = scores[:num_of_prompt], scores[num_of_prompt:]
@@ -307,14 +336,19 @@ class Engine:
         if not self._requests[sequence.id]:
             del self._requests[sequence.id]
 
-    def _report(self, step: Step, seconds: float, outcomes: list[Outcome | Exception], events: list[Event]) -> None:
-        asked = [outcome.junction for outcome in outcomes if isinstance(outcome, Outcome) and outcome.junction]
-        num_left = sum(junction.token_id is not None for junction in asked)
-        self.scheduler.policy.observe(
-            step.block, num_rows=step.num_rows, seconds=seconds, num_asked=len(asked), num_left=num_left
-        )
-        self.speedup.end(seconds)
-        self.last_report = StepReport(step.block + 1, step.num_rows, seconds, events)
+    def _report(self, all_ran: list[Ran], told: list[list[Event]], seconds: float) -> None:
+        """Of the time that it all took, the first Step has what the others did not need."""
+        later_seconds = [ran.seconds or 0.0 for ran in all_ran[1:]]
+        for ran, events, own in zip(all_ran, told, [seconds - sum(later_seconds), *later_seconds], strict=True):
+            junctions = [outcome.junction for outcome in ran.outcomes if isinstance(outcome, Outcome)]
+            asked = [junction for junction in junctions if junction is not None]
+            num_left = sum(junction.token_id is not None for junction in asked)
+            step = ran.step
+            self.scheduler.policy.observe(
+                step.block, num_rows=step.num_rows, seconds=own, num_asked=len(asked), num_left=num_left
+            )
+            self.speedup.end(own)
+            self.reports.append(StepReport(step.block + 1, step.num_rows, len(step.runs), own, events))
 
     def _context(self) -> int:
         limit = self.model_config.max_position_embeddings

@@ -60,10 +60,11 @@ Event = TokenEvent | PromptEvent | FailureEvent
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one Step did: the block (1-based), its rows, the time it took and what came of it."""
+    """What one Step did: the block (1-based), its rows, of how many sequences, the time it took and what came of it."""
 
     block: int
     num_rows: int
+    num_sequences: int
     seconds: float
     events: list[Event]
 

@@ -10,10 +10,9 @@ Shapes: F front rows, R some of them, D width, V vocabulary.
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from nvium_core.engine.front import Front
 from nvium_core.engine.partial_mixture import PartialMixtures
 from nvium_core.engine.randomness import TOKEN
 from nvium_core.engine.sampling import NO_TOKEN, certified_argmax, draw_tokens
+from nvium_core.engine.scheduler import Step
 from nvium_core.engine.sequence import Sequence
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import NviumForCausalLM
@@ -35,8 +35,7 @@ Spoken = dict[int, int]
 """Tokens by the row that spoke them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Junction:
+class Junction(NamedTuple):
     """What one front row did: the token it spoke, if any, and the router's log-probabilities.
 
     `NO_TOKEN` is spoken where the model produced NaN or infinities.
@@ -45,6 +44,17 @@ class Junction:
     token_id: int | None
     log_exit: float
     log_continue: float
+
+
+class Answered(NamedTuple):
+    """A Step whose rows have passed its block, and the answers that fronts were given on the way.
+
+    `seconds` are None where nobody took them.
+    """
+
+    step: Step
+    answers: dict[Sequence, Junction]
+    seconds: float | None = None
 
 
 class Junctions:

@@ -1,5 +1,6 @@
 """What a request asks of the sampler and what an engine may use, checked before anything is allocated."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
@@ -146,6 +147,15 @@ class SamplingParams:
         """No penalty, bias or least length is asked for."""
         is_free = self.presence_penalty == self.frequency_penalty == 0 and self.repetition_penalty == 1
         return is_free and not self.logit_bias and self.min_tokens == 0
+
+    @property
+    def plain_draw(self) -> tuple[float, float] | None:
+        """Temperature and log min-p, if tokens are drawn from exits by nothing else; None if logits are changed, sorted
+        or summed."""
+        is_sorted = self.is_greedy or self.top_k > 0 or self.top_p < 1
+        if is_sorted or self.sampling == "mixture" or self.constraint is not None or not self.leaves_logits:
+            return None
+        return self.temperature, math.log(self.min_p) if self.min_p else -math.inf
 
     @property
     def num_choices(self) -> int:

@@ -6,17 +6,17 @@ Shapes: S cache slots, and rows to score; D width.
 """
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from nvium_core.engine import native
 from nvium_core.engine.attention import PagedAttention
-from nvium_core.engine.blocks import Blocks, PlainBlocks
+from nvium_core.engine.blocks import PlainBlocks
 from nvium_core.engine.events import Score
 from nvium_core.engine.exits import Exits, PlainExits
 from nvium_core.engine.fixed_order import FixedSplitAttention, tile_size, tiles
-from nvium_core.engine.junction import Junction, Junctions
+from nvium_core.engine.junction import Answered, Junction, Junctions
 from nvium_core.engine.kv_cache import slots
 from nvium_core.engine.scheduler import Step
 from nvium_core.engine.scoring import Ledger
@@ -28,12 +28,22 @@ SCORES_AT_ONCE = 32
 """Rows that are scored together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What came of a run: the junction's answer if the front was reached, and scores if any were wanted."""
 
     junction: Junction | None
-    scores: list[Score] = field(default_factory=list)
+    scores: Items[Score] = ()
+
+
+class Ran(NamedTuple):
+    """A Step that was run, with an outcome for each of its runs, or what it failed with.
+
+    `seconds` are None where nobody took them.
+    """
+
+    step: Step
+    outcomes: list[Outcome | Exception]
+    seconds: float | None = None
 
 
 class Runner:
@@ -61,22 +71,16 @@ class Runner:
         self._tile_size = tile_size(model) if is_deterministic else 0
         self._blocks = PlainBlocks(model, attention, self._states_2SD, tile_size=self._tile_size)
         self.is_native = is_native = not is_deterministic and native.knows(model)
-        self._short_blocks: Blocks = (
-            native.NativeBlocks(model, attention, self._states_2SD) if is_native else self._blocks
-        )
+        self._native = native.NativeSteps(model, attention, self._states_2SD) if is_native else None
         exits: Exits = (native.NativeExits if is_native else PlainExits)(model, self._states_2SD)
         self._junctions = Junctions(model, exits, max_sequences=max_sequences)
         self._static = self._static_steps() if weight.is_cuda and not is_deterministic else None
         rows_at_once = 1 if is_deterministic else SCORES_AT_ONCE
         self._ledger = Ledger(model, max_sequences=max_sequences, rows_at_once=rows_at_once)
 
-    @torch.inference_mode()
-    def run(self, step: Step) -> list[Outcome]:
-        """Run the Step; one outcome per run."""
-        self._carry(step)
-        junctions = self._ask(step)
-        scores = self._score(step, junctions)
-        return [Outcome(*outcome) for outcome in zip(junctions, scores, strict=True)]
+    def run(self, step: Step) -> list[Ran]:
+        """Run the Step, and those that follow it as far as that costs no coming back."""
+        return [Ran(each, self._outcomes(each, answers), seconds) for each, answers, seconds in self._carry(step)]
 
     def _static_steps(self) -> StaticSteps:
         return StaticSteps(self._model, self._attention, self._states_2SD)
@@ -85,29 +89,37 @@ class Runner:
     def is_static(self) -> bool:
         return self._static is not None
 
-    def _static_for(self, step: Step) -> StaticSteps | None:
-        return self._static if self._static is not None and self._static.suits(step) else None
+    def _carry(self, step: Step) -> list[Answered]:
+        """Take the rows through the block; fronts are answered where that is part of it."""
+        if self._native is not None and native.suits(step):
+            return self._native.run(step)
+        if self._static is not None and self._static.suits(step):
+            return [Answered(step, self._static.run(step))]
+        self._carry_through_layers(step)
+        return [Answered(step, {})]
 
-    def _carry(self, step: Step) -> None:
-        """Take the rows through the block, in tiles where the bits matter."""
-        if static := self._static_for(step):
-            static.carry(step)
-            return
+    @torch.inference_mode()
+    def _carry_through_layers(self, step: Step) -> None:
+        """In tiles where the bits matter."""
         for part in tiles(step, self._tile_size) if self._tile_size else [step]:
-            blocks = self._short_blocks if native.suits(part) else self._blocks
-            blocks.carry(part)
+            self._blocks.carry(part)
 
-    def _ask(self, step: Step) -> list[Junction | None]:
-        """The junction, for the runs that reached their fronts."""
-        static = self._static_for(step)
-        answers = static.ask(step) if static else {}
+    def _outcomes(self, step: Step, answers: dict[Sequence, Junction]) -> list[Outcome | Exception]:
+        self._ask(step, answers)
+        junctions = [answers.get(run.sequence) for run in step.runs]
+        if not any(run.sequence.needs_logprobs for run in step.runs):
+            return [Outcome(junction) for junction in junctions]
+        return [Outcome(*outcome) for outcome in zip(junctions, self._score(step, junctions), strict=True)]
+
+    def _ask(self, step: Step, answers: dict[Sequence, Junction]) -> None:
+        """The junction, for the runs that reached their fronts and have no answer yet."""
         asked = [run for run in step.runs if run.reaches_front and run.sequence not in answers]
         if asked:
             sequences = [run.sequence for run in asked]
             own_slots = [slot for run in asked for slot in slots(run.sequence, run.rows[-1:], self._page_size)]
             answers |= zip(sequences, self._answers(step.block, sequences, own_slots), strict=True)
-        return [answers[run.sequence] if run.reaches_front else None for run in step.runs]
 
+    @torch.inference_mode()
     def _answers(self, block: int, sequences: Items[Sequence], own_slots: Items[int]) -> list[Junction]:
         """All fronts together, or where the bits matter one by one."""
         if not self._tile_size:
@@ -115,6 +127,7 @@ class Runner:
         alone = zip(sequences, own_slots, strict=True)
         return [answer for sequence, slot in alone for answer in self._junctions.ask(block, [sequence], [slot])]
 
+    @torch.inference_mode()
     def _score(self, step: Step, junctions: Items[Junction | None]) -> list[list[Score]]:
         """Scores, if this was the last block; else what they will need is kept."""
         wanted = [(run.sequence, run.sequence.rows_to_score(run.rows)) for run in step.runs]

@@ -7,7 +7,9 @@ else, so while others are short they share a small part of a Step's rows, and ta
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
+from typing import NamedTuple
 
 from nvium_core.engine.kv_cache import PagePool
 from nvium_core.engine.params import EngineConfig
@@ -19,8 +21,7 @@ SHORT_RUN = 16
 """Rows beyond which a run is long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """One sequence's part of a Step: a prefix of its pending rows, and whether the front row is among them.
 
     Only then is the junction asked afterwards.
@@ -31,16 +32,22 @@ class Run:
     reaches_front: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
-    """One block, run for some sequences."""
+    """One block, run for some sequences.
+
+    `following` is the Step that will be scheduled next if the front goes on, or if `goes_on_anyway` whatever it does.
+    Whoever runs the one may run the other at once.
+    """
 
     block: int
     runs: list[Run]
+    following: "Step | None" = None
+    goes_on_anyway: bool = False
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
-        return sum(len(run.rows) for run in self.runs)
+        return sum([len(run.rows) for run in self.runs])
 
 
 class Scheduler:
@@ -74,7 +81,7 @@ class Scheduler:
             long = {sequence for sequence, block in ready.items() if is_long(sequence, block)}
             block = self._choose(ready, long)
             if runs := list(self._runs(block, ready, long)):
-                return self._note(Step(block, runs), long)
+                return self._note(self._with_following(Step(block, runs)), long)
         return None
 
     def remove(self, sequence: Sequence) -> None:
@@ -173,6 +180,18 @@ class Scheduler:
                 granted.add(sequence)
                 yield Run(sequence, rows, reaches_front=rows.stop == sequence.num_tokens)
 
+    def _with_following(self, step: Step) -> Step:
+        """A lone sequence's next Steps are known but for whether its front goes on."""
+        [run, *others] = step.runs
+        sequence = run.sequence
+        if others or len(self.running) > 1 or self.waiting or not run.reaches_front or sequence.needs_logprobs:
+            return step
+        following: Step | None = None
+        for block in range(self.num_blocks - 1, step.block, -1):
+            rows = range(sequence.filled[block], run.rows.stop)
+            following = Step(block, [Run(sequence, rows, reaches_front=True)], following, not self.policy.defers)
+        return Step(step.block, step.runs, following, not self.policy.defers)
+
     def _in_turn(self, block: int, ready: dict[Sequence, int], long: set[Sequence]) -> list[Sequence]:
         """Those who are overdue, then short runs, who waited longest before others, then long ones, the older first."""
 
@@ -185,6 +204,8 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, num_positions: int, granted: set[Sequence]) -> bool:
         """Pages for the first `num_positions`, preempting the youngest if need be; False if it must wait itself."""
+        if num_positions <= len(sequence.pages) * self.pool.page_size:
+            return True
         while not self.pool.grow(sequence, num_positions):
             victim = next((s for s in reversed(self.running) if s not in granted), sequence)
             self.preempt(victim)

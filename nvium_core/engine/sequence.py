@@ -45,6 +45,8 @@ class Sequence:
         """Whose it is: who waits is let in by turns between tenants."""
         self.choice = choice
         self.params = params
+        self.plain_draw = params.plain_draw
+        self.needs_logprobs = params.needs_logprobs
         self.seed = seed
         self.arrival = arrival
         self.stop_token_ids = stop_token_ids
@@ -82,12 +84,12 @@ class Sequence:
     @property
     def num_rows(self) -> int:
         """Rows worth computing: all, until the last token has been spoken, whose own row says nothing any more."""
-        return self.num_tokens - (self.finish_reason is not None)
+        return len(self.token_ids) - (self.finish_reason is not None)
 
     @property
     def num_cacheable_rows(self) -> int:
         """Rows that need not be computed if someone else has: not the front, nor any that is to be scored."""
-        return min(self.num_scored, self.num_rows - 1) if self.params.needs_logprobs else self.num_rows - 1
+        return min(self.num_scored, self.num_rows - 1) if self.needs_logprobs else self.num_rows - 1
 
     def pending_rows(self, block: int) -> range:
         """Positions that have reached this block and not passed it, as far as they may go."""
@@ -95,14 +97,17 @@ class Sequence:
 
     @property
     def _num_rows_let_in(self) -> int:
-        if self.params.needs_logprobs:
-            return min(self.num_rows, self.num_scored + SCORE_WINDOW)
-        return self.num_rows
+        num_rows = self.num_rows
+        return min(num_rows, self.num_scored + SCORE_WINDOW) if self.needs_logprobs else num_rows
 
     @property
     def front_block(self) -> int:
         """The block the front row waits for."""
-        return next(block for block, filled in enumerate(self.filled) if filled < self.num_tokens)
+        num_tokens = len(self.token_ids)
+        for block, filled in enumerate(self.filled):
+            if filled < num_tokens:
+                return block
+        raise AssertionError("the front has passed every block and neither spoken nor gone on")
 
     @property
     def deepest_pending_block(self) -> int:
@@ -112,16 +117,16 @@ class Sequence:
     @property
     def must_catch_up(self) -> bool:
         """Scores are due: it has ended, or no further row is let in before some are told."""
-        is_held_up = self.params.needs_logprobs and self.filled[0] == self.num_scored + SCORE_WINDOW
+        is_held_up = self.needs_logprobs and self.filled[0] == self.num_scored + SCORE_WINDOW
         return is_held_up or self.finish_reason is not None
 
     @property
     def owes_scores(self) -> bool:
-        return self.params.needs_logprobs and self.num_scored < self.num_tokens - 1
+        return self.needs_logprobs and self.num_scored < self.num_tokens - 1
 
     def rows_to_score(self, rows: range) -> range:
         """Those of the rows whose scores are wanted."""
-        return range(max(rows.start, self.num_scored), rows.stop if self.params.needs_logprobs else 0)
+        return range(max(rows.start, self.num_scored), rows.stop if self.needs_logprobs else 0)
 
     @property
     def num_deferred_rows(self) -> int:

@@ -227,8 +227,9 @@ class EngineWorker:
         started = time.monotonic()
         events = self.engine.step()
         self._note_admissions(started)
-        if self._observe and self.engine.last_report:
-            self._observe(self.engine.last_report)  # first, so that whoever has an answer finds it counted
+        if self._observe:
+            for report in self.engine.reports:
+                self._observe(report)  # first, so that whoever has an answer finds it counted
         self._deliver(events)
         if not self.engine.has_work:
             self.engine.check_idle()

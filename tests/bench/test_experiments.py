@@ -232,7 +232,6 @@ def test_a_profile_s_parts_make_up_the_step() -> None:
         assert 0 < row["share_outside_kernels"] < 1
         assert sum(row["operation_shares"].values()) == pytest.approx(1)
         assert row["operation_shares"]["outside operations"] > 0
-        assert row["calls_per_step"] > 0
 
 
 def test_a_profile_of_pytorch_s_layers_tells_their_operations_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams
-from nvium_core.engine.calibration import ROW_COUNTS, assumed_costs, measure_bare_costs, measure_costs, rising
+from nvium_core.engine.calibration import ROW_COUNTS, assumed_costs, line, measure_costs, own_costs, rising
 from nvium_core.engine.policies import Optimal
-from nvium_core.engine.runner import Outcome, Runner
+from nvium_core.engine.runner import Ran, Runner
 from nvium_core.engine.scheduler import Step
 from tests.engine.driving import alone
 from tests.random_models import random_model
@@ -35,8 +35,8 @@ def test_costs_are_assumed_in_proportion_to_the_layers() -> None:
         ({}, ROW_COUNTS),
         ({"max_sequences": 1}, ROW_COUNTS),
         ({"max_sequences": 3, "cache_tokens": 128 * 3}, ROW_COUNTS),
-        ({"context": 24, "cache_tokens": 24, "max_sequences": 1}, (1, 2, 4, 8, 16)),
-        ({"context": 24, "cache_tokens": 48, "max_sequences": 2}, (1, 2, 4, 8, 16, 32)),
+        ({"context": 24, "cache_tokens": 24, "max_sequences": 1}, (1, 2, 4, 8, 12, 16, 24)),
+        ({"context": 24, "cache_tokens": 48, "max_sequences": 2}, (1, 2, 4, 8, 12, 16, 24, 32)),
     ],
     ids=["room for all", "one seat", "three seats", "one small context", "two small contexts"],
 )
@@ -53,15 +53,15 @@ def test_every_number_of_rows_that_fits_is_measured(
 
 
 class RunnerThatPauses(Runner):
-    """Pauses for the most rows in the first block, but for the third time; remembers whether any front was asked."""
+    """Pauses for the most rows in the first block, but for the third time; and longer where fronts are asked."""
 
     pause_seconds = 0.5
     num_pauses = 0
-    was_asked = False
 
-    def run(self, step: Step) -> list[Outcome]:
-        self.was_asked |= any(run.reaches_front for run in step.runs)
-        if (step.block, step.num_rows) == (0, ROW_COUNTS[-1]):
+    def run(self, step: Step) -> list[Ran]:
+        num_asked = sum(run.reaches_front for run in step.runs)
+        time.sleep((0.02 + 0.01 * num_asked) * (step.block == 1 and num_asked > 0))
+        if (step.block, step.num_rows, num_asked) == (0, ROW_COUNTS[-1], 0):
             self.num_pauses += 1
             time.sleep(0 if self.num_pauses == 3 else self.pause_seconds)
         return super().run(step)
@@ -70,10 +70,42 @@ class RunnerThatPauses(Runner):
 def test_blocks_without_their_junctions_are_measured_by_the_quickest_run(model: NviumForCausalLM) -> None:
     engine = Engine(model, EngineConfig(page_size=4, max_sequences=2))
     engine.runner.__class__ = RunnerThatPauses
-    costs = measure_bare_costs(engine.runner, engine.pool, engine.model_config, max_sequences=2)
-    assert not engine.runner.was_asked  # type: ignore[attr-defined]
+    costs = measure_costs(engine.runner, engine.pool, engine.model_config, max_sequences=2)
     assert all(tuple(block) == ROW_COUNTS for block in costs.points.values())
     assert costs.seconds(0, ROW_COUNTS[-1]) < RunnerThatPauses.pause_seconds / 2
+
+
+def test_junctions_are_what_steps_take_longer_where_fronts_are_asked(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(page_size=4, max_sequences=8))
+    engine.runner.__class__ = RunnerThatPauses
+    RunnerThatPauses.pause_seconds = 0.0
+    fixed, each = measure_costs(engine.runner, engine.pool, engine.model_config, max_sequences=8).junctions[1]
+    assert fixed + each >= 0.02
+    assert each >= 0.009
+    assert fixed + 8 * each >= 0.1
+
+
+def test_a_line_goes_through_its_points_and_never_below_nothing() -> None:
+    assert line({1: 3.0, 2: 5.0, 4: 9.0}) == pytest.approx((1.0, 2.0))
+    assert line({1: 5.0, 2: 3.0}) == (4.0, 0.0)
+    assert line({1: 1.0, 2: 4.0}) == pytest.approx((0.0, 9 / 5))
+    assert line({3: 0.5}) == (0.5, 0.0)
+    assert line({}) == line({1: -1.0}) == line({1: -1.0, 2: -2.0}) == (0.0, 0.0)
+
+
+def test_what_an_engine_takes_beside_its_runner_is_the_median_of_what_was_seen() -> None:
+    assert own_costs([(1, 3.0), (2, 5.0), (1, 3.0), (2, 100.0), (2, 5.0), (1, 0.0)]) == pytest.approx((1.0, 2.0))
+
+
+def test_every_step_is_expected_to_cost_what_the_engine_itself_takes(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(page_size=4, max_sequences=2))
+    whole = engine.calibrate()
+    bare = engine.speedup.costs
+    assert bare is not None
+    own = [whole.seconds(block, 4) - bare.seconds(block, 4) for block in range(3)]
+    assert own[0] > 0
+    assert own == pytest.approx([own[0]] * 3)
+    engine.check_idle()
 
 
 def test_a_number_of_rows_costs_no_more_than_a_larger_one() -> None:

@@ -1,6 +1,5 @@
 """Constrained answers: the mask, who is asked and told what, and what happens when a constraint gives up."""
 
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core import Engine, EngineConfig, FailureEvent, InvalidRequest, SamplingParams, Score, TokenEvent
+from nvium_core import Engine, EngineConfig, FailureEvent, InvalidRequest, SamplingParams, TokenEvent
 from nvium_core.engine.adjustments import adjust, unpacked
 from nvium_core.engine.junction import Junction
-from nvium_core.engine.runner import Runner
+from nvium_core.engine.runner import Outcome, Runner
 from nvium_core.engine.scheduler import Step
 from nvium_core.engine.sequence import Sequence
 from tests.engine.automaton import Automaton, Rule, packed
@@ -232,11 +231,12 @@ class LateFaultRunner(Runner):
 
     num_faults = 0
 
-    def _score(self, step: Step, junctions: Items[Junction | None]) -> list[list[Score]]:
+    def _outcomes(self, step: Step, answers: dict[Sequence, Junction]) -> list[Outcome | Exception]:
+        outcomes = super()._outcomes(step, answers)
         if len(step.runs) > 1:
             self.num_faults += 1
             raise RuntimeError("a fault that was asked for")
-        return super()._score(step, junctions)
+        return outcomes
 
 
 def test_a_step_that_is_run_again_advances_a_constraint_once() -> None:

@@ -13,7 +13,10 @@ from nvium_core.engine.exit_frequencies import ExitFrequencies, exit_probabiliti
 
 SECONDS = st.floats(1e-6, 10)
 POINTS = st.dictionaries(st.integers(1, 512), SECONDS, min_size=1, max_size=7)
-COSTS = st.lists(POINTS, min_size=1, max_size=4).map(lambda blocks: StepCosts(dict(enumerate(blocks))))
+JUNCTIONS = st.tuples(st.floats(0, 1), st.floats(0, 1))
+COSTS = st.lists(st.tuples(POINTS, JUNCTIONS), min_size=1, max_size=4).map(
+    lambda blocks: StepCosts(dict(enumerate(points for points, _ in blocks)), [line for _, line in blocks])
+)
 MEASURED = {0: {1: 1.0, 4: 1.2, 16: 3.0}, 1: {1: 2.0, 16: 2.0}}
 
 
@@ -55,7 +58,32 @@ def test_the_fit_is_never_negative_and_no_worse_than_a_constant(costs: StepCosts
 
 @given(COSTS)
 def test_costs_survive_json(costs: StepCosts) -> None:
-    assert StepCosts.from_dict(json.loads(json.dumps(costs.as_dict()))).points == costs.points
+    again = StepCosts.from_dict(json.loads(json.dumps(costs.as_dict())))
+    assert (again.points, again.junctions) == (costs.points, costs.junctions)
+
+
+def test_costs_that_were_saved_without_junctions_have_free_ones() -> None:
+    assert StepCosts.from_dict({"blocks": [{"1": 0.5}]}).junctions == [(0.0, 0.0)]
+
+
+def test_a_junction_is_paid_where_fronts_are_asked() -> None:
+    costs = StepCosts(MEASURED, [(0.5, 0.25), (0.0, 0.0)])
+    assert costs.seconds(0, 4) == pytest.approx(1.2)
+    assert costs.seconds(0, 4, 1) == pytest.approx(1.2 + 0.75)
+    assert costs.seconds(0, 4, 3) == pytest.approx(1.2 + 1.25)
+    assert costs.seconds(1, 16, 3) == 2.0
+
+
+def test_what_every_step_costs_besides_is_added_to_every_point_and_front() -> None:
+    costs = StepCosts(MEASURED, [(0.5, 0.25), (0.0, 0.0)]).plus((0.1, 0.01))
+    assert costs.seconds(0, 4) == pytest.approx(1.3)
+    assert costs.seconds(0, 4, 2) == pytest.approx(1.3 + 0.5 + 0.52)
+
+
+@pytest.mark.parametrize("junctions", [[], [(0.0, 0.0)], [(0.0, 0.0), (-1.0, 0.0)], [(0.0, float("nan"))] * 2])
+def test_junctions_that_cannot_be_are_refused(junctions: list[tuple[float, float]]) -> None:
+    with pytest.raises(InvalidRequest, match="costs: junctions"):
+        StepCosts(MEASURED, junctions)
 
 
 @pytest.mark.parametrize("saved", [{}, {"blocks": []}, {"blocks": [{"few": 1}]}, {"blocks": 3}, [], {"blocks": [[1]]}])
@@ -75,7 +103,7 @@ def test_costs_that_cannot_be_are_refused(points: dict[int, dict[int, float]]) -
 def test_what_is_observed_for_long_is_believed() -> None:
     costs = StepCosts(MEASURED)
     for _ in range(200):
-        costs.observe(0, 4, 2.4)
+        costs.observe(0, 4, 0, 2.4)
     assert costs.seconds(0, 4) == pytest.approx(2.4, rel=0.01)
     assert costs.points[0][1] == 1.0
     assert costs.points[1] == MEASURED[1]
@@ -83,14 +111,14 @@ def test_what_is_observed_for_long_is_believed() -> None:
 
 def test_an_observation_between_two_points_moves_the_nearer_one_more() -> None:
     costs = StepCosts(MEASURED)
-    costs.observe(1, 4, 3.0)
+    costs.observe(1, 4, 0, 3.0)
     assert 2.0 < costs.points[1][16] < costs.points[1][1]
 
 
 @given(COSTS, st.integers(1, 1000), st.sampled_from([0.0, 1e-9, 1e9]))
 def test_one_paused_or_mistimed_step_hardly_matters(costs: StepCosts, rows: int, seconds: float) -> None:
     before = costs.points
-    costs.observe(0, rows, seconds)
+    costs.observe(0, rows, 0, seconds)
     for rows_, cost in costs.points[0].items():
         assert cost == pytest.approx(before[0][rows_], rel=0.04)
 

@@ -20,6 +20,7 @@ from nvium_core.engine.junction import Junction
 from nvium_core.engine.params import RANGES
 from nvium_core.engine.runner import Outcome, Runner
 from nvium_core.engine.scheduler import Step
+from nvium_core.engine.sequence import Sequence
 from tests.random_models import random_model
 
 
@@ -296,8 +297,8 @@ def test_the_report_says_which_block_ran_how_many_rows(model: NviumForCausalLM) 
     engine = Engine(model)
     engine.add("x", [1, 2, 3], SamplingParams(max_tokens=1))
     engine.step()
-    assert engine.last_report is not None
-    assert (engine.last_report.block, engine.last_report.num_rows) == (1, 3)
+    report = engine.reports[0]
+    assert (report.block, report.num_rows, report.num_sequences) == (1, 3, 1)
 
 
 LATE_FAULT_MODEL = 0
@@ -310,12 +311,11 @@ class LateFaultRunner(Runner):
     faulty_block = 0
     num_crowded_failures = 0
 
-    def _ask(self, step: Step) -> list[Junction | None]:
-        answers = super()._ask(step)
+    def _ask(self, step: Step, answers: dict[Sequence, Junction]) -> None:
+        super()._ask(step, answers)
         if step.block == self.faulty_block and any("poisoned" in run.sequence.id for run in step.runs):
             self.num_crowded_failures += len(step.runs) > 1
             raise RuntimeError("poisoned")
-        return answers
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])

@@ -37,9 +37,7 @@ def test_the_full_pages_of_a_prompt_are_computed_once(model: NviumForCausalLM, s
     num_rows = 0
     while engine.has_work:
         engine.step()
-        report = engine.last_report
-        assert report is not None
-        num_rows += report.num_rows if report.block == 1 else 0
+        num_rows += sum(report.num_rows for report in engine.reports if report.block == 1)
     of_prompts = len(PROMPT) + 3 * (len(PROMPT) - NUM_SHARED)
     assert num_rows == of_prompts + 4 * (PARAMS.max_tokens - 1)
     assert engine.pool.num_rows_found == 3 * NUM_SHARED

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.kv_cache import PagePool
+from nvium_core.engine.junction import Answered
+from nvium_core.engine.kv_cache import PagePool, slots
 from nvium_core.engine.runner import Runner
 from nvium_core.engine.scheduler import Step
 from nvium_core.engine.sequence import Sequence
@@ -59,8 +60,7 @@ def test_rows_that_were_found_are_not_computed(model: NviumForCausalLM) -> None:
     engine.generate([PROMPT], PARAMS)
     engine.add("again", PROMPT, PARAMS)
     engine.step()
-    assert engine.last_report is not None
-    assert engine.last_report.num_rows == len(PROMPT) - 8
+    assert engine.reports[0].num_rows == len(PROMPT) - 8
 
 
 def test_the_next_turn_of_a_conversation_finds_the_turns_before(model: NviumForCausalLM) -> None:
@@ -309,12 +309,13 @@ class OnceBroken(Runner):
 
     is_broken = True
 
-    def _carry(self, step: Step) -> torch.Tensor:
-        h_RD = super()._carry(step)
+    def _carry(self, step: Step) -> list[Answered]:
+        answered = super()._carry(step)
         if self.is_broken:
             self.is_broken = False
-            h_RD[2] = torch.nan
-        return h_RD
+            (slot,) = slots(step.runs[0].sequence, range(2, 3), self._page_size)
+            self._states_2SD[(step.block + 1) % 2, slot] = torch.nan
+        return answered
 
 
 def test_pages_of_a_sequence_that_failed_are_not_found(model: NviumForCausalLM) -> None:

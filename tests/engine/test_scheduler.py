@@ -86,6 +86,37 @@ def test_the_synchronous_schedule_finishes_a_row_before_the_next_token_begins() 
     assert blocks == [(0, 5), (1, 5), (2, 5), (0, 1), (1, 1), (2, 1)]
 
 
+def test_a_lone_sequence_s_step_says_which_follow_if_its_front_goes_on() -> None:
+    scheduler = scheduler_with()
+    newcomer(scheduler, 0, 5)
+    carry_out(next_step(scheduler), exiting={"0"})
+    step = next_step(scheduler)
+    assert (step.block, [run.rows for run in step.runs]) == (0, [range(5, 6)])
+    following = step.following
+    assert following is not None and not step.goes_on_anyway
+    assert (following.block, following.runs[0].rows, following.runs[0].reaches_front) == (1, range(6), True)
+    carry_out(step)
+    scheduled = next_step(scheduler)
+    assert (scheduled.block, scheduled.runs) == (following.block, following.runs)
+
+
+def test_the_synchronous_schedule_goes_on_whatever_a_front_does() -> None:
+    scheduler = scheduler_with("synchronous")
+    newcomer(scheduler, 0, 5)
+    step = next_step(scheduler)
+    assert step.goes_on_anyway and step.following is not None and step.following.goes_on_anyway
+
+
+def test_nothing_follows_where_a_step_is_not_all_that_goes_on() -> None:
+    scheduler = scheduler_with(max_rows=4)
+    newcomer(scheduler, 0, 10)
+    assert next_step(scheduler).following is None  # the front is not among its rows
+    scheduler = scheduler_with()
+    newcomer(scheduler, 0, 3)
+    newcomer(scheduler, 1, 3)
+    assert next_step(scheduler).following is None
+
+
 def test_sweep_runs_the_deepest_block_and_everyone_who_waits_there() -> None:
     scheduler = scheduler_with()
     for arrival in range(3):

@@ -118,8 +118,7 @@ def test_the_last_row_of_a_scored_prompt_is_not_computed(model: NviumForCausalLM
     engine = Engine(model)
     engine.add("x", [1, 2, 3], replace(PARAMS, max_tokens=0, prompt_logprobs=True))
     engine.step()
-    assert engine.last_report is not None
-    assert engine.last_report.num_rows == 2
+    assert engine.reports[0].num_rows == 2
 
 
 def test_what_is_owed_is_told_at_a_stop_token_too(model: NviumForCausalLM) -> None:

@@ -1,6 +1,5 @@
 """Whatever is added, cancelled and broken, in whatever order: nothing leaks, and nobody's answer changes."""
 
-from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import pytest
@@ -8,11 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nvium_core import Completion, Engine, EngineConfig, FailureEvent, SamplingParams, Score
+from nvium_core import Completion, Engine, EngineConfig, FailureEvent, SamplingParams
 from nvium_core.engine.events import Event
 from nvium_core.engine.junction import Junction
-from nvium_core.engine.runner import Outcome, Runner
+from nvium_core.engine.runner import Outcome, Ran, Runner
 from nvium_core.engine.scheduler import Step
+from nvium_core.engine.sequence import Sequence
 from tests.engine.automaton import Automaton, Rule
 from tests.engine.driving import Key, alone
 from tests.random_models import random_model
@@ -59,16 +59,16 @@ class FaultyRunner(Runner):
     guilty: set[Key] = set()
     """Who failed alone, so that nobody else can be blamed."""
 
-    def run(self, step: Step) -> list[Outcome]:
+    def run(self, step: Step) -> list[Ran]:
         if not self.is_late:
             self._fail(step)
         return super().run(step)
 
-    def _score(self, step: Step, junctions: Items[Junction | None]) -> list[list[Score]]:
-        scores = super()._score(step, junctions)
+    def _outcomes(self, step: Step, answers: dict[Sequence, Junction]) -> list[Outcome | Exception]:
+        outcomes = super()._outcomes(step, answers)
         if self.is_late:
             self._fail(step)
-        return scores
+        return outcomes
 
     def _fail(self, step: Step) -> None:
         keys = {key_of(run.sequence) for run in step.runs}

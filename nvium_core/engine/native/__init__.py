@@ -1,17 +1,18 @@
-"""Blocks, exits and draws in one call each, on a CPU.
+"""Steps in one call, on a CPU, and exits and draws by themselves.
 
 What the model's own layers compute operator by operator, each of which costs more than a small model's arithmetic.
 Compiled where it runs; a machine without a compiler, and a model that has more than a plain Llama's parts, go on with
 the layers.
 """
 
-from nvium_core.engine.native.blocks import NativeBlocks, is_plain, suits
 from nvium_core.engine.native.draw import draw_tokens
 from nvium_core.engine.native.exits import NativeExits
 from nvium_core.engine.native.library import native_library
+from nvium_core.engine.native.steps import NativeSteps, suits
+from nvium_core.engine.native.weights import is_plain
 from nvium_core.model.nvium import NviumForCausalLM
 
-__all__ = ["NativeBlocks", "NativeExits", "draw_tokens", "knows", "native_library", "suits"]
+__all__ = ["NativeExits", "NativeSteps", "draw_tokens", "knows", "native_library", "suits"]
 
 
 def knows(model: NviumForCausalLM) -> bool:

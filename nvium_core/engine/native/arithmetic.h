@@ -32,7 +32,7 @@ struct BFloat16 {
   }
 };
 
-// Weights and caches are stored as T; sums are made in A, float32 or better.
+// Caches are stored as T, weights as W, which may be narrower; sums are made in A, float32 or better.
 template <typename T> struct AccumulatorOf { using type = float; };
 template <> struct AccumulatorOf<double> { using type = double; };
 template <typename T> using Accumulator = typename AccumulatorOf<T>::type;
@@ -84,7 +84,7 @@ template <> struct MaskOf<double8> { using type = long8; };
 template <int W, typename V, size_t... I> inline V folded(const V& a, const V& b, std::index_sequence<I...>) {
   constexpr int L = sizeof...(I);
   using Mask = typename MaskOf<V>::type;
-  constexpr Mask first{(static_cast<int>(I) / W % 2 * L + static_cast<int>(I) / (2 * W) * 2 * W + static_cast<int>(I) % W)...};
+  constexpr Mask first{static_cast<int>(I / W % 2 * L + I / (2 * W) * 2 * W + I % W)...};
   return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, first + W);
 }
 
@@ -138,7 +138,8 @@ inline double8 exp(double8 x) {
   const double8 whole = shifted - 6755399441055744.0;
   const double8 rest = (x - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10;
   double8 sum = rest * (1 / 6227020800.0) + 1 / 479001600.0;  // its Taylor series up to the 13th power
-  for (const double factorial : {39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0})
+  for (const double factorial :
+       {39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0})
     sum = sum * rest + 1 / factorial;
   const long8 power = (bits - 0x4338000000000000 + 1023) << 52;
   double8 scale;
@@ -185,25 +186,18 @@ template <typename A, typename T> inline A dot(const A* a, const T* b, int64_t l
   return sum;
 }
 
-// Of a few rows x [R, length] and a few rows of a matrix, `stride` apart: all R N products, as many as a vector has lanes,
-// row by row. Each is summed as `dot` does, so a row's results do not depend on which rows it is taken with.
-template <int R, typename A, typename T>
-inline Vector<A> products(const A* x, const T* matrix, int64_t stride, int64_t length) {
-  constexpr int N = lanes<A> / R;
-  Vector<A> sums[R * N]{};
+// Of a vector x and as many rows of a matrix, `stride` apart, as a vector has lanes: their products, each summed as `dot`
+// does.
+template <typename A, typename T> inline Vector<A> products(const A* x, const T* matrix, int64_t stride, int64_t length) {
+  Vector<A> sums[lanes<A>]{};
   int64_t i = 0;
   for (; i + lanes<A> <= length; i += lanes<A>) {
-    Vector<A> x_i[R];
-    for (int r = 0; r < R; ++r) x_i[r] = load(x + r * length + i);
-    for (int n = 0; n < N; ++n) {
-      __builtin_prefetch(matrix + (n + lanes<A>) * stride + i);  // of the rows that come next
-      const Vector<A> row = load(matrix + n * stride + i);
-      for (int r = 0; r < R; ++r) sums[r * N + n] += x_i[r] * row;
-    }
+    const Vector<A> x_i = load(x + i);
+    for (int n = 0; n < lanes<A>; ++n) sums[n] += x_i * load(matrix + n * stride + i);
   }
   Vector<A> out = totals<lanes<A> / 2, A>(sums);
   for (; i < length; ++i)
-    for (int n = 0; n < R * N; ++n) out[n] += x[n / N * length + i] * static_cast<A>(matrix[n % N * stride + i]);
+    for (int n = 0; n < lanes<A>; ++n) out[n] += x[i] * static_cast<A>(matrix[n * stride + i]);
   return out;
 }
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Items
 from torch import Tensor
 
 from nvium_core.engine import sampling
-from nvium_core.engine.native.blocks import address
 from nvium_core.engine.native.library import native_library
+from nvium_core.engine.native.weights import address
 from nvium_core.engine.params import SamplingParams
 
 

@@ -9,43 +9,27 @@ import torch
 from torch import Tensor
 
 from nvium_core.engine.adjustments import adjust, is_adjusted
-from nvium_core.engine.native.blocks import Pointers, address
 from nvium_core.engine.native.draw import draw_tokens, draws, has_to_be_sorted
 from nvium_core.engine.native.library import PRECISIONS, native_library
+from nvium_core.engine.native.weights import ExitShape, Pointers, address, exit_weights
 from nvium_core.engine.sequence import Sequence
-from nvium_core.model.exits import Adapter, Exit
+from nvium_core.model.exits import Exit
 from nvium_core.model.nvium import NviumForCausalLM
 
 
-class ExitShape(ctypes.Structure):
-    """As in exits.cpp."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("width", "router_width", "adapter_width", "vocab_size")),
-        *((name, ctypes.c_double) for name in ("eps", "temperature")),
-    )
-
-
 class NativeExits:
-    """The exits of a model. Only for a model that `blocks.is_plain`."""
+    """The exits of a model. Only for a model that `is_plain`."""
 
     def __init__(self, model: NviumForCausalLM, states_2SD: Tensor) -> None:
         library = native_library()
         assert library is not None
-        config, head = model.config, model.lm_head.weight
-        precision, names = PRECISIONS[head.dtype], ("route", "logits", "speak")
+        head = model.lm_head.weight.detach()
+        precision, names = PRECISIONS[head.dtype, head.dtype], ("route", "logits", "speak")
         self._route, self._logits, self._speak = (getattr(library, f"{name}_{precision}") for name in names)
         self._precise = torch.promote_types(head.dtype, torch.float32)
         self._weights = [Pointers(exit_weights(cast(Exit, exit_), head)) for exit_ in model.exits]
         self._states = Pointers(list(states_2SD))
-        self._shape = ExitShape(
-            config.hidden_size,
-            config.router_hidden_size,
-            config.adapter_hidden_size,
-            config.vocab_size,
-            config.rms_norm_eps,
-            config.router_temperature,
-        )
+        self._shape = ExitShape.of(model)
 
     def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
         """In float32 or better."""
@@ -76,19 +60,3 @@ class NativeExits:
 
     def _of(self, block: int) -> tuple[object, object]:
         return ctypes.byref(self._shape), self._weights[block].array
-
-
-def exit_weights(exit_: Exit, head: Tensor) -> list[Tensor | None]:
-    """In exits.cpp's order; None for what this exit has not. A router's last bias is in float32 or better."""
-    router, adapter = exit_.router, exit_.adapter
-    routing: list[Tensor | None] = [None] * 7
-    if router is not None:
-        layers = (router.fc1, router.fc2)
-        routing = [part for layer in layers for part in (layer.weight, layer.bias)]
-        bias_2 = router.head.bias.to(torch.promote_types(head.dtype, torch.float32))
-        routing += [router.norm.weight, router.head.weight, bias_2]
-    adapting: list[Tensor | None] = [None] * 2
-    if isinstance(adapter, Adapter):
-        adapting = [adapter.up.weight, adapter.down.weight]
-    weights = [exit_.norm.weight, *routing, *adapting, head]
-    return [None if weight is None else weight.detach().contiguous() for weight in weights]

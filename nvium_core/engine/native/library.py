@@ -15,20 +15,26 @@ from platformdirs import user_cache_path
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
-SOURCES = ("block.cpp", "draw.cpp", "exits.cpp")
-HEADERS = ("arithmetic.h", "draw.h", "projection.h")
+SOURCE = "functions.cpp"
+HEADERS = ("arithmetic.h", "block.h", "draw.h", "exits.h", "projection.h", "randomness.h", "step.h")
 COMPILER = ("c++", "-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 PROCESSORS = {"AVX512": ("-march=x86-64-v4",), "AVX2": ("-march=x86-64-v3",)}
 """Flags by what PyTorch calls a processor's capability; any other gets what every processor of its kind has."""
 
-PRECISIONS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16"}
+PRECISIONS = {
+    (torch.float64, torch.float64): "float64_float64",
+    (torch.float32, torch.float32): "float32_float32",
+    (torch.float32, torch.bfloat16): "float32_bfloat16",
+    (torch.bfloat16, torch.bfloat16): "bfloat16_bfloat16",
+}
+"""What functions are called for, by the precision of the cache and that of weights."""
 
-POINTER, COUNT, THREADS = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+POINTER, COUNT, THREADS, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_bool
 SIGNATURES = {
-    "run_block": [*[POINTER] * 4, THREADS],
-    "route": [*[POINTER] * 4, COUNT, POINTER, POINTER, THREADS],
-    "logits": [*[POINTER] * 4, COUNT, THREADS],
-    "speak": [*[POINTER] * 4, COUNT, POINTER, POINTER, THREADS],
+    "run": (COUNT, [POINTER, COUNT, FLAG, POINTER, THREADS]),
+    "route": (None, [*[POINTER] * 4, COUNT, POINTER, POINTER, THREADS]),
+    "logits": (None, [*[POINTER] * 4, COUNT, THREADS]),
+    "speak": (None, [*[POINTER] * 4, COUNT, POINTER, POINTER, THREADS]),
 }
 """Of functions that there is one of for every precision."""
 
@@ -41,10 +47,11 @@ def native_library() -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("no native layers, PyTorch's own are slower: %s", error)
         return None
-    for function, signature in SIGNATURES.items():
+    for function, (result, arguments) in SIGNATURES.items():
         for precision in PRECISIONS.values():
             entry = getattr(library, f"{function}_{precision}")
-            entry.argtypes, entry.restype = signature, None
+            entry.argtypes, entry.restype = arguments, result
+    library.uniform.argtypes, library.uniform.restype = [*[COUNT] * 4, ctypes.c_char_p], ctypes.c_double
     draw = library.draw  # an item of the library would be another object at every use
     draw.argtypes, draw.restype = [POINTER, COUNT, COUNT, POINTER, POINTER], None
     return library
@@ -57,8 +64,7 @@ def build(processor: str, folder: Path) -> Path:
     with FileLock(file.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=folder) as scratch:
         if not file.exists():
             made = Path(scratch) / file.name
-            sources = [str(FOLDER / source) for source in SOURCES]
-            command = [*_command(processor), *sources, "-o", str(made)]
+            command = [*_command(processor), str(FOLDER / SOURCE), "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True)  # noqa: S603  all of it is known
             made.replace(file)
     return file
@@ -66,7 +72,7 @@ def build(processor: str, folder: Path) -> Path:
 
 def file_name(processor: str) -> str:
     """What the library is made of is part of its name, so that a stale one is never taken."""
-    content = b"".join((FOLDER / name).read_bytes() for name in (*SOURCES, *HEADERS))
+    content = b"".join((FOLDER / name).read_bytes() for name in (SOURCE, *HEADERS))
     digest = hashlib.sha256(content + " ".join(_command(processor)).encode()).hexdigest()[:16]
     return f"nvium-{processor.lower().replace(' ', '-')}-{digest}.so"
 

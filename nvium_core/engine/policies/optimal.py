@@ -77,7 +77,7 @@ class Optimal(Policy):
         return policy.choose(num_waiting)
 
     def observe(self, block: int, *, num_rows: int, seconds: float, num_asked: int, num_left: int) -> None:
-        self.costs.observe(block, num_rows, seconds)
+        self.costs.observe(block, num_rows, num_asked, seconds)
         self.frequencies.observe(block, num_asked, num_left)
         self._num_observed += 1
         if self._num_observed % CHECK_EVERY == 0:

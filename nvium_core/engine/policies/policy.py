@@ -12,6 +12,9 @@ class Policy(ABC):
     All sequences that wait for the chosen block move together.
     """
 
+    defers = True
+    """Whether layers that a token did not need are put off."""
+
     def ready_block(self, sequence: Sequence) -> int:
         """The block this sequence has to run next."""
         return sequence.front_block

@@ -10,6 +10,8 @@ from nvium_core.engine.sequence import Sequence
 
 
 class Synchronous(Policy):
+    defers = False
+
     def ready_block(self, sequence: Sequence) -> int:
         return sequence.deepest_pending_block
 

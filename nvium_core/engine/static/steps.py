@@ -64,6 +64,12 @@ class StaticSteps:
         num_keys = shape.num_rows * shape.num_pages * self._cache.page_size
         return self._attention is not gathered or num_keys <= MOST_GATHERED_KEYS
 
+    @torch.inference_mode()
+    def run(self, step: Step) -> dict[Sequence, Junction]:
+        """Carry the Step, and answer for the fronts that draw from exits as they are."""
+        self.carry(step)
+        return self.ask(step)
+
     def carry(self, step: Step) -> None:
         """Take the rows from the boundary before the block to the one behind it. Sends what `ask` needs, too."""
         shape = self._shape(step)

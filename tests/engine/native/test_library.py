@@ -33,9 +33,9 @@ def test_a_library_is_named_after_its_sources_flags_and_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {library.file_name("AVX2"), library.file_name("AVX512"), library.file_name("other")}
-    for name in (*library.SOURCES, *library.HEADERS):
+    for name in (library.SOURCE, *library.HEADERS):
         (tmp_path / name).write_bytes((library.FOLDER / name).read_bytes())
-    (tmp_path / "draw.cpp").write_text("// other\n")
+    (tmp_path / "draw.h").write_text("// other\n")
     monkeypatch.setattr(library, "FOLDER", tmp_path)
     names.add(library.file_name("AVX2"))
     monkeypatch.setattr(library, "COMPILER", ("c++", "-O1"))
@@ -86,6 +86,6 @@ def test_engines_of_either_kind_say_the_same(monkeypatch: pytest.MonkeyPatch) ->
 
 @has_compiler
 def test_the_compiler_says_nothing_of_our_sources(tmp_path: Path) -> None:
-    for source in library.SOURCES:
-        command = [*library.COMPILER, "-Wall", "-Wextra", str(library.FOLDER / source), "-o", str(tmp_path / "out")]
-        assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""
+    source = str(library.FOLDER / library.SOURCE)
+    command = [*library.COMPILER, "-Wall", "-Wextra", source, "-o", str(tmp_path / "out")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""

@@ -20,7 +20,7 @@ def static_engine(model: NviumForCausalLM, config: EngineConfig, *, is_at_once: 
     """As an engine on a GPU; `is_at_once` says whether all heads count as light."""
     engine = Engine(model, config)
     runner = engine.runner
-    runner._short_blocks = runner._blocks
+    runner._native = None
     exits = PlainExits(model, runner._states_2SD)
     runner._junctions = Junctions(model, exits, max_sequences=engine.config.max_sequences)
     runner._static = runner._static_steps()

@@ -1,10 +1,12 @@
 // A block of a Llama, for a few rows of any sequences over a paged key/value cache, in one call: what the plain PyTorch
 // layers of nvium_core/model/llama.py compute, without an operator's overhead for each of their parts.
 //
-// Weights are read once for all rows of the call, in the precision they are stored in; sums and whatever lies between
+// Weights are read once for all rows of the call, in the precision W they are stored in; sums and whatever lies between
 // two layers are float32 or better. A row's results depend neither on the other rows nor on the number of threads.
 //
 // Shapes: R rows, D width, H query heads, G key heads, P head size, M inner width, S cache slots, L layers.
+
+#pragma once
 
 #include <omp.h>
 
@@ -13,11 +15,10 @@
 #include "projection.h"
 
 namespace nvium {
-namespace {
 
-// In the order of the caller's list.
-template <typename T> struct Layer {
-  const T *attention_norm, *q, *k, *v, *o, *mlp_norm, *gate, *up, *down;
+// In the order of the caller's list, matrices in panels.
+template <typename W> struct Layer {
+  const W *attention_norm, *q, *k, *v, *o, *mlp_norm, *gate, *up, *down;
 };
 
 struct Shape {
@@ -40,7 +41,7 @@ struct Rows {
   const int64_t *places, *pages, *tokens;
 };
 
-template <typename T> class Pass {
+template <typename T, typename W> class Pass {
   using A = Accumulator<T>;
 
  public:
@@ -58,6 +59,8 @@ template <typename T> class Pass {
         hidden_(num_rows_ * shape.width),
         queries_(num_rows_ * shape.num_heads * shape.head_size),
         attended_(queries_.size()),
+        own_keys_(num_rows_ * slot_stride_),
+        own_values_(num_rows_ * slot_stride_),
         gate_(num_rows_ * shape.inner),
         up_(num_rows_ * shape.inner) {
     for (int64_t r = 0; r < num_rows_; ++r) {
@@ -67,16 +70,18 @@ template <typename T> class Pass {
     }
   }
 
-  void run(const Layer<T>* layers, int num_threads) {
+  void run(const Layer<W>* layers, int num_threads) {
 #pragma omp parallel num_threads(num_threads)
     {
       const int number = omp_get_thread_num(), of = omp_get_num_threads();
-      std::vector<A> normed(hidden_.size()), scratch(std::max(most_keys_ + lanes<A>, num_rows_ * shape_.head_size));
+      std::vector<A> normed(hidden_.size()), scratch(most_keys_ + lanes<A>);
       for (int64_t i = 0; i < shape_.num_layers; ++i) {
-        const Layer<T>& layer = layers[i];
+        const Layer<W>& layer = layers[i];
         const int64_t offset = (shape_.first_layer + i) * shape_.num_slots * slot_stride_;
         norm(layer.attention_norm, normed);
-        project_heads(layer, offset, normed, scratch, number, of);
+        project_heads(layer, normed, number, of);
+#pragma omp barrier
+        rotate_heads(offset, number, of);
 #pragma omp barrier
         attend(offset, scratch, number, of);
 #pragma omp barrier
@@ -91,6 +96,10 @@ template <typename T> class Pass {
     }
   }
 
+  int64_t position(int64_t row) const { return places_[2 * row]; }
+
+  int64_t own_slot(int64_t row) const { return slot(row, position(row)); }
+
   // Leave the rows at the next boundary.
   void keep() const {
     for (int64_t r = 0; r < num_rows_; ++r) {
@@ -100,42 +109,40 @@ template <typename T> class Pass {
   }
 
  private:
-  int64_t position(int64_t row) const { return places_[2 * row]; }
-
   // Where a row's sequence keeps a position, in slots.
   int64_t slot(int64_t row, int64_t at) const {
     return pages_[places_[2 * row + 1] + at / shape_.page_size] * shape_.page_size + at % shape_.page_size;
   }
 
   T* state(int64_t row, int64_t boundary) const {
-    return states_ + (boundary % 2 * shape_.num_slots + slot(row, position(row))) * shape_.width;
+    return states_ + (boundary % 2 * shape_.num_slots + own_slot(row)) * shape_.width;
   }
 
-  void norm(const T* weight, std::vector<A>& normed) const {
+  void norm(const W* weight, std::vector<A>& normed) const {
     for (int64_t r = 0; r < num_rows_; ++r)
       rms_norm(&hidden_[r * shape_.width], weight, shape_.width, static_cast<A>(shape_.eps), &normed[r * shape_.width]);
   }
 
-  // Queries into a buffer, keys and values into the cache, a head at a time.
-  void project_heads(const Layer<T>& layer, int64_t offset, const std::vector<A>& normed, std::vector<A>& scratch,
-                     int number, int of) {
-    const Part heads(shape_.num_heads + 2 * shape_.num_key_heads, 1, number, of);
-    for (int64_t head = heads.begin; head < heads.end; ++head) {
-      const int64_t of_keys = head - shape_.num_heads, of_values = of_keys - shape_.num_key_heads;
-      const T* weight = of_keys < 0 ? layer.q + head * shape_.head_size * shape_.width
-                        : of_values < 0 ? layer.k + of_keys * shape_.head_size * shape_.width
-                                        : layer.v + of_values * shape_.head_size * shape_.width;
-      A* out = scratch.data();
-      project(normed.data(), weight, num_rows_, shape_.width, Part(shape_.head_size, lanes<A>, 0, 1),
-              [&](int64_t r, int64_t n, A product) { out[r * shape_.head_size + n] = product; });
-      for (int64_t r = 0; r < num_rows_; ++r) {
-        const A* x = out + r * shape_.head_size;
-        if (of_keys < 0)
-          rotate(x, position(r), &queries_[(r * shape_.num_heads + head) * shape_.head_size]);
-        else if (of_values < 0)
-          rotate(x, position(r), keys_ + offset + slot(r, position(r)) * slot_stride_ + of_keys * shape_.head_size);
-        else
-          copy(x, values_ + offset + slot(r, position(r)) * slot_stride_ + of_values * shape_.head_size);
+  // Queries, and the rows' own keys and values.
+  void project_heads(const Layer<W>& layer, const std::vector<A>& normed, int number, int of) {
+    const int64_t of_queries = shape_.num_heads * shape_.head_size;
+    const Part queries(num_panels<A>(of_queries), number, of), keys(num_panels<A>(slot_stride_), number, of);
+    project_into(normed.data(), layer.q, num_rows_, shape_.width, of_queries, queries, queries_.data());
+    project_into(normed.data(), layer.k, num_rows_, shape_.width, slot_stride_, keys, own_keys_.data());
+    project_into(normed.data(), layer.v, num_rows_, shape_.width, slot_stride_, keys, own_values_.data());
+  }
+
+  // Queries where they are, keys and values into the cache.
+  void rotate_heads(int64_t offset, int number, int of) {
+    const int64_t heads = shape_.num_heads, key_heads = shape_.num_key_heads, size = shape_.head_size;
+    const Part rows(num_rows_, number, of);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      const int64_t at = offset + own_slot(r) * slot_stride_;
+      for (int64_t head = r * heads; head < (r + 1) * heads; ++head)
+        rotate(&queries_[head * size], position(r), &queries_[head * size]);
+      for (int64_t head = 0; head < key_heads; ++head) {
+        rotate(&own_keys_[(r * key_heads + head) * size], position(r), keys_ + at + head * size);
+        copy(&own_values_[(r * key_heads + head) * size], values_ + at + head * size);
       }
     }
   }
@@ -148,13 +155,14 @@ template <typename T> class Pass {
     const A *cos = cos_ + position * shape_.head_size, *sin = sin_ + position * shape_.head_size;
     const int64_t half = shape_.head_size / 2;
     for (int64_t p = 0; p < half; ++p) {
-      out[p] = static_cast<Out>(x[p] * cos[p] - x[p + half] * sin[p]);
-      out[p + half] = static_cast<Out>(x[p + half] * cos[p + half] + x[p] * sin[p + half]);
+      const A first = x[p], second = x[p + half];
+      out[p] = static_cast<Out>(first * cos[p] - second * sin[p]);
+      out[p + half] = static_cast<Out>(second * cos[p + half] + first * sin[p + half]);
     }
   }
 
   void attend(int64_t offset, std::vector<A>& scratch, int number, int of) {
-    const Part parts(num_rows_ * shape_.num_heads, 1, number, of);
+    const Part parts(num_rows_ * shape_.num_heads, number, of);
     for (int64_t part = parts.begin; part < parts.end; ++part) {
       const int64_t row = part / shape_.num_heads, head = part % shape_.num_heads;
       const int64_t head_offset = offset + head * shape_.num_key_heads / shape_.num_heads * shape_.head_size;
@@ -183,7 +191,7 @@ template <typename T> class Pass {
       const T* page = keys + slot(row, first) * slot_stride_;
       int64_t key = 0;
       for (; key + lanes<A> <= shape_.page_size && first + key < num_keys; key += lanes<A>)
-        store(scale * products<1>(query, page + key * slot_stride_, slot_stride_, shape_.head_size), weights + first + key);
+        store(scale * products(query, page + key * slot_stride_, slot_stride_, shape_.head_size), weights + first + key);
       for (; key < std::min(shape_.page_size, num_keys - first); ++key)
         weights[first + key] = scale * dot(query, page + key * slot_stride_, shape_.head_size);
     }
@@ -207,19 +215,21 @@ template <typename T> class Pass {
     }
   }
 
-  void feed_forward(const Layer<T>& layer, const std::vector<A>& normed, int number, int of) {
-    const Part part(shape_.inner, lanes<A>, number, of);
-    project(normed.data(), layer.gate, num_rows_, shape_.width, part,
-            [&](int64_t r, int64_t n, A product) { gate_[r * shape_.inner + n] = product; });
-    project(normed.data(), layer.up, num_rows_, shape_.width, part,
-            [&](int64_t r, int64_t n, A product) { up_[r * shape_.inner + n] = product; });
+  void feed_forward(const Layer<W>& layer, const std::vector<A>& normed, int number, int of) {
+    const Part part(num_panels<A>(shape_.inner), number, of);
+    project_into(normed.data(), layer.gate, num_rows_, shape_.width, shape_.inner, part, gate_.data());
+    project_into(normed.data(), layer.up, num_rows_, shape_.width, shape_.inner, part, up_.data());
+    const int64_t begin = part.begin * lanes<A>, end = std::min(part.end * lanes<A>, shape_.inner);
     for (int64_t r = 0; r < num_rows_; ++r)
-      silu_times(&gate_[r * shape_.inner + part.begin], &up_[r * shape_.inner + part.begin], part.end - part.begin);
+      silu_times(&gate_[r * shape_.inner + begin], &up_[r * shape_.inner + begin], std::max<int64_t>(end - begin, 0));
   }
 
-  void add(const std::vector<A>& x, const T* weight, int64_t length, int number, int of) {
-    project(x.data(), weight, num_rows_, length, Part(shape_.width, lanes<A>, number, of),
-            [&](int64_t r, int64_t n, A product) { hidden_[r * shape_.width + n] += product; });
+  void add(const std::vector<A>& x, const W* weight, int64_t length, int number, int of) {
+    const Part part(num_panels<A>(shape_.width), number, of);
+    project(x.data(), weight, num_rows_, length, shape_.width, part,
+            [&](int64_t r, int64_t n, const A* products, int64_t count) {
+              for (int64_t i = 0; i < count; ++i) hidden_[r * shape_.width + n + i] += products[i];
+            });
   }
 
   const Shape shape_;
@@ -228,21 +238,8 @@ template <typename T> class Pass {
   const int64_t *places_, *pages_;
   const A *cos_, *sin_;
   T* states_;
-  std::vector<A> hidden_, queries_, attended_, gate_, up_;
+  std::vector<A> hidden_, queries_, attended_, own_keys_, own_values_, gate_, up_;
   int64_t most_keys_ = 0;
 };
 
-}  // namespace
 }  // namespace nvium
-
-#define NVIUM_RUN_BLOCK(T, type)                                                                                  \
-  extern "C" void run_block_##type(const nvium::Shape* shape, const void* layers, const void* tensors,            \
-                                   const nvium::Rows* rows, int32_t num_threads) {                                \
-    nvium::Pass<T> pass(*shape, *static_cast<const nvium::Tensors<T>*>(tensors), *rows);                          \
-    pass.run(static_cast<const nvium::Layer<T>*>(layers), num_threads);                                           \
-    pass.keep();                                                                                                  \
-  }
-
-NVIUM_RUN_BLOCK(double, float64)
-NVIUM_RUN_BLOCK(float, float32)
-NVIUM_RUN_BLOCK(nvium::BFloat16, bfloat16)

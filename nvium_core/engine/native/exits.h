@@ -1,0 +1,102 @@
+// An exit for a few rows: what nvium_core/model/exits.py and the head compute, as block.h computes a block.
+//
+// Shapes: R rows, D width, M router's inner width, N adapter's inner width, V vocabulary.
+
+#pragma once
+
+#include <omp.h>
+
+#include <vector>
+
+#include "draw.h"
+#include "projection.h"
+
+namespace nvium {
+
+struct ExitShape {
+  int64_t width, router_width, adapter_width, vocab_size;
+  double eps, temperature;
+};
+
+// In the order of the caller's list, matrices in panels; null where the last exit has no router, or none has an adapter.
+template <typename W> struct Exit {
+  const W *norm, *fc1, *fc1_bias, *fc2, *fc2_bias, *router_norm, *router_head;
+  const Accumulator<W>* router_bias;  // which may be more precise than the rest
+  const W *up, *down, *head;
+};
+
+// y = x Wᵀ + b, by all threads.
+template <typename A, typename W, typename B>
+void linear(const std::vector<A>& x, const W* weight, const B* bias, int64_t num_rows, int64_t length, int64_t count,
+            A* y, int num_threads) {
+#pragma omp parallel num_threads(num_threads)
+  project_into(x.data(), weight, num_rows, length, count,
+               Part(num_panels<A>(count), omp_get_thread_num(), omp_get_num_threads()), y);
+  if (bias)
+    for (int64_t i = 0; i < num_rows * count; ++i) y[i] += static_cast<A>(bias[i % count]);
+}
+
+// Of the states in these slots: x = RMSNorm(h) [R, D], and log w [R, 2] of going on and of leaving.
+template <typename T, typename W>
+void route(const ExitShape& shape, const Exit<W>& exit, const T* states, const int64_t* slots, int64_t num_rows,
+           Accumulator<T>* x, double* log_w, int num_threads) {
+  using A = Accumulator<T>;
+  const int64_t width = shape.width, inner = shape.router_width;
+  const A eps = static_cast<A>(shape.eps);
+  std::vector<A> hidden(num_rows * width), mid(num_rows * inner), normed(num_rows * width);
+  for (int64_t r = 0; r < num_rows; ++r)
+    for (int64_t d = 0; d < width; ++d) hidden[r * width + d] = static_cast<A>(states[slots[r] * width + d]);
+  for (int64_t r = 0; r < num_rows; ++r) rms_norm(&hidden[r * width], exit.norm, width, eps, x + r * width);
+  if (!exit.fc1) {
+    for (int64_t r = 0; r < num_rows; ++r) log_w[2 * r] = -INFINITY, log_w[2 * r + 1] = 0;
+    return;
+  }
+  std::copy_n(x, num_rows * width, normed.begin());
+  linear(normed, exit.fc1, exit.fc1_bias, num_rows, width, inner, mid.data(), num_threads);
+  for (A& value : mid) value = gelu(value);
+  linear(mid, exit.fc2, exit.fc2_bias, num_rows, inner, width, hidden.data(), num_threads);
+  for (int64_t r = 0; r < num_rows; ++r)
+    rms_norm(&hidden[r * width], exit.router_norm, width, eps, &normed[r * width]);
+  std::vector<A> logits(2 * num_rows);
+  linear(normed, exit.router_head, exit.router_bias, num_rows, width, 2, logits.data(), 1);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const A difference = (logits[2 * r + 1] - logits[2 * r]) / static_cast<A>(shape.temperature);
+    log_w[2 * r] = -softplus(difference);
+    log_w[2 * r + 1] = -softplus(-difference);
+  }
+}
+
+// W (x + down(SiLU(up(x)))) [R, V], of normed rows.
+template <typename W>
+void logits(const ExitShape& shape, const Exit<W>& exit, const Accumulator<W>* x, Accumulator<W>* out,
+            int64_t num_rows, int num_threads) {
+  using A = Accumulator<W>;
+  const int64_t width = shape.width, inner = shape.adapter_width;
+  std::vector<A> o(x, x + num_rows * width);
+  if (exit.up) {
+    std::vector<A> mid(num_rows * inner), added(num_rows * width);
+    const std::vector<A> ones(inner, 1);
+    linear<A, W, W>(o, exit.up, nullptr, num_rows, width, inner, mid.data(), num_threads);
+    for (int64_t r = 0; r < num_rows; ++r) silu_times(&mid[r * inner], ones.data(), inner);
+    linear<A, W, W>(mid, exit.down, nullptr, num_rows, inner, width, added.data(), num_threads);
+    for (size_t i = 0; i < o.size(); ++i) o[i] += added[i];
+  }
+  linear<A, W, W>(o, exit.head, nullptr, num_rows, width, shape.vocab_size, out, num_threads);
+}
+
+// A token from each of these rows' logits.
+template <typename W>
+void speak(const ExitShape& shape, const Exit<W>& exit, const Accumulator<W>* x, const int64_t* rows, int64_t num_rows,
+           const Draw* asked, int64_t* tokens, int num_threads) {
+  using A = Accumulator<W>;
+  static thread_local std::vector<A> picked, out;
+  static thread_local std::vector<double> weights;
+  picked.resize(num_rows * shape.width);
+  out.resize(num_rows * shape.vocab_size);
+  for (int64_t r = 0; r < num_rows; ++r) std::copy_n(x + rows[r] * shape.width, shape.width, &picked[r * shape.width]);
+  logits<W>(shape, exit, picked.data(), out.data(), num_rows, num_threads);
+  for (int64_t r = 0; r < num_rows; ++r)
+    tokens[r] = draw_row(&out[r * shape.vocab_size], shape.vocab_size, asked[r], weights);
+}
+
+}  // namespace nvium
