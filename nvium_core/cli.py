@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nvium_core.commands import evaluation, measuring, speaking, training
+from nvium_core.commands import evaluation, measuring, planning, speaking, training
 from nvium_core.errors import NviumError
 
 USER_ERROR = 2
@@ -30,7 +30,7 @@ COMMANDS = (
     evaluation.evaluate_baseline,
     evaluation.compare,
     measuring.bench,
-    measuring.plan,
+    planning.plan,
 )
 for command in COMMANDS:
     app.command()(command)

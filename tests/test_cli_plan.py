@@ -74,3 +74,27 @@ def test_a_mistake_is_one_line_that_names_the_option(
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert complaint in captured.err
+
+
+def test_replicas_for_a_rate_are_shown_and_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    asked = ("--rate", "40", "--prompt-tokens", "8:16", "--output-tokens", "4", "--target-ttft-ms", "60")
+    assert run(monkeypatch, "plan", *asked, "--json", figures) == 0
+    found = json.loads(figures.read_text())
+    assert found["replicas"] == found["rows"][-1]["replicas"] >= 1
+    assert found["rows"][-1]["first_token"]["95"] <= 0.06
+    assert (found["rate"], found["prompt_tokens"], found["between_tokens"]) == (40, [8, 16], None)
+    assert f"need {found['replicas']}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [(["--rate", "0"], "rate"), (["--rate", "1", "--prompt-tokens", "x"], "prompt-tokens")],
+)
+def test_a_demand_that_cannot_be_is_one_line_and_exit_code_2(
+    arguments: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "plan", *arguments) == 2
+    assert complaint in capsys.readouterr().err

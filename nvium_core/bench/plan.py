@@ -32,13 +32,19 @@ def loads(
 
     Raises `InvalidRequest`, naming the option, for what cannot be simulated.
     """
-    exits = numbers(routing, "routing")
-    require(not costs_file or fixed is per_row is None, "costs", "cannot be given together with fixed or per-row")
-    costs = saved_costs(costs_file) if costs_file else linear_costs(fixed or "1", per_row or "0", len(exits))
+    exits, costs = numbers(routing, "routing"), costs_of(routing, fixed, per_row, costs_file)
     return [
         Load(routing=exits, costs=costs, num_sequences=number, head_seconds=head_ms / 1000)
         for number in counts(sequences, "sequences")
     ]
+
+
+def costs_of(routing: str, fixed: str | None, per_row: str | None, costs_file: Path | None) -> StepCosts:
+    """As they are typed, for as many blocks as the routing has; or from a file."""
+    require(not costs_file or fixed is per_row is None, "costs", "cannot be given together with fixed or per-row")
+    if costs_file:
+        return saved_costs(costs_file)
+    return linear_costs(fixed or "1", per_row or "0", len(numbers(routing, "routing")))
 
 
 def numbers(text: str, option: str) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from rich.table import Table
 from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio, sound
 from nvium_core.bench.simulator import Load, simulate
 from nvium_core.choices import Schedule
-from nvium_core.engine.costs import StepCosts
+from nvium_core.engine.costs import Line, StepCosts
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import TokenEvent
 from nvium_core.engine.params import SamplingParams, require
@@ -104,13 +104,18 @@ def most_tokens(context: int, num_prompt_tokens: int, num_tokens: int) -> int:
 
 
 def pointwise_median(measured: Items[StepCosts]) -> StepCosts:
+    """Of every number by itself."""
     points = [costs.points for costs in measured]
+    blocks = range(measured[0].num_blocks)
     return StepCosts(
-        {
-            block: {rows: median(other[block][rows] for other in points) for rows in seconds}
-            for block, seconds in points[0].items()
-        }
+        {block: {rows: median(each[block][rows] for each in points) for rows in points[0][block]} for block in blocks},
+        [median_line([costs.junctions[block] for costs in measured]) for block in blocks],
+        median_line([costs.own for costs in measured]),
     )
+
+
+def median_line(lines: Items[Line]) -> Line:
+    return median(fixed for fixed, _ in lines), median(each for _, each in lines)
 
 
 def prepared(engine: Engine, num_sequences: int) -> Optimal:

@@ -1,6 +1,5 @@
-"""How fast the engine is, and what schedules would give."""
+"""How fast the engine is."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,27 +48,3 @@ def bench(
     figures = experiments.measure(experiment, subject, given)
     Console().print(experiments.table(figures))
     experiments.save(figures, json_file, plot)
-
-
-def plan(
-    routing: Annotated[str, typer.Option(help="Probability of each exit, p_1,p_2,…")] = ".146,.26,.345,.247",
-    sequences: Annotated[str, typer.Option(help="Sequences at once, one or several numbers.")] = "1,2,4,8,16",
-    fixed: Annotated[str | None, typer.Option(help="Milliseconds of a block, however few its rows [1].")] = None,
-    per_row: Annotated[str | None, typer.Option(help="Milliseconds a block takes more for every row [0].")] = None,
-    head: Annotated[float, typer.Option(help="Milliseconds of the head, per token.")] = 0.0,
-    costs: Annotated[Path | None, typer.Option(help="Measured costs (JSON), instead of --fixed and --per-row.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
-) -> None:
-    """What each schedule would give, simulated: tokens per second, waits, and gaps between tokens. Needs no model.
-
-    --fixed and --per-row take one number, or one for each block.
-    """
-    from rich.console import Console
-
-    from nvium_core.bench import plan as planning
-
-    loads = planning.loads(routing, sequences, fixed, per_row, head, costs)
-    rows = planning.compare(loads)
-    Console().print(planning.table(rows))
-    if json_file:
-        json_file.write_text(json.dumps(planning.as_dict(loads, rows), indent=2) + "\n", encoding="utf-8")

@@ -16,14 +16,17 @@ from nvium_core.engine.scheduler import Run, Step
 from nvium_core.engine.sequence import Sequence
 from nvium_core.model.config import NviumConfig
 
-ROW_COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 64)
+ROW_COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256)
 """What is measured; in between and beyond, costs are taken to be linear."""
+
+MOST_SPREAD_ROWS = 64
+"""So many are of as many sequences as there are seats; more are of one, as a prompt's are."""
 
 POSITION = 64
 """How long the sequences are that are measured, if the cache holds them."""
 
-REPEATS = 5
-"""Runs of every step. Each draws anew who leaves, which decides what the head is asked for."""
+REPEATS, LONG_REPEATS = 5, 2
+"""Runs of every Step, and of one with more rows. Each draws anew who leaves, which decides what the head is asked."""
 
 REHEARSED_SEQUENCES = (2, 8)
 REHEARSED_TOKENS = 24
@@ -51,7 +54,8 @@ def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_se
     junctions = []
     for block, times in asked.items():
         surplus = {rows: mean_but_slowest(seconds) - points[block][rows] for rows, seconds in times.items()}
-        junctions.append(line({rows: surplus[rows] for rows in surplus if rows <= max_sequences}))
+        one_each = min(max_sequences, MOST_SPREAD_ROWS)
+        junctions.append(line({rows: surplus[rows] for rows in surplus if rows <= one_each}))
     return StepCosts(points, junctions)
 
 
@@ -81,7 +85,10 @@ def _measure(
     """Each block's times by rows. Turns go through all Steps, so that a machine's slow moments are shared by many."""
     measured: dict[int, dict[int, list[float]]] = {block: defaultdict(list) for block in range(config.num_exits)}
     for turn, num_rows in product(range(REPEATS), ROW_COUNTS):
-        sequences = stand_ins(num_rows, pool, config, max_sequences=max_sequences)
+        is_long = num_rows > MOST_SPREAD_ROWS
+        if is_long and turn >= LONG_REPEATS:
+            continue
+        sequences = stand_ins(num_rows, pool, config, max_sequences=1 if is_long else max_sequences)
         if sum(map(len, sequences.values())) == num_rows:
             runs = [Run(sequence, rows, reaches_front=asks_junctions) for sequence, rows in sequences.items()]
             for block, times in measured.items():

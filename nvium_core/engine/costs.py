@@ -1,5 +1,5 @@
-"""What a Step costs: seconds of each block by the number of rows, and of its junction by the number of fronts that are
-asked, measured. Knows nothing of devices or of torch.
+"""What a Step costs, measured: seconds of its block by the number of rows, of its junction by the number of fronts that
+are asked, and of the engine itself. Knows nothing of devices or of torch.
 
 Blocks count from 0.
 """
@@ -23,11 +23,17 @@ Line = tuple[float, float]
 
 
 class StepCosts:
-    """t_k(r), the seconds block k takes for r rows, linear between measured points and beyond them; and what is added
-    where fronts are asked."""
+    """t_k(r), the seconds block k takes for r rows, linear between measured points and beyond them; what is added where
+    fronts are asked; and what the engine takes itself."""
 
-    def __init__(self, points: Mapping[int, Mapping[int, float]], junctions: Sequence[Line] | None = None) -> None:
-        """From {block: {rows: seconds}}, and of each block's junction a line over the fronts, all free if left out.
+    def __init__(
+        self,
+        points: Mapping[int, Mapping[int, float]],
+        junctions: Sequence[Line] | None = None,
+        own: Line = (0.0, 0.0),
+    ) -> None:
+        """From {block: {rows: seconds}}, of each block's junction a line over the fronts, and one of the engine's own
+        time; those that are left out are free.
 
         Raises `InvalidRequest` unless all blocks have points, all positive, and no junction's costs are negative.
         """
@@ -36,9 +42,11 @@ class StepCosts:
             is_positive = all(rows >= 1 and 0 < cost < math.inf for rows, cost in seconds.items())
             require(len(seconds) > 0 and is_positive, "costs", f"block {block} needs positive seconds by positive rows")
         lines = [(0.0, 0.0) for _ in points] if junctions is None else [(fixed, each) for fixed, each in junctions]
-        are_known = len(lines) == len(points) and all(0 <= seconds < math.inf for line in lines for seconds in line)
+        are_known = len(lines) == len(points) and all(map(is_sound, lines))
         require(are_known, "costs", "junctions need two numbers for every block, none of them negative")
+        require(is_sound(own), "costs", "the engine's own must be two numbers, none of them negative")
         self.junctions = lines
+        self.own = own
         self._rows = [sorted(points[block]) for block in range(len(points))]
         self._seconds = [[points[block][rows] for rows in self._rows[block]] for block in range(len(points))]
 
@@ -55,21 +63,25 @@ class StepCosts:
             points = [{int(rows): float(cost) for rows, cost in block.items()} for block in saved["blocks"]]
             lines = saved.get("junctions")
             junctions = None if lines is None else [(float(fixed), float(each)) for fixed, each in lines]
+            fixed, each = saved.get("own", (0.0, 0.0))
+            own = float(fixed), float(each)
         except (KeyError, TypeError, ValueError, AttributeError):
-            points, junctions = [], None
-        require(len(points) > 0, "costs", 'must be {"blocks": [{rows: seconds, …}, …]}, perhaps with "junctions"')
-        return cls(dict(enumerate(points)), junctions)
+            points, junctions, own = [], None, (0.0, 0.0)
+        form = '{"blocks": [{rows: seconds, …}, …]}, perhaps with "junctions": [[fixed, each], …], "own": [fixed, each]'
+        require(len(points) > 0, "costs", f"must be {form}")
+        return cls(dict(enumerate(points)), junctions, own)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: {"blocks": [{rows: seconds}, …], "junctions": [[fixed, per front], …]}, the rows as strings."""
-        blocks = [{str(rows): cost for rows, cost in block.items()} for block in self.points.values()]
-        return {"blocks": blocks, "junctions": [list(line) for line in self.junctions]}
+        """For JSON: {"blocks": [{rows: seconds}, …], "junctions": [[fixed, per front], …], "own": [fixed, per front]}.
 
-    def plus(self, line: Line) -> "StepCosts":
-        """The same with what every Step costs besides, fixed and for each front."""
-        fixed, each = line
-        points = {block: {r: t + fixed for r, t in seconds.items()} for block, seconds in self.points.items()}
-        return StepCosts(points, [(a, b + each) for a, b in self.junctions])
+        Rows are strings.
+        """
+        blocks = [{str(rows): cost for rows, cost in block.items()} for block in self.points.values()]
+        return {"blocks": blocks, "junctions": [list(line) for line in self.junctions], "own": list(self.own)}
+
+    def with_own(self, own: Line) -> "StepCosts":
+        """The same, with what the engine takes itself for a Step, and for each of its fronts."""
+        return StepCosts(self.points, self.junctions, own)
 
     @property
     def points(self) -> dict[int, dict[int, float]]:
@@ -93,8 +105,11 @@ class StepCosts:
 
     def seconds(self, block: int, rows: float, fronts: int = 0) -> float:
         """Of a Step that asks so many fronts; rows may be a mean, so not whole."""
-        fixed, each = self.junctions[block]
-        return self._of_rows(block, rows) + (fixed + each * fronts if fronts else 0.0)
+        return self._of_rows(block, rows) + at(self.junctions[block], fronts) + self.own[0] + self.own[1] * fronts
+
+    def seconds_following(self, block: int, rows: float, fronts: int = 0) -> float:
+        """Of a Step that is run with the one before it, for which the engine has done its part already."""
+        return self._of_rows(block, rows) + at(self.junctions[block], fronts)
 
     def _of_rows(self, block: int, rows: float) -> float:
         """t_k(r)."""
@@ -130,6 +145,16 @@ class StepCosts:
         if rows >= r1:
             return [(right, 1.0)]
         return [(left, (r1 - rows) / (r1 - r0)), (right, (rows - r0) / (r1 - r0))]
+
+
+def at(junction: Line, fronts: int) -> float:
+    """Seconds of asking so many."""
+    fixed, each = junction
+    return fixed + each * fronts if fronts else 0.0
+
+
+def is_sound(line: Line) -> bool:
+    return all(0 <= seconds < math.inf for seconds in line)
 
 
 def _fit(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

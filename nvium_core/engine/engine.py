@@ -173,7 +173,7 @@ class Engine:
         require(not self.has_work, "engine", "must be idle to be calibrated")
         costs = measure_costs(self.runner, self.pool, self.model_config, max_sequences=self.config.max_sequences)
         self.scheduler.policy = self._policy(costs)
-        whole_costs = costs.plus(own_costs(self._rehearsed()))
+        whole_costs = costs.with_own(own_costs(self._rehearsed()))
         self.speedup.costs = costs
         self.scheduler.policy = self._policy(whole_costs)
         return whole_costs

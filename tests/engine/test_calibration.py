@@ -5,7 +5,15 @@ import time
 import pytest
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams
-from nvium_core.engine.calibration import ROW_COUNTS, assumed_costs, line, measure_costs, own_costs, rising
+from nvium_core.engine.calibration import (
+    MOST_SPREAD_ROWS,
+    ROW_COUNTS,
+    assumed_costs,
+    line,
+    measure_costs,
+    own_costs,
+    rising,
+)
 from nvium_core.engine.policies import Optimal
 from nvium_core.engine.runner import Ran, Runner
 from nvium_core.engine.scheduler import Step
@@ -13,6 +21,9 @@ from tests.engine.driving import alone
 from tests.random_models import random_model
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+FITTING = tuple(rows for rows in ROW_COUNTS if rows <= 128)
+"""What the model's context allows."""
+
 PARAMS = SamplingParams(max_tokens=7, seed=3, ignore_eos=True)
 
 
@@ -32,9 +43,9 @@ def test_costs_are_assumed_in_proportion_to_the_layers() -> None:
 @pytest.mark.parametrize(
     ("settings", "row_counts"),
     [
-        ({}, ROW_COUNTS),
-        ({"max_sequences": 1}, ROW_COUNTS),
-        ({"max_sequences": 3, "cache_tokens": 128 * 3}, ROW_COUNTS),
+        ({}, FITTING),
+        ({"max_sequences": 1}, FITTING),
+        ({"max_sequences": 3, "cache_tokens": 128 * 3}, FITTING),
         ({"context": 24, "cache_tokens": 24, "max_sequences": 1}, (1, 2, 4, 8, 12, 16, 24)),
         ({"context": 24, "cache_tokens": 48, "max_sequences": 2}, (1, 2, 4, 8, 12, 16, 24, 32)),
     ],
@@ -53,7 +64,7 @@ def test_every_number_of_rows_that_fits_is_measured(
 
 
 class RunnerThatPauses(Runner):
-    """Pauses for the most rows in the first block, but for the third time; and longer where fronts are asked."""
+    """Pauses for many rows in the first block, but for the third time; and longer where fronts are asked."""
 
     pause_seconds = 0.5
     num_pauses = 0
@@ -61,7 +72,7 @@ class RunnerThatPauses(Runner):
     def run(self, step: Step) -> list[Ran]:
         num_asked = sum(run.reaches_front for run in step.runs)
         time.sleep((0.02 + 0.01 * num_asked) * (step.block == 1 and num_asked > 0))
-        if (step.block, step.num_rows, num_asked) == (0, ROW_COUNTS[-1], 0):
+        if (step.block, step.num_rows, num_asked) == (0, MOST_SPREAD_ROWS, 0):
             self.num_pauses += 1
             time.sleep(0 if self.num_pauses == 3 else self.pause_seconds)
         return super().run(step)
@@ -71,8 +82,8 @@ def test_blocks_without_their_junctions_are_measured_by_the_quickest_run(model: 
     engine = Engine(model, EngineConfig(page_size=4, max_sequences=2))
     engine.runner.__class__ = RunnerThatPauses
     costs = measure_costs(engine.runner, engine.pool, engine.model_config, max_sequences=2)
-    assert all(tuple(block) == ROW_COUNTS for block in costs.points.values())
-    assert costs.seconds(0, ROW_COUNTS[-1]) < RunnerThatPauses.pause_seconds / 2
+    assert all(tuple(block) == FITTING for block in costs.points.values())
+    assert costs.seconds(0, MOST_SPREAD_ROWS) < RunnerThatPauses.pause_seconds / 2
 
 
 def test_junctions_are_what_steps_take_longer_where_fronts_are_asked(model: NviumForCausalLM) -> None:

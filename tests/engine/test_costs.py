@@ -58,12 +58,14 @@ def test_the_fit_is_never_negative_and_no_worse_than_a_constant(costs: StepCosts
 
 @given(COSTS)
 def test_costs_survive_json(costs: StepCosts) -> None:
+    costs = costs.with_own((0.25, 0.125))
     again = StepCosts.from_dict(json.loads(json.dumps(costs.as_dict())))
-    assert (again.points, again.junctions) == (costs.points, costs.junctions)
+    assert (again.points, again.junctions, again.own) == (costs.points, costs.junctions, costs.own)
 
 
-def test_costs_that_were_saved_without_junctions_have_free_ones() -> None:
-    assert StepCosts.from_dict({"blocks": [{"1": 0.5}]}).junctions == [(0.0, 0.0)]
+def test_costs_that_were_saved_with_blocks_alone_have_all_else_free() -> None:
+    costs = StepCosts.from_dict({"blocks": [{"1": 0.5}]})
+    assert (costs.junctions, costs.own) == ([(0.0, 0.0)], (0.0, 0.0))
 
 
 def test_a_junction_is_paid_where_fronts_are_asked() -> None:
@@ -74,10 +76,17 @@ def test_a_junction_is_paid_where_fronts_are_asked() -> None:
     assert costs.seconds(1, 16, 3) == 2.0
 
 
-def test_what_every_step_costs_besides_is_added_to_every_point_and_front() -> None:
-    costs = StepCosts(MEASURED, [(0.5, 0.25), (0.0, 0.0)]).plus((0.1, 0.01))
+def test_the_engine_s_own_time_is_paid_for_every_step_but_those_that_follow_another() -> None:
+    costs = StepCosts(MEASURED, [(0.5, 0.25), (0.0, 0.0)]).with_own((0.1, 0.01))
     assert costs.seconds(0, 4) == pytest.approx(1.3)
-    assert costs.seconds(0, 4, 2) == pytest.approx(1.3 + 0.5 + 0.52)
+    assert costs.seconds(0, 4, 2) == pytest.approx(1.3 + 1.0 + 0.02)
+    assert costs.seconds_following(0, 4, 2) == pytest.approx(1.2 + 1.0)
+
+
+@pytest.mark.parametrize("own", [(-1.0, 0.0), (0.0, float("inf"))])
+def test_own_time_that_cannot_be_is_refused(own: tuple[float, float]) -> None:
+    with pytest.raises(InvalidRequest, match="costs: the engine's own"):
+        StepCosts(MEASURED, own=own)
 
 
 @pytest.mark.parametrize("junctions", [[], [(0.0, 0.0)], [(0.0, 0.0), (-1.0, 0.0)], [(0.0, float("nan"))] * 2])

@@ -92,6 +92,7 @@ def test_the_solution_depends_on_no_unit_of_time(seed: int, num_blocks: int, num
         tuple(tuple((rows, 1000 * cost) for rows, cost in block) for block in problem.points),
         problem.exit_probabilities,
         tuple((1000 * fixed, 1000 * each) for fixed, each in problem.junctions),
+        (1000 * problem.own[0], 1000 * problem.own[1]),
     )
     assert slower.rounded() == problem.rounded()
     assert 1000 * solve(slower, num_sequences).rate == pytest.approx(solve(problem, num_sequences).rate, rel=1e-3)

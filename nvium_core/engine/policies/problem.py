@@ -22,17 +22,18 @@ COST_TOLERANCE, EXIT_TOLERANCE = 0.10, 0.05
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Hashable, so that solutions can be kept: per block points of t_k(r) as (rows, seconds), w_k, and the junction's
-    costs."""
+    """Hashable, so that solutions can be kept: per block points of t_k(r) as (rows, seconds), w_k and the junction's
+    costs; and the engine's own."""
 
     points: tuple[tuple[tuple[int, float], ...], ...]
     exit_probabilities: tuple[float, ...]
     junctions: tuple[Line, ...]
+    own: Line
 
     @classmethod
     def of(cls, costs: StepCosts, exit_probabilities: Sequence[float]) -> Self:
         points = tuple(tuple(block.items()) for block in costs.points.values())
-        return cls(points, tuple(exit_probabilities), tuple(costs.junctions))
+        return cls(points, tuple(exit_probabilities), tuple(costs.junctions), costs.own)
 
     @property
     def num_blocks(self) -> int:
@@ -42,8 +43,8 @@ class Problem:
         """The same problem to two digits, in units of all blocks' first points: no policy depends on the unit."""
         unit = sum(block[0][1] for block in self.points)
         points = tuple(tuple((rows, _two_digits(cost / unit)) for rows, cost in block) for block in self.points)
-        junctions = tuple((_two_digits(fixed / unit), _two_digits(each / unit)) for fixed, each in self.junctions)
-        return type(self)(points, tuple(round(w, 2) for w in self.exit_probabilities), junctions)
+        *junctions, own = ((_two_digits(a / unit), _two_digits(b / unit)) for a, b in (*self.junctions, self.own))
+        return type(self)(points, tuple(round(w, 2) for w in self.exit_probabilities), tuple(junctions), own)
 
     def is_near(self, other: "Problem") -> bool:
         """Whether the solution of one will do for the other; both are `rounded`."""
@@ -58,7 +59,7 @@ class Problem:
 
         Every row passes every block once, so a visit brings 1 / P(depth ≥ k) rows on average.
         """
-        costs = StepCosts({block: dict(points) for block, points in enumerate(self.points)}, self.junctions)
+        costs = StepCosts({block: dict(points) for block, points in enumerate(self.points)}, self.junctions, self.own)
         rows_K = [min(1 / max(p, 1e-9), MAX_ROWS_PER_VISIT) for p in reach_probabilities(self.exit_probabilities)]
         moving = range(1, num_sequences + 1)
         return np.array([[0.0, *(costs.seconds(k, m * rows, m) for m in moving)] for k, rows in enumerate(rows_K)])

@@ -1,0 +1,63 @@
+"""What schedules would give, and how many machines a load needs."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    routing: Annotated[str, typer.Option(help="Probability of each exit, p_1,p_2,…")] = ".146,.26,.345,.247",
+    sequences: Annotated[str, typer.Option(help="Sequences at once, one or several numbers.")] = "1,2,4,8,16",
+    fixed: Annotated[str | None, typer.Option(help="Milliseconds of a block, however few its rows [1].")] = None,
+    per_row: Annotated[str | None, typer.Option(help="Milliseconds a block takes more for every row [0].")] = None,
+    head: Annotated[float, typer.Option(help="Milliseconds of the head, per token.")] = 0.0,
+    costs: Annotated[Path | None, typer.Option(help="Measured costs (JSON), instead of --fixed and --per-row.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second: how many replicas do they need?")] = None,
+    prompt_tokens: Annotated[str, typer.Option(help="With --rate: N, or N:N.")] = "64",
+    output_tokens: Annotated[str, typer.Option(help="With --rate: N, or N:N.")] = "128",
+    target_ttft_ms: Annotated[float, typer.Option(help="With --rate: first token within.")] = float("inf"),
+    target_itl_ms: Annotated[float, typer.Option(help="With --rate: between tokens, on average.")] = float("inf"),
+    percentile: Annotated[float, typer.Option(help="With --rate: of requests that keep the targets.")] = 95,
+    max_sequences: Annotated[int, typer.Option(help="With --rate: at once in a replica.")] = 32,
+    http_share: Annotated[float, typer.Option(help="With --rate: of the engine's pace, over HTTP.")] = 1.0,
+    http_ms: Annotated[float, typer.Option(help="With --rate: that HTTP adds to a first token.")] = 0.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+) -> None:
+    """What each schedule would give, simulated: tokens per second, waits, and gaps between tokens. Needs no model.
+
+    --fixed and --per-row take one number, or one for each block. With --rate: how many replicas so many requests need,
+    what their clients would see, and what saturates a replica.
+    """
+    from rich.console import Console
+
+    from nvium_core.bench import capacity
+    from nvium_core.bench import plan as planning
+    from nvium_core.engine.params import EngineConfig
+
+    if rate is not None:
+        demand = capacity.Demand(
+            rate=rate,
+            prompt_tokens=capacity.span(prompt_tokens, "prompt-tokens"),
+            output_tokens=capacity.span(output_tokens, "output-tokens"),
+        )
+        target = capacity.Target(
+            first_token=target_ttft_ms / 1000, between_tokens=target_itl_ms / 1000, percentile=percentile
+        )
+        machine = capacity.Machine(
+            costs=planning.costs_of(routing, fixed, per_row, costs),
+            routing=planning.numbers(routing, "routing"),
+            config=EngineConfig(max_sequences=max_sequences),
+            http_share=http_share,
+            http_seconds=http_ms / 1000,
+        )
+        seen = capacity.look_ahead(machine, demand, target)
+        shown, figures = capacity.table(seen, demand, target), capacity.as_dict(machine, demand, target, seen)
+    else:
+        loads = planning.loads(routing, sequences, fixed, per_row, head, costs)
+        rows = planning.compare(loads)
+        shown, figures = planning.table(rows), planning.as_dict(loads, rows)
+    Console().print(shown)
+    if json_file:
+        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
