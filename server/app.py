@@ -23,7 +23,7 @@ from server.keys import ApiKeys, Key, read_keys
 from server.logs import configure_logs
 from server.middleware import BodyLimit, JsonBodies, LastResort, RequestFrame
 from server.rate_limit import RateLimit
-from server.routes import chat, completions, health, metrics, models, tokens
+from server.routes import chat, completions, health, metrics, models, playground, tokens
 from server.service import Service
 from server.settings import Settings
 from server.tracing import Tracing, tracer_provider
@@ -66,6 +66,8 @@ def assemble(service: Service, keys: Collection[Key] = (), provider: TracerProvi
     install_error_handlers(app)
     for routes in (completions, chat, tokens, models, health, metrics):
         app.include_router(routes.router)
+    if service.settings.playground:
+        app.include_router(playground.router)
     return app
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document: every route, what it takes and all that it may answer. It is served nowhere.
+"""The OpenAPI document: every route but the page's, what it takes and all that it may answer. It is served nowhere.
 
 Everything is said in one place, and a test holds it against the routes there are.
 """

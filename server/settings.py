@@ -86,6 +86,7 @@ class Settings(BaseSettings):
     requests_per_minute: Annotated[
         Positive | None, Field(description="of each key, or of everybody where there are none; None: any number")
     ] = None
+    playground: Annotated[bool, Field(description="a page at / to try the model on")] = True
     cors_origins: Annotated[Origins, Field(description="whose pages may call this server from a browser")] = ()
     otlp_endpoint: Annotated[
         Annotated[str, AfterValidator(endpoint)] | None,

@@ -41,6 +41,7 @@ def serve(
     api_keys_file: Annotated[Path | None, typer.Option(help="The same, one a line, with # comments.")] = None,
     metrics_open: Annotated[bool | None, typer.Option(help="/metrics asks for no key [off].")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Of each key, or of all without one [any].")] = None,
+    playground: Annotated[bool | None, typer.Option(help="A page at / to try the model on [on].")] = None,
     cors_origins: Annotated[str | None, typer.Option(help="Whose pages may call, comma separated [none].")] = None,
     otlp_endpoint: Annotated[str | None, typer.Option(help="OpenTelemetry collector that gets traces [none].")] = None,
     request_seconds: Annotated[float | None, typer.Option(help="How long a request may take [any time].")] = None,

@@ -1,0 +1,124 @@
+/** Draws a staircase as it grows: a lane for each block, a column for each row, a bar for each Step. */
+
+import { element, set, shape } from "./elements.js";
+
+const PITCH = 13; // pixels from one row to the next
+const CELL = 11;
+const LANE = 26;
+const BAR = 18;
+const PROMPT = 26; // the prompt's column is wider: it stands for many rows
+
+export class Drawing {
+  #staircase;
+  #svg = shape("svg", { role: "img" });
+  #bars = shape("g", {});
+  #mark = shape("rect", { class: "mark", y: 0, width: PITCH, visibility: "hidden" });
+  #scroller = element("div", "scroller");
+  #follows = true;
+  #counts;
+  #lanes;
+
+  /** `exitLayers` names the blocks; `onPoint` is told the row pointed at, or null. */
+  constructor(place, staircase, exitLayers, onPoint) {
+    this.#staircase = staircase;
+    const blocks = exitLayers.map((layer, index) => ({ layer, from: (exitLayers[index - 1] ?? 0) + 1, block: index + 1 }));
+    this.#lanes = blocks.map(({ block }) => shape("rect", { class: "waiting", rx: 3, ...this.#lane(block), width: 0 }));
+    this.#svg.setAttribute("height", LANE * staircase.numBlocks);
+    this.#svg.setAttribute("aria-label", "The staircase; the tokens of the story tell the same");
+    this.#mark.setAttribute("height", LANE * staircase.numBlocks);
+    this.#svg.append(this.#mark, this.#bars, ...this.#lanes);
+    this.#scroller.append(this.#svg);
+    this.#counts = blocks.map(() => element("li"));
+    place.replaceChildren(list("names", blocks.map(named)), this.#scroller, list("counts", this.#counts));
+    place.classList.remove("over");
+    this.#listen(onPoint);
+    this.show();
+  }
+
+  /** The Steps of a further row, in the tone of its exit. */
+  add(steps, tone) {
+    for (const { block, first, last } of steps) {
+      const rect = { rx: 3, ...this.#lane(block) };
+      if (first < last) this.#bars.append(shape("rect", { ...rect, class: "carried", ...span(first, last + 1) }));
+      const kind = block === steps.length ? "spoke" : "passed";
+      this.#bars.append(shape("rect", { ...rect, class: kind, "data-tone": tone, ...span(last, last + 1) }));
+    }
+  }
+
+  /** Show what waits, and the latest rows unless somebody looks at others. */
+  show() {
+    this.#svg.setAttribute("width", start(this.#staircase.numRows));
+    for (const [index, lane] of this.#lanes.entries()) {
+      const { first, end } = this.#staircase.waiting(index + 1);
+      set(lane, first < end ? span(first, end) : { width: 0 });
+      this.#counts[index].textContent = first < end ? `${end - first} wait` : "";
+    }
+    if (this.#follows) this.#scroller.scrollLeft = this.#scroller.scrollWidth;
+  }
+
+  /** What still waits is not needed any more. */
+  end() {
+    this.#scroller.parentElement.classList.add("over");
+  }
+
+  /** Show which column is a row's, and let it be seen; null for none. */
+  mark(row) {
+    this.#mark.setAttribute("visibility", row === null ? "hidden" : "visible");
+    if (row === null) return;
+    const { x, width } = span(row, row + 1);
+    set(this.#mark, { x: x - 1, width: width + 2 });
+    const { scrollLeft, clientWidth } = this.#scroller;
+    if (x < scrollLeft || x + width > scrollLeft + clientWidth) this.#scroller.scrollLeft = x - clientWidth / 2;
+  }
+
+  /** Where a row's column stands in the window. */
+  place(row) {
+    const { x, width } = span(row, row + 1);
+    const { left, top, height } = this.#svg.getBoundingClientRect();
+    return new DOMRect(left + x, top, width, height);
+  }
+
+  #lane(block) {
+    return { y: LANE * (this.#staircase.numBlocks - block) + (LANE - BAR) / 2, height: BAR };
+  }
+
+  #listen(onPoint) {
+    this.#scroller.addEventListener("scroll", () => {
+      const { scrollLeft, clientWidth, scrollWidth } = this.#scroller;
+      this.#follows = scrollLeft + clientWidth >= scrollWidth - PITCH;
+    });
+    const pointed = (event) => {
+      const row = rowAt(event.clientX - this.#svg.getBoundingClientRect().left);
+      onPoint(row < this.#staircase.numRows ? row : null);
+    };
+    this.#svg.addEventListener("pointermove", pointed);
+    this.#svg.addEventListener("click", pointed);
+    this.#svg.addEventListener("pointerleave", () => onPoint(null));
+  }
+}
+
+/** Where a row's column begins. */
+function start(row) {
+  return row === 0 ? 0 : PROMPT + (row - 1) * PITCH;
+}
+
+function span(first, end) {
+  return { x: start(first), width: start(end) - start(first) - (PITCH - CELL) };
+}
+
+function rowAt(x) {
+  return x < PROMPT ? 0 : Math.floor((x - PROMPT) / PITCH) + 1;
+}
+
+function named({ block, from, layer }) {
+  const item = element("li", "", `block ${block}`);
+  item.title = from === layer ? `layer ${layer}` : `layers ${from} to ${layer}`;
+  return item;
+}
+
+/** The blocks from the highest down, as they are drawn. */
+function list(name, items) {
+  const made = element("ol", name, ...items.toReversed());
+  made.reversed = true;
+  return made;
+}

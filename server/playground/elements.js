@@ -1,0 +1,19 @@
+/** Makes elements of the page, of text and elements only. */
+
+export function element(tag, name, ...content) {
+  const made = document.createElement(tag);
+  if (name) made.className = name;
+  made.append(...content);
+  return made;
+}
+
+const NAMESPACE = "http://www.w3.org/2000/svg";
+
+export function shape(tag, attributes) {
+  return set(document.createElementNS(NAMESPACE, tag), attributes);
+}
+
+export function set(target, attributes) {
+  for (const [name, value] of Object.entries(attributes)) target.setAttribute(name, value);
+  return target;
+}

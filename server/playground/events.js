@@ -1,0 +1,22 @@
+/** From the bytes of an event stream to the data of its events. Knows nothing of what they say. */
+
+/** The data of each event, as text. Comments, which keep a silent stream alive, are passed over. */
+export async function* events(body) {
+  let held = "";
+  for await (const text of pieces(body)) {
+    const parts = (held + text).split("\n\n");
+    held = parts.pop();
+    for (const part of parts) {
+      if (part.startsWith("data: ")) yield part.slice("data: ".length);
+    }
+  }
+}
+
+async function* pieces(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (let piece; !(piece = await reader.read()).done; ) yield piece.value;
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,52 @@
+/** How many tokens left at each exit; also the key to the colours. */
+
+import { element } from "./elements.js";
+import { tone } from "./tones.js";
+
+export class Histogram {
+  #rows;
+  #counts;
+
+  constructor(place, model) {
+    this.#counts = model.exitLayers.map(() => 0);
+    this.#rows = model.exitLayers.map((layer, index) => new Row(index + 1, layer));
+    const table = element("table", "", element("caption", "", "Where tokens left"), ...this.#rows.map((row) => row.line));
+    place.replaceChildren(table);
+  }
+
+  add(exits) {
+    for (const exit of exits) this.#counts[exit - 1] += 1;
+  }
+
+  show() {
+    const total = this.#counts.reduce((sum, count) => sum + count, 0);
+    const most = Math.max(...this.#counts);
+    for (const [index, row] of this.#rows.entries()) row.show(this.#counts[index], total, most);
+  }
+}
+
+class Row {
+  #bar = element("span", "bar");
+  #count = element("td", "count");
+  #share = element("td", "count");
+
+  constructor(exit, layer) {
+    this.line = element(
+      "tr",
+      "",
+      element("th", "", element("span", "sample", `exit ${exit}`)),
+      element("td", "quiet", `layer ${layer}`),
+      element("td", "track", this.#bar),
+      this.#count,
+      this.#share,
+    );
+    this.line.dataset.tone = tone(exit);
+    this.line.firstChild.scope = "row";
+  }
+
+  show(count, total, most) {
+    this.#bar.style.inlineSize = most ? `${(100 * count) / most}%` : 0;
+    this.#count.textContent = count;
+    this.#share.textContent = total ? `${Math.round((100 * count) / total)}%` : "";
+  }
+}

@@ -1,0 +1,106 @@
+/** The page as a whole: which model there is, and what its buttons do. */
+
+import { completion, servedModel } from "./api.js";
+import { hide } from "./hint.js";
+import { key, request, wantsMixture } from "./request.js";
+import { Run } from "./run.js";
+import { Trouble } from "./trouble.js";
+
+const part = (id) => document.getElementById(id);
+
+const exitsRun = new Run(part("exits-run"));
+const mixtureRun = new Run(part("mixture-run"));
+
+let model = null;
+let running = null; // the AbortController of what runs
+
+async function meet() {
+  const { id, nvium } = await servedModel(key());
+  model = { exitLayers: nvium.exit_layers, numLayers: nvium.num_layers };
+  part("model").textContent = `${id}, ${model.numLayers} layers, ${exitsOf(model)}`;
+  part("key").placeholder = key() ? "" : "not needed";
+}
+
+function exitsOf({ exitLayers }) {
+  if (exitLayers.length === 1) return "one exit: a plain Llama";
+  return `exits after ${exitLayers.slice(0, -1).join(", ")} and ${exitLayers.at(-1)}`;
+}
+
+/** Do something that may fail, and say so in words. */
+async function attempt(work) {
+  part("trouble").textContent = "";
+  try {
+    await work();
+  } catch (error) {
+    part("status").textContent = "";
+    part("trouble").textContent = error instanceof Trouble ? error.message : `The page failed: ${error.message}`;
+  }
+}
+
+async function write() {
+  if (!model) await meet();
+  const body = request();
+  part("mixture-run").hidden = !wantsMixture();
+  part("runs").classList.toggle("beside", wantsMixture());
+  await stream(exitsRun, body, "exits", `Each token leaves where its router says. Seed ${body.seed}.`);
+  if (wantsMixture() && !running.signal.aborted) {
+    await stream(mixtureRun, body, "mixture", `Every token passes all exits, whose mixture is drawn from. Seed ${body.seed}.`);
+  }
+}
+
+/** One run from its first token to its last, or to where it was stopped. */
+async function stream(run, body, sampling, about) {
+  const { signal } = running;
+  run.begin(model, body.prompt, about);
+  say("Writing…");
+  let reason = null;
+  try {
+    for await (const chunk of completion({ ...body, nvium: { sampling } }, key(), signal)) {
+      run.take(chunk);
+      reason ??= chunk.choices[0].finish_reason;
+    }
+  } catch (error) {
+    if (!signal.aborted) throw error;
+  } finally {
+    run.end();
+  }
+  say(`${signal.aborted ? "Stopped" : ENDINGS[reason]} after ${run.numTokens} tokens.`);
+}
+
+const ENDINGS = { stop: "The story ended", length: "It reached its length" };
+
+function say(words) {
+  part("status").textContent = words;
+}
+
+async function send() {
+  if (running) return;
+  running = new AbortController();
+  setRunning(true);
+  await attempt(write);
+  running = null;
+  setRunning(false);
+}
+
+function setRunning(isRunning) {
+  const hadFocus = document.activeElement === part("stop");
+  part("stop").disabled = !isRunning;
+  part("send").setAttribute("aria-disabled", isRunning);
+  if (hadFocus) part("send").focus();
+}
+
+part("request").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send();
+});
+part("stop").addEventListener("click", () => running?.abort());
+part("key").addEventListener("change", () => attempt(meet));
+part("numbers").addEventListener("change", (event) => part("runs").classList.toggle("numbered", event.target.checked));
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") {
+    running?.abort();
+    hide();
+  }
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) part("request").requestSubmit();
+});
+attempt(meet);

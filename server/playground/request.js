@@ -1,0 +1,27 @@
+/** What is asked for, read from the form. */
+
+const LARGEST_SEED = 2 ** 31;
+
+const field = (id) => document.getElementById(id);
+
+/** The body of a request, without what says how to sample. */
+export function request() {
+  return {
+    prompt: field("prompt").value,
+    max_tokens: Number(field("length").value),
+    temperature: Number(field("temperature").value),
+    top_p: Number(field("top-p").value),
+    seed: field("seed").value === "" ? Math.floor(Math.random() * LARGEST_SEED) : Number(field("seed").value),
+    stop: stops(),
+  };
+}
+
+export const key = () => field("key").value.trim();
+
+export const wantsMixture = () => field("compare").checked;
+
+/** One a line; a line break within one is written \n. */
+function stops() {
+  const lines = field("stops").value.split("\n");
+  return lines.filter((line) => line !== "").map((line) => line.replaceAll("\\n", "\n"));
+}
