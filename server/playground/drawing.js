@@ -15,6 +15,7 @@ export class Drawing {
   #mark = shape("rect", { class: "mark", y: 0, width: PITCH, visibility: "hidden" });
   #scroller = element("div", "scroller");
   #follows = true;
+  #isOver = false;
   #counts;
   #lanes;
 
@@ -22,7 +23,7 @@ export class Drawing {
   constructor(place, staircase, exitLayers, onPoint) {
     this.#staircase = staircase;
     const blocks = exitLayers.map((layer, index) => ({ layer, from: (exitLayers[index - 1] ?? 0) + 1, block: index + 1 }));
-    this.#lanes = blocks.map(({ block }) => shape("rect", { class: "waiting", rx: 3, ...this.#lane(block), width: 0 }));
+    this.#lanes = blocks.map(({ block }) => shape("rect", { class: "waiting", ...this.#lane(block), width: 0 }));
     this.#svg.setAttribute("height", LANE * staircase.numBlocks);
     this.#svg.setAttribute("aria-label", "The staircase; the tokens of the story tell the same");
     this.#mark.setAttribute("height", LANE * staircase.numBlocks);
@@ -38,10 +39,11 @@ export class Drawing {
   /** The Steps of a further row, in the tone of its exit. */
   add(steps, tone) {
     for (const { block, first, last } of steps) {
-      const rect = { rx: 3, ...this.#lane(block) };
-      if (first < last) this.#bars.append(shape("rect", { ...rect, class: "carried", ...span(first, last + 1) }));
+      const lane = this.#lane(block);
+      const carried = { x: start(first), width: start(last) - start(first) };
+      if (first < last) this.#bars.append(shape("rect", { ...lane, class: "carried", ...carried }));
       const kind = block === steps.length ? "spoke" : "passed";
-      this.#bars.append(shape("rect", { ...rect, class: kind, "data-tone": tone, ...span(last, last + 1) }));
+      this.#bars.append(shape("rect", { ...lane, class: kind, "data-tone": tone, ...span(last, last + 1) }));
     }
   }
 
@@ -51,14 +53,16 @@ export class Drawing {
     for (const [index, lane] of this.#lanes.entries()) {
       const { first, end } = this.#staircase.waiting(index + 1);
       set(lane, first < end ? span(first, end) : { width: 0 });
-      this.#counts[index].textContent = first < end ? `${end - first} wait` : "";
+      this.#counts[index].textContent = first < end ? `${end - first} ${this.#isOver ? "dropped" : "wait"}` : "";
     }
     if (this.#follows) this.#scroller.scrollLeft = this.#scroller.scrollWidth;
   }
 
   /** What still waits is not needed any more. */
   end() {
+    this.#isOver = true;
     this.#scroller.parentElement.classList.add("over");
+    this.show();
   }
 
   /** Show which column is a row's, and let it be seen; null for none. */

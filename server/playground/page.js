@@ -6,7 +6,12 @@ import { key, request, wantsMixture } from "./request.js";
 import { Run } from "./run.js";
 import { Trouble } from "./trouble.js";
 
+const NARROW = matchMedia("(max-width: 40rem)");
+const STILL = matchMedia("(prefers-reduced-motion: reduce)");
+
 const part = (id) => document.getElementById(id);
+
+const ENDINGS = { stop: "ended", length: "reached its length" };
 
 const exitsRun = new Run(part("exits-run"));
 const mixtureRun = new Run(part("mixture-run"));
@@ -33,6 +38,7 @@ async function attempt(work) {
     await work();
   } catch (error) {
     part("status").textContent = "";
+    part("settings").open = true;
     part("trouble").textContent = error instanceof Trouble ? error.message : `The page failed: ${error.message}`;
   }
 }
@@ -40,19 +46,20 @@ async function attempt(work) {
 async function write() {
   if (!model) await meet();
   const body = request();
-  part("mixture-run").hidden = !wantsMixture();
-  part("runs").classList.toggle("beside", wantsMixture());
-  await stream(exitsRun, body, "exits", `Each token leaves where its router says. Seed ${body.seed}.`);
-  if (wantsMixture() && !running.signal.aborted) {
-    await stream(mixtureRun, body, "mixture", `Every token passes all exits, whose mixture is drawn from. Seed ${body.seed}.`);
-  }
+  mixtureRun.isHidden = !wantsMixture();
+  part("runs").classList.toggle("beside", !mixtureRun.isHidden);
+  say("Writing…");
+  const ending = await stream(exitsRun, body, "exits", "Each token leaves where its router says.");
+  if (mixtureRun.isHidden || running.signal.aborted) return say(`The story ${ending}.`);
+  const beside = await stream(mixtureRun, body, "mixture", "Every token passes all exits, and their mixture is drawn from.");
+  say(`The story ${ending}, that of the mixture ${beside}.`);
 }
 
-/** One run from its first token to its last, or to where it was stopped. */
+/** One run from its first token to its last, or to where it was stopped. Returns how it ended, in words. */
 async function stream(run, body, sampling, about) {
   const { signal } = running;
-  run.begin(model, body.prompt, about);
-  say("Writing…");
+  run.begin(model, body.prompt, `${about} Seed ${body.seed}.`);
+  if (run === exitsRun) bringIntoView();
   let reason = null;
   try {
     for await (const chunk of completion({ ...body, nvium: { sampling } }, key(), signal)) {
@@ -64,10 +71,9 @@ async function stream(run, body, sampling, about) {
   } finally {
     run.end();
   }
-  say(`${signal.aborted ? "Stopped" : ENDINGS[reason]} after ${run.numTokens} tokens.`);
+  const ending = signal.aborted ? "was stopped" : ENDINGS[reason];
+  return `${ending} after ${run.numTokens} ${run.numTokens === 1 ? "token" : "tokens"}`;
 }
-
-const ENDINGS = { stop: "The story ended", length: "It reached its length" };
 
 function say(words) {
   part("status").textContent = words;
@@ -82,6 +88,16 @@ async function send() {
   setRunning(false);
 }
 
+/** Where the story would begin below the window, move it up until it is seen, with the buttons above. */
+function bringIntoView() {
+  const isBelow = part("runs").getBoundingClientRect().top > innerHeight / 2;
+  if (isBelow) part("actions").scrollIntoView({ behavior: STILL.matches ? "auto" : "smooth" });
+}
+
+function foldSettings() {
+  part("settings").open = !NARROW.matches;
+}
+
 function setRunning(isRunning) {
   const hadFocus = document.activeElement === part("stop");
   part("stop").disabled = !isRunning;
@@ -93,6 +109,7 @@ part("request").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
 });
+part("request").addEventListener("invalid", () => (part("settings").open = true), { capture: true });
 part("stop").addEventListener("click", () => running?.abort());
 part("key").addEventListener("change", () => attempt(meet));
 part("numbers").addEventListener("change", (event) => part("runs").classList.toggle("numbered", event.target.checked));
@@ -103,4 +120,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) part("request").requestSubmit();
 });
+NARROW.addEventListener("change", foldSettings);
+
+foldSettings();
 attempt(meet);

@@ -24,7 +24,6 @@ export class Run {
 
   /** Make room for a new run of a model, {exitLayers, numLayers}. `about` says what is run. */
   begin(model, prompt, about) {
-    this.#panel.hidden = false;
     this.#panel.classList.add("writing");
     this.#part(".about").textContent = about;
     this.#part(".asked").textContent = prompt;
@@ -38,6 +37,14 @@ export class Run {
     });
     this.histogram = new Histogram(this.#part(".exits"), model);
     this.figures = new Figures(this.#part(".figures"), model, performance.now());
+  }
+
+  get isHidden() {
+    return this.#panel.hidden;
+  }
+
+  set isHidden(isHidden) {
+    this.#panel.hidden = isHidden;
   }
 
   get numTokens() {

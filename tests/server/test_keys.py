@@ -104,7 +104,7 @@ async def test_whatever_is_not_public_gets_no_further_without_a_key(path: str, m
 
 def test_the_probes_and_the_page_answer_without_a_key(closed: LiveServer) -> None:
     assert [closed.http.get(path).status_code for path in ("/livez", "/readyz", "/health")] == [200] * 3
-    assert closed.http.get("/").status_code == 404
+    assert closed.http.get("/").status_code == 200
     assert closed.http.get("/assets/nothing.js").status_code == 404
 
 

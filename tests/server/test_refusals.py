@@ -125,7 +125,8 @@ def test_a_strict_client_raises_the_right_errors(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("POST", "/", 405),
+        ("GET", "/assets/", 404),
         ("GET", "/docs", 404),
         ("GET", "/openapi.json", 404),
         ("GET", "/v1/models/", 404),

@@ -1,0 +1,49 @@
+"""A Chromium, the embedded model's server, and pages of it that must not have complained when a test is over.
+
+All of a package, as a running playwright leaves no room for asynchronous tests.
+"""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from nvium_core import load_model
+from tests.server.live_server import LiveServer, live_server
+from tests.server.playground.visit import Visit, visiting
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Browser]:
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip("no chromium on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def tales() -> Iterator[LiveServer]:
+    with live_server(load_model(None)) as live:
+        yield live
+
+
+@pytest.fixture
+def visit(chromium: Browser, tales: LiveServer) -> Iterator[Visit]:
+    with visiting(chromium, tales) as visit:
+        yield visit
+        visit.check()

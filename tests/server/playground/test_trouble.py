@@ -1,0 +1,122 @@
+"""What goes wrong is said in words, and what went wrong does not stay."""
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from playwright.sync_api import Browser, expect
+
+from nvium_core import LoadedModel
+from tests.server.live_server import LiveServer, live_server
+from tests.server.playground.visit import Visit, visiting
+
+KEY = "sk-first-0123"
+
+
+@contextmanager
+def visiting_own(browser: Browser, model: LoadedModel, **options: Any) -> Iterator[Visit]:
+    """A visit to a server with options of its own. What the browser says of failed requests is no complaint."""
+    with live_server(model, **options) as server, visiting(browser, server) as visit:
+        yield visit
+        visit.complaints = [told for told in visit.complaints if not told.startswith("Failed to load resource")]
+        visit.check()
+
+
+def test_a_server_with_keys_is_asked_with_the_one_that_is_given(chromium: Browser, byte_model: LoadedModel) -> None:
+    with visiting_own(chromium, byte_model, api_keys=KEY) as visit:
+        assert "asks for a key" in visit.trouble()
+        visit.ask(length=3)
+        assert "asks for a key" in visit.trouble()
+        visit.ask(length=3, key="sk-wrong")
+        assert "does not know this key" in visit.trouble()
+        visit.write(length=3, key=KEY)
+        assert visit.tokens.count() == 3
+        assert visit.page.locator("#trouble").text_content() == ""
+        assert visit.page.locator("#model").inner_text().startswith("bytes, 4 layers, exits after 1, 2 and 4")
+        kept = "[localStorage.length, sessionStorage.length, document.cookie, location.href]"
+        assert visit.page.evaluate(kept) == [0, 0, "", f"{visit.server.url}/"]
+        visit.page.reload()
+        assert visit.page.input_value("#key") == ""
+
+
+def test_what_the_server_refuses_is_told_in_its_own_words(visit: Visit) -> None:
+    visit.ask(length=5000)
+    trouble = visit.trouble()
+    assert trouble.startswith("The server refused this: ")
+    assert "1024" in trouble and trouble.endswith(".")
+    assert visit.status() == ""
+    visit.write(length=2)
+    assert visit.page.locator("#trouble").text_content() == ""
+    visit.complaints.remove("Failed to load resource: the server responded with a status of 400 (Bad Request)")
+
+
+def test_a_value_that_no_server_takes_is_not_sent(visit: Visit) -> None:
+    visit.ask(temperature=3)
+    assert visit.page.eval_on_selector("#temperature", "field => field.validity.rangeOverflow")
+    assert visit.status() == visit.page.locator("#output").text_content() == ""
+    visit.write(temperature=2, length=2)
+    assert [url.rpartition("/")[2] for url in visit.requests].count("completions") == 1
+
+
+def test_a_full_server_says_when_to_come_back(chromium: Browser, byte_model: LoadedModel) -> None:
+    with visiting_own(chromium, byte_model, max_sequences=1, max_queue=0) as visit:
+        body = {"model": "default", "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with visit.server.http.stream("POST", "/v1/completions", json=body):
+            visit.ask(length=3)
+            assert "cannot take this now" in visit.trouble()
+            assert "Try again in " in visit.trouble()
+
+
+def test_a_server_that_was_stopped_cannot_be_reached(chromium: Browser, byte_model: LoadedModel) -> None:
+    with ExitStack() as running:
+        server = running.enter_context(live_server(byte_model))
+        with visiting(chromium, server) as visit:
+            visit.write(length=3)
+            running.close()
+            visit.ask(length=3)
+            assert visit.trouble() == "The server cannot be reached. Is it still running?"
+
+
+def test_a_server_that_stops_in_the_middle_breaks_the_stream_off(chromium: Browser, byte_model: LoadedModel) -> None:
+    with ExitStack() as running:
+        server = slowed_down(running.enter_context(live_server(byte_model)))
+        with visiting(chromium, server) as visit:
+            visit.ask(length=4000)
+            expect(visit.tokens.nth(2)).to_be_attached()
+            running.close()
+            assert visit.trouble().startswith("The stream broke off")
+            assert visit.page.locator("#exits-run.writing").count() == 0
+            assert visit.page.locator("#stop").is_disabled()
+
+
+def test_a_failure_on_the_way_is_told(chromium: Browser, byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server, visiting(chromium, slowed_down(server, num_steps=9)) as visit:
+        visit.ask(length=4000)
+        assert visit.trouble().startswith("The server failed on the way: ")
+        assert visit.tokens.count() > 0
+        visit.check()
+
+
+def slowed_down(server: LiveServer, **options: Any) -> LiveServer:
+    server.service.engine.runner = SlowRunner(server.service.engine.runner, **options)
+    return server
+
+
+class SlowRunner:
+    """The engine's runner, which takes its time for a Step, and fails after so many."""
+
+    def __init__(self, runner: Any, num_steps: float = math.inf) -> None:
+        self._runner = runner
+        self._num_steps = num_steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def run(self, step: Any) -> Iterable[Any]:
+        time.sleep(0.05)
+        self._num_steps -= 1
+        if self._num_steps < 0:
+            raise RuntimeError("out of order")
+        return self._runner.run(step)

@@ -1,0 +1,87 @@
+"""Somebody before the page of a server, in a real browser."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
+
+from tests.server.live_server import LiveServer
+
+PROMPT = "Once upon a time"
+SECONDS = 60
+
+TELL_VIOLATIONS = """
+addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) => {
+    console.error(`refused by ${violatedDirective}: ${blockedURI}`);
+});
+"""
+
+
+@dataclass
+class Visit:
+    """`complaints` are what the console and failed scripts have said, `requests` where the page has sent requests."""
+
+    server: LiveServer
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> Locator:
+        return self.page.locator("#output span[data-exit]")
+
+    @property
+    def hint(self) -> Locator:
+        return self.page.locator("#hint")
+
+    def status(self) -> str:
+        return self.page.locator("#status").inner_text()
+
+    def trouble(self) -> str:
+        """What the page says has gone wrong, once it does."""
+        self.page.locator("#trouble:not(:empty)").wait_for(timeout=1000 * SECONDS)
+        return self.page.locator("#trouble").inner_text()
+
+    def ask(self, prompt: str = PROMPT, **fields: Any) -> None:
+        """Fill in the form, by the ids of its fields, and send it."""
+        self.page.fill("#prompt", prompt)
+        self.page.eval_on_selector("#settings", "settings => settings.open = true")
+        for name, value in fields.items():
+            self.page.fill(f"#{name.replace('_', '-')}", str(value))
+        self.page.click("#send")
+
+    def write(self, prompt: str = PROMPT, **fields: Any) -> None:
+        """Have a story written to its end."""
+        self.ask(prompt, **fields)
+        self.page.locator("#status", has_text=" after ").wait_for(timeout=1000 * SECONDS)
+
+    def all_tokens(self) -> list[tuple[str, int]]:
+        """The text and exit of each token."""
+        read = "spans => spans.map(({ textContent, dataset }) => [textContent, Number(dataset.exit)])"
+        return [(text, number) for text, number in self.tokens.evaluate_all(read)]
+
+    def check(self) -> None:
+        """Nothing was complained of, and nobody else was asked for anything."""
+        assert self.complaints == []
+        assert [url for url in self.requests if not url.startswith(f"{self.server.url}/")] == []
+
+
+@contextmanager
+def visiting(browser: Browser, server: LiveServer, **options: Any) -> Iterator[Visit]:
+    """A visit to a server's page; `options` are the browser context's, such as `viewport`."""
+    with browser.new_context(**options) as context:
+        page = context.new_page()
+        visit = Visit(server, page)
+
+        def note(message: ConsoleMessage) -> None:
+            if message.type in ("error", "warning"):
+                visit.complaints.append(message.text)
+
+        page.on("console", note)
+        page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+        page.on("request", lambda request: visit.requests.append(request.url))
+        page.add_init_script(TELL_VIOLATIONS)
+        page.goto(f"{server.url}/")
+        yield visit
