@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from nvium_core import TokenEvent
 from server.generation import Delta, Generation
 from server.schemas.generation import (
     Generated,
@@ -25,6 +24,7 @@ class Writer(ABC):
         self.generation = generation
         self._options = request.stream_options or StreamOptions()
         self._tells_exits = request.nvium.metadata
+        self._tells_offsets = request.nvium.text_offsets
         self._tells_token_ids = request.return_token_ids
         self._num_choices = request.num_choices
         self._exit_layers = service.exit_layers
@@ -67,7 +67,7 @@ class Writer(ABC):
         self._num_ended += delta.finish_reason is not None
         fields: GeneratedChoice = {"index": index, "finish_reason": delta.finish_reason}
         if self._tells_exits:
-            fields["nvium"] = self._token_exits(delta.tokens)
+            fields["nvium"] = self._token_exits(delta)
         if self._tells_token_ids:
             fields["token_ids"] = [event.token_id for event in delta.tokens]
         return fields
@@ -88,13 +88,16 @@ class Writer(ABC):
     def _usage_chunk(self) -> Generated:
         return {**self._envelope, "usage": self._usage()}
 
-    def _token_exits(self, tokens: Sequence[TokenEvent]) -> TokenExits:
-        return {
-            "token_ids": [event.token_id for event in tokens],
-            "exits": [event.exit for event in tokens],
-            "exit_layers": [self._exit_layers[event.exit - 1] for event in tokens],
-            "exit_probabilities": [event.exit_probability for event in tokens],
+    def _token_exits(self, delta: Delta) -> TokenExits:
+        told: TokenExits = {
+            "token_ids": [event.token_id for event in delta.tokens],
+            "exits": [event.exit for event in delta.tokens],
+            "exit_layers": [self._exit_layers[event.exit - 1] for event in delta.tokens],
+            "exit_probabilities": [event.exit_probability for event in delta.tokens],
         }
+        if self._tells_offsets:
+            told["text_offsets"] = delta.text_offsets
+        return told
 
     def _summed_up(self, fields: Generated) -> Generated:
         """With what is told once of a whole request."""

@@ -11,7 +11,7 @@ export async function servedModel(key) {
 
 /** The chunks of a completion as they come. Leaving the loop or aborting the signal frees the request. */
 export async function* completion(body, key, signal) {
-  const asked = { ...body, model: "default", stream: true, return_token_ids: true };
+  const asked = { ...body, model: "default", stream: true };
   const options = { method: "POST", headers: headers(key), body: JSON.stringify(asked), signal };
   const response = await ask("v1/completions", options, key);
   for await (const data of unbroken(events(response.body), signal)) {

@@ -62,7 +62,7 @@ async function stream(run, body, sampling, about) {
   if (run === exitsRun) bringIntoView();
   let reason = null;
   try {
-    for await (const chunk of completion({ ...body, nvium: { sampling } }, key(), signal)) {
+    for await (const chunk of completion({ ...body, nvium: { sampling, text_offsets: true } }, key(), signal)) {
       run.take(chunk);
       reason ??= chunk.choices[0].finish_reason;
     }

@@ -53,9 +53,9 @@ export class Run {
 
   take(chunk) {
     const [choice] = chunk.choices;
-    const { exits, exit_layers: layers, exit_probabilities: probabilities } = choice.nvium;
+    const { exits, exit_layers: layers, exit_probabilities: probabilities, text_offsets: offsets } = choice.nvium;
     this.#tokens.push(...exits.map((exit, i) => ({ exit, layer: layers[i], probability: probabilities[i] })));
-    this.#story.add(choice.text, exits);
+    this.#story.add(choice.text, exits, offsets);
     this.figures.add(exits, performance.now());
     this.histogram.add(exits);
     for (const exit of exits) this.drawing.add(this.staircase.speak(exit), tone(exit));

@@ -1,8 +1,8 @@
 /**
  * The text of a story, one span for each token.
  *
- * The text of a chunk with several tokens does not say where one ends, so it stands in the span of the last; those before
- * it are empty, as are tokens without text: the end of the text, half of a character, what may become a stop string.
+ * A chunk may hold several tokens, and text that was held back from earlier ones, so offsets say whose a character is. The
+ * span of a token without text is empty: of the end of the text, half of a character, a piece of a stop string.
  */
 
 import { tone } from "./tones.js";
@@ -12,6 +12,8 @@ const STEPS = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -
 export class Story {
   #output;
   #spans = [];
+  #starts = []; // where the characters of each token begin
+  #numCharacters = 0;
   #reachable = 0; // the token that the tab key goes to
 
   /** `onPoint` is told the number of the token pointed at or focused, counted from 0, or null. */
@@ -27,11 +29,13 @@ export class Story {
   clear() {
     this.#output.replaceChildren();
     this.#spans = [];
+    this.#starts = [];
+    this.#numCharacters = 0;
     this.#reachable = 0;
   }
 
-  /** A chunk: its text and the exits of its tokens, of which there may be none. */
-  add(text, exits) {
+  /** A chunk: its text, and the exits and offsets of its tokens, of which there may be none. */
+  add(text, exits, offsets) {
     for (const exit of exits) {
       const span = document.createElement("span");
       Object.assign(span.dataset, { exit, tone: tone(exit) });
@@ -39,7 +43,19 @@ export class Story {
       this.#spans.push(span);
       this.#output.append(span);
     }
-    if (text) (this.#spans.at(-1) ?? this.#output).append(text);
+    this.#starts.push(...offsets);
+    this.#distribute(Array.from(text));
+  }
+
+  /** Give each token its characters; a character beyond UTF-16's first 65,536 is one. */
+  #distribute(characters) {
+    while (characters.length) {
+      const owner = this.#starts.findLastIndex((start) => start <= this.#numCharacters);
+      const end = this.#starts[owner + 1] ?? Infinity;
+      const own = characters.splice(0, end - this.#numCharacters);
+      this.#spans[owner].append(own.join(""));
+      this.#numCharacters += own.length;
+    }
   }
 
   text(number) {

@@ -44,7 +44,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
-"""Of every file. It may be kept, but whoever keeps it asks whether it is still the same: a new server has a new page."""
+"""Of every file. It may be kept, but whoever keeps it asks whether it is still the same, as a new server may differ."""
 
 router = APIRouter()
 

@@ -46,6 +46,8 @@ class NviumOptions(RequestBody):
     """Whether the exit that speaks or the explicit mixture is sampled."""
     metadata: bool = True
     """Whether exits are told."""
+    text_offsets: bool = False
+    """Whether it is told beside the exits where each token's characters begin in the text."""
 
 
 class GenerationRequest(RequestBody):
@@ -175,12 +177,15 @@ def loggable(name: str) -> str:
 
 
 class TokenExits(TypedDict):
-    """Arrays aligned token by token. `exits` count from 1, `exit_layers` are depths in layers."""
+    """Arrays aligned token by token. `exits` count from 1, `exit_layers` are depths in layers, `text_offsets` count
+    characters from the beginning of the choice's text.
+    """
 
     token_ids: list[int]
     exits: list[int]
     exit_layers: list[int]
     exit_probabilities: list[float]
+    text_offsets: NotRequired[list[int]]
 
 
 class ExitSummary(TypedDict):

@@ -200,6 +200,17 @@ def test_metadata_and_token_ids_come_as_asked_for(server: LiveServer) -> None:
     assert [chunk for chunk in chunks if "prompt_token_ids" in chunk["choices"][0]] == chunks[:1]
 
 
+def test_offsets_beside_the_exits_are_those_of_log_probabilities_and_told_on_request(server: LiveServer) -> None:
+    asked = {"max_tokens": 60, "ignore_eos": True}
+    [choice] = server.complete(**asked, logprobs=0, nvium={"text_offsets": True}).json()["choices"]
+    assert choice["nvium"]["text_offsets"] == choice["logprobs"]["text_offset"]
+    assert (
+        joined(streamed(server, **asked, nvium={"text_offsets": True}), 0, "nvium", "text_offsets")
+        == (choice["nvium"]["text_offsets"])
+    )
+    assert "text_offsets" not in server.complete(**asked).json()["choices"][0]["nvium"]
+
+
 def test_text_held_back_still_has_its_token_in_the_chunk_of_its_step(server: LiveServer) -> None:
     chunks = streamed(server, max_tokens=40, ignore_eos=True)
     choices = [chunk["choices"][0] for chunk in chunks]

@@ -64,6 +64,7 @@ options = st.fixed_dictionaries(
         "include_stop_str_in_output": st.booleans(),
         "logit_bias": st.lists(st.sampled_from(PIECES), max_size=4).map("".join).map(utf8_bias),
         "return_token_ids": st.booleans(),
+        "nvium": st.fixed_dictionaries({"text_offsets": st.booleans()}),
         "stream_options": st.fixed_dictionaries({"include_usage": st.just(True)}),
     }
 )
@@ -103,6 +104,8 @@ def test_chat(server: LiveServer, asked: Json, logprobs: int | None, text: str) 
 def assert_arrays_are_aligned(whole: Json) -> None:
     for choice in whole["choices"]:
         assert len({len(values) for values in choice["nvium"].values()}) == 1
+        if choice["logprobs"] and (offsets := choice["nvium"].get("text_offsets")):
+            assert choice["logprobs"]["text_offset"][-len(offsets) :] == offsets
         if choice["logprobs"]:
             assert len({len(values) for values in choice["logprobs"].values()}) == 1
 

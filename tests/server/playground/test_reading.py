@@ -32,7 +32,9 @@ def test_a_token_pointed_at_tells_exit_layer_and_probability(visit: Visit) -> No
     for number in (0, 7, told["exits"].index(1), told["exits"].index(4)):
         visit.tokens.nth(number).hover()
         exit_number, layer = told["exits"][number], told["exit_layers"][number]
-        expect(visit.hint).to_contain_text(f"token {number + 1} left at exit {exit_number} of 4, after layer {layer} of 12")
+        expect(visit.hint).to_contain_text(
+            f"token {number + 1} left at exit {exit_number} of 4, after layer {layer} of 12"
+        )
         expect(visit.hint).to_contain_text(f"exit probability {told['exit_probabilities'][number]:.3f}")
     visit.page.mouse.move(0, 0)
     expect(visit.hint).to_be_hidden()

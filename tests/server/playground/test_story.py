@@ -1,5 +1,6 @@
 """What the page shows is what the API answers."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,13 +26,19 @@ def answer(server: LiveServer, **body: Any) -> dict[str, Any]:
     return response.json()
 
 
+def texts_of(choice: dict[str, Any]) -> list[str]:
+    """The text of each token."""
+    offsets = [*choice["nvium"]["text_offsets"], None]
+    return [choice["text"][start:end] for start, end in pairwise(offsets)]
+
+
 def test_the_tokens_and_exits_of_a_story_are_those_of_the_api(visit: Visit) -> None:
     visit.write(seed=11, length=120, temperature=0.9, top_p=0.95)
-    body = answer(visit.server, seed=11, max_tokens=120, temperature=0.9, top_p=0.95)
-    [choice] = body["choices"]
+    asked = {"seed": 11, "max_tokens": 120, "temperature": 0.9, "top_p": 0.95, "nvium": {"text_offsets": True}}
+    [choice] = answer(visit.server, **asked)["choices"]
     shown = visit.all_tokens()
-    assert [number for _, number in shown] == choice["nvium"]["exits"]
-    assert visit.page.locator("#output").text_content() == "".join(text for text, _ in shown) == choice["text"]
+    assert shown == list(zip(texts_of(choice), choice["nvium"]["exits"], strict=True))
+    assert visit.page.locator("#output").text_content() == choice["text"]
     assert visit.status() == f"The story {END[choice['finish_reason']]} after {len(shown)} tokens."
     assert len(set(choice["nvium"]["exits"])) == 4
 
@@ -106,11 +113,12 @@ def test_what_is_counted_is_what_the_api_counts(visit: Visit) -> None:
     told = answer(visit.server, seed=11, max_tokens=120)["nvium"]
     counts = visit.page.locator("#exits-run .exits tr td:nth-of-type(3)").all_inner_texts()
     assert list(map(int, counts)) == told["exit_counts"]
-    values = dict(zip(*(visit.page.locator(f"#exits-run .figures {part}").all_inner_texts() for part in ("dt", ".value")), strict=True))
-    assert float(values["Mean depth"]) == pytest.approx(told["mean_depth"], abs=0.006)
+    names, values = (visit.page.locator(f"#exits-run .figures {part}").all_inner_texts() for part in ("dt", ".value"))
+    figures = dict(zip(names, values, strict=True))
+    assert float(figures["Mean depth"]) == pytest.approx(told["mean_depth"], abs=0.006)
     runs = sum(number * count for number, count in enumerate(told["exit_counts"], start=1)) / 120
-    assert float(values["Blocks per token"]) == pytest.approx(runs, abs=0.006)
-    assert all(values[name][0].isdecimal() for name in ("First token", "Speed"))
+    assert float(figures["Blocks per token"]) == pytest.approx(runs, abs=0.006)
+    assert all(figures[name][0].isdecimal() for name in ("First token", "Speed"))
 
 
 def test_the_mixture_stands_beside_and_takes_every_token_to_the_last_exit(visit: Visit) -> None:

@@ -12,16 +12,12 @@ from tests.server.live_server import LiveServer
 PROMPT = "Once upon a time"
 SECONDS = 60
 
-TELL_VIOLATIONS = """
-addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) => {
-    console.error(`refused by ${violatedDirective}: ${blockedURI}`);
-});
-"""
-
 
 @dataclass
 class Visit:
-    """`complaints` are what the console and failed scripts have said, `requests` where the page has sent requests."""
+    """`complaints` are what the console and failed scripts have said, violations of the page's policy among them;
+    `requests` where the page has sent requests.
+    """
 
     server: LiveServer
     page: Page
@@ -82,6 +78,5 @@ def visiting(browser: Browser, server: LiveServer, **options: Any) -> Iterator[V
         page.on("console", note)
         page.on("pageerror", lambda error: visit.complaints.append(str(error)))
         page.on("request", lambda request: visit.requests.append(request.url))
-        page.add_init_script(TELL_VIOLATIONS)
         page.goto(f"{server.url}/")
         yield visit
