@@ -1,7 +1,7 @@
 /** The server's API, as far as the page needs it. Raises `Trouble`, or an AbortError where a signal asked for it. */
 
 import { events } from "./events.js";
-import { brokenOff, failed, refusal, unreachable } from "./trouble.js";
+import { brokenOff, failed, refusal, unknownKey, unreachable } from "./trouble.js";
 
 /** The model served: its id, exit layers and limits. */
 export async function servedModel(key) {
@@ -39,7 +39,9 @@ async function* unbroken(source, signal) {
   }
 }
 
+/** Raises for what no key can be, which could not be sent either. */
 function headers(key) {
+  if (!/^[!-~]*$/.test(key)) throw unknownKey();
   const named = { "content-type": "application/json" };
   return key ? { ...named, authorization: `Bearer ${key}` } : named;
 }

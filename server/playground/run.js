@@ -22,7 +22,7 @@ export class Run {
     });
   }
 
-  /** Make room for a new run of a model, {exitLayers, numLayers}. `about` says what is run. */
+  /** Make room for a new run of a model, {exitLayers}. `about` says what is run. */
   begin(model, prompt, about) {
     this.#panel.classList.add("writing");
     this.#part(".about").textContent = about;

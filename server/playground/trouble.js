@@ -11,12 +11,14 @@ export const unreachable = () => new Trouble(GONE);
 
 export const brokenOff = () => new Trouble(BROKEN);
 
+export const unknownKey = () => new Trouble(WRONG_KEY);
+
 /** Trouble that was told within a stream, when its answer had begun. */
 export const failed = (error) => new Trouble(`The server failed on the way: ${sentence(error.message)}`);
 
 /** What an answer other than 2xx means. */
 export async function refusal(response, hasKey) {
-  if (response.status === 401) return new Trouble(hasKey ? WRONG_KEY : NO_KEY);
+  if (response.status === 401) return hasKey ? unknownKey() : new Trouble(NO_KEY);
   const told = await response.json().catch(() => null);
   const words = sentence(told?.error?.message ?? `it answered ${response.status} ${response.statusText}`);
   return new Trouble(`${opening(response.status)} ${words}${comeBack(response.headers.get("retry-after"))}`);

@@ -29,8 +29,11 @@ def test_a_server_with_keys_is_asked_with_the_one_that_is_given(chromium: Browse
         assert "asks for a key" in visit.trouble()
         visit.ask(length=3)
         assert "asks for a key" in visit.trouble()
-        visit.ask(length=3, key="sk-wrong")
-        assert "does not know this key" in visit.trouble()
+        for wrong in ("sk-wrong", "sk-\u20ac", "two words"):
+            visit.ask(length=3, key=wrong)
+            expect(visit.page.locator("#trouble")).to_contain_text("does not know this key")
+            visit.ask(length=3, key="")
+            expect(visit.page.locator("#trouble")).to_contain_text("asks for a key")
         visit.write(length=3, key=KEY)
         assert visit.tokens.count() == 3
         assert visit.page.locator("#trouble").text_content() == ""
