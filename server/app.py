@@ -63,6 +63,7 @@ def assemble(service: Service, keys: Collection[Key] = (), provider: TracerProvi
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service = service
+    service.metrics.foresee(ENDPOINTS.values())
     install_error_handlers(app)
     for routes in (completions, chat, tokens, models, health, metrics):
         app.include_router(routes.router)

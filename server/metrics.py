@@ -1,6 +1,8 @@
 """The Prometheus metrics of one app, in a registry of its own. No label takes a value from a request."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,6 +12,19 @@ from nvium_core import StepReport, TokenEvent, WorkerState
 
 STEP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+Outcome = Literal["completed", "invalid", "rejected", "cancelled", "failed"]
+
+REASONS = (
+    "body_too_large",
+    "deadline_exceeded",
+    "draining",
+    "engine_stopped",
+    "invalid_api_key",
+    "queue_full",
+    "rate_limit_exceeded",
+)
+"""Codes of the errors that turn a request away."""
 
 
 class Metrics:
@@ -97,9 +112,16 @@ class Metrics:
                 self._tokens_by_exit[event.exit].inc()
                 self.exit_depth_ratio.observe(self._depth_ratios[event.exit - 1])
 
-    def watch(self, state: Callable[[], WorkerState]) -> None:
-        """Report the device thread's own view of the engine at every scrape."""
-        self.registry.register(WorkerCollector(state))
+    def foresee(self, endpoints: Iterable[str]) -> None:
+        """Show at zero whatever may be counted, as growth is only seen of a series that was there before."""
+        for endpoint, outcome in product(endpoints, get_args(Outcome)):
+            self.requests.labels(endpoint, outcome)
+        for reason in REASONS:
+            self.rejected.labels(reason)
+
+    def watch(self, state: Callable[[], WorkerState], heartbeat_age: Callable[[], float]) -> None:
+        """Report the device thread's own view of the engine, and how old that is in seconds, at every scrape."""
+        self.registry.register(WorkerCollector(state, heartbeat_age))
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
@@ -108,11 +130,17 @@ class Metrics:
 class WorkerCollector(Collector):
     """Gauges from one snapshot, so that they agree with each other."""
 
-    def __init__(self, state: Callable[[], WorkerState]) -> None:
+    def __init__(self, state: Callable[[], WorkerState], heartbeat_age: Callable[[], float]) -> None:
         self._state = state
+        self._heartbeat_age = heartbeat_age
 
     def collect(self) -> Iterator[Metric]:
         state = self._state()
+        yield GaugeMetricFamily(
+            "nvium_device_heartbeat_age_seconds",
+            "Since the device thread's last Step, or since it last looked for work and found none.",
+            self._heartbeat_age(),
+        )
         yield GaugeMetricFamily("nvium_requests_running", "Sequences in the running set.", state.num_running)
         yield GaugeMetricFamily("nvium_requests_waiting", "Sequences that wait to run.", state.num_waiting)
         yield GaugeMetricFamily("nvium_deferred_rows", "Rows whose upper blocks are put off.", state.num_deferred_rows)

@@ -7,7 +7,7 @@ import structlog
 
 from nvium_core import TokenEvent
 from server.errors import ApiError
-from server.metrics import Metrics
+from server.metrics import Metrics, Outcome
 
 REJECTED = (401, 413, 429, 503)
 
@@ -89,7 +89,7 @@ class RequestRecord:
         self.abort_cause = cause
 
     @property
-    def outcome(self) -> str:
+    def outcome(self) -> Outcome:
         if self.status is None or self.abort_cause in ABORTED:
             return "cancelled"
         if self.status in REJECTED:

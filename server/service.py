@@ -51,7 +51,7 @@ class Service:
         self.engine = Engine(loaded.model, engine_config(settings))
         self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
         self.worker = EngineWorker(self.engine, observe=self.metrics.observe_step)
-        self.metrics.watch(lambda: self.worker.state)
+        self.metrics.watch(lambda: self.worker.state, lambda: self.worker.seconds_since_progress)
         self.admission = Admission(settings.max_sequences + settings.max_queue)
         self.fingerprint = fingerprint(loaded, settings)
         self._tokenize = loaded.tokenizer

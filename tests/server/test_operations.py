@@ -1,12 +1,18 @@
 import socket
+from typing import get_args
 
 import pytest
 
 from nvium_core import InvalidRequest, LoadedModel
+from nvium_core.engine.worker import IDLE_WAIT_SECONDS
+from server.admission import Admission, draining, stopped
 from server.app import create_app, listen
+from server.errors import BodyTooLarge, DeadlineExceeded, InvalidKey, Overloaded, RateLimited
+from server.metrics import REASONS, Outcome
+from server.record import REJECTED
 from server.settings import Settings, read_settings
 from tests.byte_model import EXIT_LAYERS, NAME
-from tests.server.live_server import LiveServer
+from tests.server.live_server import LiveServer, live_server, wait_until
 
 
 def test_a_strict_client_lists_and_finds_the_model(server: LiveServer) -> None:
@@ -58,6 +64,33 @@ def test_requests_steps_and_the_engine_are_measured(server: LiveServer) -> None:
     ):
         assert f"\n{name}" in page
     assert server.gauge("nvium_piggyback_speedup_ratio") > 0
+
+
+def test_what_may_be_counted_is_there_at_zero(byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server:
+        for outcome in get_args(Outcome):
+            assert server.gauge(f'nvium_requests_total{{endpoint="chat_completions",outcome="{outcome}"}}') == 0
+        assert all(server.gauge(f'nvium_rejected_total{{reason="{reason}"}}') == 0 for reason in REASONS)
+
+
+def test_every_reason_to_turn_a_request_away_is_foreseen() -> None:
+    known = [draining(), stopped(), InvalidKey(""), BodyTooLarge(1), RateLimited(1, 1), DeadlineExceeded()]
+    admission = Admission(capacity=1)
+    admission.enter(1)
+    with pytest.raises(Overloaded) as full:
+        admission.enter(1)
+    assert {error.code for error in [*known, full.value]} == set(REASONS)
+    assert all(error.status in REJECTED for error in known)
+
+
+def test_the_heartbeat_is_young_until_the_device_thread_ends(byte_model: LoadedModel) -> None:
+    name = "nvium_device_heartbeat_age_seconds"
+    with live_server(byte_model) as server:
+        server.complete(max_tokens=2)
+        assert server.gauge(name) < 5
+        server.service.worker.stop()
+        stopped_at = server.gauge(name)
+        wait_until(lambda: server.gauge(name) > stopped_at + 2 * IDLE_WAIT_SECONDS)
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,70 @@
+"""Holds a PromQL query against the page of a server's `/metrics`: does it ask for anything that is not there?"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import promql_parser
+from prometheus_client.parser import text_string_to_metric_families
+from promql_parser import AggModifierType, AggregateExpr, Expr, MatchOp, VectorSelector
+
+TARGET_LABELS = {"instance", "job", "namespace", "pod"}
+"""Labels that Prometheus adds to whatever it scrapes, in Kubernetes also the last two."""
+
+Labels = dict[str, set[str]]
+"""Values by name."""
+
+
+class Page:
+    """The series of one scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.series: dict[str, Labels] = {"up": {}}
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        for family in self.families.values():
+            for sample in family.samples:
+                labels = self.series.setdefault(sample.name, defaultdict(set))
+                for name, value in sample.labels.items():
+                    labels[name].add(value)
+
+    def family_of(self, series: str) -> str | None:
+        """The metric that a series belongs to, such as the histogram of a bucket."""
+        samples = ((family.name, sample.name) for family in self.families.values() for sample in family.samples)
+        return next((name for name, sample in samples if sample == series), None)
+
+    def complaints(self, query: str) -> list[str]:
+        """What a query asks for and the page has not."""
+        return [complaint for node in nodes(query) for complaint in self._of_node(node)]
+
+    def _of_node(self, node: Expr) -> Iterator[str]:
+        if isinstance(node, VectorSelector):
+            yield from self._of_selector(node)
+        if isinstance(node, AggregateExpr) and node.modifier:
+            groups_by = node.modifier.type == AggModifierType.By
+            known = TARGET_LABELS if groups_by else set()
+            for selector in selectors(node):
+                labels = known | self.series.get(selector.name, {}).keys()
+                yield from (f"label {name} of {selector.name}" for name in node.modifier.labels if name not in labels)
+
+    def _of_selector(self, selector: VectorSelector) -> Iterator[str]:
+        labels = self.series.get(selector.name)
+        if labels is None:
+            yield f"metric {selector.name}"
+            return
+        for matcher in selector.matchers.matchers:
+            if matcher.name in TARGET_LABELS:
+                continue
+            if matcher.name not in labels:
+                yield f"label {matcher.name} of {selector.name}"
+            elif matcher.op == MatchOp.Equal and matcher.value not in labels[matcher.name]:
+                yield f"value {matcher.value} of {matcher.name} of {selector.name}"
+
+
+def nodes(query: str | Expr) -> list[Expr]:
+    """All parts of a query, itself included."""
+    found: list[Expr] = []
+    promql_parser.walk(promql_parser.parse(query) if isinstance(query, str) else query, pre_visit=found.append)
+    return found
+
+
+def selectors(query: str | Expr) -> list[VectorSelector]:
+    return [node for node in nodes(query) if isinstance(node, VectorSelector)]
