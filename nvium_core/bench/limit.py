@@ -36,7 +36,7 @@ def share_of_gain(ratio: float, best: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCosts:
-    """In seconds: blocks without junctions by rows, a junction each time it is asked, and a head with its draw."""
+    """In seconds: Steps by rows and fronts; a junction each time it is asked, and a head with its draw."""
 
     blocks: StepCosts
     junction: float
@@ -73,9 +73,9 @@ class TokenCosts:
 def measured_costs(engine: Engine, prompt: list[int], num_tokens: int) -> TokenCosts:
     """Of an engine that has been calibrated and is idle: junctions and heads are timed while as many sequences as it
     has seats for speak, and the least of a few turns counts, as for blocks."""
-    assert engine.speedup.costs is not None
+    assert engine.costs is not None
     junctions, heads = zip(*(_at_exits(engine, prompt, num_tokens) for _ in range(TURNS)), strict=True)
-    return TokenCosts(blocks=engine.speedup.costs, junction=min(junctions), head=min(heads))
+    return TokenCosts(blocks=engine.costs, junction=min(junctions), head=min(heads))
 
 
 def _at_exits(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[float, float]:

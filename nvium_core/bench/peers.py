@@ -133,8 +133,7 @@ def gain(
     costs: TokenCosts, routing: tuple[float, ...], ratio: float, num_sequences: int, simulated_tokens: int
 ) -> Figures:
     """What leaving early gave, of what these costs allow: by the limit, which is one sequence's, and as simulated."""
-    paid = costs.per_token(routing)
-    load = Load(routing=routing, costs=costs.blocks, num_sequences=num_sequences, head_seconds=paid)
+    load = Load(routing=routing, costs=costs.blocks, num_sequences=num_sequences)
     rates = predict(load, simulated_tokens)
     simulated = rates[OURS] / rates[BASELINE]
     found = {"costs": costs.as_dict(), "ratio": ratio, "simulated": simulated, "share_of_simulated": ratio / simulated}

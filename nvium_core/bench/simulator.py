@@ -118,6 +118,8 @@ class ClosedLoop:
         self._exit_probabilities = load.exit_probabilities
         self._ready: list[list[Member]] = [[] for _ in load.routing]
         self._num_arrived = 0
+        self._follows = False
+        """A lone sequence's next Step is run with the last one."""
         for _ in range(load.num_sequences):
             self._arrive()
 
@@ -168,7 +170,10 @@ class ClosedLoop:
         """Let the time pass, and tell the policy."""
         num_rows = sum(visit.num_rows for visit in visits)
         num_asked, num_left = sum(visit.is_asked for visit in visits), sum(visit.leaves for visit in visits)
-        seconds = self.load.costs.seconds(block, num_rows, num_asked)
+        cost = self.load.costs.seconds_following if self._follows else self.load.costs.seconds
+        seconds = cost(block, num_rows, num_asked)
+        is_through = block == len(self.load.routing) - 1 or (num_left > 0 and self.policy.defers)
+        self._follows = self.load.num_sequences == 1 and not is_through
         self.seconds += seconds + num_left * self.load.head_seconds
         self.num_steps += 1
         self.policy.observe(block, num_rows=num_rows, seconds=seconds, num_asked=num_asked, num_left=num_left)

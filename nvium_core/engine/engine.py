@@ -80,6 +80,8 @@ class Engine:
         """Tokens that were spoken and wait for their scores."""
         self._num_arrived = 0
         self.speedup = PiggybackSpeedup(max_rows_per_step=self.config.max_rows_per_step)
+        self.costs: StepCosts | None = None
+        """As they were when it was calibrated."""
         self._runner_seconds = 0.0
         """Spent in Steps since somebody wanted to know."""
         self.reports: list[StepReport] = []
@@ -175,6 +177,7 @@ class Engine:
         self.scheduler.policy = self._policy(costs)
         whole_costs = costs.with_own(own_costs(self._rehearsed()))
         self.speedup.costs = costs
+        self.costs = whole_costs.with_own(whole_costs.own)
         self.scheduler.policy = self._policy(whole_costs)
         return whole_costs
 
