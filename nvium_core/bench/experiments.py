@@ -5,7 +5,7 @@ An experiment is a module of its name with `measure(subject, …)`, whose keywor
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +29,7 @@ Experiment = Literal[
     "costs",
     "heads",
     "peers",
+    "prompts",
     "profile",
 ]
 
@@ -36,8 +37,16 @@ Given = Mapping[str, Any]
 """Options that were given, by name; the others are for the experiment to choose."""
 
 
-def check(experiment: Experiment, given: Given, json_file: Path | None = None, plot: Path | None = None) -> None:
-    """Raise `InvalidRequest`, naming the option, for one that cannot be followed; before anything is measured."""
+def check(
+    experiment: Experiment,
+    given: Given,
+    json_file: Path | None = None,
+    plot: Path | None = None,
+    *,
+    several: bool = False,
+) -> None:
+    """Raise `InvalidRequest`, naming the option, for one that cannot be followed; before anything is measured.
+    `several` models are to be measured, one after another."""
     known = inspect.signature(_module(experiment).measure).parameters
     for option, value in given.items():
         require(option in known, option, f"means nothing to {experiment}")
@@ -45,8 +54,10 @@ def check(experiment: Experiment, given: Given, json_file: Path | None = None, p
     for option, file in {"json": json_file, "plot": plot}.items():
         require(file is None or file.parent.is_dir(), option, f"no such folder: {file and file.parent}")
     if plot:
-        require(experiment in _plots(), "plot", f"there is nothing to draw of {experiment}")
+        require(experiment in _plots(several), "plot", f"there is nothing to draw of {experiment}")
         require(plot.suffix == ".png", "plot", f"must be a .png, got {plot.name}")
+        has_one = 1 in given.get("sequences", (1,))
+        require(has_one or not several, "sequences", "must have 1 among them, which is what is drawn of several shapes")
 
 
 def measure(experiment: Experiment, subject: "Subject", given: Given) -> "Figures":
@@ -57,21 +68,25 @@ def measure(experiment: Experiment, subject: "Subject", given: Given) -> "Figure
 def table(figures: "Figures") -> "Table":
     """The figures that matter most."""
     shown: Table = _module(figures["experiment"]).table(figures)
+    shown.title = figures["model"]
     return shown
 
 
-def save(figures: "Figures", json_file: Path | None = None, plot: Path | None = None) -> None:
-    """Write the figures, and draw them, where asked to."""
+def save(runs: Sequence["Figures"], json_file: Path | None = None, plot: Path | None = None) -> None:
+    """Write the figures, and draw them, where asked to: a list, and beside one another, if there are several."""
+    several = len(runs) > 1
+    figures = runs if several else runs[0]
     if json_file:
         json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if plot:
-        _plots()[figures["experiment"]](figures).savefig(plot)
+        _plots(several)[runs[0]["experiment"]](figures).savefig(plot)
 
 
 def _module(experiment: str) -> Any:
     return import_module(f"nvium_core.bench.{experiment}")
 
 
-def _plots() -> Mapping[str, Callable[["Figures"], Any]]:
-    plots: Mapping[str, Callable[[Figures], Any]] = import_module("nvium_core.bench.plots").PLOTS
+def _plots(several: bool) -> Mapping[str, Callable[..., Any]]:
+    module = import_module("nvium_core.bench.plots")
+    plots: Mapping[str, Callable[..., Any]] = module.PLOTS_BY_SHAPE if several else module.PLOTS
     return plots

@@ -5,7 +5,7 @@ Contenders take turns, so that a noisy machine is fair to all: what is reported 
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from statistics import median
@@ -16,7 +16,7 @@ from rich.progress import track
 from rich.table import Table
 
 from nvium_core.bench.plan import numbers
-from nvium_core.bench.shapes import PAPER_ROUTING, random_model
+from nvium_core.bench.shapes import PAPER_ROUTING, random_model, shape_config
 from nvium_core.choices import Device, Precision
 from nvium_core.engine.engine import Engine, EngineError
 from nvium_core.engine.events import Completion, Event, FailureEvent
@@ -73,15 +73,21 @@ def use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def load_subject(
+def load_subjects(
     model: str | None, shape: str | None, routing: str | None, device: Device, dtype: Precision
-) -> Subject:
-    """A folder, a Hub name or the embedded model; or random weights of a shape, "24x768", and a forced routing."""
+) -> Iterator[Subject]:
+    """A folder, a Hub name or the embedded model; or random weights of a shape, "24x768", or one after another of
+    several, "24x768,36x768", and a forced routing. What makes no sense is refused before the first."""
     require(routing is None or shape is not None, "routing", "can be forced on random weights only; give a shape too")
     if shape is None:
-        return subject_of(load_model(model, device, dtype))
+        yield subject_of(load_model(model, device, dtype))
+        return
     require(model is None, "shape", "cannot be given together with a model")
-    return random_subject(shape, numbers(routing, "routing") if routing else PAPER_ROUTING, device, dtype)
+    shares = numbers(routing, "routing") if routing else PAPER_ROUTING
+    for each in (shapes := shape.split(",")):
+        shape_config(each, len(shares))
+    for each in shapes:
+        yield random_subject(each, shares, device, dtype)
 
 
 def subject_of(loaded: LoadedModel) -> Subject:

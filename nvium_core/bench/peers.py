@@ -6,7 +6,7 @@ twin has random weights, on which speed does not depend. Who cannot take part is
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Race, Spoken
-from nvium_core.bench.contenders.lineup import BASELINE, OURS, TWIN, Lineup, lineup, peer_of
+from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, TWIN, Lineup, lineup, peer_of
 from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
 from nvium_core.bench.limit import TokenCosts, measured_costs, share_of_gain
 from nvium_core.bench.machine import BUFFER_BYTES, MATRIX_WIDTH, beside, demands, machine
@@ -31,15 +31,17 @@ def measure(
     sequences: Items[int] = (1,),
     tokens: int = 128,
     repeats: int = 5,
+    against: Collection[str] = OTHERS,
     simulated_tokens: int = 10_000,
     buffer_bytes: int = BUFFER_BYTES,
     matrix_width: int = MATRIX_WIDTH,
 ) -> Figures:
-    """A row for each number of sequences, and what the machine could do."""
+    """A row for each number of sequences, and what the machine could do. `against` is who takes part beside ours and
+    the baseline."""
     room = subject.context - len(subject.prompt)
     require(tokens <= room, "tokens", f"after the prompt there is room for {room}, got {tokens}")
     rates = machine(subject.model.lm_head.weight, buffer_bytes, matrix_width)
-    with lineup(subject) as who:
+    with lineup(subject, against) as who:
         races = [Race(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
         rows = [compare(who, race, rates, repeats, simulated_tokens) for race in races]
     return {
@@ -150,7 +152,7 @@ def work(who: Lineup, race: Race, routing: Items[float], rates: Figures, shown: 
     """Bytes and operations of a token halfway, beside what the machine can do."""
     halfway = len(race.prompt) + race.num_tokens // 2
     asked = demands(who.subject.model, who.twin, routing, halfway)
-    speeds = {name: shown[name]["tokens_per_second"] for name in (OURS, BASELINE, TWIN)}
+    speeds = {name: shown[name]["tokens_per_second"] for name in (OURS, BASELINE, TWIN) if name in shown}
     return {name: beside(asked[name], rates, speed) for name, speed in speeds.items()}
 
 

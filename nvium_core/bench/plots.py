@@ -1,16 +1,28 @@
 """Figures drawn, one function for each experiment that has something to look at. Needs matplotlib, so comes last."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
+from typing import get_args
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nvium_core.bench.harness import Figures
+from nvium_core.choices import Schedule
 from nvium_core.engine.costs import StepCosts
 
 SIZE_INCHES = (8, 4.5)
 DOTS_PER_INCH = 120
 MEGABYTE = 1e6
+
+PAPER_SHARES = {
+    "6x768": -0.083 / 0.333,
+    "12x768": 0.109 / 0.414,
+    "24x768": 0.268 / 0.48,
+    "36x768": 0.364 / 0.536,
+    "48x768": 0.416 / 0.582,
+}
+"""Of the gain that its routing promises, what the paper measured of each depth, on an A100."""
 
 
 def sheet(figures: Figures, num_panels: int = 1, *, share_y: bool = False) -> tuple[Figure, list[Axes]]:
@@ -97,16 +109,47 @@ def costs(figures: Figures) -> Figure:
 
 def peers(figures: Figures) -> Figure:
     """Tokens per second of every contender by the number of sequences."""
+    return contenders(figures, "sequences", "tokens_per_second", "sequences at once", "tokens/s")
+
+
+def prompts(figures: Figures) -> Figure:
+    """Time to the first token of every contender by the length of the prompt."""
+    return contenders(figures, "prompt_tokens", "first_token_ms", "tokens of the prompt", "ms to the first token")
+
+
+def contenders(figures: Figures, by: str, what: str, x: str, y: str) -> Figure:
+    """A line for each, our schedules' unbroken."""
     figure, [panel] = sheet(figures)
     rows = figures["rows"]
-    numbers = [row["sequences"] for row in rows]
+    numbers = [row[by] for row in rows]
     for name in rows[0]["contenders"]:
-        rates = [row["contenders"][name]["tokens_per_second"] for row in rows]
-        panel.plot(numbers, rates, "o-", label=name)
+        style = "o-" if name in get_args(Schedule) else "o--"
+        panel.plot(numbers, [row["contenders"][name][what] for row in rows], style, label=name)
     panel.set_xscale("log", base=2)
     panel.set_xticks(numbers, [str(number) for number in numbers])
     panel.set_yscale("log")
-    label(panel, "sequences at once", "tokens/s")
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter("{x:g}")
+    label(panel, x, y)
+    return figure
+
+
+def peers_by_shape(runs: Items[Figures]) -> Figure:
+    """What leaving early gave one sequence, beside the limit, and its share of the gain, shape by shape."""
+    figure, [speeds, shares] = sheet(runs[0] | {"model": "random weights"}, 2)
+    shapes = [run["model"].removeprefix("random-") for run in runs]
+    gains = [next(row["gain"] for row in run["rows"] if row["sequences"] == 1) for run in runs]
+    for panel, style, text, name in (
+        (speeds, "o-", "measured", "ratio"),
+        (speeds, "x--", "limit", "limit"),
+        (shares, "o-", "of the limit", "share_of_limit"),
+        (shares, "x--", "with junctions paid in both", "share_of_limit_with_junctions_paid"),
+    ):
+        panel.plot(shapes, [gain[name] for gain in gains], style, label=text)
+    known = [shape for shape in shapes if shape in PAPER_SHARES]
+    shares.plot(known, [PAPER_SHARES[shape] for shape in known], ":", marker="s", color="grey", label="paper, A100")
+    label(speeds, "layers x width", "tokens/s over synchronous")
+    label(shares, "layers x width", "share of the gain")
     return figure
 
 
@@ -117,4 +160,8 @@ PLOTS: dict[str, Callable[[Figures], Figure]] = {
     "soak": soak,
     "costs": costs,
     "peers": peers,
+    "prompts": prompts,
 }
+
+PLOTS_BY_SHAPE: dict[str, Callable[[Items[Figures]], Figure]] = {"peers": peers_by_shape}
+"""Of runs that differ in nothing but the model's shape."""

@@ -13,11 +13,17 @@ from nvium_core.commands.options import DeviceOption, PrecisionOption
 def bench(
     experiment: Annotated[Experiment, typer.Argument(help="What to measure.")] = "schedules",
     model: Annotated[str | None, typer.Option(help="A folder or Hub name; the embedded model if left out.")] = None,
-    shape: Annotated[str | None, typer.Option(help="Random weights instead: layers x width, such as 24x768.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Random weights instead: layers x width, such as 24x768, one or several.")
+    ] = None,
     routing: Annotated[str | None, typer.Option(help="With --shape: p_1,p_2,… [the paper's].")] = None,
     sequences: Annotated[str | None, typer.Option(help="Sequences at once, one or several numbers.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens each of them generates.")] = None,
     repeats: Annotated[int | None, typer.Option(help="Turns that count; contenders alternate.")] = None,
+    prompt_tokens: Annotated[str | None, typer.Option(help="With prompts: their lengths.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="With peers and prompts: who races, such as sweep,llama.cpp [all].")
+    ] = None,
     requests: Annotated[int | None, typer.Option(help="With determinism and soak: how many.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's choice if left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
@@ -30,8 +36,8 @@ def bench(
     schedules: tokens/s of each over synchronous, and as simulated; throughput: prompts included; memory: waste in the
     cache; prefix: first token with a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost;
     determinism: what differs in company; soak: leaks; costs: a step's, for nvium plan; heads: the exits' losses in
-    training, logits held or in chunks; peers: beside the dense twin in transformers and llama.cpp; profile: where a
-    step's time goes.
+    training, logits held or in chunks; peers: beside the dense twin in transformers and llama.cpp; prompts: the same
+    until the first token; profile: where a step's time goes.
     """
     from rich.console import Console
 
@@ -40,11 +46,15 @@ def bench(
 
     options = {"tokens": tokens, "repeats": repeats, "requests": requests}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if sequences is not None:
-        given["sequences"] = counts(sequences, "sequences")
-    experiments.check(experiment, given, json_file, plot)
+    for name, text in {"sequences": sequences, "prompt_tokens": prompt_tokens}.items():
+        if text is not None:
+            given[name] = counts(text, name)
+    if against is not None:
+        given["against"] = tuple(against.split(","))
+    experiments.check(experiment, given, json_file, plot, several="," in (shape or ""))
     harness.use_threads(threads)
-    subject = harness.load_subject(model, shape, routing, device, dtype)
-    figures = experiments.measure(experiment, subject, given)
-    Console().print(experiments.table(figures))
-    experiments.save(figures, json_file, plot)
+    runs = []
+    for subject in harness.load_subjects(model, shape, routing, device, dtype):
+        runs.append(experiments.measure(experiment, subject, given))
+        Console().print(experiments.table(runs[-1]))
+    experiments.save(runs, json_file, plot)

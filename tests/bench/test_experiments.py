@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 from rich.console import Console
 
 from nvium_core import InvalidRequest, SamplingParams
-from nvium_core.bench import chunking, determinism, experiments, heads, logprobs, prefix, profile, soak
+from nvium_core.bench import chunking, determinism, experiments, heads, logprobs, peers, prefix, profile, prompts, soak
 from nvium_core.bench.chunking import Scene
+from nvium_core.bench.contenders.contender import Spoken
 from nvium_core.bench.experiments import Experiment
 from nvium_core.bench.harness import Figures, timed
+from nvium_core.bench.prompts import weighed
 from nvium_core.engine import native
 from nvium_core.engine.costs import StepCosts
 from tests.bench.tiny import tiny_subject
@@ -37,6 +40,7 @@ SMALL: dict[str, Mapping[str, Any]] = {
         "buffer_bytes": 2**20,
         "matrix_width": 64,
     },
+    "prompts": {"prompt_tokens": (3, 40), "repeats": 2},
     "profile": {"sequences": (1, 2), "tokens": 4, "repeats": 1},
 }
 
@@ -50,9 +54,9 @@ def found(name: Experiment) -> Figures:
 @pytest.mark.parametrize("name", get_args(Experiment))
 def test_figures_are_shown_saved_and_drawn(name: Experiment, tmp_path: Path) -> None:
     saved, drawn = tmp_path / "figures.json", tmp_path / "figures.png"
-    has_plot = name in {"schedules", "memory", "chunking", "soak", "costs", "peers"}
+    has_plot = name in {"schedules", "memory", "chunking", "soak", "costs", "peers", "prompts"}
     experiments.check(name, SMALL[name], saved, drawn if has_plot else None)
-    experiments.save(found(name), saved, drawn if has_plot else None)
+    experiments.save([found(name)], saved, drawn if has_plot else None)
     read = json.loads(saved.read_text())
     assert read.keys() == found(name).keys()
     assert {name: read[name] for name in ("experiment", "model", "device", "dtype")} == {
@@ -210,6 +214,7 @@ def test_every_contender_is_beside_ours_and_who_is_missing_is_named() -> None:
         present = {name.partition("/")[0] for name in row["contenders"]} - {"optimal"}
         assert present == row["ours_over"].keys()
         assert present | figures["left_out"].keys() == {
+            "sweep",
             "synchronous",
             "dense twin",
             "generate",
@@ -224,6 +229,53 @@ def test_every_contender_is_beside_ours_and_who_is_missing_is_named() -> None:
     assert one["work"]["optimal"]["bytes"] < one["work"]["synchronous"]["bytes"]
     assert two["work"] is None
     assert min(figures["machine"].values()) > 0
+
+
+def test_who_is_not_invited_does_not_race() -> None:
+    figures = peers.measure(tiny_subject(), **{**SMALL["peers"], "sequences": (1,), "against": ("generate",)})
+    [row] = figures["rows"]
+    assert row["ours_over"].keys() == {"synchronous", "generate"}
+    assert row["work"].keys() == {"optimal", "synchronous"}
+    assert figures["left_out"] == {}
+    with pytest.raises(InvalidRequest, match=r"^against: .* got 'vllm'"):
+        peers.measure(tiny_subject(), against=("sweep", "vllm"))
+
+
+def test_runs_of_several_shapes_are_saved_and_drawn_beside_one_another(tmp_path: Path) -> None:
+    saved, drawn = tmp_path / "figures.json", tmp_path / "figures.png"
+    runs = [{**found("peers"), "model": f"random-{shape}"} for shape in ("2x128", "24x768")]
+    experiments.check("peers", {}, saved, drawn, several=True)
+    experiments.save(runs, saved, drawn)
+    assert [run["model"] for run in json.loads(saved.read_text())] == ["random-2x128", "random-24x768"]
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_first_tokens_are_timed_at_every_exit_and_weighed_by_its_probability() -> None:
+    assert weighed(lambda seed: spoken_after(10.0 * seed), {1: (3, 0.2), 4: (5, 0.6)})(0) == pytest.approx(45)
+    for row in found("prompts")["rows"]:
+        assert sum(row["routing"].values()) >= prompts.LEAST_SEEN
+        assert {"optimal", "sweep", "synchronous", "dense twin", "generate/static"} < row["contenders"].keys()
+        assert all(len(seen["turns_ms"]) == 2 and seen["over_ours"] > 0 for seen in row["contenders"].values())
+
+
+def test_a_prompt_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"^prompt_tokens: must be below 256, got 256"):
+        prompts.measure(tiny_subject(), prompt_tokens=(16, 256))
+
+
+def spoken_after(seconds: float) -> Spoken:
+    return Spoken(seconds=seconds, first_token_seconds=[seconds], token_ids=[[0]])
+
+
+def test_seeds_are_found_whose_first_tokens_leave_at_their_exits() -> None:
+    subject = tiny_subject()
+    engine = subject.engine(prefix_caching=False)
+    draws = prompts.first_draws(engine, subject.prompt)
+    [probabilities] = subject.model(torch.tensor([subject.prompt])).exit_probs[:, -1].tolist()
+    for exit_, (seed, probability) in draws.items():
+        [spoken] = engine.generate([subject.prompt], SamplingParams(max_tokens=1, seed=seed))
+        assert spoken.exits == [exit_]
+        assert probability == pytest.approx(probabilities[exit_ - 1])
 
 
 def test_a_profile_s_parts_make_up_the_step() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from nvium_core import EngineError, InvalidRequest, SamplingParams
 from nvium_core.bench.harness import (
     interleaved,
-    load_subject,
+    load_subjects,
     median_ratio,
     num_differing,
     subject_of,
@@ -76,7 +76,7 @@ def test_a_model_with_a_tokenizer_is_given_words() -> None:
 
 
 def test_a_shape_has_as_many_exits_as_the_routing_and_the_precision_asked_for() -> None:
-    subject = load_subject(None, "4x128", ".5,.25,.25", "cpu", "bfloat16")
+    [subject] = load_subjects(None, "4x128", ".5,.25,.25", "cpu", "bfloat16")
     assert subject.model.config.num_exits == 3
     assert subject.as_dict() == {**subject.as_dict(), "model": "random-4x128", "device": "cpu", "dtype": "bfloat16"}
 
@@ -95,7 +95,7 @@ def test_a_subject_that_cannot_be_is_refused_by_name(
     model: str | None, shape: str | None, routing: str | None, field: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
-        load_subject(model, shape, routing, "cpu", "float32")
+        next(load_subjects(model, shape, routing, "cpu", "float32"))
 
 
 def test_no_threads_are_too_few() -> None:

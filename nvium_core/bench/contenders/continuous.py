@@ -45,11 +45,12 @@ def contender(llama: LlamaForCausalLM, race: Race) -> Iterator[Contender]:
 
 
 def cache_for(race: Race) -> ContinuousBatchingConfig:
-    """Blocks for everybody, and batches that take all prompts at once. Left to itself it would ask how large the
-    device is."""
+    """Blocks for everybody, none of them shared, and batches that take all prompts at once. Left to itself it would ask
+    how large the device is."""
     config = ContinuousBatchingConfig()
     blocks = -(-race.num_positions // config.page_size) + 1
     config.num_blocks = race.num_sequences * blocks
     config.max_batch_tokens = race.num_sequences * len(race.prompt)
     config.max_requests_per_batch = race.num_sequences
+    config.allow_block_sharing = False
     return config

@@ -14,11 +14,12 @@ from nvium_core.model.nvium import NviumForCausalLM
 
 
 def engine_for(model: NviumForCausalLM, race: Race, **config: Any) -> Engine:
-    """One whose cache holds everybody, so that nobody is put off."""
+    """One whose cache holds everybody, so that nobody is put off, and in which nobody finds another's prompt."""
     page_size = best_page_size(model.lm_head.weight)
     pages = -(-race.num_positions // page_size) + 1
     cache_tokens = race.num_sequences * pages * page_size
-    return Engine(model, EngineConfig(max_sequences=race.num_sequences, cache_tokens=cache_tokens, **config))
+    room = EngineConfig(max_sequences=race.num_sequences, cache_tokens=cache_tokens, prefix_caching=False, **config)
+    return Engine(model, room)
 
 
 def contender(engine: Engine, race: Race) -> Contender:

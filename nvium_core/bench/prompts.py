@@ -1,0 +1,110 @@
+"""How long the first token takes after prompts of several lengths, for each contender of `peers`, in turns.
+
+Our first token may leave early, so a turn of ours speaks one first token at each exit, and its time is their mean,
+weighed by the probabilities that the routers give. Nobody keeps a prompt that was seen before.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Items
+from itertools import count
+from statistics import median
+from typing import get_args
+
+from rich.table import Table
+from rich.text import Text
+
+from nvium_core.bench.contenders.contender import Contender, Race
+from nvium_core.bench.contenders.lineup import OTHERS, OURS, Lineup, lineup
+from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
+from nvium_core.choices import Schedule
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import SamplingParams, require
+
+LEAST_SEEN = 0.95
+"""Exits are looked for until these have at least so much probability together."""
+
+Draws = Mapping[int, tuple[int, float]]
+"""Of each exit a seed whose first token leaves there, and the probability that one does."""
+
+
+def measure(
+    subject: Subject,
+    *,
+    prompt_tokens: Items[int] = (16, 64, 256, 512, 900),
+    repeats: int = 5,
+    against: Collection[str] = OTHERS,
+) -> Figures:
+    """A row for each length; each has a prompt of its own. One sequence."""
+    longest = max(prompt_tokens)
+    require(longest < subject.context, "prompt_tokens", f"must be below {subject.context}, got {longest}")
+    with lineup(subject, against) as who:
+        rows = [compare(who, length, repeats) for length in prompt_tokens]
+    return {"repeats": repeats, "left_out": who.left_out, "rows": rows}
+
+
+def compare(who: Lineup, length: int, repeats: int) -> Figures:
+    """All contenders after one prompt."""
+    race = Race(prompt=who.subject.random_tokens(length, length), num_sequences=1, num_tokens=1)
+    with who.ready(race) as (engine, contenders):
+        draws = first_draws(engine, race.prompt)
+        clocks = {
+            name: weighed(each, draws) if name in get_args(Schedule) else plain(each)
+            for name, each in contenders.items()
+        }
+        turns = interleaved(clocks, repeats, f"{length} tokens")
+    return {
+        "prompt_tokens": length,
+        "routing": {exit_: probability for exit_, (_, probability) in draws.items()},
+        "contenders": {name: summary(turns[OURS], taken) for name, taken in turns.items()},
+    }
+
+
+def first_draws(engine: Engine, prompt: list[int]) -> Draws:
+    """Seeds are tried from 0 on."""
+    draws: dict[int, tuple[int, float]] = {}
+    for seed in count():
+        [spoken] = engine.generate([prompt], SamplingParams(max_tokens=1, seed=seed, ignore_eos=True))
+        draws.setdefault(spoken.exits[0], (seed, spoken.exit_probabilities[0]))
+        if sum(probability for _, probability in draws.values()) >= LEAST_SEEN:
+            break
+    return dict(sorted(draws.items()))
+
+
+def weighed(speak: Contender, draws: Draws) -> Callable[[int], float]:
+    """Seconds to a first token of ours, which takes a turn's number for its seed."""
+
+    def turn(number: int) -> float:
+        seconds = [(probability, first_seconds(speak, seed)) for seed, probability in draws.values()]
+        return sum(p * each for p, each in seconds) / sum(p for p, _ in seconds)
+
+    return turn
+
+
+def plain(speak: Contender) -> Callable[[int], float]:
+    return lambda number: first_seconds(speak, number)
+
+
+def first_seconds(speak: Contender, number: int) -> float:
+    [seconds] = speak(number).first_token_seconds
+    return seconds
+
+
+def summary(ours: Items[float], theirs: Items[float]) -> Figures:
+    """Medians, and how many times as long as ours it takes: of the turns' ratios."""
+    return {
+        "first_token_ms": 1000 * median(theirs),
+        "over_ours": median_ratio(theirs, ours),
+        "turns_ms": [1000 * seconds for seconds in theirs],
+    }
+
+
+def table(figures: Figures) -> Table:
+    left_out = "\n".join(f"Left out: {peer}, {reason}." for peer, reason in figures["left_out"].items())
+    result = Table("prompt", "contender", "first ms", "over ours", caption=Text(left_out) if left_out else None)
+    for row in figures["rows"]:
+        *_, last = row["contenders"]
+        for name, seen in row["contenders"].items():
+            ratio = "" if name == OURS else f"{seen['over_ours']:.3f}"
+            values = str(row["prompt_tokens"]), name, f"{seen['first_token_ms']:.4g}", ratio
+            result.add_row(*values, end_section=name == last)
+    return result
