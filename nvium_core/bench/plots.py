@@ -146,8 +146,8 @@ def peers_by_shape(runs: Items[Figures]) -> Figure:
         (shares, "x--", "with junctions paid in both", "share_of_limit_with_junctions_paid"),
     ):
         panel.plot(shapes, [gain[name] for gain in gains], style, label=text)
-    known = [shape for shape in shapes if shape in PAPER_SHARES]
-    shares.plot(known, [PAPER_SHARES[shape] for shape in known], ":", marker="s", color="grey", label="paper, A100")
+    if known := [shape for shape in shapes if shape in PAPER_SHARES]:
+        shares.plot(known, [PAPER_SHARES[shape] for shape in known], ":", marker="s", color="grey", label="paper, A100")
     label(speeds, "layers x width", "tokens/s over synchronous")
     label(shares, "layers x width", "share of the gain")
     return figure

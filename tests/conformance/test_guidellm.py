@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -26,7 +27,7 @@ FIRST_TOKEN = "nvium_time_to_first_token_seconds"
 NEXT_TOKEN = "nvium_inter_token_latency_seconds"
 WHOLE_REQUEST = "nvium_request_latency_seconds"
 
-NUM_TURNS = 4
+NUM_TURNS = 6
 DIFFERENCE = 0.05
 """By how much two load tests may differ beyond their noise: where each starts and stops its clocks."""
 STANDARD_ERRORS = 3
@@ -62,10 +63,20 @@ def test_guidellm_measures_streams_to_their_ends(server: Served, tmp_path: Path,
 @pytest.mark.timeout(1200)
 def test_guidellm_and_our_load_test_agree_within_their_noise(server: Served, tmp_path: Path, record: Record) -> None:
     turns = [both(server, tmp_path, number) for number in range(NUM_TURNS)]
-    ratios = {name: [ours[name] / theirs[name] for ours, theirs in turns] for name in turns[0][0]}
+    ratios = {
+        name: [ours.beside_the_server[name] / theirs.beside_the_server[name] for ours, theirs in turns]
+        for name in turns[0][0].found
+    }
+    programs = {"loadtest": [ours for ours, _ in turns], "guidellm": [theirs for _, theirs in turns]}
     record(
         "guidellm beside loadtest",
         pinned("guidellm"),
+        turns=NUM_TURNS,
+        **{
+            f"{name}_by_{program}": float(f"{median(each.found[name] for each in measured):.4g}")
+            for name in ratios
+            for program, measured in programs.items()
+        },
         **{f"{name}_ratio": round(median(values), 3) for name, values in ratios.items()},
         **{f"{name}_ratios": f"{min(values):.3f} to {max(values):.3f}" for name, values in ratios.items()},
     )
@@ -75,36 +86,43 @@ def test_guidellm_and_our_load_test_agree_within_their_noise(server: Served, tmp
         assert abs(fmean(logarithms)) <= DIFFERENCE + noise, name
 
 
-def both(server: Served, folder: Path, number: int) -> tuple[dict[str, float], dict[str, float]]:
+@dataclass(frozen=True)
+class Turn:
+    """What a load test found, and what the server's own histograms say of the same requests."""
+
+    found: dict[str, float]
+    by_the_server: dict[str, float]
+
+    @property
+    def beside_the_server(self) -> dict[str, float]:
+        """Of these ratios, what else the machine does is no part, nor how much each load test takes from the server."""
+        return {name: value / self.by_the_server[name] for name, value in self.found.items()}
+
+
+def both(server: Served, folder: Path, number: int) -> tuple[Turn, Turn]:
     """Ours and theirs, who goes first by turns; no two turns have the same prompts."""
-    ours = beside_the_server(server, lambda: by_us(server, folder, number)) if number % 2 else None
-    theirs = beside_the_server(server, lambda: by_guidellm(server, folder, number))
-    return ours or beside_the_server(server, lambda: by_us(server, folder, number)), theirs
+    ours = turn(server, lambda: by_us(server, folder, number)) if number % 2 else None
+    theirs = turn(server, lambda: by_guidellm(server, folder, number))
+    return ours or turn(server, lambda: by_us(server, folder, number)), theirs
 
 
-def beside_the_server(server: Served, measured: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Times over those of the server's own histograms, and tokens per second over what the latter amount to.
-
-    So what else the machine does, and how much of it each load test takes from the server, is out of them.
-    """
+def turn(server: Served, measured: Callable[[], dict[str, float]]) -> Turn:
     before = unlabelled(server)
     found = measured()
     after = unlabelled(server)
-    return {
-        "first_token": found["first_token"] / mean_between(before, after, FIRST_TOKEN),
-        "next_token": found["next_token"] / mean_between(before, after, NEXT_TOKEN),
-        "tokens_per_second": found["tokens_per_second"]
-        * mean_between(before, after, WHOLE_REQUEST)
-        / (NUM_STREAMS * OUTPUT_TOKENS),
+    by_the_server = {
+        "first_token_ms": 1000 * mean_between(before, after, FIRST_TOKEN),
+        "next_token_ms": 1000 * mean_between(before, after, NEXT_TOKEN),
+        "tokens_per_second": NUM_STREAMS * OUTPUT_TOKENS / mean_between(before, after, WHOLE_REQUEST),
     }
+    return Turn(found, by_the_server)
 
 
 def by_guidellm(server: Served, folder: Path, number: int) -> dict[str, float]:
-    """Seconds, and tokens per second."""
     measured = measure(server, "/v1/completions", folder, seed=number)
     return {
-        "first_token": mean(measured, "time_to_first_token_ms") / 1000,
-        "next_token": mean(measured, "inter_token_latency_ms") / 1000,
+        "first_token_ms": mean(measured, "time_to_first_token_ms"),
+        "next_token_ms": mean(measured, "inter_token_latency_ms"),
         "tokens_per_second": mean(measured, "output_tokens_per_second"),
     }
 
@@ -122,8 +140,8 @@ def by_us(server: Served, folder: Path, number: int) -> dict[str, float]:
     [point] = json.loads(figures.read_text(encoding="utf-8"))["points"]
     latencies = point["report"]["latencies"]
     return {
-        "first_token": latencies["time_to_first_token"]["mean"],
-        "next_token": latencies["inter_token_latency"]["mean"],
+        "first_token_ms": 1000 * latencies["time_to_first_token"]["mean"],
+        "next_token_ms": 1000 * latencies["inter_token_latency"]["mean"],
         "tokens_per_second": point["report"]["tokens_per_second"],
     }
 

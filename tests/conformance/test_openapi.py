@@ -33,10 +33,12 @@ OPTIONS = (
 
 @pytest.fixture
 def openapi(tmp_path: Path) -> Path:
-    """Our document, but that a request's model is one that is here: any other name is refused before all else."""
+    """Our document, but that a request's model, if it has to name one, is one that is here: any other name is refused
+    before all else."""
     path, told = tmp_path / "openapi.json", document()
     for schema in request_schemas(told):
-        schema["properties"]["model"]["enum"] = [DEFAULT]
+        is_required = "model" in schema.get("required", ())
+        schema["properties"]["model"]["enum"] = [DEFAULT] if is_required else [DEFAULT, None]
     path.write_text(json.dumps(told), encoding="utf-8")
     return path
 
