@@ -22,7 +22,7 @@ def bench(
     repeats: Annotated[int | None, typer.Option(help="Turns that count; contenders alternate.")] = None,
     prompt_tokens: Annotated[str | None, typer.Option(help="With prompts: their lengths.")] = None,
     against: Annotated[
-        str | None, typer.Option(help="With peers and prompts: who races, such as sweep,llama.cpp [all].")
+        str | None, typer.Option(help="With peers and prompts: who races, such as generate,llama.cpp [all].")
     ] = None,
     requests: Annotated[int | None, typer.Option(help="With determinism and soak: how many.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's choice if left out.")] = None,

@@ -29,7 +29,7 @@ GENERATE, CONTINUOUS, LLAMA_CPP = "generate", "continuous", "llama.cpp"
 """The twin elsewhere."""
 
 OTHERS = SWEEP, TWIN, GENERATE, CONTINUOUS, LLAMA_CPP
-"""Who may be left out; ours and the baseline always race."""
+"""Who races only if invited; ours and the baseline always do."""
 
 
 def peer_of(name: str) -> str:
@@ -77,7 +77,8 @@ class Lineup:
 def lineup(subject: Subject, invited: Collection[str] = OTHERS) -> Iterator[Lineup]:
     """For as long as the files are needed."""
     for name in invited:
-        require(name in OTHERS, "against", f"must be among {', '.join(OTHERS)}, got {name!r}")
+        known = BASELINE, *OTHERS
+        require(name in known, "against", f"must be among {', '.join(known)}, got {name!r}")
     found = Lineup(subject, dense_twin(subject.model), invited)
     with TemporaryDirectory() as folder:
         try:
