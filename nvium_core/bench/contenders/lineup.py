@@ -76,8 +76,8 @@ class Lineup:
 @contextmanager
 def lineup(subject: Subject, invited: Collection[str] = OTHERS) -> Iterator[Lineup]:
     """For as long as the files are needed."""
+    known = BASELINE, *OTHERS
     for name in invited:
-        known = BASELINE, *OTHERS
         require(name in known, "against", f"must be among {', '.join(known)}, got {name!r}")
     found = Lineup(subject, dense_twin(subject.model), invited)
     with TemporaryDirectory() as folder:
