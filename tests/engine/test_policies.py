@@ -14,11 +14,11 @@ from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.exit_frequencies import ExitFrequencies, exit_probabilities
 from nvium_core.engine.policies import Optimal, Policy, Sweep, Synchronous
 from nvium_core.engine.policies.background import Background
-from nvium_core.engine.policies.optimal import MAX_TRANSITIONS, Table, bucket, solved
+from nvium_core.engine.policies.optimal import MAX_TRANSITIONS, MOST_SEQUENCES, Table, solved
 from nvium_core.engine.policies.problem import Problem
 from nvium_core.engine.policies.semi_markov import num_transitions, rate_of, solve, states
 from nvium_core.engine.policies.threshold import Threshold
-from nvium_core.engine.policies.tuning import _choose, tune
+from nvium_core.engine.policies.tuning import _choose, _rates, tune
 
 PAPER, SHALLOW = (0.146, 0.26, 0.345, 0.247), (0.4, 0.3, 0.2, 0.1)
 LOADS = (1, 2, 4, 8, 16)
@@ -177,18 +177,32 @@ def test_a_table_can_be_had_at_once() -> None:
     assert choices(optimal, 12, 4) == solve(same_cost(SHALLOW).rounded(), 12).block_S.tolist()
 
 
-@pytest.mark.parametrize("num_sequences", [33, 70])
-def test_too_many_sequences_for_a_table_are_given_tuned_thresholds(num_sequences: int) -> None:
-    assert num_transitions(num_sequences, 4) > MAX_TRANSITIONS
+def test_too_many_states_for_a_table_are_given_tuned_thresholds() -> None:
+    routing = (0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1)
+    assert num_transitions(10, 7) > MAX_TRANSITIONS
+    optimal = optimal_for(routing)
+    optimal.solve_now(10)
+    tuned = tune(same_cost(routing).rounded(), 10)
+    for state in ([2, 3, 1, 1, 1, 1, 1], [7, 0, 0, 0, 1, 1, 1], [0, 0, 4, 4, 1, 1, 0]):
+        assert optimal.choose(state) == tuned.choose(state)
+
+
+@pytest.mark.parametrize("num_sequences", [MOST_SEQUENCES + 1, 70])
+def test_many_sequences_gather_by_quarters_and_nothing_is_solved(num_sequences: int) -> None:
     optimal = optimal_for(SHALLOW)
-    optimal.solve_now(num_sequences)
-    state = [num_sequences - 20, 10, 5, 5]
-    assert optimal.choose(state) == tune(same_cost(SHALLOW).rounded(), bucket(num_sequences)).choose(state)
+    untuned = Threshold.untuned(4, num_sequences)
+    for state in ([num_sequences - 12, 4, 4, 4], [num_sequences - 13, 13, 0, 0]):
+        assert optimal.choose(state) == untuned.choose(state)
+    assert optimal._background._thread is None
 
 
-@given(st.integers(1, 10_000))
-def test_thresholds_are_tuned_for_nearly_as_many_sequences(num_sequences: int) -> None:
-    assert 0.8 * num_sequences <= bucket(num_sequences) <= num_sequences
+@pytest.mark.parametrize("num_sequences", [17, 24, 48])
+@pytest.mark.parametrize(("fixed", "per_row"), [(0.2, 0.03), (6.0, 1.0), (0.3, 0.001)])
+def test_tuning_gains_many_sequences_next_to_nothing(fixed: float, per_row: float, num_sequences: int) -> None:
+    problem = Problem.of(StepCosts.linear([fixed] * 4, [per_row] * 4), exit_probabilities((0.15, 0.25, 0.35, 0.25)))
+    thresholds = [Threshold.untuned(4, num_sequences).thresholds, tune(problem, num_sequences).thresholds]
+    untuned, tuned = _rates(problem, num_sequences, np.repeat(np.array(thresholds), 32, axis=0)).reshape(2, 32).mean(1)
+    assert untuned >= 0.99 * tuned
 
 
 def test_a_drift_of_the_frequencies_is_noticed_and_solved_anew() -> None:

@@ -16,8 +16,11 @@ from nvium_core.engine.policies.semi_markov import num_transitions, solve, state
 from nvium_core.engine.policies.threshold import Threshold
 from nvium_core.engine.policies.tuning import tune
 
-MAX_TRANSITIONS = 250_000
-"""The largest table, about a third of a second's work: 32 sequences and 4 blocks, or 6 and 12."""
+MOST_SEQUENCES = 16
+"""Beyond, gathering a quarter of them before going deeper is within thousandths of the best, and nothing is solved."""
+
+MAX_TRANSITIONS = 25_000
+"""The largest table, about ten milliseconds' work: 16 sequences and 4 blocks, or 4 and 12."""
 
 INSTANT_TRANSITIONS = 2_000
 """Up to here a table is a few milliseconds' work, done where it is asked for: 8 sequences and 4 blocks."""
@@ -45,19 +48,12 @@ def _index(num_sequences: int, num_blocks: int) -> dict[tuple[int, ...], int]:
 
 @lru_cache(maxsize=256)
 def solved(problem: Problem, num_sequences: int) -> Policy:
-    """The table, or tuned thresholds where it would be too large. Kept, since loads come and go."""
+    """The table, or thresholds where it is too large, tuned unless that gains nothing. Kept, as loads come and go."""
+    if num_sequences > MOST_SEQUENCES:
+        return Threshold.untuned(problem.num_blocks, num_sequences)
     if num_transitions(num_sequences, problem.num_blocks) <= MAX_TRANSITIONS:
         return Table(problem, num_sequences)
-    return tuned(problem, bucket(num_sequences))
-
-
-tuned = lru_cache(maxsize=256)(tune)
-
-
-def bucket(num_sequences: int) -> int:
-    """Rounded down to three binary digits: thresholds need not be tuned for every number."""
-    grain = 1 << max(0, num_sequences.bit_length() - 3)
-    return num_sequences // grain * grain
+    return tune(problem, num_sequences)
 
 
 class Optimal(Policy):
@@ -108,7 +104,8 @@ class Optimal(Policy):
     def _begin(self, num_sequences: int) -> Policy:
         """A policy for a number of sequences met for the first time, to be replaced by a better one soon."""
         num_blocks, stale = self._problem.num_blocks, self._stale.get(num_sequences)
-        if stale is None and num_transitions(num_sequences, num_blocks) <= INSTANT_TRANSITIONS:
+        is_instant = num_transitions(num_sequences, num_blocks) <= INSTANT_TRANSITIONS
+        if num_sequences > MOST_SEQUENCES or (stale is None and is_instant):
             self.solve_now(num_sequences)
         else:
             self._policies[num_sequences] = stale or Threshold.untuned(num_blocks, num_sequences)
