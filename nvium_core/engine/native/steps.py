@@ -22,7 +22,7 @@ from nvium_core.engine.sequence import Sequence
 from nvium_core.model.exits import Exit
 from nvium_core.model.nvium import NviumForCausalLM
 
-WIDEST, LONGEST = 64, 32
+WIDEST, LONGEST = 128, 32
 """Rows of a Step, and of one sequence in it, that are carried so; for more, PyTorch's matrix products are faster."""
 
 GOES_ON, NOT_ASKED = -2, -3
