@@ -25,8 +25,11 @@ MAX_TRANSITIONS = 25_000
 INSTANT_TRANSITIONS = 2_000
 """Up to here a table is a few milliseconds' work, done where it is asked for: 8 sequences and 4 blocks."""
 
-CHECK_EVERY = 256
-"""Steps between two looks at whether costs or frequencies have drifted."""
+LEARN_EVERY = 7
+"""Steps for one that is learnt from: a prime, so that all blocks have their turn."""
+
+CHECK_EVERY = 32
+"""Steps learnt from between two looks at whether costs or frequencies have drifted."""
 
 
 class Table(Policy):
@@ -73,11 +76,12 @@ class Optimal(Policy):
         return policy.choose(num_waiting)
 
     def observe(self, block: int, *, num_rows: int, seconds: float, num_asked: int, num_left: int) -> None:
-        self.costs.observe(block, num_rows, num_asked, seconds)
-        self.frequencies.observe(block, num_asked, num_left)
         self._num_observed += 1
-        if self._num_observed % CHECK_EVERY == 0:
-            self._refresh()
+        if self._num_observed % LEARN_EVERY == 0:
+            self.costs.observe(block, num_rows, num_asked, seconds)
+            self.frequencies.observe(block, num_asked, num_left)
+            if self._num_observed % (LEARN_EVERY * CHECK_EVERY) == 0:
+                self._refresh()
 
     def solve_now(self, num_sequences: int) -> None:
         """Have the table for so many sequences ready when this returns."""
