@@ -2,6 +2,7 @@
 
 import logging
 import random
+import time
 from collections.abc import Sequence as Counts
 from itertools import product
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.exit_frequencies import ExitFrequencies, exit_probabilities
 from nvium_core.engine.policies import Optimal, Policy, Sweep, Synchronous
-from nvium_core.engine.policies.background import Background
+from nvium_core.engine.policies.background import SHARE, Background
 from nvium_core.engine.policies.optimal import MAX_TRANSITIONS, MOST_SEQUENCES, Table, solved
 from nvium_core.engine.policies.problem import Problem
 from nvium_core.engine.policies.semi_markov import num_transitions, rate_of, solve, states
@@ -234,6 +235,25 @@ def test_no_thread_outlives_its_work() -> None:
         optimal.choose([10, 0, 0, 0])
         optimal.wait()
     assert all(optimal._background._thread is None for optimal in crowd)
+
+
+def test_jobs_take_a_small_share_of_a_core_unless_somebody_waits() -> None:
+    background, ended = Background(), []
+
+    def work() -> None:
+        started = time.thread_time()
+        while time.thread_time() < started + 0.01:
+            pass
+        ended.append(time.monotonic())
+
+    for _ in range(3):
+        background.do(work)
+    while len(ended) < 2:
+        time.sleep(0.01)
+    assert ended[1] - ended[0] >= 0.01 / SHARE
+    background.wait()
+    assert len(ended) == 3
+    assert background._thread is None
 
 
 def test_a_job_that_fails_is_logged_and_the_others_are_done(caplog: pytest.LogCaptureFixture) -> None:

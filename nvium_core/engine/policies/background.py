@@ -2,18 +2,26 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
+
+SHARE = 0.05
+"""Of a core, that jobs take in the long run."""
 
 Job = Callable[[], None]
 
 
 class Background:
-    """The newest job first. A job that raises is logged and forgotten."""
+    """The newest job first. A job that raises is logged and forgotten.
+
+    Between jobs the thread rests, so that those who are served meanwhile hardly notice, unless somebody waits.
+    """
 
     def __init__(self) -> None:
         self._jobs: list[Job] = []
+        self._is_awaited = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -26,15 +34,19 @@ class Background:
 
     def wait(self) -> None:
         """Return when nothing is left to do."""
+        self._is_awaited.set()
         while thread := self._thread:
             thread.join()
+        self._is_awaited.clear()
 
     def _work(self) -> None:
         while job := self._next():
+            started = time.thread_time()
             try:
                 job()
             except Exception:
                 logger.exception("a policy could not be solved; thresholds are used instead")
+            self._is_awaited.wait((time.thread_time() - started) * (1 / SHARE - 1))
 
     def _next(self) -> Job | None:
         with self._lock:
