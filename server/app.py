@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -21,9 +21,11 @@ from server.drain import DrainingServer
 from server.errors import install_error_handlers
 from server.keys import ApiKeys, Key, read_keys
 from server.logs import configure_logs
+from server.metrics import Metrics
 from server.middleware import BodyLimit, JsonBodies, LastResort, RequestFrame
 from server.rate_limit import RateLimit
-from server.routes import chat, completions, health, metrics, models, playground, tokens
+from server.routes import chat, completions, health, models, playground, tokens
+from server.routes import metrics as metrics_page
 from server.service import Service
 from server.settings import Settings
 from server.tracing import Tracing, tracer_provider
@@ -47,45 +49,58 @@ STOP_SECONDS = 5
 
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
     """The app for one model. Raises `InvalidRequest` or `SettingsError` for settings it cannot be run with."""
-    return assemble(Service(model, settings), read_keys(settings), tracer_provider(settings))
+    service, keys = Service(model, settings), read_keys(settings)
+    return assemble(service, keys_gate(keys, settings, service.metrics), tracer_provider(settings))
 
 
-def assemble(service: Service, keys: Collection[Key] = (), provider: TracerProvider | None = None) -> FastAPI:
-    """The app around a service, for whoever has one of the keys, traced if there is a provider."""
-    app = FastAPI(
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-        lifespan=lifespan,
-        middleware=list(layers(service, keys, provider)),
-        # FastAPI's own would repeat the messages of exceptions, and trace each request a second time
-        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
-    )
+def assemble(service: Service, gate: Middleware | None = None, provider: TracerProvider | None = None) -> FastAPI:
+    """The app around a service, for whoever the gate lets in, traced if there is a provider."""
+    tracing = Tracing(provider, service.name) if provider else None
+    app = bare_app(lifespan, layers(service.settings, service.metrics, gate, tracing))
     app.state.service = service
     service.metrics.foresee(ENDPOINTS.values())
-    install_error_handlers(app)
-    for routes in (completions, chat, tokens, models, health, metrics):
+    for routes in (completions, chat, tokens, models, health, metrics_page):
         app.include_router(routes.router)
     if service.settings.playground:
         app.include_router(playground.router)
     return app
 
 
-def layers(service: Service, keys: Collection[Key], provider: TracerProvider | None) -> Iterator[Middleware]:
+def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware]) -> FastAPI:
+    """One without routes, whose errors have their form."""
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        middleware=list(middleware),
+        # FastAPI's own would repeat the messages of exceptions, and trace each request a second time
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+    )
+    install_error_handlers(app)
+    return app
+
+
+def layers(
+    settings: Settings, metrics: Metrics, gate: Middleware | None, tracing: Tracing | None = None
+) -> Iterator[Middleware]:
     """What a request passes on its way to a route, the outermost first."""
-    settings, metrics = service.settings, service.metrics
-    tracing = Tracing(provider, service.name) if provider else None
     yield Middleware(RequestFrame, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
     if settings.cors_origins:
         yield Middleware(Cors, origins=settings.cors_origins)
     yield Middleware(LastResort)
-    if keys:
-        yield Middleware(ApiKeys, keys=keys, metrics=metrics, metrics_open=settings.metrics_open)
+    if gate:
+        yield gate
     if settings.requests_per_minute:
         yield Middleware(RateLimit, requests_per_minute=settings.requests_per_minute, metrics=metrics)
     yield Middleware(BodyLimit, max_bytes=settings.max_body_bytes, metrics=metrics)
     yield Middleware(JsonBodies)
+
+
+def keys_gate(keys: Collection[Key], settings: Settings, metrics: Metrics) -> Middleware | None:
+    """The layer that asks for one of the keys, if there are any."""
+    return Middleware(ApiKeys, keys=keys, metrics=metrics, metrics_open=settings.metrics_open) if keys else None
 
 
 @asynccontextmanager
@@ -111,7 +126,7 @@ def run(settings: Settings) -> None:
     keys, provider = read_keys(settings), tracer_provider(settings)
     with listen(settings.host, settings.port) as listener:
         service = Service(load_model(settings.model, settings.device, settings.dtype), settings)
-        app = assemble(service, keys, provider)
+        app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
         service.introduce()
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
         config = uvicorn_config(app, settings, port=listener.getsockname()[1], timeout_graceful_shutdown=STOP_SECONDS)
@@ -126,6 +141,7 @@ def uvicorn_config(app: FastAPI, settings: Settings, **more: Any) -> uvicorn.Con
     return uvicorn.Config(
         app,
         http=connection,
+        loop="asyncio",  # whatever else is installed, connections behave the same
         ws="none",
         host=settings.host,
         log_config=None,

@@ -4,19 +4,31 @@ import gc
 import socket
 import time
 from types import FrameType
+from typing import Protocol
 
 import structlog
 import uvicorn
 
-from server.service import Service
+from server.admission import Admission
+from server.settings import Settings
 
 log = structlog.get_logger("nvium.server")
+
+
+class Drainable(Protocol):
+    """What an app serves with."""
+
+    settings: Settings
+    admission: Admission
+
+    def give_up(self) -> None:
+        """End what still runs: its requests fail. Called on the event loop."""
 
 
 class DrainingServer(uvicorn.Server):
     """The first signal drains, a second one stops at once. Either way the process ends with exit code 0."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Drainable) -> None:
         super().__init__(config)
         self._service = service
         self._drains_until: float | None = None
@@ -56,5 +68,5 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
         elif time.monotonic() > self._drains_until:
             log.warning("stopping with requests still running", choices=num_present)
-            self._service.worker.stop(timeout=0)
+            self._service.give_up()
             self.should_exit = True

@@ -19,6 +19,8 @@ log = structlog.get_logger("nvium.request")
 class RequestRecord:
     """Opened when a request arrives, closed when its answer is out or its client gone.
 
+    One that is passed on is counted and logged where it is answered, not here.
+
     What happened when is told by `time.monotonic()`, and for the first choice it happened to; None if it never did.
     """
 
@@ -33,6 +35,7 @@ class RequestRecord:
         self.abort_cause: str | None = None
         self.num_prompt_tokens = 0
         self.num_cached_prompt_tokens: int | None = None
+        self.is_passed_on = False
         self.exit_counts: Counter[int] = Counter()
         now = time.monotonic()
         self.arrived = now if received_at is None else received_at
@@ -100,6 +103,8 @@ class RequestRecord:
 
     def close(self) -> None:
         self.closed = time.monotonic()
+        if self.is_passed_on:
+            return
         self._metrics.requests.labels(self.endpoint, self.outcome).inc()
         if self.outcome == "completed":
             self._metrics.request_latency.observe(self.closed - self.arrived)

@@ -96,6 +96,10 @@ class Service:
     def is_ready(self) -> bool:
         return self.is_warm and self.worker.is_alive and not self.admission.is_draining
 
+    def give_up(self) -> None:
+        """End what still runs: its requests fail."""
+        self.worker.stop(timeout=0)
+
     def check_accepting(self) -> None:
         """Refuse early what could not be run."""
         if self.admission.is_draining:

@@ -1,5 +1,6 @@
 """What an operator may set, on the command line or as NVIUM_… in the environment, which is read nowhere else."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,6 +46,10 @@ SECRET = ("api_keys", "otlp_endpoint")
 """Settings whose values are never shown."""
 
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+PRESUMED_OF_RAY = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Every line of every replica is shown, and nothing is told to Ray's makers."""
 
 
 class SettingsError(NviumError, ValueError):
@@ -93,6 +98,17 @@ class Settings(BaseSettings):
         Field(description="base URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request"),
     ] = None
 
+    replicas: Annotated[
+        Positive | None, Field(description="processes with a model each, by Ray; None: one, without")
+    ] = None
+    max_replicas: Annotated[Positive | None, Field(description="as many, if there is enough to do; None: no more")] = (
+        None
+    )
+    sequences_per_replica: Annotated[Positive, Field(description="running and waiting, that make enough to do")] = 16
+    prefix_affinity: Annotated[bool, Field(description="prompts go where their beginning has been seen")] = True
+    upscale_seconds: Annotated[Seconds, Field(description="how long there must be more to do")] = 10
+    downscale_seconds: Annotated[Seconds, Field(description="how long there must be less to do")] = 300
+
     request_seconds: Annotated[Seconds | None, Field(description="how long a request may take; None: any time")] = None
     slow_client_seconds: Annotated[Seconds, Field(description="how long a client may take nothing of its answer")] = 60
     arrival_seconds: Annotated[Seconds, Field(description="how long a request may take to arrive")] = 60
@@ -100,6 +116,12 @@ class Settings(BaseSettings):
     keep_alive_seconds: Seconds = 15
     stall_seconds: Seconds = 30
     latency_buckets: Numbers = LATENCY_BUCKETS
+
+
+def presume(variables: Mapping[str, str]) -> None:
+    """Set what the environment does not say, for libraries that read it when they are imported."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:

@@ -1,12 +1,16 @@
 """Serving a model, and letting it speak in the terminal."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nvium_core.choices import Device, Precision, Schedule
 from nvium_core.commands.options import DeviceOption, ModelArgument, PrecisionOption
+
+if TYPE_CHECKING:
+    from server.settings import Settings
 
 
 def serve(
@@ -44,6 +48,12 @@ def serve(
     playground: Annotated[bool | None, typer.Option(help="A page at / to try the model on [on].")] = None,
     cors_origins: Annotated[str | None, typer.Option(help="Whose pages may call, comma separated [none].")] = None,
     otlp_endpoint: Annotated[str | None, typer.Option(help="OpenTelemetry collector that gets traces [none].")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Processes with a model each, by Ray [one, without].")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="As many, if there is enough to do [--replicas].")] = None,
+    sequences_per_replica: Annotated[int | None, typer.Option(help="That make enough to do [16].")] = None,
+    prefix_affinity: Annotated[bool | None, typer.Option(help="Prompts go where they were seen [on].")] = None,
+    upscale_seconds: Annotated[float | None, typer.Option(help="Of more to do, until there are more [10].")] = None,
+    downscale_seconds: Annotated[float | None, typer.Option(help="Of less to do, until there are fewer [300].")] = None,
     request_seconds: Annotated[float | None, typer.Option(help="How long a request may take [any time].")] = None,
     arrival_seconds: Annotated[float | None, typer.Option(help="How long a request may take to arrive [60].")] = None,
     slow_client_seconds: Annotated[float | None, typer.Option(help="How long a client may read nothing [60].")] = None,
@@ -53,10 +63,25 @@ def serve(
 ) -> None:
     """Serve a model over HTTP. Every option may also be set as NVIUM_… in the environment."""
     given = {name: value for name, value in locals().items() if value is not None}
-    from server.app import run
     from server.settings import read_settings
 
-    run(read_settings(given))
+    settings = read_settings(given)
+    runner(settings)(settings)
+
+
+def runner(settings: "Settings") -> "Callable[[Settings], None]":
+    """What serves: one process, or several by Ray. Raises `SettingsError` where that is not installed."""
+    from server.app import run
+    from server.settings import PRESUMED_OF_RAY, SettingsError, presume
+
+    if settings.replicas is None:
+        return run
+    presume(PRESUMED_OF_RAY)
+    try:
+        from server.replicas import launch
+    except ImportError as error:
+        raise SettingsError(f"replicas: needs `pip install 'nvium[ray]'` ({error})") from error
+    return launch.run
 
 
 def generate(

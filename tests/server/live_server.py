@@ -1,5 +1,6 @@
 """The real application on a real socket, in a thread of the test process."""
 
+import re
 import socket
 import threading
 import time
@@ -18,6 +19,8 @@ from server.app import create_app, listen, uvicorn_config
 from server.service import Service
 from server.settings import Settings
 from tests.byte_model import NAME
+
+REPLICA = re.compile(r',?replica="[^"]*"')
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,11 @@ class LiveServer:
         return self.http.post("/v1/chat/completions", json=asked)
 
     def gauge(self, name: str) -> float:
-        lines = self.http.get("/metrics").text.splitlines()
-        return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+        """A metric, with its labels; the sum of all replicas', where there are some."""
+        lines = REPLICA.sub("", self.http.get("/metrics").text).replace("{}", "").splitlines()
+        values = [float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")]
+        assert values, f"there is no {name}"
+        return sum(values)
 
 
 @contextmanager

@@ -1,0 +1,79 @@
+"""Which replica has seen a prompt's beginning, and whether that is worth its queue. Knows neither Ray nor HTTP.
+
+A replica that has computed a beginning finds it in its cache. Who computed which is remembered by digests of the text,
+one for every `BLOCK_CHARACTERS`, so no tokenizer is needed; one that is out of date, because the page was given away or
+the replica is gone, costs nothing but the hit.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+BLOCK_CHARACTERS = 128
+"""Some pages of the cache."""
+
+MAX_BLOCKS = 64
+"""What differs only later counts as the same."""
+
+MAX_AHEAD = 4
+"""Requests that a replica may be busy with beyond the idlest, and still be preferred for what it has seen."""
+
+MAX_REMEMBERED = 100_000
+"""Beginnings that are remembered, the latest ones."""
+
+
+def beginnings(body: bytes) -> list[bytes]:
+    """Digests of what a request's prompt begins with, the shortest first; none if it is short or missing."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        return []
+    text = opening(asked) if isinstance(asked, dict) else ""
+    digest, found = blake2b(digest_size=16), []
+    for end in range(BLOCK_CHARACTERS, min(len(text), BLOCK_CHARACTERS * MAX_BLOCKS) + 1, BLOCK_CHARACTERS):
+        digest.update(text[end - BLOCK_CHARACTERS : end].encode(errors="surrogatepass"))
+        found.append(digest.digest())
+    return found
+
+
+def opening(asked: Mapping[str, Any]) -> str:
+    """What a request's prompt begins with, as a text that two prompts share as far as they are the same."""
+    prompt = asked.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        prompt = " ".join(map(str, prompt[: BLOCK_CHARACTERS * MAX_BLOCKS]))
+    return prompt if isinstance(prompt, str) else json.dumps([asked.get("tools"), asked.get("messages")])
+
+
+class Memory:
+    """Which replica a beginning was last sent to."""
+
+    def __init__(self, capacity: int = MAX_REMEMBERED) -> None:
+        self._capacity = capacity
+        self._holders: OrderedDict[bytes, str] = OrderedDict()
+
+    def note(self, beginnings: Iterable[bytes], replica: str) -> None:
+        for beginning in beginnings:
+            self._holders[beginning] = replica
+            self._holders.move_to_end(beginning)
+        while len(self._holders) > self._capacity:
+            self._holders.popitem(last=False)
+
+    @property
+    def holders(self) -> Mapping[bytes, str]:
+        return self._holders
+
+
+def preferred(beginnings: Sequence[bytes], holders: Mapping[bytes, str], loads: Mapping[str, int]) -> str:
+    """The replica that has the longest of the beginnings and is not much busier than the idlest; else the idlest.
+
+    `loads` are the requests that each replica is busy with; of equally idle ones the first is taken.
+    """
+    bound = min(loads.values()) + MAX_AHEAD
+    for beginning in reversed(beginnings):
+        if (holder := holders.get(beginning, "")) in loads and loads[holder] <= bound:
+            return holder
+    return min(loads, key=loads.__getitem__)

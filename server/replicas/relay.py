@@ -1,0 +1,264 @@
+"""Passes requests on to replicas and their answers back, and begins anew elsewhere where nothing has been told yet.
+
+An answer of one piece is passed on when it is there as a whole, a stream event by event; only a stream whose replica is
+lost after its first event ends with an error. Knows framing, and no request's meaning but where its prompt begins.
+"""
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from io import BytesIO
+from typing import Any
+
+import aiohttp
+import structlog
+from pydantic_core import to_json
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+from yarl import URL
+
+from server.admission import Admission
+from server.connection import SHORT_WAY, ShortWay
+from server.disconnect import unless_disconnected
+from server.errors import ApiError, Overloaded
+from server.event_stream import DONE, framed
+from server.record import RequestRecord
+from server.replicas.affinity import beginnings
+from server.replicas.pool import Address, NoReplica, Pool
+from server.replicas.trust import KEY_ID, SECRET
+
+MAX_ATTEMPTS = 5
+
+ANY_NUMBER = 2**31
+"""Of requests under way: queues, and the bounds on them, are the replicas'."""
+
+RETRY_SECONDS = 5
+
+PATIENCE_SECONDS = 30
+"""How long a request waits for there to be a replica."""
+
+IDLE_SECONDS = 15
+"""How long an unused connection is kept, which is less than a replica keeps it."""
+
+TARGET = re.compile(rb"/[!-~]*")
+PASSED_ON = ("accept", "content-type", "traceparent", "tracestate")
+OWN = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding")
+"""What this side's connection says for itself."""
+
+DEAD_PEER = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+"""A machine that is gone says nothing; its connections are given up after 25 seconds."""
+
+END_OF_EVENT = b"\n\n"
+
+log = structlog.get_logger("nvium.server")
+
+
+class ReplicaLost(ApiError):
+    status = 503
+    type = "server_error"
+    code = "replica_lost"
+
+    def __init__(self) -> None:
+        super().__init__("the replica that answered was lost")
+
+
+class Relay:
+    """`admission` counts what is under way; `num_moved` requests were begun anew, `num_broken` streams failed."""
+
+    def __init__(self, pool: Pool, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._pool = pool
+        self._patience_seconds = patience_seconds
+        self._session: aiohttp.ClientSession | None = None
+        self.admission = Admission(ANY_NUMBER)
+        self._released: set[asyncio.Task[None]] = set()
+        self._passing: set[asyncio.Timeout] = set()
+        self._is_given_up = False
+        self.num_moved = 0
+        self.num_broken = 0
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """While requests are passed on."""
+        connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=IDLE_SECONDS, use_dns_cache=False, socket_factory=new_socket
+        )
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._patience_seconds)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        ) as self._session:
+            yield
+        await asyncio.gather(*self._released, return_exceptions=True)
+
+    async def get(self, address: Address, path: str) -> str:
+        """What a replica says. Raises `OSError` or `aiohttp.ClientError`."""
+        async with self._connected().get(URL(address.url + path), headers={SECRET: address.secret}) as answer:
+            answer.raise_for_status()
+            return await answer.text()
+
+    def give_up(self) -> None:
+        """End what is under way with an error. Called on the event loop."""
+        self._is_given_up = True
+        for passing in self._passing:
+            passing.reschedule(0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not TARGET.fullmatch(scope["raw_path"]):
+            raise HTTPException(404)
+        self.admission.enter(1)
+        try:
+            body: bytes = (await receive())["body"]  # whole, as `BodyLimit` gives it
+            passage = Passage(scope, send, body)
+            if await unless_disconnected(self._pass(passage), receive) is None:
+                passage.abort()
+        finally:
+            self.admission.leave()
+
+    async def _pass(self, passage: "Passage") -> bool:
+        opening = beginnings(passage.body)
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                async with self._at_some(opening) as address, self._until_given_up():
+                    await passage.take(self._connected(), address)
+                return True
+            except (aiohttp.ClientError, OSError) as error:
+                passage.note(is_passed_on=False)
+                log.warning("lost a replica", request_id=passage.request_id, kind=type(error).__name__)
+                if passage.has_begun:
+                    self.num_broken += 1
+                    await passage.break_off()
+                    return True
+                if self._is_given_up:
+                    break
+                self.num_moved += 1
+        raise nobody()
+
+    @asynccontextmanager
+    async def _at_some(self, opening: list[bytes]) -> AsyncIterator[Address]:
+        """A replica, which is left behind the back of whoever was answered."""
+        stack = AsyncExitStack()
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                address = await stack.enter_async_context(self._pool.chosen(opening))
+        except (NoReplica, TimeoutError) as error:
+            raise nobody() from error
+        try:
+            yield address
+        finally:
+            leaving = asyncio.create_task(stack.aclose())
+            self._released.add(leaving)
+            leaving.add_done_callback(self._released.discard)
+
+    @asynccontextmanager
+    async def _until_given_up(self) -> AsyncIterator[None]:
+        """Raises `TimeoutError`."""
+        async with asyncio.timeout(None) as passing:
+            self._passing.add(passing)
+            try:
+                yield
+            finally:
+                self._passing.discard(passing)
+
+    def _connected(self) -> aiohttp.ClientSession:
+        assert self._session
+        return self._session
+
+
+class Passage:
+    """One request on its way, and its answer on the way back."""
+
+    def __init__(self, scope: Scope, send: Send, body: bytes) -> None:
+        self.body = body
+        self.has_begun = False
+        self.request_id: str = scope["state"]["request_id"]
+        self._record: RequestRecord | None = scope["state"]["record"]
+        self._method: str = scope["method"]
+        query: bytes = scope["query_string"]
+        self._target = (scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1")
+        headers = Headers(scope=scope)
+        self._headers = {name: headers[name] for name in PASSED_ON if name in headers}
+        self._headers |= {"x-request-id": self.request_id, KEY_ID: scope["state"]["key_id"]}
+        self._short_way: ShortWay | None = scope.get("extensions", {}).get(SHORT_WAY)
+        self._send = send
+
+    async def take(self, session: aiohttp.ClientSession, address: Address) -> None:
+        """There and back. Raises `aiohttp.ClientError` or `OSError` for a replica that is lost."""
+        url = URL(address.url + self._target, encoded=True)
+        self.note(is_passed_on=True)
+        async with session.request(
+            self._method,
+            url,
+            headers={**self._headers, SECRET: address.secret},
+            data=BytesIO(self.body) if self.body else None,
+            allow_redirects=False,
+        ) as answer:
+            await self._give(answer)
+
+    def abort(self) -> None:
+        """The client has gone."""
+        if self._record:
+            self._record.aborted("disconnected")
+
+    async def break_off(self) -> None:
+        """End a stream whose replica is lost."""
+        error = ReplicaLost()
+        if self._record:
+            self._record.refused(error)
+        await self._add(framed([to_json(error.body), DONE]))
+        await self._end()
+
+    async def _give(self, answer: aiohttp.ClientResponse) -> None:
+        if answer.content_type != "text/event-stream":
+            body = await answer.read()
+            await self._begin(answer)
+            await self._send({"type": "http.response.body", "body": body})
+            return
+        unsent = b""
+        async for piece in answer.content.iter_any():
+            whole, end, unsent = (unsent + piece).rpartition(END_OF_EVENT)
+            if end:
+                if not self.has_begun:
+                    await self._begin(answer)
+                await self._add(whole + end)
+        await self._end()
+
+    async def _begin(self, answer: aiohttp.ClientResponse) -> None:
+        self.has_begun = True
+        headers = [(name.lower(), value) for name, value in answer.raw_headers if name.lower() not in OWN]
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+
+    async def _add(self, piece: bytes) -> None:
+        if self._short_way and self._short_way.is_open and self._is_flowing:
+            self._short_way.write(piece)
+        else:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._is_flowing = True
+
+    _is_flowing = False
+    """The head has gone out, which is with the first piece, so that pieces may go the short way."""
+
+    async def _end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def note(self, *, is_passed_on: bool) -> None:
+        """Who records the request."""
+        if self._record:
+            self._record.is_passed_on = is_passed_on
+
+
+def nobody() -> Overloaded:
+    return Overloaded("no replica can answer", code="no_replica", retry_after_seconds=RETRY_SECONDS)
+
+
+def new_socket(address: tuple[Any, ...]) -> socket.socket:
+    """For a connection to a replica: small pieces are sent at once, and a dead machine is noticed."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)
+    for name, value in DEAD_PEER.items():
+        with suppress(AttributeError):  # not every system has all of them
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made

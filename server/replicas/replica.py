@@ -1,0 +1,72 @@
+"""A replica: the ordinary server of one model, in a thread of a Ray actor, on a port that only the front knows."""
+
+import secrets
+import threading
+import time
+from typing import Any
+
+import ray
+import uvicorn
+from prometheus_client import disable_created_metrics
+from ray import serve
+from starlette.middleware import Middleware
+
+from nvium_core import load_model
+from server.app import STOP_SECONDS, assemble, listen, uvicorn_config
+from server.logs import configure_logs
+from server.replicas.scaling import SEQUENCES
+from server.replicas.trust import FromFront
+from server.service import Service
+from server.settings import Settings
+from server.tracing import tracer_provider
+
+KEEP_ALIVE_SECONDS = 60
+"""How long a connection of the front may be unused."""
+
+LOOK_SECONDS = 0.05
+
+
+class Replica:
+    """Made by Ray, which calls all of it. Raises what `server.app.run` raises."""
+
+    def __init__(self, settings: Settings) -> None:
+        configure_logs()
+        disable_created_metrics()
+        host = ray.util.get_node_ip_address()
+        self._listener = listen(host, port=0)
+        self._secret = secrets.token_urlsafe(32)
+        self._service = Service(load_model(settings.model, settings.device, settings.dtype), settings)
+        gate = Middleware(FromFront, secret=self._secret, metrics=self._service.metrics)
+        app = assemble(self._service, gate, tracer_provider(settings))
+        stopping = {"timeout_keep_alive": KEEP_ALIVE_SECONDS, "timeout_graceful_shutdown": STOP_SECONDS}
+        self._server = uvicorn.Server(uvicorn_config(app, settings, **stopping))
+        self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise RuntimeError("the server did not start")
+            time.sleep(LOOK_SECONDS)
+        self._service.introduce()
+
+    def address(self) -> dict[str, str]:
+        """What `pool.Address` is made of."""
+        host, port = self._listener.getsockname()[:2]
+        name = serve.get_replica_context().replica_id.unique_id
+        return {"name": name, "url": f"http://{f'[{host}]' if ':' in host else host}:{port}", "secret": self._secret}
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What the front is told when it chooses this replica."""
+        return self.address()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {SEQUENCES: self._service.admission.num_present}
+
+    def check_health(self) -> None:
+        """Raises for a replica that is to be replaced."""
+        if not (self._thread.is_alive() and self._service.is_live):
+            raise RuntimeError("the device thread makes no progress")
+
+    def __del__(self) -> None:
+        """Called when nothing is answered here any more."""
+        self._server.should_exit = True
+        self._thread.join(STOP_SECONDS)

@@ -1,0 +1,32 @@
+"""The layer around a replica that answers nobody but its front, and believes what that says of a request."""
+
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.errors import InvalidKey
+from server.keys import note_key
+from server.metrics import Metrics
+from server.middleware import refuse
+
+SECRET = "x-nvium-secret"  # noqa: S105 (a header's name)
+KEY_ID = "x-nvium-key-id"
+
+
+class FromFront:
+    """In the place of the layer for keys: the front has seen the key, and tells whose it was."""
+
+    def __init__(self, app: ASGIApp, secret: str, metrics: Metrics) -> None:
+        self._app = app
+        self._secret = secret
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if not hmac.compare_digest(headers.get(SECRET, "").encode(), self._secret.encode()):
+                await refuse(InvalidKey("this is not the server's front"), self._metrics, scope, receive, send)
+                return
+            note_key(scope, headers.get(KEY_ID, ""))
+        await self._app(scope, receive, send)

@@ -1,0 +1,69 @@
+"""Replicas by Ray on this machine, with the front in a thread of the test process."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from nvium_core import LoadedModel
+from server.settings import PRESUMED_OF_RAY, Settings, presume
+from tests.server.live_server import LiveServer, live_server
+
+APPLICATION = f"tests-{os.getpid()}"
+QUICK = {
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+}
+"""Ray looks at the load every ten seconds otherwise."""
+
+
+@contextmanager
+def ray_started(num_replicas: int) -> Iterator[None]:
+    presume({**PRESUMED_OF_RAY, **QUICK})
+    with warnings.catch_warnings(action="ignore"):  # of what Ray imports
+        import ray
+        from ray import serve
+
+        from server.replicas.launch import start_ray
+
+        start_ray(num_replicas)
+    yield
+    serve.shutdown()
+    ray.shutdown()
+
+
+@contextmanager
+def replicated(model: LoadedModel, folder: Path, **options: Any) -> Iterator[LiveServer]:
+    """A server of replicas, all ready. Its `gauge` needs the name of a replica among the labels."""
+    from ray import serve
+
+    from server.replicas.deployment import RayPool, replicas
+    from server.replicas.front import Front, front_app
+
+    handle = serve.run(replicas(Settings(model=str(folder), **options)), name=APPLICATION, route_prefix=None)
+
+    def build(_: LoadedModel, settings: Settings) -> FastAPI:
+        return front_app(Front(RayPool(handle), settings))
+
+    try:
+        with live_server(model, build=build, **options) as live:
+            yield live
+    finally:
+        serve.delete(APPLICATION)
+
+
+def replica_processes() -> list[int]:
+    """The processes of the replicas of this test run."""
+    named = ((int(entry.name), command_line(entry)) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+    return [pid for pid, name in named if name.startswith(f"ray::ServeReplica:{APPLICATION}:")]
+
+
+def command_line(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text()
+    except OSError:  # it has ended meanwhile
+        return ""

@@ -1,0 +1,156 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.middleware import Middleware
+
+from nvium_core import LoadedModel
+from server.app import assemble, uvicorn_config
+from server.drain import DrainingServer
+from server.keys import Key
+from server.replicas.front import Front, front_app
+from server.replicas.pool import Address
+from server.replicas.trust import FromFront
+from server.service import Service
+from server.settings import Settings
+from tests.server.live_server import live_server, wait_until
+from tests.server.raw_client import Answer, asked, connected, post, request
+from tests.server.replicas.scripted import EVENTS, SECRET, SILENT, ScriptedPool, endless, stream, whole
+
+BODY = b"".join(EVENTS)
+PLACES = st.integers(0, len(BODY))
+"""Where a stream may be cut."""
+COMPLETION = post("/v1/completions", {"prompt": "Once"})
+LOST = {"message": "the replica that answered was lost", "type": "server_error", "param": None, "code": "replica_lost"}
+
+
+@asynccontextmanager
+async def fronted(pool: ScriptedPool, keys: tuple[Key, ...] = ()) -> AsyncIterator[tuple[str, Front]]:
+    """The front on a real socket, in this event loop."""
+    options = Settings()
+    front = Front(pool, options)
+    server = DrainingServer(uvicorn_config(front_app(front, keys), options, port=0), front)
+    serving = asyncio.create_task(server.serve())
+    await asyncio.to_thread(wait_until, lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", front
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def answered(pool: ScriptedPool, data: bytes = COMPLETION) -> Answer:
+    async with fronted(pool) as (url, front):
+        answer = await asked(url, data)
+    assert (pool.num_busy, front.admission.num_present) == (0, 0)
+    return answer
+
+
+async def test_an_answer_is_passed_on_as_it_is() -> None:
+    answer = await answered(ScriptedPool([whole(b'{"a": 1}')]))
+    assert (answer.status, answer.json()) == (200, {"a": 1})
+    assert answer.headers["content-type"] == "application/json"
+
+
+async def test_a_replica_is_told_who_asks_and_not_with_which_key() -> None:
+    pool = ScriptedPool([whole(b"{}")])
+    async with fronted(pool, keys=(Key("alice", bytes(32)),)) as (url, _):
+        refused = await asked(url, COMPLETION)
+    assert (refused.status, pool.asked) == (401, [])
+    headers = {"content-type": "application/json", "authorization": "Bearer sk-a", "x-request-id": "mine"}
+    headers |= {"x-nvium-key-id": "root", "x-nvium-secret": "guessed", "cookie": "a=b"}
+    await answered(pool, post("/v1/completions", {"prompt": "Once"}, headers=headers))
+    [told] = pool.asked
+    assert b"\r\nx-request-id: mine\r\n" in told
+    assert b"\r\nx-nvium-secret: %b\r\n" % SECRET.encode() in told
+    assert b"\r\nx-nvium-key-id: \r\n" in told
+    assert told.endswith(json.dumps({"prompt": "Once"}).encode())
+    for kept in (b"sk-a", b"root", b"guessed", b"cookie"):
+        assert kept not in told
+
+
+@pytest.mark.parametrize("lost", [SILENT, whole(b'{"a": 1}', sent=3), stream(BODY, sent=0), stream(BODY, sent=5)])
+@pytest.mark.parametrize("found", [whole(b"{}"), stream(BODY)])
+async def test_what_has_not_begun_is_begun_anew_elsewhere(lost: object, found: object) -> None:
+    pool = ScriptedPool([lost, lost, found])
+    answer = await answered(pool)
+    assert (answer.status, answer.body) == (200, b"{}" if found == whole(b"{}") else BODY)
+    assert len(pool.asked) == 3
+    assert len({asked.partition(b"\r\n\r\n")[2] for asked in pool.asked}) == 1
+
+
+async def test_without_a_replica_a_time_to_come_back_is_told() -> None:
+    for script in ([], [SILENT], [SILENT] * 9):
+        answer = await answered(ScriptedPool(script))
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "no_replica")
+        assert int(answer.headers["retry-after"]) > 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(PLACES, max_size=6), PLACES)
+async def test_a_stream_comes_whole_however_it_is_cut_and_loses_no_half_event(cuts: list[int], sent: int) -> None:
+    assert (await answered(ScriptedPool([stream(BODY, cuts=cuts)]))).body == BODY
+    answer = await answered(ScriptedPool([stream(BODY, cuts=cuts, sent=sent), whole(b'"anew"')]))
+    *events, _ = BODY[:sent].split(b"\n\n")
+    if events:
+        *told, error, done, end = answer.body.split(b"\n\n")
+        assert (told, done, end) == (events, b"data: [DONE]", b"")
+        assert json.loads(error.removeprefix(b"data: ")) == {"error": LOST}
+    else:
+        assert answer.body == b'"anew"'
+
+
+async def test_losses_are_counted_and_told_with_those_of_replicas() -> None:
+    pool = ScriptedPool([SILENT, whole(b"{}"), stream(BODY, sent=len(EVENTS[0]))])
+    async with fronted(pool) as (url, _):
+        for _ in range(2):
+            await asked(url, COMPLETION)
+        page = (await asked(url, request("/metrics", method="GET"), "GET")).body.decode()
+    assert 'nvium_moved_requests_total{replica="front"} 1.0' in page
+    assert 'nvium_broken_streams_total{replica="front"} 1.0' in page
+    assert 'nvium_requests_total{endpoint="completions",outcome="failed",replica="front"} 1.0' in page
+    assert 'outcome="completed"' not in page
+
+
+async def test_a_client_that_goes_is_gone_for_its_replica() -> None:
+    pool = ScriptedPool([endless(BODY)])
+    async with fronted(pool) as (url, front):
+        async with connected(url) as connection:
+            await connection.send(COMPLETION)
+            await connection.head()
+            assert front.admission.num_present == 1
+        await asyncio.to_thread(wait_until, lambda: not (front.admission.num_present or pool.num_busy))
+
+
+async def test_a_front_that_drains_takes_nobody_in_and_gives_up_what_does_not_end() -> None:
+    pool = ScriptedPool([endless(BODY)])
+    async with fronted(pool) as (url, front), connected(url) as connection:
+        await connection.send(COMPLETION)
+        await connection.head()
+        front.admission.drain()
+        refused = await asked(url, COMPLETION)
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
+        for path in ("/readyz", "/health"):
+            assert (await asked(url, request(path, method="GET"), "GET")).status == 503
+        assert (await asked(url, request("/livez", method="GET"), "GET")).status == 200
+        front.give_up()
+        assert (await connection.rest()).endswith(b'"code":"replica_lost"}}\n\ndata: [DONE]\n\n')
+
+
+async def test_a_replica_answers_its_front_only(byte_model: LoadedModel) -> None:
+    def build(model: LoadedModel, options: Settings) -> object:
+        service = Service(model, options)
+        return assemble(service, Middleware(FromFront, secret=SECRET, metrics=service.metrics))
+
+    with live_server(byte_model, build=build) as replica:
+        for path in ("/v1/models", "/metrics", "/livez", "/nowhere"):
+            for headers in ({}, {"x-nvium-secret": "guessed"}, {"x-nvium-secret": ""}):
+                assert replica.http.get(path, headers=headers).status_code == 401
+        told = replica.http.get("/v1/models", headers={"x-nvium-secret": SECRET})
+        assert told.status_code == 200
+        address = Address(name="one", url=replica.url, secret=SECRET)
+    assert SECRET not in repr(address)
