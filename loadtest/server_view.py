@@ -1,5 +1,6 @@
 """What the server's own histograms say of a run, beside what its clients saw: the two should agree."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import httpx
@@ -11,6 +12,9 @@ HISTOGRAMS = ("time_to_first_token", "inter_token_latency")
 """Of the report, and as `nvium_…_seconds` of the server's metrics."""
 
 TIMEOUT_SECONDS = 10
+
+REPLICA = "replica"
+"""The label that tells processes of one server apart."""
 
 Totals = dict[str, float]
 """The sums and counts of the histograms, by the sample's name."""
@@ -37,13 +41,17 @@ class ServerView:
 
 
 async def totals(http: httpx.AsyncClient) -> Totals:
-    """What `/metrics` says now; nothing where there is none to be had."""
+    """What `/metrics` says now, of all replicas together; nothing where there is none to be had."""
     try:
         response = (await http.get("/metrics", timeout=TIMEOUT_SECONDS)).raise_for_status()
         families = list(text_string_to_metric_families(response.text))
     except (httpx.HTTPError, ValueError):
         return {}
-    return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+    found: defaultdict[str, float] = defaultdict(float)
+    for sample in (sample for family in families for sample in family.samples):
+        if sample.labels.keys() <= {REPLICA}:
+            found[sample.name] += sample.value
+    return dict(found)
 
 
 def client_mean(report: Report, name: str) -> float | None:

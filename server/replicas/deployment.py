@@ -35,8 +35,8 @@ FRONT_REQUESTS = 10_000
 FRONT_CPUS = 0.1
 
 
-def replicas(settings: Settings) -> serve.Application:
-    """The replicas alone. A replica without a GPU has one CPU, one with is alone on it."""
+def replicas(settings: Settings, host: str | None = None) -> serve.Application:
+    """The replicas alone, which listen at `host`. One without a GPU has one CPU, one with is alone on it."""
     least = settings.replicas or 1
     own = settings.model_copy(update={"cors_origins": (), "requests_per_minute": None, "api_keys": ()})
     return serve.deployment(
@@ -62,7 +62,7 @@ def replicas(settings: Settings) -> serve.Application:
         health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
         ray_actor_options={"num_cpus": 1, "num_gpus": 1 if settings.device == "cuda" else 0},
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
-    ).bind(own)
+    ).bind(own, host)
 
 
 def application(settings: Settings) -> serve.Application:

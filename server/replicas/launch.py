@@ -33,7 +33,7 @@ def run(settings: Settings) -> None:
     with listen(settings.host, settings.port) as listener:
         start_ray(max(settings.replicas or 1, settings.max_replicas or 1))
         try:
-            handle = serve.run(replicas(settings), name=APPLICATION, route_prefix=None)
+            handle = serve.run(replicas(settings, LOCAL), name=APPLICATION, route_prefix=None)
             front = Front(RayPool(handle), settings)
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
             app = front_app(front, keys)
@@ -45,13 +45,14 @@ def run(settings: Settings) -> None:
             ray.shutdown()
 
 
-def start_ray(num_replicas: int) -> None:
+def start_ray(num_replicas: int, *, shows_logs: bool = True) -> None:
     """As many places as replicas, whatever number of processors this machine has."""
     ray.init(
+        address="local",
         num_cpus=num_replicas,
         include_dashboard=False,
         configure_logging=False,
-        _node_ip_address=LOCAL,
+        log_to_driver=shows_logs,
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})

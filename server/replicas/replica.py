@@ -27,13 +27,15 @@ LOOK_SECONDS = 0.05
 
 
 class Replica:
-    """Made by Ray, which calls all of it. Raises what `server.app.run` raises."""
+    """Made by Ray, which calls all of it; `host` is where it listens, None this machine's address in the cluster.
 
-    def __init__(self, settings: Settings) -> None:
+    Raises what `server.app.run` raises.
+    """
+
+    def __init__(self, settings: Settings, host: str | None) -> None:
         configure_logs()
         disable_created_metrics()
-        host = ray.util.get_node_ip_address()
-        self._listener = listen(host, port=0)
+        self._listener = listen(host or ray.util.get_node_ip_address(), port=0)
         self._secret = secrets.token_urlsafe(32)
         self._service = Service(load_model(settings.model, settings.device, settings.dtype), settings)
         gate = Middleware(FromFront, secret=self._secret, metrics=self._service.metrics)

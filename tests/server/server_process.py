@@ -46,16 +46,18 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(model_folder: Path, log_folder: Path, **options: object) -> Iterator[ServerProcess]:
+def server_process(
+    model_folder: Path, log_folder: Path, code: str = CODE, **options: object
+) -> Iterator[ServerProcess]:
     """Ready when entered, dead when left."""
     options = {"model": model_folder, "port": free_port(), **options}
     environment = os.environ | {f"NVIUM_{name.upper()}": str(value) for name, value in options.items()}
     log_file = log_folder / "server.log"
     with log_file.open("wb") as log, httpx.Client(base_url=f"http://127.0.0.1:{options['port']}", timeout=30) as http:
-        process = subprocess.Popen([sys.executable, "-c", CODE], stderr=log, env=environment)
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=log, env=environment)
         try:
             server = ServerProcess(process, http, log_file)
-            wait_until(lambda: server.is_ready, seconds=60)
+            wait_until(lambda: server.is_ready, seconds=120)
             yield server
         finally:
             process.kill()

@@ -30,7 +30,7 @@ def ray_started(num_replicas: int) -> Iterator[None]:
 
         from server.replicas.launch import start_ray
 
-        start_ray(num_replicas)
+        start_ray(num_replicas, shows_logs=False)
     yield
     serve.shutdown()
     ray.shutdown()
@@ -44,7 +44,9 @@ def replicated(model: LoadedModel, folder: Path, **options: Any) -> Iterator[Liv
     from server.replicas.deployment import RayPool, replicas
     from server.replicas.front import Front, front_app
 
-    handle = serve.run(replicas(Settings(model=str(folder), **options)), name=APPLICATION, route_prefix=None)
+    handle = serve.run(
+        replicas(Settings(model=str(folder), **options), "127.0.0.1"), name=APPLICATION, route_prefix=None
+    )
 
     def build(_: LoadedModel, settings: Settings) -> FastAPI:
         return front_app(Front(RayPool(handle), settings))
