@@ -68,44 +68,56 @@ def processor_seconds(pids: Iterable[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def taken(server: Server, num_streams: int, num_tokens: int, seed: int) -> tuple[float, float]:
-    """Tokens per second, and µs of processor time for each."""
-    processes = list(family(server.pid))
-    before = processor_seconds(processes)
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Tokens per second, and µs of processor time for each: of all processes, and of the first alone."""
+
+    rate: float
+    cost: float
+    first_cost: float
+
+
+def taken(server: Server, num_streams: int, num_tokens: int, seed: int) -> Taken:
+    first, *others = family(server.pid)
+    before = processor_seconds([first]), processor_seconds(others)
     rate = asyncio.run(served(server.url, num_streams, num_tokens, seed)).rate
-    return rate, 1e6 * (processor_seconds(processes) - before) / (num_streams * num_tokens)
+    spent = processor_seconds([first]) - before[0], processor_seconds(others) - before[1]
+    scale = 1e6 / (num_streams * num_tokens)
+    return Taken(rate, sum(spent) * scale, spent[0] * scale)
 
 
 def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    found: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    found: dict[tuple[int, str], list[Taken]] = {}
     servers: list[Server] = arguments.servers
     for turn in track(range(arguments.turns + 1), "turns", transient=True):
         for streams in arguments.streams:
             for each in servers if turn % 2 else servers[::-1]:
-                pair = taken(each, streams, arguments.tokens, seed=turn * streams)
+                told = taken(each, streams, arguments.tokens, seed=turn * streams)
                 if turn:  # the first warms up
-                    found.setdefault((streams, each.name), []).append(pair)
-    return [row(streams, name, pairs, found[streams, servers[0].name]) for (streams, name), pairs in found.items()]
+                    found.setdefault((streams, each.name), []).append(told)
+    return [row(streams, name, told, found[streams, servers[0].name]) for (streams, name), told in found.items()]
 
 
-def row(
-    streams: int, name: str, pairs: Sequence[tuple[float, float]], first: Sequence[tuple[float, float]]
-) -> dict[str, Any]:
+def row(streams: int, name: str, told: Sequence[Taken], first: Sequence[Taken]) -> dict[str, Any]:
     """The share is the median of those of the turns."""
     return {
         "streams": streams,
         "server": name,
-        "tokens_per_second": median(rate for rate, _ in pairs),
-        "share": median(rate / other for (rate, _), (other, _) in zip(pairs, first, strict=True)),
-        "processor_us_per_token": median(cost for _, cost in pairs),
+        "tokens_per_second": median(each.rate for each in told),
+        "share": median(each.rate / other.rate for each, other in zip(told, first, strict=True)),
+        "processor_us_per_token": median(each.cost for each in told),
+        "first_process_us_per_token": median(each.first_cost for each in told),
     }
 
 
 def table(found: Sequence[dict[str, Any]]) -> Table:
-    result = Table("streams", "server", "tokens/s", "share of the first", "processor, µs/token")
+    result = Table(
+        "streams", "server", "tokens/s", "share of the first", "processor, µs/token", "of which the first process"
+    )
     for each in found:
         rate, share, cost = each["tokens_per_second"], each["share"], each["processor_us_per_token"]
-        result.add_row(str(each["streams"]), each["server"], f"{rate:.0f}", f"{share:.2f}", f"{cost:.0f}")
+        own = each["first_process_us_per_token"]
+        result.add_row(str(each["streams"]), each["server"], f"{rate:.0f}", f"{share:.2f}", f"{cost:.0f}", f"{own:.0f}")
     return result
 
 

@@ -49,7 +49,7 @@ LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 PRESUMED_OF_RAY = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-"""Every line of every replica is shown, nothing is told to Ray's makers, and replicas yield to nobody (15 otherwise)."""
+"""Every line of every replica is shown, nothing is told to Ray's makers, and replicas yield to nobody."""
 
 
 class SettingsError(NviumError, ValueError):

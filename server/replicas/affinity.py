@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-BLOCK_CHARACTERS = 128
-"""Some pages of the cache."""
+BLOCK_CHARACTERS = 64
+"""About a page of the cache."""
 
-MAX_BLOCKS = 64
+MAX_BLOCKS = 128
 """What differs only later counts as the same."""
 
 MAX_AHEAD = 4

@@ -1,11 +1,14 @@
 """`nvium serve --replicas N`: a Ray of this machine's own, and the front in this process."""
 
 import logging
+import re
+from typing import Any
 
 import ray
 import structlog
 from prometheus_client import disable_created_metrics
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 from server.app import STOP_SECONDS, listen, uvicorn_config
 from server.drain import DrainingServer
@@ -13,10 +16,13 @@ from server.keys import read_keys
 from server.logs import configure_logs
 from server.replicas.deployment import RayPool, replicas
 from server.replicas.front import Front, front_app
-from server.settings import Settings
+from server.settings import Settings, SettingsError
 
 APPLICATION = "nvium"
 LOCAL = "127.0.0.1"
+
+COMPLAINT = re.compile(r"^(?:nvium_core|server)\.[\w.]+: (.+)$", re.MULTILINE)
+"""The last line of a traceback, for what the user can get wrong."""
 
 log = structlog.get_logger("nvium.server")
 
@@ -24,8 +30,7 @@ log = structlog.get_logger("nvium.server")
 def run(settings: Settings) -> None:
     """Serve from several processes until SIGTERM or SIGINT, then let running requests finish.
 
-    Raises `SettingsError` or `OSError` for settings or an address that cannot be used, `RuntimeError` for replicas
-    that do not start.
+    Raises `SettingsError` or `OSError` for a model, settings or an address that cannot be used.
     """
     configure_logs()
     disable_created_metrics()
@@ -33,8 +38,7 @@ def run(settings: Settings) -> None:
     with listen(settings.host, settings.port) as listener:
         start_ray(max(settings.replicas or 1, settings.max_replicas or 1))
         try:
-            handle = serve.run(replicas(settings, LOCAL), name=APPLICATION, route_prefix=None)
-            front = Front(RayPool(handle), settings)
+            front = Front(RayPool(started(settings)), settings)
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
             app = front_app(front, keys)
             port = listener.getsockname()[1]
@@ -43,6 +47,15 @@ def run(settings: Settings) -> None:
         finally:
             serve.shutdown()
             ray.shutdown()
+
+
+def started(settings: Settings) -> "DeploymentHandle[Any]":
+    """The replicas, ready. Raises `SettingsError` with what one of them complained of."""
+    try:
+        return serve.run(replicas(settings, LOCAL), name=APPLICATION, route_prefix=None)
+    except RuntimeError as error:
+        complaints = COMPLAINT.findall(" ".join(map(str, serve.status().applications.values())).replace("\\n", "\n"))
+        raise SettingsError(complaints[-1] if complaints else "replicas: did not start") from error
 
 
 def start_ray(num_replicas: int, *, shows_logs: bool = True) -> None:

@@ -50,6 +50,8 @@ class Replica:
             time.sleep(LOOK_SECONDS)
         self._service.introduce()
 
+    _thread: threading.Thread | None = None
+
     def address(self) -> dict[str, str]:
         """What `pool.Address` is made of."""
         host, port = self._listener.getsockname()[:2]
@@ -65,10 +67,11 @@ class Replica:
 
     def check_health(self) -> None:
         """Raises for a replica that is to be replaced."""
-        if not (self._thread.is_alive() and self._service.is_live):
+        if not (self._thread and self._thread.is_alive() and self._service.is_live):
             raise RuntimeError("the device thread makes no progress")
 
     def __del__(self) -> None:
-        """Called when nothing is answered here any more."""
-        self._server.should_exit = True
-        self._thread.join(STOP_SECONDS)
+        """Called when nothing is answered here any more, or has ever been."""
+        if self._thread:
+            self._server.should_exit = True
+            self._thread.join(STOP_SECONDS)
