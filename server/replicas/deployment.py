@@ -32,7 +32,8 @@ DRAIN_LOOK_SECONDS = 0.2
 FRONT_REQUESTS = 10_000
 """At a front at once, before more of them wait at Ray's proxy."""
 
-FRONT_CPUS = 0.1
+FRONT_CPUS = 0
+"""A front has a place wherever there is one for a replica, and is light."""
 
 
 def replicas(settings: Settings, host: str | None = None) -> serve.Application:

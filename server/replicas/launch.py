@@ -54,7 +54,8 @@ def started(settings: Settings) -> "DeploymentHandle[Any]":
     try:
         return serve.run(replicas(settings, LOCAL), name=APPLICATION, route_prefix=None)
     except RuntimeError as error:
-        complaints = COMPLAINT.findall(" ".join(map(str, serve.status().applications.values())).replace("\\n", "\n"))
+        [deployment] = serve.status().applications[APPLICATION].deployments.values()
+        complaints = COMPLAINT.findall(deployment.message)
         raise SettingsError(complaints[-1] if complaints else "replicas: did not start") from error
 
 

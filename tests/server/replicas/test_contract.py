@@ -1,3 +1,50 @@
 """What holds of one server holds of many processes behind one address: its tests, asked of a front."""
 
-__all__ = [name for name in dir() if name.startswith("test_")]
+from tests.server.test_chat import (
+    test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason as test_a_chat_streams_in_order,
+)
+from tests.server.test_chat import (
+    test_a_strict_client_accepts_a_whole_response as test_a_strict_client_accepts_a_whole_chat,
+)
+from tests.server.test_completions import (
+    test_a_body_is_json_as_curl_sends_it_too,
+    test_a_prompt_in_a_list_and_choice_zero_behave_as_if_sent_alone,
+    test_a_prompt_seen_before_is_taken_from_the_cache,
+    test_an_ordinary_client_reads_a_stream_to_the_same_text,
+    test_every_sampling_field_reaches_the_engine,
+    test_joined_chunks_equal_the_whole_response,
+    test_tokens_and_exits_are_those_of_the_engine,
+    test_unknown_fields_are_named_in_a_header_that_nothing_can_break_out_of,
+    test_usage_is_streamed_only_when_asked_for,
+    test_without_a_seed_requests_differ,
+)
+from tests.server.test_disconnects import test_a_client_is_missed_within_a_second_however_it_leaves
+from tests.server.test_limits import (
+    test_a_body_is_awaited_as_the_client_expects,
+    test_a_body_may_be_as_long_as_allowed_and_not_a_byte_longer,
+    test_a_body_without_end_is_refused_as_soon_as_it_is_too_long,
+    test_a_list_of_1024_prompts_is_answered_in_its_order,
+    test_odd_targets_are_not_found,
+    test_requests_sent_together_are_answered_in_turn,
+    test_what_is_no_http_is_refused_in_the_form_of_all_errors,
+)
+from tests.server.test_logprobs import test_an_echoed_prompt_is_scored_with_null_first
+from tests.server.test_operations import (
+    test_a_strict_client_lists_and_finds_the_model,
+    test_metrics_count_what_was_served,
+    test_the_probes_say_yes_and_the_version_is_told,
+)
+from tests.server.test_refusals import (
+    test_a_context_exceeded_is_told_with_its_numbers,
+    test_a_request_id_is_kept_if_harmless_and_replaced_if_not,
+    test_a_strict_client_raises_the_right_errors,
+    test_half_a_surrogate_pair_breaks_nothing,
+    test_unknown_routes_and_methods_answer_in_the_same_form,
+    test_what_is_wrong_is_refused_with_the_name_of_its_field,
+)
+from tests.server.test_structured_outputs import test_an_answer_matches_its_expression_or_is_one_of_the_choices
+from tests.server.test_tokenize import (
+    test_a_long_text_does_not_hold_up_others,
+    test_the_tokens_of_messages_are_those_of_a_chats_prompt,
+)
+from tests.server.test_tools import test_a_strict_client_gets_a_call_of_the_named_function
