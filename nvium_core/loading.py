@@ -74,7 +74,7 @@ def resolve_dtype(dtype: Precision, device: torch.device) -> torch.dtype:
 def load_tokenizer(folder: Path, model: NviumForCausalLM) -> PreTrainedTokenizerFast:
     """The folder's fast tokenizer, checked to fit the model's vocabulary."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever transformers and tokenizers make of damaged files
         reason = (str(error).splitlines() or [repr(error)])[0]
         raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error

@@ -77,7 +77,7 @@ def given_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase | None:
         return None
     folder = resolve_folder(source)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if recipe.text == "conversations":
             give_chat_template(tokenizer)
     except Exception as error:  # whatever transformers and tokenizers make of damaged files

@@ -23,7 +23,7 @@ def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrai
         check_origin(folder / "text.json", origin)
     else:
         make_tokens(recipe, data, folder, origin)
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
     return tokenizer, PackedStream(read_tokens(tokens_file), tokenizer.eos_token_id, recipe.seed)
 
 
@@ -39,7 +39,7 @@ def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]
     shape = recipe.shape
     tokenizer = given_tokenizer(recipe) or train_tokenizer(documents, shape.vocab_size, shape.context)
     save_tokenizer(tokenizer, folder / "tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
     tokens = encode(recipe.diet.readings(documents, recipe.seed), tokenizer)
     check_length(tokens, recipe.longest_window, data)
     partial = folder / "tokens.partial.npy"
