@@ -4,6 +4,8 @@ PYTHON ?= python3
 # Options of `nvium serve`, such as SERVE_ARGS='--port 9000'; the environment's NVIUM_… count too.
 SERVE_ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8
+# --required makes `make check` fail where the database of advisories is not reached.
+AUDIT_ARGS ?=
 
 # Where PyTorch comes from. Without a GPU its own index of CPU builds, falling back to what pip finds by itself
 # (on Linux that is the CUDA build, which is large); with a GPU, or when set to nothing, what pip finds.
@@ -36,6 +38,8 @@ check: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/helm lint --strict deploy/helm/nvium
 	$(BIN)/python -m pytest -n 0 tests/deploy/test_helm_chart.py
+	$(PIP) check
+	$(BIN)/python -m tests.audit constraints.txt $(AUDIT_ARGS)
 
 format: .venv/test.stamp
 	$(BIN)/ruff check --fix --exit-zero $(SOURCES)

@@ -1,0 +1,88 @@
+"""What we depend on is pinned, and looked up among known vulnerabilities or said not to have been."""
+
+import re
+from importlib.metadata import PackageNotFoundError, distribution, requires
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests import audit
+
+ROOT = Path(__file__).parent.parent
+PINS = {
+    canonicalize_name(name): version
+    for name, version in (
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        if not line.startswith("#")
+    )
+}
+OURS = "nvium"
+EXTRAS = ("", "test", "tracing", "training", "bench")
+UNPINNED = re.compile(r"nvidia-.*|cuda-.*|triton|pip|wheel|nvium")
+"""What PyTorch's builds for a GPU bring along by themselves, and pip."""
+
+KNOWN: dict[str, Any] = {"name": "a", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}
+CLEAN: dict[str, Any] = {"name": "b", "version": "1", "vulns": []}
+SKIPPED: dict[str, Any] = {"name": "c", "skip_reason": "not found"}
+
+
+def needed(name: str, extras: tuple[str, ...] = ("",), seen: frozenset[str] = frozenset()) -> frozenset[str]:
+    """The names of all installed packages that one needs, itself included."""
+    for text in requires(name) or ():
+        requirement = Requirement(text)
+        other = canonicalize_name(requirement.name)
+        is_meant = requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
+        if is_meant and other not in seen and is_installed(other):
+            seen = needed(other, ("", *requirement.extras), seen | {other})
+    return seen
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return bool(distribution(name))
+    except PackageNotFoundError:
+        return False
+
+
+def test_every_package_that_is_needed_is_pinned_to_the_version_that_is_here() -> None:
+    names = {name for name in needed(OURS, EXTRAS) if not UNPINNED.fullmatch(name)}
+    assert {"torch", "uvicorn", "pytest", "h11"} <= names
+    here = {name: distribution(name).version.partition("+")[0] for name in names}
+    assert {name: PINS.get(name) for name in here} == here
+
+
+def test_every_pin_is_exact() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert [line for line in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line)] == []
+    assert len(pins) == len(PINS)
+
+
+@pytest.mark.parametrize(
+    ("packages", "status", "said"),
+    [
+        ([CLEAN], 0, "1 packages, no known vulnerability"),
+        ([CLEAN, KNOWN], 1, "a 1: CVE-1, fixed in 2"),
+        ([CLEAN, SKIPPED], 1, "c: not looked up: not found"),
+        ([], 1, "nothing was looked up"),
+    ],
+)
+def test_an_audit_passes_only_if_every_package_was_looked_up_and_nothing_is_known(
+    packages: list[dict[str, Any]], status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([[KNOWN], packages])
+    assert audit.main(["constraints.txt"], lambda _: next(answers)) == status
+    assert capsys.readouterr().out == said + "\n"
+
+
+@pytest.mark.parametrize("answer", [[], [SKIPPED], [CLEAN]])
+def test_an_audit_that_reaches_no_advisories_says_so_and_fails_where_it_is_required(
+    answer: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audit.main(["constraints.txt"], lambda _: answer) == 0
+    assert capsys.readouterr().out.startswith("NOT AUDITED")
+    assert audit.main(["constraints.txt", "--required"], lambda _: answer) == 1
