@@ -15,6 +15,7 @@ from prometheus_client import disable_created_metrics
 from starlette.middleware import Middleware
 
 from nvium_core import LoadedModel, load_model
+from server.bodies import Bodies
 from server.connection import Connection
 from server.cors import Cors
 from server.drain import DrainingServer
@@ -22,12 +23,14 @@ from server.errors import install_error_handlers
 from server.keys import ApiKeys, Key, read_keys
 from server.logs import configure_logs
 from server.metrics import Metrics
-from server.middleware import BodyLimit, JsonBodies, LastResort, RequestFrame
+from server.middleware import JsonBodies, LastResort, RequestFrame
+from server.protection import Protection
 from server.rate_limit import RateLimit
 from server.routes import chat, completions, health, models, playground, tokens
 from server.routes import metrics as metrics_page
 from server.service import Service
 from server.settings import Settings
+from server.tls import tls_context
 from server.tracing import Tracing, tracer_provider
 
 log = structlog.get_logger("nvium.server")
@@ -87,6 +90,7 @@ def layers(
 ) -> Iterator[Middleware]:
     """What a request passes on its way to a route, the outermost first."""
     yield Middleware(RequestFrame, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
+    yield Middleware(Protection)
     if settings.cors_origins:
         yield Middleware(Cors, origins=settings.cors_origins)
     yield Middleware(LastResort)
@@ -94,7 +98,12 @@ def layers(
         yield gate
     if settings.requests_per_minute:
         yield Middleware(RateLimit, requests_per_minute=settings.requests_per_minute, metrics=metrics)
-    yield Middleware(BodyLimit, max_bytes=settings.max_body_bytes, metrics=metrics)
+    yield Middleware(
+        Bodies,
+        max_bytes=settings.max_body_bytes,
+        max_bytes_present=settings.max_present_bytes,
+        metrics=metrics,
+    )
     yield Middleware(JsonBodies)
 
 
@@ -123,12 +132,12 @@ def run(settings: Settings) -> None:
     """
     configure_logs()
     disable_created_metrics()
-    keys, provider = read_keys(settings), tracer_provider(settings)
+    keys, provider, tls = read_keys(settings), tracer_provider(settings), tls_context(settings)
     with listen(settings.host, settings.port) as listener:
         service = Service(load_model(settings.model, settings.device, settings.dtype), settings)
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
         service.introduce()
-        log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
+        log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
         config = uvicorn_config(app, settings, port=listener.getsockname()[1], timeout_graceful_shutdown=STOP_SECONDS)
         DrainingServer(config, service).run(sockets=[listener])
 
@@ -136,10 +145,15 @@ def run(settings: Settings) -> None:
 def uvicorn_config(app: FastAPI, settings: Settings, **more: Any) -> uvicorn.Config:
     """How connections are served, wherever they come from."""
     connection: Any = partial(
-        Connection, arrival_seconds=settings.arrival_seconds, slow_client_seconds=settings.slow_client_seconds
+        Connection,
+        arrival_seconds=settings.arrival_seconds,
+        slow_client_seconds=settings.slow_client_seconds,
+        max_connections=settings.max_connections,
     )
+    tls = tls_context(settings)
     return uvicorn.Config(
         app,
+        ssl_context_factory=(lambda *_: tls) if tls else None,
         http=connection,
         loop="asyncio",  # whatever else is installed, connections behave the same
         ws="none",

@@ -9,7 +9,7 @@ Knows no HTTP and no engine.
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -42,10 +42,18 @@ class ChatTemplate:
         self.stops = PLAIN_STOPS if self._is_plain else ()
         self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)
 
-    def token_ids(self, messages: Sequence[Json], tools: Sequence[Json], *, adds_prompt: bool = True) -> list[int]:
+    def token_ids(
+        self,
+        messages: Sequence[Json],
+        tools: Sequence[Json],
+        *,
+        adds_prompt: bool = True,
+        check: Callable[[str], object] | None = None,
+    ) -> list[int]:
         """The tokens of the conversation, with the beginning of the assistant's turn if `adds_prompt`.
 
-        Raises `InvalidField` naming `messages` for what the template does not take.
+        `check` sees the text before it is tokenized. Raises what that does, and `InvalidField` naming `messages` for
+        what the template does not take.
         """
         mark = secrets.token_hex(16)
         try:
@@ -55,6 +63,8 @@ class ChatTemplate:
             raise InvalidField("messages", "they or the tools are nested too deeply") from error
         except PydanticCustomError as error:  # JSON within JSON, in a call's arguments or a tool's parameters
             raise InvalidField("messages", "they and the tools must be valid Unicode") from error
+        if check:
+            check(text.replace(mark, ""))
         first, *others = text.split(mark)
         begun: list[int] = self._tokenizer(first, add_special_tokens=self._is_plain).input_ids
         pieces = self._tokenizer.backend_tokenizer.encode_batch_fast(others, add_special_tokens=False)

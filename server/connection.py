@@ -10,7 +10,9 @@ import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from server.errors import ApiError, MalformedRequest, RequestTimeout
+from server.errors import ApiError, MalformedRequest, RequestTimeout, TooManyConnections
+from server.parser import MAX_HEAD_BYTES, BoundedParser
+from server.protection import protect
 
 SHORT_WAY = "nvium.http.response.short_way"
 """The extension by which an application adds to the body of an answer that has begun, a `ShortWay`."""
@@ -52,14 +54,21 @@ class Connection(H11Protocol):
     A request must have arrived whole `arrival_seconds` after the connection was made or the last answer given.
     A client that takes nothing of what it is sent for `slow_client_seconds` is cut off.
     A client that has sent more than its request is still seen to go while that is answered.
-    What is no HTTP is refused in the form of all errors.
+    What is no HTTP, or more of it than a client has use for, is refused in the form of all errors; so is a connection
+    beyond `max_connections`.
     A request knows when its first bytes were read, which is before its turn on the event loop comes: `received_at` of
     its state, by `time.monotonic()`.
     An answer of many pieces has a `ShortWay` to the client, among the extensions of its scope.
     """
 
-    def __init__(self, *, arrival_seconds: float, slow_client_seconds: float, **given: Any) -> None:
+    conn: BoundedParser
+
+    def __init__(
+        self, *, arrival_seconds: float, slow_client_seconds: float, max_connections: int, **given: Any
+    ) -> None:
         super().__init__(**given)
+        self.conn = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
+        self._max_connections = max_connections
         self._arrival_seconds = arrival_seconds
         self._cut_off_seconds = slow_client_seconds + GRACE_SECONDS
         self._received_at: float | None = None
@@ -69,6 +78,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
         self._time_arrival()
+        if len(self.connections) > self._max_connections:
+            self._refuse(TooManyConnections(self._max_connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -116,7 +127,7 @@ class Connection(H11Protocol):
         self.loop.call_later(self._cut_off_seconds, self.transport.abort)  # what is not taken cannot be closed
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(MalformedRequest(msg))
+        self._refuse(self.conn.refusal or MalformedRequest(msg))
 
     def _time_arrival(self) -> None:
         """Let the time run while a request is awaited or arriving."""
@@ -140,6 +151,7 @@ class Connection(H11Protocol):
             begun = cast("dict[str, Any] | None", self.scope) or {}
             response, request_id = error.response(), begun.get("state", {}).get("request_id") or uuid.uuid4().hex
             log.info("refused", request_id=request_id, status=error.status, code=error.code)
+            protect(response.headers)
             named = [*response.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode())]
             reason = STATUS_PHRASES[error.status]
             head = h11.Response(status_code=error.status, headers=named, reason=reason)

@@ -7,8 +7,11 @@ ApiError
 ├── ModelNotFound     404
 ├── RequestTimeout    408  did not arrive in time
 ├── BodyTooLarge      413  found before parsing
+├── HeadTooLarge      431  too long, or too many headers
 ├── RateLimited       429  too many requests with one key
 ├── Overloaded        503  queue full, draining or stopped; come back later
+│   ├── BodiesTooLarge     all that is being answered takes too much memory
+│   └── TooManyConnections
 ├── DeadlineExceeded  503  a request's time was over before anything could be told
 └── InternalError     500  says nothing about what happened inside
 """
@@ -95,6 +98,14 @@ class BodyTooLarge(ApiError):
         super().__init__(f"the request's body is larger than {max_bytes} bytes")
 
 
+class HeadTooLarge(ApiError):
+    status = 431
+    code = "head_too_large"
+
+    def __init__(self, max_bytes: int, max_lines: int) -> None:
+        super().__init__(f"the request's head is larger than {max_bytes} bytes or {max_lines} lines")
+
+
 class RateLimited(ApiError):
     status = 429
     type = "requests"
@@ -112,6 +123,19 @@ class Overloaded(ApiError):
     def __init__(self, message: str, *, code: str, retry_after_seconds: int) -> None:
         super().__init__(message, code=code)
         self.headers = {"retry-after": str(retry_after_seconds)}
+
+
+class BodiesTooLarge(Overloaded):
+    def __init__(self, max_bytes: int) -> None:
+        message = f"the bodies of all requests that are being answered are larger than {max_bytes} bytes"
+        super().__init__(message, code="bodies_too_large", retry_after_seconds=1)
+        self.headers = {**self.headers, "connection": "close"}
+
+
+class TooManyConnections(Overloaded):
+    def __init__(self, max_connections: int) -> None:
+        message = f"there are {max_connections} connections already"
+        super().__init__(message, code="too_many_connections", retry_after_seconds=1)
 
 
 class DeadlineExceeded(ApiError):

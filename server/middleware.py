@@ -1,6 +1,6 @@
-"""The layers around the app, in pure ASGI: a frame that names and records requests, a last resort, two for bodies.
+"""The layers around the app, in pure ASGI: a frame that names and records requests, a last resort, and content types.
 
-Those for keys, rates and origins have files of their own.
+Those for keys, rates, origins and bodies have files of their own.
 """
 
 import re
@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from server.errors import ApiError, BodyTooLarge, InternalError
+from server.errors import ApiError, InternalError
 from server.metrics import Metrics
 from server.record import RequestRecord
 from server.tracing import Tracing
@@ -100,45 +100,6 @@ class LastResort:
                 await InternalError().response()(scope, receive, send)
 
 
-class BodyLimit:
-    """Reads a body whole before anything parses it, and refuses one that is too large as soon as that is known."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int, metrics: Metrics) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            body = await self._read(Headers(scope=scope), receive)
-        except BodyTooLarge as error:
-            await refuse(error, self._metrics, scope, receive, send)
-            return
-        if body is not None:
-            await self._app(scope, replayed(body, receive), send)
-        elif record := scope["state"]["record"]:
-            record.aborted("disconnected")
-
-    async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
-        """The body; None if the client went away before its end."""
-        declared = headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > self._max_bytes:
-            raise BodyTooLarge(self._max_bytes)
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return None
-            body += message.get("body", b"")
-            if len(body) > self._max_bytes:
-                raise BodyTooLarge(self._max_bytes)
-            if not message.get("more_body"):
-                return bytes(body)
-
-
 class JsonBodies:
     """Takes a body for JSON where its content type says nothing, or form, as `curl -d` does unasked."""
 
@@ -162,16 +123,6 @@ async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Recei
     else:
         metrics.rejected.labels(error.code).inc()
     await error.response()(scope, receive, send)
-
-
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body in one message, and then what comes after it."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replay
 
 
 def sanitized(request_id: str | None) -> str:

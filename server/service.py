@@ -15,13 +15,13 @@ from server.admission import Admission, draining, stopped
 from server.chat_template import ChatTemplate
 from server.choice_text import Prompt
 from server.constraints import Constraints
-from server.errors import ModelNotFound
+from server.errors import InvalidField, ModelNotFound
 from server.metrics import Metrics
 from server.schemas.formats import Form
 from server.schemas.generation import Limits
 from server.schemas.models import Model
 from server.settings import Settings
-from server.token_bytes import TokenBytes
+from server.token_bytes import TokenBytes, longest_token
 
 Result = TypeVar("Result")
 
@@ -59,6 +59,7 @@ class Service:
         self.constraints = Constraints(loaded.tokenizer, self.engine.end_token_ids)
         self.vocabulary = TokenBytes(self.constraints.token_bytes)
         self.chat_template = ChatTemplate(loaded.tokenizer)
+        self._longest_token = longest_token(self.tokenizer)
         self.limits = Limits(**{name: getattr(settings, name) for name in Limits.model_fields})
         self._aside = ThreadPoolExecutor(NUM_ASIDE, thread_name_prefix="nvium-aside")
         self.is_warm = False
@@ -134,11 +135,25 @@ class Service:
         seconds = self.settings.request_seconds
         return None if seconds is None else arrived + seconds
 
+    def check_length(self, param: str, text: str) -> None:
+        """Refuse what the context cannot hold before it takes the time to be tokenized."""
+        if self._longest_token and len(text) > self.engine.context * self._longest_token:
+            message = f"its {len(text)} characters are more than this model's context of {self.engine.context} tokens"
+            raise InvalidField(param, message, code="context_length_exceeded")
+
     async def read_prompts(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
         """Tokenize those that are text."""
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self.check_length("prompt", prompt)
         if sum(map(len, prompts)) > LONG_TEXT:
             return await self.aside(self._read, prompts)
         return self._read(prompts)
+
+    async def read_messages(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> Prompt:
+        """The prompt that the chat template makes of a conversation."""
+        check = partial(self.check_length, "messages")
+        return Prompt(await self.aside(partial(self.chat_template.token_ids, messages, tools, check=check)))
 
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
         """The tokens of a text, after those that the model's texts begin with."""

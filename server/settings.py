@@ -84,6 +84,8 @@ class Settings(BaseSettings):
     max_n: Positive = 128
     max_new_tokens: Annotated[int, Field(ge=1, description="choices × max_tokens of one request")] = 262_144
     max_body_bytes: Positive = 2_000_000
+    max_present_bytes: Annotated[int, Field(ge=1, description="bodies of all requests not yet answered")] = 64_000_000
+    max_connections: Positive = 4096
 
     api_keys: Annotated[Secrets, Field(description="KEY or NAME:KEY; without any the server is open")] = ()
     api_keys_file: Annotated[Path | None, Field(description="the same, one a line, with # comments")] = None
@@ -92,10 +94,15 @@ class Settings(BaseSettings):
         Positive | None, Field(description="of each key, or of everybody where there are none; None: any number")
     ] = None
     playground: Annotated[bool, Field(description="a page at / to try the model on")] = True
+    ssl_certfile: Annotated[Path | None, Field(description="certificate chain in PEM; then there is TLS only")] = None
+    ssl_keyfile: Annotated[Path | None, Field(description="its key, if not in the same file")] = None
     cors_origins: Annotated[Origins, Field(description="whose pages may call this server from a browser")] = ()
     otlp_endpoint: Annotated[
         Annotated[str, AfterValidator(endpoint)] | None,
-        Field(description="base URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request"),
+        Field(
+            description="base URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request",
+            repr=False,
+        ),
     ] = None
 
     replicas: Annotated[

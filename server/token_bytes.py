@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+
 
 class TokenBytes:
     """Unlike decoding token by token, this keeps leading spaces and parts of characters."""
@@ -18,6 +21,15 @@ class TokenBytes:
         if token_id not in self._names:
             self._names[token_id] = name_of(self[token_id])
         return self._names[token_id]
+
+
+def longest_token(tokenizer: Tokenizer) -> int | None:
+    """Characters that no token stands for more of; None if tokens may leave out some of a text."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    takes_all = isinstance(tokenizer.decoder, ByteLevel) and tokenizer.normalizer is None
+    if not takes_all or any(token.lstrip or token.rstrip for token in added):
+        return None
+    return max(map(len, tokenizer.get_vocab()))
 
 
 def name_of(piece: bytes) -> str:

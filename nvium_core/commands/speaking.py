@@ -39,6 +39,8 @@ def serve(
     max_n: Annotated[int | None, typer.Option(help="Choices per prompt [128].")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Choices × max_tokens of one request.")] = None,
     max_body_bytes: Annotated[int | None, typer.Option(help="Size of a request's body [2,000,000].")] = None,
+    max_present_bytes: Annotated[int | None, typer.Option(help="Of all not yet answered [64,000,000].")] = None,
+    max_connections: Annotated[int | None, typer.Option(help="Clients connected at once [4096].")] = None,
     api_keys: Annotated[
         str | None, typer.Option(help="KEY or NAME:KEY, comma separated; safer as NVIUM_API_KEYS or in a file.")
     ] = None,
@@ -46,6 +48,8 @@ def serve(
     metrics_open: Annotated[bool | None, typer.Option(help="/metrics asks for no key [off].")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Of each key, or of all without one [any].")] = None,
     playground: Annotated[bool | None, typer.Option(help="A page at / to try the model on [on].")] = None,
+    ssl_certfile: Annotated[Path | None, typer.Option(help="Certificate chain (PEM); then https only.")] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="Its key, if not in the same file.")] = None,
     cors_origins: Annotated[str | None, typer.Option(help="Whose pages may call, comma separated [none].")] = None,
     otlp_endpoint: Annotated[str | None, typer.Option(help="OpenTelemetry collector that gets traces [none].")] = None,
     replicas: Annotated[int | None, typer.Option(help="Processes with a model each, by Ray [one, without].")] = None,

@@ -109,7 +109,7 @@ class Relay:
             raise HTTPException(404)
         self.admission.enter(1)
         try:
-            body: bytes = (await receive())["body"]  # whole, as `BodyLimit` gives it
+            body: bytes = (await receive())["body"]  # whole, as `Bodies` gives it
             passage = Passage(scope, send, body)
             if await unless_disconnected(self._pass(passage), receive) is None:
                 passage.abort()

@@ -5,7 +5,6 @@ from starlette.responses import Response
 
 from server.answer import answer, opened
 from server.chat_writer import ChatWriter
-from server.choice_text import Prompt
 from server.generation import start
 from server.schemas.chat import ChatRequest
 
@@ -17,7 +16,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     service, record = opened(request, body)
     template = service.chat_template
     with service.admission.entered(body.num_choices), body.in_own_names():
-        prompt = Prompt(await service.aside(template.token_ids, *body.for_template()))
+        prompt = await service.read_messages(*body.for_template())
         constraint = await service.constraint(body.form())
         room = service.room(len(prompt.token_ids), body.num_choices)
         stops = () if constraint or body.ignore_eos else template.stops

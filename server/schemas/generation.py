@@ -13,6 +13,7 @@ from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, at
 from server.schemas.formats import Form, ResponseFormat, StructuredOutputs
 
 MAX_STOP_STRINGS = 4
+MAX_STOP_CHARACTERS = 10_000
 MAX_STOP_TOKENS = 1024
 MAX_BIASES = 1024
 
@@ -160,6 +161,9 @@ class GenerationRequest(RequestBody):
         check(1 <= self.n <= limits.max_n, "n", f"must be between 1 and {limits.max_n}, got {self.n}")
         check(len(self.stops) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} stop strings are allowed")
         check(all(self.stops), "stop", "a stop string must not be empty")
+        longest = max(map(len, self.stops), default=0)
+        message = f"a stop string may have {MAX_STOP_CHARACTERS} characters, got {longest}"
+        check(longest <= MAX_STOP_CHARACTERS, "stop", message)
         check(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
         self.form()
 

@@ -1,0 +1,57 @@
+"""HTTP as a client may write it: h11's, less what costs a server more than it costs to send. Knows no connection."""
+
+import re
+
+import h11
+
+from server.errors import ApiError, HeadTooLarge, MalformedRequest
+
+MAX_HEAD_BYTES = 32_768
+MAX_HEAD_LINES = 128
+
+FREE_PIECES = 2_000
+BYTES_PER_PIECE = 256
+"""A body may come in so many pieces of any size; beyond them each has to bring so many bytes, on average."""
+
+BLANK_LINE = re.compile(rb"\n\r?\n")
+
+
+class BoundedParser(h11.Connection):
+    """Raises `h11.RemoteProtocolError` for such a request too; `refusal` then says what is wrong with it."""
+
+    refusal: ApiError | None = None
+    _num_pieces = 0
+    _num_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        if self.their_state is h11.IDLE:
+            self._check_head(self.trailing_data[0])
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._check_framing(event)
+            self._num_pieces = self._num_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._count(len(event.data))
+        return event
+
+    def _check_head(self, data: bytes) -> None:
+        """Before h11 takes it apart, which is slow where it has many lines."""
+        end = BLANK_LINE.search(data)
+        head = data[: end.start()] if end else data
+        if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEAD_LINES:
+            self._refuse(HeadTooLarge(MAX_HEAD_BYTES, MAX_HEAD_LINES))
+
+    def _check_framing(self, request: h11.Request) -> None:
+        """Of a body with two lengths a proxy may have seen the other."""
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+            self._refuse(MalformedRequest("there is a content-length beside a transfer-encoding"))
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_pieces += 1
+        self._num_bytes += num_bytes
+        if self._num_pieces > FREE_PIECES + self._num_bytes // BYTES_PER_PIECE:
+            self._refuse(MalformedRequest("the body comes in pieces that are too small"))
+
+    def _refuse(self, error: ApiError) -> None:
+        self.refusal = error
+        raise h11.RemoteProtocolError(error.message, error_status_hint=error.status)

@@ -1,0 +1,37 @@
+"""TLS: a certificate and its key from files, checked before anything is served."""
+
+import ssl
+from pathlib import Path
+
+from server.settings import Settings, SettingsError
+
+
+def tls_context(settings: Settings) -> ssl.SSLContext | None:
+    """What connections are encrypted with, None if they are not. Raises `SettingsError`."""
+    certificate, key = settings.ssl_certfile, settings.ssl_keyfile
+    if certificate is None:
+        if key is not None:
+            raise SettingsError("ssl_keyfile: needs ssl_certfile beside it")
+        return None
+    for name, file in (("ssl_certfile", certificate), ("ssl_keyfile", key or certificate)):
+        check_readable(name, file)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key, refuse_to_ask)
+    except ssl.SSLError as error:
+        reason = error.reason or "not PEM"
+        raise SettingsError(f"ssl_certfile: {certificate} and its key cannot be used: {reason}") from error
+    return context
+
+
+def check_readable(name: str, file: Path) -> None:
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise SettingsError(f"{name}: cannot read {file}: {error.strerror}") from error
+
+
+def refuse_to_ask() -> str:
+    """In place of OpenSSL, which would ask for a password on the terminal."""
+    raise SettingsError("ssl_keyfile: the key is encrypted; give one that is not, in a file that only the server reads")
