@@ -26,8 +26,6 @@ CLIENT_CLOSED_REQUEST = 499
 MANY_TOKENS = 2_000
 """Beyond them an answer is written off the event loop."""
 
-MAX_IGNORED_NAMES = 100
-
 HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
 
 log = structlog.get_logger("nvium.server")
@@ -111,5 +109,5 @@ def told_in_stream(error: Exception, record: RequestRecord) -> list[bytes]:
 
 def ignored_params(body: RequestBody) -> dict[str, str]:
     """The header that names what was not understood, made safe for a header."""
-    names = [HARMFUL_IN_HEADER.sub("?", name) or "?" for name in body.unknown_fields[:MAX_IGNORED_NAMES]]
+    names = [HARMFUL_IN_HEADER.sub("?", name) or "?" for name in body.unknown_fields]
     return {"x-nvium-ignored-params": ", ".join(names)[:1000].rstrip(", ")} if names else {}

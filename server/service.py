@@ -32,7 +32,7 @@ LONG_TEXT = 10_000
 """Characters beyond which a text is tokenized off the event loop."""
 
 NUM_ASIDE = 2
-"""Threads that tokenize what is long and compile forms."""
+"""Threads that tokenize what is long and compile forms, for those who want an answer of the model."""
 
 WARM_UP_TOKENS = 4
 FINGERPRINT_SAMPLES = 64
@@ -62,6 +62,7 @@ class Service:
         self._longest_token = longest_token(self.tokenizer)
         self.limits = Limits(**{name: getattr(settings, name) for name in Limits.model_fields})
         self._aside = ThreadPoolExecutor(NUM_ASIDE, thread_name_prefix="nvium-aside")
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="nvium-tokenize")
         self.is_warm = False
 
     def introduce(self) -> None:
@@ -167,6 +168,10 @@ class Service:
     async def aside(self, work: Callable[..., Result], *given: Any) -> Result:
         """Done on one of few threads beside the event loop, so that a flood of it leaves the rest its time."""
         return await asyncio.get_running_loop().run_in_executor(self._aside, partial(work, *given))
+
+    async def aside_alone(self, work: Callable[[], Result]) -> Result:
+        """The same on a single thread, for what may take seconds and asks nothing of the model."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
 
     def card(self) -> Model:
         """The model's entry in the list of models."""

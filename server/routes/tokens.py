@@ -16,14 +16,14 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
     body.check()
-    return await service.aside(lambda: json_response(tokens(service, body), body))
+    return await service.aside_alone(lambda: json_response(tokens(service, body), body))
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
-    return await service.aside(lambda: json_response(detokenized(service, body.tokens), body))
+    return await service.aside_alone(lambda: json_response(detokenized(service, body.tokens), body))
 
 
 def check_model(service: Service, name: str | None) -> None:

@@ -20,6 +20,9 @@ from pydantic_core import CoreSchema, PydanticCustomError, ValidationError
 
 from server.errors import InvalidField
 
+MAX_FIELDS = 1_000
+"""Of one object, known and unknown."""
+
 
 class NeutralOnly:
     """Marks a field of the protocol that cannot be honoured: null and these values ask for nothing, others are refused.
@@ -49,7 +52,11 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_default(cls, body: Any) -> Any:
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+        if not isinstance(body, dict):
+            return body
+        if len(body) > MAX_FIELDS:
+            raise PydanticCustomError("too_many", f"at most {MAX_FIELDS} fields are allowed, got {len(body)}")
+        return {name: value for name, value in body.items() if value is not None}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -74,7 +74,7 @@ class GenerationRequest(RequestBody):
     """By token id, −100 to 100."""
 
     stop: Stops = []
-    """At most four strings."""
+    """At most four strings, of at most 10,000 characters."""
     stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKENS)] = []
     min_tokens: int = 0
     """No end before so many."""
