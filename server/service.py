@@ -28,6 +28,9 @@ Result = TypeVar("Result")
 log = structlog.get_logger("nvium.server")
 
 ALIAS = "default"
+MAX_ALTERNATIVES = 2_000_000
+"""Log-probabilities of other tokens that one answer may hold, at some 200 bytes each."""
+
 LONG_TEXT = 10_000
 """Characters beyond which a text is tokenized off the event loop."""
 
@@ -125,6 +128,12 @@ class Service:
         allowed = self.limits.max_new_tokens
         if num_tokens > allowed:
             raise InvalidRequest("prompt", f"{num_tokens} tokens are to be scored, more than the {allowed} allowed")
+
+    def check_alternatives(self, num_alternatives: int) -> None:
+        """Refuse a request that asks for the scores of too many other tokens in all."""
+        message = f"{num_alternatives} alternatives (tokens × each) are more than the {MAX_ALTERNATIVES} allowed"
+        if num_alternatives > MAX_ALTERNATIVES:
+            raise InvalidRequest("logprobs", message)
 
     def room(self, num_prompt_tokens: int, num_choices: int) -> int:
         """How many tokens each choice may have where nothing is said; at least one, for the engine to refuse."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
-from server.bodies import MAX_CONTAINERS, Turnstile, num_containers, without_strings
+from server.bodies import MAX_CONTAINERS, MOST_IN_A_TURN, Turnstile, num_containers, without_strings
 from tests.server.generating import asking
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.raw_client import asked, connected
@@ -68,21 +68,40 @@ async def test_bodies_of_requests_in_hand_are_bounded_together_and_make_room_whe
         assert server.gauge('nvium_rejected_total{reason="bodies_too_large"}') == 1
 
 
-async def test_each_request_begins_in_a_turn_of_its_own() -> None:
-    turnstile, begun = Turnstile(), list[int]()
-    numbers = []
+async def passing(turnstile: Turnstile, number: int, begun: list[int]) -> None:
+    await turnstile.pass_through(0)
+    begun.append(number)
 
-    async def begin(number: int) -> None:
-        await turnstile.pass_through(0)
-        begun.append(number)
 
-    tasks = [asyncio.create_task(begin(number)) for number in range(50)]
+async def test_few_requests_begin_in_a_turn_and_all_in_their_order() -> None:
+    turnstile, begun, numbers = Turnstile(), list[int](), [0]
+    tasks = [asyncio.create_task(passing(turnstile, number, begun)) for number in range(50)]
     while len(begun) < 50:
-        numbers.append(len(begun))
         await asyncio.sleep(0)
+        numbers.append(len(begun))
     await asyncio.gather(*tasks)
     assert begun == sorted(begun)
-    assert max(after - before for before, after in pairwise(numbers)) == 1
+    assert max(after - before for before, after in pairwise(numbers)) == MOST_IN_A_TURN
+
+
+async def test_who_comes_alone_does_not_wait() -> None:
+    turnstile, begun = Turnstile(), list[int]()
+    for number in range(50):
+        task = asyncio.create_task(passing(turnstile, number, begun))
+        await asyncio.sleep(0)
+        assert task.done()
+        await asyncio.sleep(0)
+
+
+async def test_who_leaves_the_line_holds_up_nobody() -> None:
+    turnstile, begun = Turnstile(), list[int]()
+    tasks = [asyncio.create_task(passing(turnstile, number, begun)) for number in range(50)]
+    await asyncio.sleep(0)
+    for task in tasks[10:40]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert begun == [*range(10), *range(40, 50)]
+    await passing(turnstile, 50, begun)
 
 
 async def test_large_bodies_wait_for_one_another_and_nobody_else_for_them() -> None:

@@ -21,7 +21,7 @@ SECONDS = 60
 """For an attack to be answered, and the longest silence of the stream beside it."""
 
 MOST_MB = 1_000
-"""By which the server may grow meanwhile. Tokenizing 1.9 MB takes half of it; forty bodies of empty lists took twice that."""
+"""By which the server may grow meanwhile. Tokenizing 1.9 MB takes half of it; forty bodies of lists took twice that."""
 
 KEYS = {"attacker": "sk-attacker", "neighbour": "sk-neighbour"}
 

@@ -16,6 +16,7 @@ HEAVY: list[tuple[str, dict[str, Any]]] = [
     ("stop_token_ids", {"stop_token_ids": ["a"] * 390_000}),
     ("stop_token_ids", {"stop_token_ids": [5] * 390_000, "prompt": ["a"] * 1_000}),
     ("stop", {"stop": [5] * 600_000}),
+    ("stop", {"stop": "a" * 10_001}),
     ("logit_bias", {"logit_bias": {str(number): "a" for number in range(110_000)}}),
     ("prompt", {"prompt": [5] * 600_000 + ["a"]}),
     ("prompt", {"prompt": [5] * 600_000}),
@@ -63,6 +64,25 @@ async def test_a_request_may_ask_for_as_many_tokens_as_allowed(byte_model: Loade
         assert (await asked(server.url, asking(prompt=["a", "b"], n=3, max_tokens=4))).status == 200
         refused = await asked(server.url, asking(prompt=["a", "b"], n=3, max_tokens=5))
         assert (refused.status, error_of(refused)["param"]) == (400, "max_tokens")
+
+
+async def test_alternatives_are_counted_over_all_tokens_that_are_scored(server: LiveServer) -> None:
+    scoring = {"prompt": [[5] * 1000] * 101, "max_tokens": 0, "echo": True, "logprobs": 20}
+    refused = await asked(server.url, asking(**scoring))
+    assert (refused.status, error_of(refused)["param"]) == (400, "logprobs")
+    refused = await asked(server.url, asking(PATHS[1], n=100, max_tokens=1001, logprobs=True, top_logprobs=20))
+    assert (refused.status, error_of(refused)["param"]) == (400, "top_logprobs")
+
+
+async def test_a_text_that_no_context_could_hold_is_refused_before_it_is_tokenized(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, context=100) as server:
+        for path, name in zip(PATHS, ("prompt", "messages"), strict=True):
+            text = "a" * 100_000
+            start = text if name == "prompt" else [{"role": "user", "content": text}]
+            answer = await asked(server.url, asking(path, **{name: start}))
+            assert (answer.status, error_of(answer)["code"]) == (400, "context_length_exceeded")
+            assert error_of(answer)["param"] == name
+            assert "100" in str(error_of(answer)["message"])
 
 
 @pytest.mark.parametrize("path", PATHS)
