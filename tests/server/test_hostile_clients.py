@@ -17,8 +17,10 @@ from tests.server.live_server import wait_until
 from tests.server.server_process import ServerProcess, server_process
 from tests.server.test_slow_clients import allow_open_files
 
-SECONDS = 60
-"""For an attack to be answered, and the longest silence of the stream beside it."""
+SECONDS = 150
+"""For an attack to be answered."""
+
+SILENCE_SECONDS = 30
 
 MOST_MB = 1_000
 """By which the server may grow meanwhile. Tokenizing 1.9 MB takes half of it; forty bodies of lists took twice that."""
@@ -30,7 +32,7 @@ KEYS = {"attacker": "sk-attacker", "neighbour": "sk-neighbour"}
 def target(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     allow_open_files(4_000)
     keys = ",".join(f"{name}:{key}" for name, key in KEYS.items())
-    options = {"api_keys": keys, "arrival_seconds": 3, "slow_client_seconds": 3}
+    options = {"api_keys": keys, "arrival_seconds": 8, "slow_client_seconds": 8}
     with server_process(model_folder, tmp_path_factory.mktemp("hostile"), **options) as server:
         yield server
 
@@ -71,7 +73,7 @@ async def test_an_attack_is_answered_fairly_while_a_stream_beside_it_goes_on(
     assert grown_mb < MOST_MB
     assert neighbour.num_failed == 0
     waits = [wait for end, wait in [*neighbour.gaps, *neighbour.first_tokens] if end > started]
-    assert max(waits) < SECONDS / 4
+    assert max(waits) < SILENCE_SECONDS
     assert target.is_ready
 
 
