@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -138,11 +139,12 @@ def run(settings: Settings) -> None:
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
         service.introduce()
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
-        config = uvicorn_config(app, settings, port=listener.getsockname()[1], timeout_graceful_shutdown=STOP_SECONDS)
+        port = listener.getsockname()[1]
+        config = uvicorn_config(app, settings, tls, port=port, timeout_graceful_shutdown=STOP_SECONDS)
         DrainingServer(config, service).run(sockets=[listener])
 
 
-def uvicorn_config(app: FastAPI, settings: Settings, **more: Any) -> uvicorn.Config:
+def uvicorn_config(app: FastAPI, settings: Settings, tls: ssl.SSLContext | None = None, **more: Any) -> uvicorn.Config:
     """How connections are served, wherever they come from."""
     connection: Any = partial(
         Connection,
@@ -150,7 +152,6 @@ def uvicorn_config(app: FastAPI, settings: Settings, **more: Any) -> uvicorn.Con
         slow_client_seconds=settings.slow_client_seconds,
         max_connections=settings.max_connections,
     )
-    tls = tls_context(settings)
     return uvicorn.Config(
         app,
         ssl_context_factory=(lambda *_: tls) if tls else None,

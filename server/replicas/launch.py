@@ -17,6 +17,7 @@ from server.logs import configure_logs
 from server.replicas.deployment import RayPool, replicas
 from server.replicas.front import Front, front_app
 from server.settings import Settings, SettingsError
+from server.tls import tls_context
 
 APPLICATION = "nvium"
 LOCAL = "127.0.0.1"
@@ -34,7 +35,7 @@ def run(settings: Settings) -> None:
     """
     configure_logs()
     disable_created_metrics()
-    keys = read_keys(settings)
+    keys, tls = read_keys(settings), tls_context(settings)
     with listen(settings.host, settings.port) as listener:
         start_ray(max(settings.replicas or 1, settings.max_replicas or 1))
         try:
@@ -42,7 +43,7 @@ def run(settings: Settings) -> None:
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
             app = front_app(front, keys)
             port = listener.getsockname()[1]
-            config = uvicorn_config(app, settings, port=port, timeout_graceful_shutdown=STOP_SECONDS)
+            config = uvicorn_config(app, settings, tls, port=port, timeout_graceful_shutdown=STOP_SECONDS)
             DrainingServer(config, front).run(sockets=[listener])
         finally:
             serve.shutdown()

@@ -18,6 +18,7 @@ from nvium_core import LoadedModel
 from server.app import create_app, listen, uvicorn_config
 from server.service import Service
 from server.settings import Settings
+from server.tls import tls_context
 from tests.byte_model import NAME
 
 REPLICA = re.compile(r',?replica="[^"]*"')
@@ -65,7 +66,7 @@ def live_server(
     settings = Settings(**options)
     app = build(model, settings)
     prepare(app)
-    server = uvicorn.Server(uvicorn_config(app, settings, timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn_config(app, settings, tls_context(settings), timeout_graceful_shutdown=1))
     listener = listen(settings.host, port=0)
     thread = threading.Thread(target=server.run, args=[[listener]])
     thread.start()
