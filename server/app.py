@@ -144,7 +144,7 @@ def run(settings: Settings) -> None:
         DrainingServer(config, service).run(sockets=[listener])
 
 
-def uvicorn_config(app: FastAPI, settings: Settings, tls: ssl.SSLContext | None = None, **more: Any) -> uvicorn.Config:
+def uvicorn_config(app: FastAPI, settings: Settings, tls: ssl.SSLContext | None, **more: Any) -> uvicorn.Config:
     """How connections are served, wherever they come from."""
     connection: Any = partial(
         Connection,

@@ -41,7 +41,7 @@ class Replica:
         gate = Middleware(FromFront, secret=self._secret, metrics=self._service.metrics)
         app = assemble(self._service, gate, tracer_provider(settings))
         stopping = {"timeout_keep_alive": KEEP_ALIVE_SECONDS, "timeout_graceful_shutdown": STOP_SECONDS}
-        self._server = uvicorn.Server(uvicorn_config(app, settings, **stopping))
+        self._server = uvicorn.Server(uvicorn_config(app, settings, None, **stopping))
         self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)
         self._thread.start()
         while not self._server.started:
