@@ -33,7 +33,7 @@ async def fronted(pool: ScriptedPool, keys: tuple[Key, ...] = ()) -> AsyncIterat
     """The front on a real socket, in this event loop."""
     options = Settings()
     front = Front(pool, options)
-    server = DrainingServer(uvicorn_config(front_app(front, keys), options, port=0), front)
+    server = DrainingServer(uvicorn_config(front_app(front, keys), options, None, port=0), front)
     serving = asyncio.create_task(server.serve())
     await asyncio.to_thread(wait_until, lambda: server.started)
     try:
