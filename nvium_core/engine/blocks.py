@@ -7,7 +7,6 @@ Shapes: R rows of a Step, D width, S cache slots.
 """
 
 from collections.abc import Sequence as Items
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,11 +15,6 @@ from nvium_core.engine.attention import PagedAttention
 from nvium_core.engine.kv_cache import slots
 from nvium_core.engine.scheduler import Step
 from nvium_core.model.nvium import NviumForCausalLM
-
-
-class Blocks(Protocol):
-    def carry(self, step: Step) -> None:
-        """Take the rows from the boundary before the block to the one behind it."""
 
 
 class PlainBlocks:
@@ -36,6 +30,7 @@ class PlainBlocks:
         self._tile_size = tile_size
 
     def carry(self, step: Step) -> None:
+        """Take the rows from the boundary before the block to the one behind it."""
         backbone = self._model.model
         padding = range(step.num_rows, self._tile_size)
         own_slots = [slot for run in step.runs for slot in slots(run.sequence, run.rows, self._attention.page_size)]

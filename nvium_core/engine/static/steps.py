@@ -32,7 +32,7 @@ LOG_CONTINUE, LOG_EXIT, SPOKEN = range(3)
 
 
 class StaticSteps:
-    """A `Blocks` for Steps that it `suits`, which then answers for some of their fronts.
+    """Runs Steps that it `suits`, and answers for those of their fronts that draw from exits as they are.
 
     Speaking *at once* means that the head and the draw run for every front before the router's answer is known here,
     and all comes back in one copy; the tokens of those that go on are dropped. It costs reading the head where nobody
