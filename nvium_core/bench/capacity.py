@@ -151,11 +151,17 @@ class Replica:
         asked = [run.sequence for run in step.runs if run.reaches_front]
         leaving = {sequence for sequence in asked if self._draws.random() < self._leaving[step.block]}
         costs = self._machine.costs
-        cost = costs.seconds_following if self._follows(step) else costs.seconds
+        follows = self._follows(step)
+        cost = costs.seconds_following if follows else costs.seconds
         seconds = cost(step.block, step.num_rows, len(asked)) / self._machine.http_share
         self._now += seconds
         self._scheduler.policy.observe(
-            step.block, num_rows=step.num_rows, seconds=seconds, num_asked=len(asked), num_left=len(leaving)
+            step.block,
+            num_rows=step.num_rows,
+            seconds=seconds,
+            num_asked=len(asked),
+            num_left=len(leaving),
+            follows=follows,
         )
         for run in step.runs:
             run.sequence.advance(step.block, run.rows)
@@ -186,7 +192,7 @@ def policy_of(machine: Machine) -> Policy:
     schedule = machine.config.schedule
     if schedule != "optimal":
         return POLICIES[schedule]()
-    policy = Optimal(machine.costs.with_own(machine.costs.own), ExitFrequencies(exit_probabilities(machine.routing)))
+    policy = Optimal(machine.costs.copy(), ExitFrequencies(exit_probabilities(machine.routing)))
     for number in range(1, machine.config.max_sequences + 1):
         policy.solve_now(number)
     return policy

@@ -170,13 +170,16 @@ class ClosedLoop:
         """Let the time pass, and tell the policy."""
         num_rows = sum(visit.num_rows for visit in visits)
         num_asked, num_left = sum(visit.is_asked for visit in visits), sum(visit.leaves for visit in visits)
-        cost = self.load.costs.seconds_following if self._follows else self.load.costs.seconds
+        follows = self._follows
+        cost = self.load.costs.seconds_following if follows else self.load.costs.seconds
         seconds = cost(block, num_rows, num_asked)
         is_through = block == len(self.load.routing) - 1 or (num_left > 0 and self.policy.defers)
         self._follows = self.load.num_sequences == 1 and not is_through
         self.seconds += seconds + num_left * self.load.head_seconds
         self.num_steps += 1
-        self.policy.observe(block, num_rows=num_rows, seconds=seconds, num_asked=num_asked, num_left=num_left)
+        self.policy.observe(
+            block, num_rows=num_rows, seconds=seconds, num_asked=num_asked, num_left=num_left, follows=follows
+        )
 
     def _speak(self, member: Member) -> None:
         self.record.num_tokens += 1

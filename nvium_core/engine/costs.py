@@ -79,6 +79,10 @@ class StepCosts:
         blocks = [{str(rows): cost for rows, cost in block.items()} for block in self.points.values()]
         return {"blocks": blocks, "junctions": [list(line) for line in self.junctions], "own": list(self.own)}
 
+    def copy(self) -> "StepCosts":
+        """The same, which learns by itself."""
+        return StepCosts(self.points, self.junctions, self.own)
+
     def with_own(self, own: Line) -> "StepCosts":
         """The same, with what the engine takes itself for a Step, and for each of its fronts."""
         return StepCosts(self.points, self.junctions, own)
@@ -123,9 +127,13 @@ class StepCosts:
             return max(t0 - max(slope, 0) * (r0 - rows), t0 * rows / r0)
         return t1 + max(slope, 0) * (rows - r1)
 
-    def observe(self, block: int, rows: int, fronts: int, seconds: float) -> None:
-        """Let a Step that was timed move the nearest points a little; junctions stay."""
-        surprise = seconds / self.seconds(block, rows, fronts)
+    def observe(self, block: int, rows: int, fronts: int, seconds: float, *, follows: bool = False) -> None:
+        """Let a Step that was timed move the nearest points a little; junctions stay.
+
+        `follows`: it was run with the one before it.
+        """
+        expected = self.seconds_following if follows else self.seconds
+        surprise = seconds / expected(block, rows, fronts)
         surprise = min(max(surprise, 1 / MAX_SURPRISE), MAX_SURPRISE)
         for index, share in self._nearest(block, rows):
             self._seconds[block][index] *= surprise ** (RATE * share)

@@ -174,10 +174,10 @@ class Engine:
         """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or two."""
         require(not self.has_work, "engine", "must be idle to be calibrated")
         costs = measure_costs(self.runner, self.pool, self.model_config, max_sequences=self.config.max_sequences)
-        self.scheduler.policy = self._policy(costs)
+        self.scheduler.policy = self._policy(costs.copy())
         whole_costs = costs.with_own(own_costs(self._rehearsed()))
         self.speedup.costs = costs
-        self.costs = whole_costs.with_own(whole_costs.own)
+        self.costs = whole_costs.copy()
         self.scheduler.policy = self._policy(whole_costs)
         return whole_costs
 
@@ -348,7 +348,12 @@ class Engine:
             num_left = sum(junction.token_id is not None for junction in asked)
             step = ran.step
             self.scheduler.policy.observe(
-                step.block, num_rows=step.num_rows, seconds=own, num_asked=len(asked), num_left=num_left
+                step.block,
+                num_rows=step.num_rows,
+                seconds=own,
+                num_asked=len(asked),
+                num_left=num_left,
+                follows=ran is not all_ran[0],
             )
             self.speedup.end(own)
             self.reports.append(StepReport(step.block + 1, step.num_rows, len(step.runs), own, events))

@@ -72,7 +72,9 @@ class Runner:
         self._blocks = PlainBlocks(model, attention, self._states_2SD, tile_size=self._tile_size)
         self.is_native = is_native = not is_deterministic and native.knows(model)
         self._native = native.NativeSteps(model, attention, self._states_2SD) if is_native else None
-        exits: Exits = (native.NativeExits if is_native else PlainExits)(model, self._states_2SD)
+        exits: Exits = PlainExits(model, self._states_2SD)
+        if self._native is not None:
+            exits = native.NativeExits(model, self._states_2SD, self._native.exits)
         self._junctions = Junctions(model, exits, max_sequences=max_sequences)
         self._static = self._static_steps() if weight.is_cuda and not is_deterministic else None
         rows_at_once = 1 if is_deterministic else SCORES_AT_ONCE

@@ -184,11 +184,15 @@ class Scheduler:
         """A lone sequence's next Steps are known but for whether its front goes on."""
         [run, *others] = step.runs
         sequence = run.sequence
-        if others or len(self.running) > 1 or self.waiting or not run.reaches_front or sequence.needs_logprobs:
+        may_be_joined = len(self.running) > 1 or (self.waiting and self._seats)
+        if others or may_be_joined or not run.reaches_front or sequence.needs_logprobs:
             return step
         following: Step | None = None
         for block in range(self.num_blocks - 1, step.block, -1):
             rows = range(sequence.filled[block], run.rows.stop)
+            if len(rows) > self.config.max_rows_per_step:
+                following = None
+                continue
             following = Step(block, [Run(sequence, rows, reaches_front=True)], following, not self.policy.defers)
         return Step(step.block, step.runs, following, not self.policy.defers)
 

@@ -111,6 +111,10 @@ def test_nothing_follows_where_a_step_is_not_all_that_goes_on() -> None:
     scheduler = scheduler_with(max_rows=4)
     newcomer(scheduler, 0, 10)
     assert next_step(scheduler).following is None  # the front is not among its rows
+    scheduler = scheduler_with(max_rows=2)
+    lone = newcomer(scheduler, 0, 3)
+    lone.advance(0, range(2))
+    assert next_step(scheduler).following is None  # three rows wait for the next block, more than a Step may have
     scheduler = scheduler_with()
     newcomer(scheduler, 0, 3)
     newcomer(scheduler, 1, 3)

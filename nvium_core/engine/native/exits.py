@@ -3,7 +3,6 @@
 import ctypes
 from array import array
 from collections.abc import Sequence as Items
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,23 +10,22 @@ from torch import Tensor
 from nvium_core.engine.adjustments import adjust, is_adjusted
 from nvium_core.engine.native.draw import draw_tokens, draws, has_to_be_sorted
 from nvium_core.engine.native.library import PRECISIONS, native_library
-from nvium_core.engine.native.weights import ExitShape, Pointers, address, exit_weights
+from nvium_core.engine.native.weights import ExitShape, Pointers, address, all_exits, narrowest
 from nvium_core.engine.sequence import Sequence
-from nvium_core.model.exits import Exit
 from nvium_core.model.nvium import NviumForCausalLM
 
 
 class NativeExits:
-    """The exits of a model. Only for a model that `is_plain`."""
+    """The exits of a model. Only for a model that `is_plain`. `weights` are given where somebody has them already."""
 
-    def __init__(self, model: NviumForCausalLM, states_2SD: Tensor) -> None:
+    def __init__(self, model: NviumForCausalLM, states_2SD: Tensor, weights: Items[Pointers] | None = None) -> None:
         library = native_library()
         assert library is not None
-        head = model.lm_head.weight.detach()
-        precision, names = PRECISIONS[head.dtype, head.dtype], ("route", "logits", "speak")
+        dtype, weights_dtype = model.lm_head.weight.dtype, narrowest(model)
+        precision, names = PRECISIONS[dtype, weights_dtype], ("route", "logits", "speak")
         self._route, self._logits, self._speak = (getattr(library, f"{name}_{precision}") for name in names)
-        self._precise = torch.promote_types(head.dtype, torch.float32)
-        self._weights = [Pointers(exit_weights(cast(Exit, exit_), head)) for exit_ in model.exits]
+        self._precise = torch.promote_types(dtype, torch.float32)
+        self._weights = weights or all_exits(model, weights_dtype)
         self._states = Pointers(list(states_2SD))
         self._shape = ExitShape.of(model)
 

@@ -45,7 +45,8 @@ def native_library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(_found_or_built(torch.backends.cpu.get_cpu_capability())))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("no native layers, PyTorch's own are slower: %s", error)
+        said = getattr(error, "stderr", None) or b""
+        logger.warning("no native layers, PyTorch's own are slower: %s\n%s", error, said.decode(errors="replace"))
         return None
     for function, (result, arguments) in SIGNATURES.items():
         for precision in PRECISIONS.values():

@@ -8,7 +8,6 @@ Shapes: R rows, D width, S cache slots, F fronts.
 import ctypes
 from array import array
 from collections.abc import Sequence as Items
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,10 +15,9 @@ from torch import Tensor
 from nvium_core.engine.attention import PagedAttention
 from nvium_core.engine.junction import Answered, Junction
 from nvium_core.engine.native.library import PRECISIONS, native_library
-from nvium_core.engine.native.weights import ExitShape, Pointers, address, block_weights, exit_weights, narrowest
+from nvium_core.engine.native.weights import ExitShape, Pointers, address, all_exits, block_weights, narrowest
 from nvium_core.engine.scheduler import Step
 from nvium_core.engine.sequence import Sequence
-from nvium_core.model.exits import Exit
 from nvium_core.model.nvium import NviumForCausalLM
 
 WIDEST, LONGEST = 128, 32
@@ -66,8 +64,8 @@ class NativeSteps:
         embedding = model.model.embed_tokens.weight.detach().contiguous()
         self._tensors = Pointers([attention.keys, attention.values, cos_TP, sin_TP, states_2SD, embedding])
         self._layers = [Pointers(block_weights(model, block, weights_dtype)) for block in config.blocks]
-        head = like.detach().to(weights_dtype)
-        self._exits = [Pointers(exit_weights(cast(Exit, exit_), head)) for exit_ in model.exits]
+        self.exits = all_exits(model, weights_dtype)
+        """Where the weights of each exit are."""
         self._exit_shape = ExitShape.of(model)
         self._shapes = [
             Shape(
@@ -105,7 +103,7 @@ class NativeSteps:
             shape=ctypes.addressof(self._shapes[block]),
             layers=ctypes.addressof(self._layers[block].array),
             exit_shape=ctypes.addressof(self._exit_shape),
-            exit=ctypes.addressof(self._exits[block].array),
+            exit=ctypes.addressof(self.exits[block].array),
             log_w=address(self._log_w[block]),
             tokens=address(self._tokens[block]),
         )

@@ -83,9 +83,8 @@ def block_weights(model: NviumForCausalLM, block: range, dtype: torch.dtype) -> 
     ]
 
 
-def exit_weights(exit_: Exit, head: Tensor) -> list[Tensor | None]:
-    """In exits.h's order and the head's precision; a router's last bias in float32 or better. None for what an exit has
-    not."""
+def exit_weights(exit_: Exit, dtype: torch.dtype) -> list[Tensor | None]:
+    """All but the head, in exits.h's order; a router's last bias in float32 or better. None is what an exit has not."""
     router, adapter = exit_.router, exit_.adapter
     routing: list[Tensor | None] = [None] * 6
     bias: Tensor | None = None
@@ -97,9 +96,15 @@ def exit_weights(exit_: Exit, head: Tensor) -> list[Tensor | None]:
     adapting: list[Tensor | None] = [None] * 2
     if isinstance(adapter, Adapter):
         adapting = [adapter.up.weight, adapter.down.weight]
-    precise = torch.promote_types(head.dtype, torch.float32)
-    routing = [stored(weight, head.dtype) for weight in (exit_.norm.weight, *routing)]
-    return [*routing, stored(bias, precise), *(stored(weight, head.dtype) for weight in (*adapting, head))]
+    precise = torch.promote_types(dtype, torch.float32)
+    routing = [stored(weight, dtype) for weight in (exit_.norm.weight, *routing)]
+    return [*routing, stored(bias, precise), *(stored(weight, dtype) for weight in adapting)]
+
+
+def all_exits(model: NviumForCausalLM, dtype: torch.dtype) -> list[Pointers]:
+    """Of each exit, in exits.h's order and this precision; they share the head."""
+    head = stored(model.lm_head.weight, dtype)
+    return [Pointers([*exit_weights(cast(Exit, exit_), dtype), head]) for exit_ in model.exits]
 
 
 def stored(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:

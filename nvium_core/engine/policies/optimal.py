@@ -75,10 +75,12 @@ class Optimal(Policy):
         policy = self._policies.get(num_sequences) or self._begin(num_sequences)
         return policy.choose(num_waiting)
 
-    def observe(self, block: int, *, num_rows: int, seconds: float, num_asked: int, num_left: int) -> None:
+    def observe(
+        self, block: int, *, num_rows: int, seconds: float, num_asked: int, num_left: int, follows: bool = False
+    ) -> None:
         self._num_observed += 1
         if self._num_observed % LEARN_EVERY == 0:
-            self.costs.observe(block, num_rows, num_asked, seconds)
+            self.costs.observe(block, num_rows, num_asked, seconds, follows=follows)
             self.frequencies.observe(block, num_asked, num_left)
             if self._num_observed % (LEARN_EVERY * CHECK_EVERY) == 0:
                 self._refresh()

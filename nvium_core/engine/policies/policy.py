@@ -23,8 +23,13 @@ class Policy(ABC):
     def choose(self, num_waiting: Counts[int]) -> int:
         """The block to run, given how many sequences wait for each; at least one waits somewhere."""
 
-    def observe(self, block: int, *, num_rows: int, seconds: float, num_asked: int, num_left: int) -> None:  # noqa: B027 (most learn nothing)
-        """A Step is over: what it took, how many fronts were asked at its junction and how many of them left."""
+    def observe(  # noqa: B027 (most learn nothing)
+        self, block: int, *, num_rows: int, seconds: float, num_asked: int, num_left: int, follows: bool = False
+    ) -> None:
+        """A Step is over: what it took, how many fronts were asked at its junction and how many of them left.
+
+        `follows`: it was run with the one before it.
+        """
 
 
 def deepest(num_waiting: Counts[int]) -> int:

@@ -281,6 +281,12 @@ def test_weights_that_bfloat16_holds_are_read_in_it_and_no_bit_changes(monkeypat
     assert all(torch.equal(some, others) for some, others in zip(narrow.kept, wide.kept, strict=True))
 
 
+def test_the_head_is_stored_once() -> None:
+    model = random_model([1, 2, 3])
+    steps = Cached(model, is_native=True).steps
+    assert len({weights._kept[-1].data_ptr() for weights in steps.exits}) == 1
+
+
 def test_one_weight_that_does_not_fit_keeps_all_as_they_are() -> None:
     model = random_model([1, 2], dtype=torch.bfloat16).float()
     model.lm_head.weight.data[0, 0] = 1 + 2**-20

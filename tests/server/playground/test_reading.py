@@ -81,7 +81,7 @@ def test_the_staircase_reckoned_from_exits_is_the_one_that_the_engine_takes(
     taken, exits = [], []
     while engine.has_work:
         exits += [event.exit for event in engine.step()]
-        taken.append((engine.last_report.block, engine.last_report.num_rows))
+        taken += [(report.block, report.num_rows) for report in engine.reports]
     assert set(exits) == {1, 2, 3}
     reckoned = visit.page.evaluate(STEPS_OF, [len(EXIT_LAYERS), exits])
     assert [(step["block"], step["last"] - step["first"] + 1) for step in reckoned["steps"]] == taken
