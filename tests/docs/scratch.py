@@ -1,0 +1,50 @@
+"""A folder with what the pages' commands are told to read: small models, a few tales, questions, keys, evaluations.
+
+No command needs what another has written, so they run in any order.
+"""
+
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from tests.byte_model import load_byte_model
+from tests.docs.pages import ROOT
+from tests.training.baselines.small_models import small_calm, small_univium
+
+NVIUMS = ("MODEL", "runs/small/model", "runs/tales/model")
+DENSES = ("DENSE", "runs/small-dense/model", "runs/tales-dense/model")
+TEXTS = ("valid.txt.xz", "train.txt.xz", "tales.txt.xz", "stories.txt.xz", "stories.txt", "c4.txt.xz")
+TALES = (
+    "The Fox\n\nOne fox met a crow.\n<|endoftext|>\nThe Crow\n\nTwo crows met a fox, and both of them spoke"
+    + " of the other" * 20
+    + ".\n"
+)
+EVALUATIONS = {
+    "others.json": "evaluation-small-beta-0.json",
+    "evaluation.json": "evaluation-small.json",
+    "small.json": "evaluation-small.json",
+    "calm.json": "evaluation-small-calm.json",
+    "layerskip.json": "evaluation-small-layerskip.json",
+}
+
+
+def furnish(folder: Path) -> None:
+    loaded = load_byte_model(context=320)
+    models: dict[str, PreTrainedModel] = dict.fromkeys(NVIUMS, loaded.model)
+    models |= dict.fromkeys(DENSES, small_univium(vocab_size=257))
+    models["runs/small-calm/model"] = small_calm(vocab_size=257)
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        loaded.tokenizer.save_pretrained(folder / name)
+    for name in TEXTS:
+        content = TALES.encode()
+        (folder / name).write_bytes(lzma.compress(content) if name.endswith(".xz") else content)
+    question = {"category": "qa", "turns": ["Who met the crow?"]}
+    (folder / "question.jsonl").write_text(json.dumps(question) + "\n")
+    (folder / "keys.txt").write_text("alice: a-long-secret-key\n")
+    for name, source in EVALUATIONS.items():
+        shutil.copy(ROOT / "benchmarks" / source, folder / name)
+    (folder / "docs" / "figures").mkdir(parents=True)

@@ -1,0 +1,73 @@
+"""The pictures of docs/exactness.md, drawn small; what they rest on is held to what it should be."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.byte_model import load_byte_model
+from tests.docs.pages import ROOT
+
+LOADED = load_byte_model(context=64)
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def exactness() -> ModuleType:
+    path = ROOT / "docs" / "figures" / "exactness.py"
+    found = importlib.util.spec_from_file_location("exactness", path)
+    assert found and found.loader
+    module = importlib.util.module_from_spec(found)
+    sys.modules["exactness"] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_command_on_the_page_draws_both_pictures(exactness: ModuleType, tmp_path: Path) -> None:
+    exactness.main([str(tmp_path), "--draws", "40", "--stories", "2", "--tokens", "8"])
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["exactness.png", "steps.png"]
+
+
+def test_every_draw_is_counted_and_all_that_is_expected_adds_up(exactness: ModuleType) -> None:
+    counts_EV = exactness.first_tokens(LOADED.model, PROMPT, 50)
+    joint_EV = exactness.explicit_joint(LOADED.model, PROMPT)[-1]
+    assert counts_EV.sum() == 50
+    assert float(joint_EV.sum()) == pytest.approx(1)
+    told = exactness.stories(LOADED.model, PROMPT, 3, 10)
+    sums = exactness.agreement(LOADED.model, PROMPT, told)
+    assert 0 < float(sums.seen_C.sum()) <= 30
+    assert float(sums.expected_C.sum()) == pytest.approx(30, abs=1)
+
+
+def test_the_test_of_the_picture_tells_the_right_distribution_from_a_wrong_one(exactness: ModuleType) -> None:
+    joint_EV = exactness.explicit_joint(LOADED.model, PROMPT)[-1]
+    drawn = torch.multinomial(joint_EV.flatten(), 20_000, replacement=True, generator=torch.manual_seed(0))
+    counts_EV = torch.bincount(drawn, minlength=joint_EV.numel()).reshape(joint_EV.shape).double()
+    assert exactness.p_value(counts_EV, joint_EV) > 1e-3
+    wrong_EV = joint_EV.clone()
+    wrong_EV[0] *= 0.9
+    wrong_EV[-1] *= 1 + 0.1 * joint_EV[0].sum() / joint_EV[-1].sum()
+    assert exactness.p_value(counts_EV, wrong_EV) < 1e-3
+
+
+def test_stories_agree_with_their_model_and_not_when_their_exits_are_others(exactness: ModuleType) -> None:
+    told = exactness.stories(LOADED.model, PROMPT, 40, 20)
+    assert exactness.agreement(LOADED.model, PROMPT, told).p_value > 1e-3
+    for story in told:
+        story.exits = [exit_ % LOADED.model.config.num_exits + 1 for exit_ in story.exits]
+    assert exactness.agreement(LOADED.model, PROMPT, told).p_value < 1e-3
+
+
+def test_the_staircase_has_every_row_once_in_each_block_it_passed_and_in_order(exactness: ModuleType) -> None:
+    runs = exactness.lone_runs(LOADED.model, PROMPT, 20, seed=3)
+    seen: dict[int, list[int]] = {}
+    for run in runs:
+        before = seen.get(run.block - 1, range(len(PROMPT) + 20))
+        assert set(run.rows) <= set(before)
+        seen.setdefault(run.block, []).extend(run.rows)
+    for rows in seen.values():
+        assert rows == list(range(len(rows)))
+    assert sum(run.spoke for run in runs) == 20
