@@ -41,6 +41,7 @@ def check(command: Command) -> None:
         "make": check_make,
         "pip": check_pip,
         "python": check_python,
+        "serve": check_serve,
     }
     if program in checks:
         checks[program](words)
@@ -53,7 +54,8 @@ def check_nvium(words: Sequence[str]) -> None:
         return
     name, *given = words
     command = NVIUM.commands[name]
-    is_whole = not any(PLACEHOLDER.fullmatch(word) for word in given) and len(given) >= num_required(command)
+    is_cut = any(PLACEHOLDER.fullmatch(word) for word in given) or (bool(given) and given[-1] in valued(command))
+    is_whole = not is_cut and len(given) >= num_required(command)
     if not is_whole or "--help" in given:
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         asked = {word.partition("=")[0] for word in given if word.startswith("--")} - {"--help"}
@@ -64,6 +66,13 @@ def check_nvium(words: Sequence[str]) -> None:
         recipe_named(values["recipe"], values["settings"])
     if name == "serve":
         read_settings({key: value for key, value in values.items() if value is not None})
+
+
+def valued(command: Any) -> set[str]:
+    """Options that want a value behind them."""
+    return {
+        option for parameter in command.params if not getattr(parameter, "is_flag", False) for option in parameter.opts
+    }
 
 
 def num_required(command: Any) -> int:
@@ -141,6 +150,14 @@ def check_python(words: Sequence[str]) -> None:
     if list(words[:3]) == ["-m", "pytest", "-m"]:
         markers = PROJECT["tool"]["pytest"]["ini_options"]["markers"]
         assert words[3] in [marker.partition(":")[0] for marker in markers]
+
+
+def check_serve(words: Sequence[str]) -> None:
+    """Ray's command: the application is where it is looked for."""
+    module, _, name = words[-1].partition(":")
+    assigned = [node for node in ast.parse(source_of(module)).body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    targets = [target for node in assigned for target in getattr(node, "targets", [getattr(node, "target", None)])]
+    assert name in [target.id for target in targets if isinstance(target, ast.Name)], words[-1]
 
 
 def source_of(module: str) -> str:

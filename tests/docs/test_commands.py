@@ -48,9 +48,11 @@ NOT_RUN = {
     "nvium bench": "takes minutes; experiment and options are checked, tests/bench/ has all of them, small",
     "nvium evaluate MODEL --data valid.txt.xz --tasks": "lm_eval need not be installed; `make conformance` has it",
     "nvium evaluate-chat": "a hundred conversations take minutes; tests/evaluation/test_chat.py has a few",
+    "nvium serve --replicas": "Ray need not be installed; tests/server/replicas/ has real ones",
     "pip install": "changes this environment; that our extra is there is checked",
     "python -m loadtest.overhead": "needs another process for minutes; see tests/loadtest/test_overhead.py",
     "python -m pytest -m cuda": "needs a GPU; that the marker is there is checked",
+    "serve run": "Ray need not be installed; that the application is there is checked",
     "torchrun": "needs several devices; recipe and options are checked",
 }
 """By how a command begins: why it is not run."""
@@ -60,6 +62,7 @@ NO_COMMANDS = {
     "docs/chat.md": ["What the system says.", "<|endoftext|>System:"],
     "docs/deploying.md": ["NVIUM_MODEL="],
     "docs/monitoring.md": ["histogram_quantile"],
+    "docs/replicas.md": ["client ── front"],
 }
 """Blocks that are no commands, by how they begin."""
 
@@ -138,6 +141,7 @@ def test_a_command_within_a_line_calls_what_there_is(span: Code) -> None:
         "python deploy/monitoring/draw.py a.png --hours 5",
         "python no/such.py",
         "python -m pytest -m quantum",
+        "serve run server.ray_app:no_such",
     ],
 )
 def test_a_command_that_calls_what_there_is_not_is_found(line: str) -> None:
