@@ -137,11 +137,11 @@ def check_python(words: Sequence[str]) -> None:
     """Our programs' options, which are looked for in their sources; other people's modules are there."""
     if words[0] != "-m":
         sources = (ROOT / words[0]).read_text()
-    elif words[1] == "loadtest":
+    elif words[1] == "loadtest" and not words[-1].startswith("--"):
         loadtest_options.parser().parse_args(list(words[2:]))
         return
     else:
-        sources = source_of(words[1])
+        sources = source_of("loadtest.options" if words[1] == "loadtest" else words[1])
     asked = {word.partition("=")[0] for word in words if word.startswith("--")}
     known = {
         node.value for node in ast.walk(ast.parse(sources)) if isinstance(node, ast.Constant) and node.value in asked
