@@ -36,6 +36,11 @@ def test_a_link_to_nowhere_is_found(target: str) -> None:
     assert broken("docs/loadtest.md", target)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_figure_is_left_to_be_filled_in(page: str) -> None:
+    assert re.findall(r"(?<!\w)@+\w+|\bTODO\b|\bTBD\b", (ROOT / page).read_text(encoding="utf-8")) == []
+
+
 def test_every_page_is_in_the_index() -> None:
     listed = {f"docs/{target}" for _, target in pages.links("docs/README.md")}
     assert set(DOCS) - {"docs/README.md"} <= listed
