@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from nvium_core import load_model
 from tests.server.live_server import LiveServer, live_server
+from tests.server.playground.slow import slowed_down
 from tests.server.playground.visit import Visit, visiting
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -40,6 +41,15 @@ def chromium() -> Iterator[Browser]:
 def tales() -> Iterator[LiveServer]:
     with live_server(load_model(None)) as live:
         yield live
+
+
+@pytest.fixture
+def unhurried(tales: LiveServer) -> Iterator[None]:
+    """Stories of an embedded model that takes its time, so that they can be stopped before they end."""
+    runner = tales.service.engine.runner
+    slowed_down(tales)
+    yield
+    tales.service.engine.runner = runner
 
 
 @pytest.fixture

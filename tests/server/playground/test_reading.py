@@ -91,6 +91,7 @@ def test_the_staircase_reckoned_from_exits_is_the_one_that_the_engine_takes(
         assert carriers == firsts
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_keyboard_is_enough(visit: Visit) -> None:
     page = visit.page
     press = page.keyboard.press
@@ -124,6 +125,7 @@ def test_a_keyboard_is_enough(visit: Visit) -> None:
     expect(visit.hint).to_be_hidden()
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_the_buttons_are_reached_and_pressed_by_keyboard(visit: Visit) -> None:
     visit.page.focus("#send")
     visit.page.keyboard.press("Enter")
@@ -174,6 +176,7 @@ def test_settings_are_folded_on_a_phone_and_only_there(chromium: Browser, tales:
         expect(visit.page.locator("#seed")).to_be_visible()
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
 def test_nothing_moves_for_who_wants_that(chromium: Browser, tales: LiveServer, motion: Any, moves: bool) -> None:
     with visiting(chromium, tales, reduced_motion=motion) as visit:

@@ -43,6 +43,7 @@ def test_the_tokens_and_exits_of_a_story_are_those_of_the_api(visit: Visit) -> N
     assert len(set(choice["nvium"]["exits"])) == 4
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_story_can_be_read_while_it_is_written(visit: Visit) -> None:
     visit.ask(seed=1, length=900)
     expect(visit.tokens.nth(5)).to_be_attached()
@@ -60,6 +61,7 @@ def test_every_exit_has_colours_and_an_underline_of_its_own(visit: Visit) -> Non
         assert len(set(parts)) == 4
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_the_button_stops_a_story_and_frees_its_request(visit: Visit) -> None:
     visit.ask(seed=1, length=900)
     expect(visit.tokens.nth(10)).to_be_attached()

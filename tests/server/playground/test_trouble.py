@@ -1,15 +1,14 @@
 """What goes wrong is said in words, and what went wrong does not stay."""
 
-import math
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from playwright.sync_api import Browser, expect
 
 from nvium_core import LoadedModel
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import live_server
+from tests.server.playground.slow import slowed_down
 from tests.server.playground.visit import Visit, visiting
 
 KEY = "sk-first-0123"
@@ -65,6 +64,7 @@ def test_a_value_that_no_server_takes_is_not_sent(visit: Visit) -> None:
 
 def test_a_full_server_says_when_to_come_back(chromium: Browser, byte_model: LoadedModel) -> None:
     with visiting_own(chromium, byte_model, max_sequences=1, max_queue=0) as visit:
+        slowed_down(visit.server)
         body = {"model": "default", "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         with visit.server.http.stream("POST", "/v1/completions", json=body):
             visit.ask(length=3)
@@ -100,26 +100,3 @@ def test_a_failure_on_the_way_is_told(chromium: Browser, byte_model: LoadedModel
         assert visit.trouble().startswith("The server failed on the way: ")
         assert visit.tokens.count() > 0
         visit.check()
-
-
-def slowed_down(server: LiveServer, **options: Any) -> LiveServer:
-    server.service.engine.runner = SlowRunner(server.service.engine.runner, **options)
-    return server
-
-
-class SlowRunner:
-    """The engine's runner, which takes its time for a Step, and fails after so many."""
-
-    def __init__(self, runner: Any, num_steps: float = math.inf) -> None:
-        self._runner = runner
-        self._num_steps = num_steps
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def run(self, step: Any) -> Iterable[Any]:
-        time.sleep(0.05)
-        self._num_steps -= 1
-        if self._num_steps < 0:
-            raise RuntimeError("out of order")
-        return self._runner.run(step)

@@ -1,0 +1,31 @@
+"""Servers that take their time."""
+
+import math
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from tests.server.live_server import LiveServer
+
+
+def slowed_down(server: LiveServer, **options: Any) -> LiveServer:
+    server.service.engine.runner = SlowRunner(server.service.engine.runner, **options)
+    return server
+
+
+class SlowRunner:
+    """The engine's runner, which takes its time for a Step, and fails after so many."""
+
+    def __init__(self, runner: Any, num_steps: float = math.inf) -> None:
+        self._runner = runner
+        self._num_steps = num_steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def run(self, step: Any) -> Iterable[Any]:
+        time.sleep(0.05)
+        self._num_steps -= 1
+        if self._num_steps < 0:
+            raise RuntimeError("out of order")
+        return self._runner.run(step)
