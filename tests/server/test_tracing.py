@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from starlette.datastructures import Headers
 
 from nvium_core import LoadedModel
-from server.app import assemble
+from server.app import assemble, keys_gate
 from server.keys import read_keys
 from server.metrics import Metrics
 from server.record import RequestRecord
@@ -67,7 +67,8 @@ class Spans:
 
 
 def build(provider: TracerProvider, model: LoadedModel, settings: Settings) -> FastAPI:
-    return assemble(Service(model, settings), read_keys(settings), provider)
+    service = Service(model, settings)
+    return assemble(service, keys_gate(read_keys(settings), settings, service.metrics), provider)
 
 
 @contextmanager
