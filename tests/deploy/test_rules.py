@@ -34,7 +34,7 @@ def test_promtool_accepts_the_rules_and_the_configuration():
 
 
 def test_alerts_come_when_they_should_and_else_stay_away():
-    promtool("test", "rules", UNIT_TESTS)
+    assert "SUCCESS" in promtool("test", "rules", UNIT_TESTS)
 
 
 def test_every_alert_is_tested_to_come_and_to_stay_away():

@@ -123,6 +123,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(encrypted: LiveServer, tru
     reader._transport.pause_reading()  # type: ignore[attr-defined]
     await asyncio.to_thread(wait_until, lambda: encrypted.service.admission.num_present == 1)
     await asyncio.to_thread(wait_until, lambda: encrypted.service.admission.num_present == 0, seconds=60)
+    assert not encrypted.service.engine.has_work
     writer.transport.abort()
 
 
