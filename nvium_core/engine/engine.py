@@ -83,7 +83,7 @@ class Engine:
         self.costs: StepCosts | None = None
         """As they were when it was calibrated."""
         self._runner_seconds = 0.0
-        """Spent in Steps since somebody wanted to know."""
+        """Of the last `step`."""
         self.reports: list[StepReport] = []
         """Of the Steps that the last `step` took."""
 
@@ -143,7 +143,9 @@ class Engine:
         step = self.scheduler.schedule()
         if step is None:
             return []
+        scheduled = time.monotonic()
         all_ran = self._run(step)
+        self._runner_seconds = time.monotonic() - scheduled
         told = [self._record(ran) for ran in all_ran]
         self._report(all_ran, told, time.monotonic() - started)
         return [event for events in told for event in events]
@@ -202,9 +204,9 @@ class Engine:
                 params = SamplingParams(max_tokens=min(REHEARSED_TOKENS, most), seed=seed, ignore_eos=True)
                 self.add(f"rehearsal-{seed}", [0], params)
             while self.has_work:
-                self._runner_seconds, started = 0.0, time.perf_counter()
+                started = time.monotonic()
                 self.step()
-                taken = time.perf_counter() - started
+                taken = time.monotonic() - started
                 if len(self.reports) == 1:
                     yield self.reports[0].num_sequences, taken - self._runner_seconds
 
@@ -242,7 +244,6 @@ class Engine:
 
     def _run(self, step: Step) -> list[Ran]:
         """The Step, and those run with it. If it fails, each sequence runs alone, so that only the guilty one ends."""
-        started = time.perf_counter()
         try:
             return self.runner.run(step)
         except Exception as error:
@@ -252,8 +253,6 @@ class Engine:
             logger.warning("a step of %d sequences failed; running each alone", len(step.runs))
             alone = [self._run(Step(step.block, [run])) for run in step.runs]
             return [Ran(step, [outcome for [ran] in alone for outcome in ran.outcomes])]
-        finally:
-            self._runner_seconds += time.perf_counter() - started
 
     def _record(self, ran: Ran) -> list[Event]:
         """Move the staircases on; tokens, scores and endings become events."""
