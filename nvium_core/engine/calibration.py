@@ -28,6 +28,11 @@ POSITION = 64
 REPEATS, LONG_REPEATS = 5, 2
 """Runs of every Step, and of one with more rows. Each draws anew who leaves, which decides what the head is asked."""
 
+PROMPT_ROWS = (64, 128, 256)
+"""Rows of one sequence for which native calls and the layers are held against one another, while native calls win."""
+
+PROMPT_REPEATS = 3
+
 REHEARSED_SEQUENCES = (2, 8)
 REHEARSED_TOKENS = 24
 """What an engine speaks to itself to see what it takes beside its runner."""
@@ -40,6 +45,24 @@ def assumed_costs(config: NviumConfig) -> StepCosts:
     """Costs in proportion to the blocks' layers: their ratios are all that a schedule depends on."""
     layers = [float(len(block)) for block in config.blocks]
     return StepCosts.linear(layers, [cost / ASSUMED_ROWS for cost in layers])
+
+
+def choose_path(runner: Runner, pool: PagePool, config: NviumConfig) -> None:
+    """Let the runner carry prompts natively up to where the layers are faster."""
+    for num_rows in PROMPT_ROWS if runner.is_native else ():
+        ways = runner.longest_native, num_rows
+        sequences = stand_ins(num_rows, pool, config, max_sequences=1)
+        step = Step(0, [Run(sequence, rows, reaches_front=False) for sequence, rows in sequences.items()])
+        times: dict[int, list[float]] = {way: [] for way in ways}
+        for turn, way in product(range(PROMPT_REPEATS if sequences else 0), ways):
+            runner.longest_native = way
+            times[way].append(seconds(runner, step, turn))
+        for sequence in sequences:
+            pool.release(sequence)
+        layers, native = (min(times[way], default=0.0) for way in ways)
+        if native >= layers:
+            runner.longest_native = ways[0]
+            return
 
 
 def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> StepCosts:

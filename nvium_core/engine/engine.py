@@ -17,6 +17,7 @@ from nvium_core.engine.calibration import (
     REHEARSED_SEQUENCES,
     REHEARSED_TOKENS,
     assumed_costs,
+    choose_path,
     measure_costs,
     own_costs,
 )
@@ -175,6 +176,7 @@ class Engine:
     def calibrate(self) -> StepCosts:
         """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or two."""
         require(not self.has_work, "engine", "must be idle to be calibrated")
+        choose_path(self.runner, self.pool, self.model_config)
         costs = measure_costs(self.runner, self.pool, self.model_config, max_sequences=self.config.max_sequences)
         self.scheduler.policy = self._policy(costs.copy())
         whole_costs = costs.with_own(own_costs(self._rehearsed()))

@@ -84,6 +84,16 @@ class Runner:
         """Run the Step, and those that follow it as far as that costs no coming back."""
         return [Ran(each, self._outcomes(each, answers), seconds) for each, answers, seconds in self._carry(step)]
 
+    @property
+    def longest_native(self) -> int:
+        """Rows of one sequence that are carried in a native call; 0 where nothing is."""
+        return self._native.longest if self._native else 0
+
+    @longest_native.setter
+    def longest_native(self, num_rows: int) -> None:
+        assert self._native is not None and num_rows <= native.MOST_ROWS
+        self._native.longest = num_rows
+
     def _static_steps(self) -> StaticSteps:
         return StaticSteps(self._model, self._attention, self._states_2SD)
 
@@ -93,7 +103,7 @@ class Runner:
 
     def _carry(self, step: Step) -> list[Answered]:
         """Take the rows through the block; fronts are answered where that is part of it."""
-        if self._native is not None and native.suits(step):
+        if self._native is not None and self._native.suits(step):
             return self._native.run(step)
         if self._static is not None and self._static.suits(step):
             return [Answered(step, self._static.run(step))]

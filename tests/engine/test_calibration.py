@@ -9,11 +9,13 @@ from nvium_core.engine.calibration import (
     MOST_SPREAD_ROWS,
     ROW_COUNTS,
     assumed_costs,
+    choose_path,
     line,
     measure_costs,
     own_costs,
     rising,
 )
+from nvium_core.engine.native import LONGEST
 from nvium_core.engine.policies import Optimal
 from nvium_core.engine.runner import Ran, Runner
 from nvium_core.engine.scheduler import Step
@@ -94,6 +96,33 @@ def test_junctions_are_what_steps_take_longer_where_fronts_are_asked(model: Nviu
     assert fixed + each >= 0.02
     assert each >= 0.009
     assert fixed + 8 * each >= 0.1
+
+
+class RunnerWithAWay(Runner):
+    """Is slow where native calls carry more than `most` rows, or where the layers carry fewer."""
+
+    most = 0
+
+    def run(self, step: Step) -> list[Ran]:
+        is_carried_natively = step.num_rows <= self.longest_native
+        time.sleep(0.03 * (is_carried_natively != (step.num_rows <= self.most)))
+        return super().run(step)
+
+
+@pytest.mark.parametrize(("most", "chosen"), [(0, LONGEST), (64, 64), (128, 128), (256, 256)])
+def test_prompts_are_carried_by_whatever_is_faster(most: int, chosen: int) -> None:
+    engine = Engine(random_model([1, 2], context=256), EngineConfig(max_sequences=1))
+    engine.runner.__class__ = RunnerWithAWay
+    RunnerWithAWay.most = most
+    choose_path(engine.runner, engine.pool, engine.model_config)
+    assert engine.runner.longest_native == chosen
+    engine.check_idle()
+
+
+def test_prompts_for_which_there_is_no_room_decide_nothing(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(context=48, cache_tokens=48, page_size=4, max_sequences=1))
+    choose_path(engine.runner, engine.pool, engine.model_config)
+    assert engine.runner.longest_native == LONGEST
 
 
 def test_a_line_goes_through_its_points_and_never_below_nothing() -> None:

@@ -21,7 +21,10 @@ from nvium_core.engine.sequence import Sequence
 from nvium_core.model.nvium import NviumForCausalLM
 
 WIDEST, LONGEST = 128, 32
-"""Rows of a Step, and of one sequence in it, that are carried so; for more, PyTorch's matrix products are faster."""
+"""Rows of a Step, and of one sequence in it, that are always carried so; for more, PyTorch's products may be faster."""
+
+MOST_ROWS = 256
+"""There is room for no more."""
 
 GOES_ON, NOT_ASKED = -2, -3
 """What stands in a token's place, beside `NO_TOKEN`."""
@@ -83,14 +86,20 @@ class NativeSteps:
             )
             for boundary, block in enumerate(config.blocks)
         ]
-        self._log_w = [array("d", bytes(16 * WIDEST)) for _ in config.blocks]
-        self._tokens = [array("q", bytes(8 * WIDEST)) for _ in config.blocks]
+        self.longest = LONGEST
+        """Rows of one sequence that are carried so, for now."""
+        self._log_w = [array("d", bytes(16 * MOST_ROWS)) for _ in config.blocks]
+        self._tokens = [array("q", bytes(8 * MOST_ROWS)) for _ in config.blocks]
         self._steps = (NativeStep * config.num_exits)(*map(self._prepared, range(config.num_exits)))
+
+    def suits(self, step: Step) -> bool:
+        """Whether the native call is likely to be the faster one."""
+        return step.num_rows <= max(WIDEST, self.longest) and all(len(run.rows) <= self.longest for run in step.runs)
 
     def run(self, step: Step) -> list[Answered]:
         """The Step, and those that follow it as far as they were run. A front that is not answered is the caller's."""
         steps = [step]
-        while (following := steps[-1].following) and suits(following) and following.runs[0].sequence.plain_draw:
+        while (following := steps[-1].following) and self.suits(following) and following.runs[0].sequence.plain_draw:
             steps.append(following)
         kept = [self._fill(self._steps[each.block], each) for each in steps]
         first, threads = ctypes.byref(self._steps, step.block * ctypes.sizeof(NativeStep)), torch.get_num_threads()
@@ -147,8 +156,3 @@ class NativeSteps:
             for f, sequence in enumerate(fronts)
         }
         return Answered(step, answers, seconds)
-
-
-def suits(step: Step) -> bool:
-    """Whether the native call is likely to be the faster one."""
-    return step.num_rows <= WIDEST and all(len(run.rows) <= LONGEST for run in step.runs)

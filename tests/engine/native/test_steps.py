@@ -104,6 +104,17 @@ def test_rows_keys_and_values_are_those_of_the_layers(dtype: torch.dtype, shape:
     assert_alike(fast, plain, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_prompt_that_comes_whole_is_carried_as_the_layers_carry_it(dtype: torch.dtype) -> None:
+    model = random_model([1, 2], dtype=dtype, width=64, context=native.MOST_ROWS, spread=0.5)
+    sequences = sequences_of([native.MOST_ROWS], model.config.vocab_size)
+    plain, fast = plain_and_native(model)
+    for cached in (plain, fast):
+        for block in (0, 1):
+            cached.carry(block, sequences, [range(native.MOST_ROWS)])
+    assert_alike(fast, plain, TOLERANCE[dtype])
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.data())
 def test_a_staircase_of_any_shape_is_carried_as_the_layers_carry_it(lengths: list[int], data: st.DataObject) -> None:
