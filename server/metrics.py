@@ -41,8 +41,10 @@ class Metrics:
         self._add_step_metrics()
         exits = range(1, len(depth_ratios) + 1)
         self._tokens_by_exit = {number: self.generated_tokens.labels(number) for number in exits}
-        for number in exits:
-            self.steps.labels(number)
+        self._steps_by_block = {
+            number: (self.steps.labels(number), self.step_time.labels(number), self.step_rows.labels(number))
+            for number in exits
+        }
 
     def _add_request_metrics(self, buckets: Sequence[float]) -> None:
         registry = self.registry
@@ -104,9 +106,10 @@ class Metrics:
 
     def observe_step(self, report: StepReport) -> None:
         """Called on the device thread."""
-        self.steps.labels(report.block).inc()
-        self.step_time.labels(report.block).observe(report.seconds)
-        self.step_rows.labels(report.block).observe(report.num_rows)
+        steps, seconds, rows = self._steps_by_block[report.block]
+        steps.inc()
+        seconds.observe(report.seconds)
+        rows.observe(report.num_rows)
         for event in report.events:
             if isinstance(event, TokenEvent):
                 self._tokens_by_exit[event.exit].inc()

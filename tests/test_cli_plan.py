@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nvium_core.engine.costs import StepCosts
+from tests.bench.test_forecast import report as a_report
 from tests.test_cli import run
 
 
@@ -98,3 +99,41 @@ def test_a_demand_that_cannot_be_is_one_line_and_exit_code_2(
 ) -> None:
     assert run(monkeypatch, "plan", *arguments) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_a_load_test_is_held_against_what_was_foreseen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    report, figures, plot = (tmp_path / name for name in ("report.json", "figures.json", "plot.png"))
+    report.write_text(json.dumps(a_report(5.0, 20.0)))
+    machine = ("--fixed", "2", "--per-row", "0.2", "--max-sequences", "8")
+    assert run(monkeypatch, "plan", "--against", report, *machine, "--json", figures, "--plot", plot) == 0
+    assert "of 20 within 15%" in " ".join(capsys.readouterr().out.split())
+    found = json.loads(figures.read_text())
+    assert [load["rate"] for load in found["loads"]] == [5.0, 20.0]
+    assert found["loads"][0]["planned_over_measured"]["total"]["50"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--against", "REPORT", "--rate", "1"], "against"),
+        (["--against", "REPORT", "--plot", "a.gif"], "plot"),
+        (["--rate", "1", "--plot", "a.png"], "plot"),
+        (["--against", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_a_report_that_cannot_be_held_against_anything_is_one_line(
+    arguments: list[str],
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(a_report(5.0)))
+    files = {"REPORT": str(tmp_path / "report.json")}
+    assert run(monkeypatch, "plan", *(files.get(a, a) for a in arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert complaint in captured.err

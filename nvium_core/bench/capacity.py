@@ -80,6 +80,16 @@ class Machine:
         require(0 < self.http_share <= 1, "http-share", f"must be above 0 and at most 1, got {self.http_share}")
         require(self.http_seconds >= 0, "http-ms", f"must not be negative, got {1000 * self.http_seconds}")
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "costs": self.costs.as_dict(),
+            "routing": self.routing,
+            "max_sequences": self.config.max_sequences,
+            "http_share": self.http_share,
+            "http_seconds": self.http_seconds,
+        }
+
 
 @dataclass(slots=True)
 class Request:
@@ -229,9 +239,14 @@ class Outlook:
 
 
 def saturation(machine: Machine, demand: Demand, count: int) -> float:
-    """Requests per second of a replica that is never without work: those between the first and the last tenth."""
+    """Requests per second of a replica that is never without work."""
     requests = [Request(0.0, request.num_prompt_tokens, request.num_tokens) for request in arrivals(demand, 1, count)]
     Replica(machine).serve(requests)
+    return answered_per_second(requests)
+
+
+def answered_per_second(requests: Items[Request]) -> float:
+    """Without the first and the last tenth, when a replica fills and empties."""
     ends = sorted(request.last for request in requests)
     first, last = len(ends) // 10, len(ends) - len(ends) // 10 - 1
     return (last - first) / (ends[last] - ends[first])
@@ -326,16 +341,9 @@ def remark(seen: Items[Outlook], demand: Demand, target: Target) -> str:
 def as_dict(machine: Machine, demand: Demand, target: Target, seen: Items[Outlook]) -> dict[str, Any]:
     """What was asked and what came of it, for JSON; no target is null."""
     asked = asdict(demand) | {name: value if value < math.inf else None for name, value in asdict(target).items()}
-    of_machine = {
-        "costs": machine.costs.as_dict(),
-        "routing": machine.routing,
-        "max_sequences": machine.config.max_sequences,
-        "http_share": machine.http_share,
-        "http_seconds": machine.http_seconds,
-    }
     last = seen[-1]
     return {
-        **of_machine,
+        **machine.as_dict(),
         **asked,
         "saturated_by": last.requests_per_second / last.utilization,
         "replicas": last.replicas if last.meets_target else None,

@@ -1,18 +1,55 @@
-"""What a Step of each block costs by its rows, as measured; the file serves `nvium plan --costs`."""
+"""What a Step of each block costs by its rows, as learnt at work; the file serves `nvium plan --costs`."""
 
+import random
+from collections.abc import Sequence as Items
+from itertools import cycle, islice
+
+from rich.progress import track
 from rich.table import Table
 
+from nvium_core import Engine, SamplingParams
 from nvium_core.bench.harness import Figures, Subject
 
+AT_ONCE = (8, 1, 32, 2, 16, 4)
+"""Sequences of one round of work after another."""
 
-def measure(subject: Subject) -> Figures:
-    """Seconds by block and rows, as `StepCosts.from_dict` reads them, and the fit a_k + b_k·r in milliseconds."""
-    costs = subject.engine().calibrate()
+
+def measure(
+    subject: Subject, *, requests: int = 256, prompt_tokens: Items[int] = (8, 128), tokens: int = 48
+) -> Figures:
+    """Seconds by block and rows, as `StepCosts.from_dict` reads them, and the fit a_k + b_k·r in milliseconds.
+
+    Calibration finds every Step's cost on its own, with cold caches; by answering so many requests the engine learns
+    what they cost one after another. Prompts are as long as the least of `prompt_tokens`, the largest or anything
+    between, answers have half to one and a half times `tokens`.
+    """
+    engine = subject.engine()
+    costs = engine.calibrate()
+    work(engine, subject, requests, (min(prompt_tokens), max(prompt_tokens)), tokens)
     return {
         **costs.as_dict(),
+        "requests": requests,
+        "prompt_tokens": list(prompt_tokens),
+        "tokens": tokens,
         "fixed_ms": [1000 * seconds for seconds in costs.fixed],
         "per_row_ms": [1000 * seconds for seconds in costs.per_row],
     }
+
+
+def work(engine: Engine, subject: Subject, num_requests: int, prompt_tokens: tuple[int, int], tokens: int) -> None:
+    """Answer random prompts, more and fewer of them at once."""
+    draws, most = random.Random(0), subject.context // 2
+    numbers = iter(track(range(num_requests), "learning", transient=True))
+    for at_once in cycle(AT_ONCE):
+        taken = list(islice(numbers, at_once))
+        for number in taken:
+            prompt = subject.random_tokens(min(draws.randint(*prompt_tokens), most), number)
+            max_tokens = min(draws.randint(max(1, tokens // 2), tokens + tokens // 2), most)
+            engine.add(str(number), prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=number))
+        while engine.has_work:
+            engine.step()
+        if not taken:
+            return
 
 
 def table(figures: Figures) -> Table:

@@ -25,6 +25,9 @@ PAPER_SHARES = {
 """Of the gain that its routing promises, what the paper measured of each depth, on an A100."""
 
 
+PERCENTILE_COLOURS = {50: "tab:blue", 95: "tab:orange", 99: "tab:red"}
+
+
 def sheet(figures: Figures, num_panels: int = 1, *, share_y: bool = False) -> tuple[Figure, list[Axes]]:
     """An empty figure with panels side by side."""
     figure = Figure(SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
@@ -150,6 +153,23 @@ def peers_by_shape(runs: Items[Figures]) -> Figure:
         shares.plot(known, [PAPER_SHARES[shape] for shape in known], ":", marker="s", color="grey", label="paper, A100")
     label(speeds, "layers x width", "tokens/s over synchronous")
     label(shares, "layers x width", "share of the gain")
+    return figure
+
+
+def forecast(figures: Figures) -> Figure:
+    """Each time of a load test's requests by their rate, planned beside measured."""
+    loads = figures["loads"]
+    figure = Figure((12, 4), dpi=DOTS_PER_INCH, layout="constrained")
+    panels = figure.subplots(1, 3)
+    for panel, measure in zip(panels, ("first_token", "between_tokens", "total"), strict=True):
+        for percentile, colour in PERCENTILE_COLOURS.items():
+            for way, style in (("measured", "o-"), ("planned", "x--")):
+                times = [1000 * load[way][measure][percentile] for load in loads]
+                name = f"p{percentile}, {way}"
+                panel.plot([load["rate"] for load in loads], times, style, color=colour, label=name)
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter("{x:g}")
+        label(panel, "requests per second", f"{measure.replace('_', ' ')}, ms")
     return figure
 
 

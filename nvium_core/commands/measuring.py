@@ -20,11 +20,11 @@ def bench(
     sequences: Annotated[str | None, typer.Option(help="Sequences at once, one or several numbers.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens each of them generates.")] = None,
     repeats: Annotated[int | None, typer.Option(help="Turns that count; contenders alternate.")] = None,
-    prompt_tokens: Annotated[str | None, typer.Option(help="With prompts: their lengths.")] = None,
+    prompt_tokens: Annotated[str | None, typer.Option(help="Lengths, with prompts; from, to, with costs.")] = None,
     against: Annotated[
         str | None, typer.Option(help="With peers and prompts: who races, such as generate,llama.cpp [all].")
     ] = None,
-    requests: Annotated[int | None, typer.Option(help="With determinism and soak: how many.")] = None,
+    requests: Annotated[int | None, typer.Option(help="With determinism, soak and costs: how many.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's choice if left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them, into a .png.")] = None,

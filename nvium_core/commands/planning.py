@@ -23,20 +23,37 @@ def plan(
     max_sequences: Annotated[int, typer.Option(help="With --rate: at once in a replica.")] = 32,
     http_share: Annotated[float, typer.Option(help="With --rate: of the engine's pace, over HTTP.")] = 1.0,
     http_ms: Annotated[float, typer.Option(help="With --rate: that HTTP adds to a first token.")] = 0.0,
+    against: Annotated[Path | None, typer.Option(help="A load test's report: what was foreseen of it?")] = None,
+    plot: Annotated[Path | None, typer.Option(help="With --against: draw it, into a .png.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
 ) -> None:
     """What each schedule would give, simulated: tokens per second, waits, and gaps between tokens. Needs no model.
 
     --fixed and --per-row take one number, or one for each block. With --rate: how many replicas so many requests need,
-    what their clients would see, and what saturates a replica.
+    what their clients would see, and what saturates a replica. With --against: the same requests as those of a load
+    test (`python -m loadtest --rate … --json FILE`) with the exits that it saw, planned beside measured.
     """
     from rich.console import Console
 
-    from nvium_core.bench import capacity
+    from nvium_core.bench import capacity, forecast
     from nvium_core.bench import plan as planning
-    from nvium_core.engine.params import EngineConfig
+    from nvium_core.engine.params import EngineConfig, require
 
-    if rate is not None:
+    require(rate is None or against is None, "against", "cannot be given together with rate")
+    require(plot is None or against is not None, "plot", "there is something to draw only with against")
+    require(plot is None or plot.suffix == ".png", "plot", f"must be a .png, got {plot}")
+    if against is not None:
+        loads, exits = forecast.read(against)
+        machine = capacity.Machine(
+            costs=planning.costs_of(",".join(map(str, exits)), fixed, per_row, costs),
+            routing=exits,
+            config=EngineConfig(max_sequences=max_sequences),
+            http_share=http_share,
+            http_seconds=http_ms / 1000,
+        )
+        found = forecast.forecasts(machine, loads)
+        shown, figures = forecast.table(found), forecast.as_dict(machine, found)
+    elif rate is not None:
         demand = capacity.Demand(
             rate=rate,
             prompt_tokens=capacity.span(prompt_tokens, "prompt-tokens"),
@@ -55,9 +72,13 @@ def plan(
         seen = capacity.look_ahead(machine, demand, target)
         shown, figures = capacity.table(seen, demand, target), capacity.as_dict(machine, demand, target, seen)
     else:
-        loads = planning.loads(routing, sequences, fixed, per_row, head, costs)
-        rows = planning.compare(loads)
-        shown, figures = planning.table(rows), planning.as_dict(loads, rows)
+        simulated = planning.loads(routing, sequences, fixed, per_row, head, costs)
+        rows = planning.compare(simulated)
+        shown, figures = planning.table(rows), planning.as_dict(simulated, rows)
     Console().print(shown)
     if json_file:
         json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if plot:
+        from nvium_core.bench import plots
+
+        plots.forecast(figures).savefig(plot)

@@ -35,7 +35,7 @@ def test_a_shape_is_measured_with_the_routing_asked_for(
 ) -> None:
     figures, plot = tmp_path / "figures.json", tmp_path / "costs.png"
     shape = ("--shape", "2x128", "--routing", "1,0", "--dtype", "float32")
-    assert run(monkeypatch, "bench", "costs", *shape, "--json", figures, "--plot", plot) == 0
+    assert run(monkeypatch, "bench", "costs", *shape, "--requests", 3, "--json", figures, "--plot", plot) == 0
     assert "block 2" in capsys.readouterr().out
     assert len(json.loads(figures.read_text())["blocks"]) == 2
     assert plot.stat().st_size > 1000

@@ -30,7 +30,7 @@ SMALL: dict[str, Mapping[str, Any]] = {
     "logprobs": {"sequences": (2,), "tokens": 6, "repeats": 1},
     "determinism": {"requests": 8, "sequences": (1,), "tokens": 30, "repeats": 1},
     "soak": {"requests": 60, "every": 20},
-    "costs": {},
+    "costs": {"requests": 9},
     "heads": {"tokens": 20_000, "repeats": 1},
     "peers": {
         "sequences": (1, 2),
@@ -168,7 +168,7 @@ def test_saved_costs_are_what_planning_reads() -> None:
     [
         ("soak", {"sequences": (1,)}, "sequences"),
         ("schedules", {"requests": 3}, "requests"),
-        ("costs", {"tokens": 3}, "tokens"),
+        ("costs", {"repeats": 3}, "repeats"),
         ("schedules", {"tokens": 0}, "tokens"),
         ("chunking", {"repeats": 0}, "repeats"),
     ],

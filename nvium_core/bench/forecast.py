@@ -1,0 +1,148 @@
+"""Whether `capacity` foresees what is measured: the requests of a load test, simulated, beside what its clients saw.
+
+Arrivals and lengths are the load test's own, so that chance has no part in the comparison but by the exits.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from rich.progress import track
+from rich.table import Table
+
+from nvium_core.bench.capacity import PERCENTILES, Machine, Replica, Request, answered_per_second, percentiles
+from nvium_core.engine.params import require
+
+MEASURES = {"first_token": "first token", "between_tokens": "between tokens", "total": "whole request"}
+
+TOLERANCE = 0.15
+"""How far a forecast may be off to count as met."""
+
+
+NUM_SIMULATIONS = 3
+"""Of a load; the exits differ."""
+
+FEWEST_REQUESTS = 20
+"""Of a load, for its percentiles to mean something."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that arrived at some rate, as their clients saw them."""
+
+    rate: float
+    seen: list[Request]
+
+    def foreseen(self, machine: Machine, seed: int) -> list[Request]:
+        """The same requests, simulated."""
+        requests = [Request(request.due, request.num_prompt_tokens, request.num_tokens) for request in self.seen]
+        Replica(machine, seed).serve(requests)
+        return requests
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of one load, by simulation and as measured: seconds by percentile of each of `MEASURES`, answers per second."""
+
+    rate: float
+    num_requests: int
+    planned: dict[str, dict[int, float]]
+    measured: dict[str, dict[int, float]]
+    planned_answers: float
+    measured_answers: float
+
+    def ratio(self, measure: str, percentile: int) -> float:
+        return self.planned[measure][percentile] / self.measured[measure][percentile]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Planned over measured: every percentile of every measure, and the answers."""
+        of_times = [self.ratio(measure, percentile) for measure in MEASURES for percentile in PERCENTILES]
+        return [*of_times, self.planned_answers / self.measured_answers]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rate": self.rate,
+            "requests": self.num_requests,
+            "planned": {**self.planned, "answered_per_second": self.planned_answers},
+            "measured": {**self.measured, "answered_per_second": self.measured_answers},
+            "planned_over_measured": {
+                **{measure: {p: self.ratio(measure, p) for p in PERCENTILES} for measure in MEASURES},
+                "answered_per_second": self.planned_answers / self.measured_answers,
+            },
+        }
+
+
+def read(path: Path) -> tuple[list[Load], tuple[float, ...]]:
+    """The loads of a report that `python -m loadtest --rate … --json` wrote, and the shares of the exits in it.
+
+    Raises `InvalidRequest` for any other file, and for a report with requests that failed.
+    """
+    try:
+        points = json.loads(path.read_text(encoding="utf-8"))["points"]
+        loads = [Load(float(point["rate"]), [seen(each) for each in point["requests"]]) for point in points]
+        exits = Counter(number for point in points for each in point["requests"] for number in each["exits"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        loads, exits = [], Counter()
+    message = f"{path} must be what `python -m loadtest --rate … --json` wrote of an nvium, with no request failed"
+    require(bool(loads) and exits.total() > 0, "against", message)
+    fewest = min(len(load.seen) for load in loads)
+    require(fewest >= FEWEST_REQUESTS, "against", f"{path} needs {FEWEST_REQUESTS} requests of each load, has {fewest}")
+    return loads, tuple(exits[number] / exits.total() for number in range(1, max(exits) + 1))
+
+
+def seen(request: dict[str, Any]) -> Request:
+    """As its client saw it."""
+    due = float(request["due"])
+    first, last = due + request["time_to_first_token"], due + request["latency"]
+    return Request(due, request["num_prompt_tokens"], request["num_tokens"], first, last)
+
+
+def forecast(machine: Machine, load: Load) -> Forecast:
+    """Of several simulations, together."""
+    foreseen = [load.foreseen(machine, seed) for seed in range(NUM_SIMULATIONS)]
+    together = [request for requests in foreseen for request in requests]
+    return Forecast(
+        load.rate,
+        len(load.seen),
+        planned={measure: percentiles(together, measure) for measure in MEASURES},
+        measured={measure: percentiles(load.seen, measure) for measure in MEASURES},
+        planned_answers=fmean(map(answered_per_second, foreseen)),
+        measured_answers=answered_per_second(load.seen),
+    )
+
+
+def forecasts(machine: Machine, loads: Items[Load]) -> list[Forecast]:
+    """Of every load; shows progress on a terminal."""
+    return [forecast(machine, load) for load in track(loads, "simulating", transient=True)]
+
+
+def table(found: Items[Forecast]) -> Table:
+    ratios = np.array([ratio for each in found for ratio in each.ratios])
+    met = int(np.sum(np.abs(ratios - 1) <= TOLERANCE))
+    told = f"Planned / measured. {met} of {len(ratios)} within {TOLERANCE:.0%}, half within {spread(ratios):.0%}."
+    columns = "requests/s", "answers/s", "milliseconds", *(f"p{percentile}" for percentile in PERCENTILES)
+    result = Table(*columns, caption=told)
+    for each in found:
+        load = f"{each.rate:g}", f"{each.planned_answers:.1f} / {each.measured_answers:.1f}"
+        for measure, name in MEASURES.items():
+            planned, measured = each.planned[measure], each.measured[measure]
+            times = (f"{1000 * planned[p]:.3g} / {1000 * measured[p]:.3g}" for p in PERCENTILES)
+            result.add_row(*load, name, *times)
+            load = "", ""
+        result.add_section()
+    return result
+
+
+def spread(ratios: "np.typing.NDArray[np.float64]") -> float:
+    """What half of them are no further from one than."""
+    return float(np.median(np.abs(ratios - 1)))
+
+
+def as_dict(machine: Machine, found: Items[Forecast]) -> dict[str, Any]:
+    return {**machine.as_dict(), "loads": [each.as_dict() for each in found]}
