@@ -107,7 +107,7 @@ def test_a_load_test_is_held_against_what_was_foreseen(
     report, figures, plot = (tmp_path / name for name in ("report.json", "figures.json", "plot.png"))
     report.write_text(json.dumps(a_report(5.0, 20.0)))
     machine = ("--fixed", "2", "--per-row", "0.2", "--max-sequences", "8")
-    assert run(monkeypatch, "plan", "--against", report, *machine, "--json", figures, "--plot", plot) == 0
+    assert run(monkeypatch, "plan", "--against", report, "--fit", *machine, "--json", figures, "--plot", plot) == 0
     assert "of 20 within 15%" in " ".join(capsys.readouterr().out.split())
     found = json.loads(figures.read_text())
     assert [load["rate"] for load in found["loads"]] == [5.0, 20.0]
@@ -121,6 +121,7 @@ def test_a_load_test_is_held_against_what_was_foreseen(
         (["--against", "REPORT", "--rate", "1"], "against"),
         (["--against", "REPORT", "--plot", "a.gif"], "plot"),
         (["--rate", "1", "--plot", "a.png"], "plot"),
+        (["--rate", "1", "--fit"], "fit"),
         (["--against", "nowhere.json"], "nowhere.json"),
     ],
 )

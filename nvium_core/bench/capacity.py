@@ -63,14 +63,17 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A replica: its costs and routing, and what HTTP takes: tokens come at `http_share` of the engine's own pace, and
-    a first token `http_seconds` later."""
+    """A replica: its costs and routing, and what HTTP takes of the engine's time.
+
+    Steps run at `http_share` of their pace, and each request, and each token that is told, takes so many seconds.
+    """
 
     costs: StepCosts
     routing: tuple[float, ...]
     config: EngineConfig = field(default_factory=EngineConfig)
     http_share: float = 1.0
-    http_seconds: float = 0.0
+    http_request_seconds: float = 0.0
+    http_token_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         is_distribution = min(self.routing, default=-1) >= 0 and abs(sum(self.routing) - 1) <= 0.01
@@ -78,7 +81,8 @@ class Machine:
         blocks, exits = self.costs.num_blocks, len(self.routing)
         require(blocks == exits, "costs", f"are given for {blocks} blocks, the routing for {exits}")
         require(0 < self.http_share <= 1, "http-share", f"must be above 0 and at most 1, got {self.http_share}")
-        require(self.http_seconds >= 0, "http-ms", f"must not be negative, got {1000 * self.http_seconds}")
+        require(self.http_request_seconds >= 0, "http-request-ms", "must not be negative")
+        require(self.http_token_seconds >= 0, "http-token-ms", "must not be negative")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -87,7 +91,8 @@ class Machine:
             "routing": self.routing,
             "max_sequences": self.config.max_sequences,
             "http_share": self.http_share,
-            "http_seconds": self.http_seconds,
+            "http_request_seconds": self.http_request_seconds,
+            "http_token_seconds": self.http_token_seconds,
         }
 
 
@@ -155,6 +160,7 @@ class Replica:
         )
         self._requests[sequence] = request
         self._scheduler.add(sequence)
+        self._now += self._machine.http_request_seconds
 
     def _carry_out(self, step: Step) -> None:
         """Let the time pass, then what is spoken be spoken."""
@@ -190,10 +196,11 @@ class Replica:
     def _speak(self, sequence: Sequence) -> None:
         request = self._requests[sequence]
         sequence.append(0)
+        self._now += self._machine.http_token_seconds
         if sequence.num_generated == 1:
-            request.first = self._now + self._machine.http_seconds
+            request.first = self._now
         if sequence.num_generated == request.num_tokens:
-            request.last = self._now + self._machine.http_seconds
+            request.last = self._now
             self._scheduler.remove(sequence)
             del self._requests[sequence]
 

@@ -1,17 +1,21 @@
 """What a Step of each block costs by its rows, as learnt at work; the file serves `nvium plan --costs`."""
 
 import random
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from itertools import cycle, islice
+from itertools import cycle, repeat
 
 from rich.progress import track
 from rich.table import Table
 
-from nvium_core import Engine, SamplingParams
 from nvium_core.bench.harness import Figures, Subject
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import SamplingParams
 
-AT_ONCE = (8, 1, 32, 2, 16, 4)
-"""Sequences of one round of work after another."""
+AT_ONCE = (8, 1, 16, 2, 4)
+"""Sequences, one after another."""
+
+REQUESTS_OF_EACH = 12
 
 
 def measure(
@@ -37,19 +41,23 @@ def measure(
 
 
 def work(engine: Engine, subject: Subject, num_requests: int, prompt_tokens: tuple[int, int], tokens: int) -> None:
-    """Answer random prompts, more and fewer of them at once."""
+    """Answer random prompts, one begun when another ends; now more, now fewer of them at once."""
     draws, most = random.Random(0), subject.context // 2
-    numbers = iter(track(range(num_requests), "learning", transient=True))
-    for at_once in cycle(AT_ONCE):
-        taken = list(islice(numbers, at_once))
-        for number in taken:
-            prompt = subject.random_tokens(min(draws.randint(*prompt_tokens), most), number)
-            max_tokens = min(draws.randint(max(1, tokens // 2), tokens + tokens // 2), most)
-            engine.add(str(number), prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=number))
-        while engine.has_work:
+    numbers = track(range(num_requests), "learning", transient=True)
+    for number, at_once in zip(numbers, cycle(for_a_while(AT_ONCE)), strict=False):
+        while len(engine.scheduler.running) + len(engine.scheduler.waiting) >= at_once:
             engine.step()
-        if not taken:
-            return
+        prompt = subject.random_tokens(min(draws.randint(*prompt_tokens), most), number)
+        max_tokens = min(draws.randint(max(1, tokens // 2), tokens + tokens // 2), most)
+        engine.add(str(number), prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=number))
+    while engine.has_work:
+        engine.step()
+
+
+def for_a_while(numbers: Items[int]) -> Iterator[int]:
+    """Each of them for as many requests as it has at once, and some more."""
+    for number in numbers:
+        yield from repeat(number, REQUESTS_OF_EACH + number)
 
 
 def table(figures: Figures) -> Table:

@@ -4,9 +4,10 @@ Arrivals and lengths are the load test's own, so that chance has no part in the 
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from nvium_core.bench.capacity import PERCENTILES, Machine, Replica, Request, answered_per_second, percentiles
-from nvium_core.engine.params import require
+from nvium_core.engine.params import InvalidRequest, require
 
 MEASURES = {"first_token": "first token", "between_tokens": "between tokens", "total": "whole request"}
 
@@ -26,6 +27,9 @@ TOLERANCE = 0.15
 
 NUM_SIMULATIONS = 3
 """Of a load; the exits differ."""
+
+HTTP_STEPS = {"http_token_seconds": 0.00008, "http_request_seconds": 0.002, "http_share": 0.08}
+"""By how much a fit first changes what HTTP takes."""
 
 FEWEST_REQUESTS = 20
 """Of a load, for its percentiles to mean something."""
@@ -103,9 +107,9 @@ def seen(request: dict[str, Any]) -> Request:
     return Request(due, request["num_prompt_tokens"], request["num_tokens"], first, last)
 
 
-def forecast(machine: Machine, load: Load) -> Forecast:
+def forecast(machine: Machine, load: Load, num_simulations: int = NUM_SIMULATIONS) -> Forecast:
     """Of several simulations, together."""
-    foreseen = [load.foreseen(machine, seed) for seed in range(NUM_SIMULATIONS)]
+    foreseen = [load.foreseen(machine, seed) for seed in range(num_simulations)]
     together = [request for requests in foreseen for request in requests]
     return Forecast(
         load.rate,
@@ -122,19 +126,50 @@ def forecasts(machine: Machine, loads: Items[Load]) -> list[Forecast]:
     return [forecast(machine, load) for load in track(loads, "simulating", transient=True)]
 
 
-def table(found: Items[Forecast]) -> Table:
+def fit(machine: Machine, loads: Items[Load]) -> Machine:
+    """The same with what HTTP takes, so that these loads are foreseen as well as can be; shows progress on a terminal.
+
+    From the machine's own numbers by ever smaller steps in each of them, as long as forecasts become better.
+    """
+    best, least = machine, error(machine, loads)
+    for scale in track((1.0, 0.5, 0.25), "fitting", transient=True):
+        for name, step in HTTP_STEPS.items():
+            for change in (scale * step, -scale * step):
+                while (tried := changed(best, name, change)) and (off := error(tried, loads)) < least:
+                    best, least = tried, off
+    return best
+
+
+def changed(machine: Machine, name: str, by: float) -> Machine | None:
+    """None where that would be no machine."""
+    try:
+        return replace(machine, **{name: getattr(machine, name) + by})
+    except InvalidRequest:
+        return None
+
+
+def error(machine: Machine, loads: Items[Load]) -> float:
+    """How far a simulation of each load is off, in the logarithm, on average."""
+    return fmean(abs(math.log(ratio)) for load in loads for ratio in forecast(machine, load, 1).ratios)
+
+
+def table(machine: Machine, found: Items[Forecast]) -> Table:
     ratios = np.array([ratio for each in found for ratio in each.ratios])
     met = int(np.sum(np.abs(ratios - 1) <= TOLERANCE))
-    told = f"Planned / measured. {met} of {len(ratios)} within {TOLERANCE:.0%}, half within {spread(ratios):.0%}."
-    columns = "requests/s", "answers/s", "milliseconds", *(f"p{percentile}" for percentile in PERCENTILES)
-    result = Table(*columns, caption=told)
+    http = (
+        f"--http-share {machine.http_share:.2f} --http-request-ms {1000 * machine.http_request_seconds:.2g} "
+        f"--http-token-ms {1000 * machine.http_token_seconds:.2g}"
+    )
+    told = (
+        f"{http}\nPlanned / measured. {met} of {len(ratios)} within {TOLERANCE:.0%}, half within {spread(ratios):.0%}."
+    )
+    result = Table("requests/s", "ms", *(f"p{percentile}" for percentile in PERCENTILES), caption=f"{told}\n{http}")
     for each in found:
-        load = f"{each.rate:g}", f"{each.planned_answers:.1f} / {each.measured_answers:.1f}"
+        result.add_row(f"{each.rate:g}", "answers/s", f"{each.planned_answers:.1f} / {each.measured_answers:.1f}")
         for measure, name in MEASURES.items():
             planned, measured = each.planned[measure], each.measured[measure]
             times = (f"{1000 * planned[p]:.3g} / {1000 * measured[p]:.3g}" for p in PERCENTILES)
-            result.add_row(*load, name, *times)
-            load = "", ""
+            result.add_row("", name, *times)
         result.add_section()
     return result
 

@@ -21,9 +21,11 @@ def plan(
     target_itl_ms: Annotated[float, typer.Option(help="With --rate: between tokens, on average.")] = float("inf"),
     percentile: Annotated[float, typer.Option(help="With --rate: of requests that keep the targets.")] = 95,
     max_sequences: Annotated[int, typer.Option(help="With --rate: at once in a replica.")] = 32,
-    http_share: Annotated[float, typer.Option(help="With --rate: of the engine's pace, over HTTP.")] = 1.0,
-    http_ms: Annotated[float, typer.Option(help="With --rate: that HTTP adds to a first token.")] = 0.0,
+    http_share: Annotated[float, typer.Option(help="With --rate: of its pace that the engine keeps, serving.")] = 1.0,
+    http_request_ms: Annotated[float, typer.Option(help="With --rate: of its time that a request takes.")] = 0.0,
+    http_token_ms: Annotated[float, typer.Option(help="With --rate: of its time that telling a token takes.")] = 0.0,
     against: Annotated[Path | None, typer.Option(help="A load test's report: what was foreseen of it?")] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="With --against: find what HTTP takes from it.")] = False,
     plot: Annotated[Path | None, typer.Option(help="With --against: draw it, into a .png.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
 ) -> None:
@@ -31,7 +33,8 @@ def plan(
 
     --fixed and --per-row take one number, or one for each block. With --rate: how many replicas so many requests need,
     what their clients would see, and what saturates a replica. With --against: the same requests as those of a load
-    test (`python -m loadtest --rate … --json FILE`) with the exits that it saw, planned beside measured.
+    test (`python -m loadtest --rate … --json FILE`) with the exits that it saw, planned beside measured, and
+    with --fit the --http-… with which that is nearest.
     """
     from rich.console import Console
 
@@ -41,18 +44,24 @@ def plan(
 
     require(rate is None or against is None, "against", "cannot be given together with rate")
     require(plot is None or against is not None, "plot", "there is something to draw only with against")
+    require(not fit or against is not None, "fit", "needs a report: against")
     require(plot is None or plot.suffix == ".png", "plot", f"must be a .png, got {plot}")
-    if against is not None:
-        loads, exits = forecast.read(against)
-        machine = capacity.Machine(
+
+    def machine(exits: tuple[float, ...]) -> capacity.Machine:
+        return capacity.Machine(
             costs=planning.costs_of(",".join(map(str, exits)), fixed, per_row, costs),
             routing=exits,
             config=EngineConfig(max_sequences=max_sequences),
             http_share=http_share,
-            http_seconds=http_ms / 1000,
+            http_request_seconds=http_request_ms / 1000,
+            http_token_seconds=http_token_ms / 1000,
         )
-        found = forecast.forecasts(machine, loads)
-        shown, figures = forecast.table(found), forecast.as_dict(machine, found)
+
+    if against is not None:
+        loads, exits = forecast.read(against)
+        replica = forecast.fit(machine(exits), loads) if fit else machine(exits)
+        found = forecast.forecasts(replica, loads)
+        shown, figures = forecast.table(replica, found), forecast.as_dict(replica, found)
     elif rate is not None:
         demand = capacity.Demand(
             rate=rate,
@@ -62,15 +71,9 @@ def plan(
         target = capacity.Target(
             first_token=target_ttft_ms / 1000, between_tokens=target_itl_ms / 1000, percentile=percentile
         )
-        machine = capacity.Machine(
-            costs=planning.costs_of(routing, fixed, per_row, costs),
-            routing=planning.numbers(routing, "routing"),
-            config=EngineConfig(max_sequences=max_sequences),
-            http_share=http_share,
-            http_seconds=http_ms / 1000,
-        )
-        seen = capacity.look_ahead(machine, demand, target)
-        shown, figures = capacity.table(seen, demand, target), capacity.as_dict(machine, demand, target, seen)
+        replica = machine(planning.numbers(routing, "routing"))
+        seen = capacity.look_ahead(replica, demand, target)
+        shown, figures = capacity.table(seen, demand, target), capacity.as_dict(replica, demand, target, seen)
     else:
         simulated = planning.loads(routing, sequences, fixed, per_row, head, costs)
         rows = planning.compare(simulated)

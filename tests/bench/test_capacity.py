@@ -48,9 +48,9 @@ def test_a_request_that_is_alone_takes_what_its_steps_cost() -> None:
 
 def test_http_slows_tokens_down_and_delays_the_first() -> None:
     request = Request(0.0, 4, 3)
-    Replica(machine(http_share=0.5, http_seconds=0.003)).serve([request])
-    assert request.first_token == pytest.approx(2 * 0.014 + 0.003)
-    assert request.between_tokens == pytest.approx(2 * 0.011)
+    Replica(machine(http_share=0.5, http_request_seconds=0.003, http_token_seconds=0.001)).serve([request])
+    assert request.first_token == pytest.approx(2 * 0.014 + 0.003 + 0.001)
+    assert request.between_tokens == pytest.approx(2 * 0.011 + 0.001)
 
 
 def test_two_that_are_there_together_share_their_steps() -> None:
@@ -132,7 +132,8 @@ def test_ranges_are_one_number_or_two() -> None:
         (lambda: Target(percentile=100), "percentile"),
         (lambda: Target(first_token=0), "target"),
         (lambda: machine(http_share=0), "http-share"),
-        (lambda: machine(http_seconds=-1.0), "http-ms"),
+        (lambda: machine(http_request_seconds=-1.0), "http-request-ms"),
+        (lambda: machine(http_token_seconds=-1.0), "http-token-ms"),
         (lambda: Machine(costs=ONE_BLOCK, routing=(0.5, 0.5)), "costs"),
         (lambda: Machine(costs=FOUR_BLOCKS, routing=(0.5, 0.5, 0.5, 0.5)), "routing"),
     ],

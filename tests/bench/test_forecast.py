@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nvium_core.bench.capacity import Demand, Machine, Replica, Request, arrivals
-from nvium_core.bench.forecast import MEASURES, forecast, forecasts, read, table
+from nvium_core.bench.forecast import MEASURES, error, fit, forecast, forecasts, read, table
 from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.params import EngineConfig, InvalidRequest
 
@@ -68,13 +68,22 @@ def test_a_machine_that_is_thought_half_as_fast_is_foreseen_to_be_slower(tmp_pat
     assert found.planned_answers == pytest.approx(found.measured_answers, rel=0.02)
 
 
-def test_what_http_adds_is_in_a_forecast(tmp_path: Path) -> None:
-    [load], _ = read(written(tmp_path, report(1.0)))
-    found = forecast(machine(http_seconds=0.5), load)
+def test_what_http_takes_is_in_a_forecast(tmp_path: Path) -> None:
+    [load], _ = read(written(tmp_path, report(0.5)))
     plain = forecast(machine(), load)
-    for percentile, seconds in found.planned["first_token"].items():
-        assert seconds == pytest.approx(plain.planned["first_token"][percentile] + 0.5)
-    assert found.planned["between_tokens"] == pytest.approx(plain.planned["between_tokens"])
+    slower = forecast(machine(http_request_seconds=0.05, http_token_seconds=0.01), load)
+    assert slower.planned["first_token"][50] == pytest.approx(plain.planned["first_token"][50] + 0.06, rel=0.02)
+    assert slower.planned["between_tokens"][50] == pytest.approx(plain.planned["between_tokens"][50] + 0.01, rel=0.02)
+
+
+def test_what_http_takes_is_found_from_a_report(tmp_path: Path) -> None:
+    served = machine(http_request_seconds=0.004, http_token_seconds=0.0002)
+    asked = requests_at(4.0)
+    Replica(served, seed=1).serve(asked)
+    loads, _ = read(written(tmp_path, {"points": [{"rate": 4.0, "requests": told(asked)}]}))
+    found = fit(machine(), loads)
+    assert error(found, loads) < 0.05 < 0.1 < error(machine(), loads)
+    assert found.costs is COSTS
 
 
 def test_beyond_saturation_the_answers_per_second_are_those_of_a_full_replica(tmp_path: Path) -> None:
@@ -86,8 +95,8 @@ def test_beyond_saturation_the_answers_per_second_are_those_of_a_full_replica(tm
 
 def test_a_table_tells_both_and_how_many_were_met(tmp_path: Path) -> None:
     loads, _ = read(written(tmp_path, report(5.0, 20.0)))
-    shown = table(forecasts(machine(), loads))
-    assert shown.row_count == 2 * len(MEASURES)
+    shown = table(machine(), forecasts(machine(), loads))
+    assert shown.row_count == 2 * (1 + len(MEASURES))
     assert "20 of 20 within 15%" in str(shown.caption)
 
 
