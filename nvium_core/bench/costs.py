@@ -1,35 +1,40 @@
 """What a Step of each block costs by its rows, as learnt at work; the file serves `nvium plan --costs`."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
-from itertools import cycle, repeat
+from itertools import count, islice
+from statistics import geometric_mean
 
 from rich.progress import track
 from rich.table import Table
 
-from nvium_core.bench.harness import Figures, Subject
+from nvium_core.bench.harness import Figures, Request, Subject, pointwise
+from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams
 
-AT_ONCE = (8, 1, 16, 2, 4)
-"""Sequences, one after another."""
-
-REQUESTS_OF_EACH = 12
+AT_ONCE = (1, 2, 4, 8, 16, 32)
+"""Sequences, more and more of them."""
 
 
 def measure(
-    subject: Subject, *, requests: int = 256, prompt_tokens: Items[int] = (8, 128), tokens: int = 48
+    subject: Subject, *, requests: int = 300, prompt_tokens: Items[int] = (8, 128), tokens: int = 48
 ) -> Figures:
     """Seconds by block and rows, as `StepCosts.from_dict` reads them, and the fit a_k + b_k·r in milliseconds.
 
     Calibration finds every Step's cost on its own, with cold caches; by answering so many requests the engine learns
-    what they cost one after another. Prompts are as long as the least of `prompt_tokens`, the largest or anything
-    between, answers have half to one and a half times `tokens`.
+    what they cost one after another, which is the mean of what it has learnt with few sequences and with many. Prompts
+    are as long as the least of `prompt_tokens`, the largest or anything between, answers have half to one and a half
+    times `tokens`.
     """
     engine = subject.engine()
-    costs = engine.calibrate()
-    work(engine, subject, requests, (min(prompt_tokens), max(prompt_tokens)), tokens)
+    costs, learnt = engine.calibrate(), []
+    asked = questions(subject, (min(prompt_tokens), max(prompt_tokens)), tokens)
+    for at_once in track(AT_ONCE, "learning", transient=True):
+        work(engine, islice(asked, -(-requests // len(AT_ONCE))), at_once)
+        learnt.append(costs.copy())
+    costs = StepCosts(pointwise(geometric_mean, learnt), costs.junctions, costs.own)
     return {
         **costs.as_dict(),
         "requests": requests,
@@ -40,24 +45,23 @@ def measure(
     }
 
 
-def work(engine: Engine, subject: Subject, num_requests: int, prompt_tokens: tuple[int, int], tokens: int) -> None:
-    """Answer random prompts, one begun when another ends; now more, now fewer of them at once."""
+def questions(subject: Subject, prompt_tokens: tuple[int, int], tokens: int) -> Iterator[Request]:
+    """Random prompts without end."""
     draws, most = random.Random(0), subject.context // 2
-    numbers = track(range(num_requests), "learning", transient=True)
-    for number, at_once in zip(numbers, cycle(for_a_while(AT_ONCE)), strict=False):
-        while len(engine.scheduler.running) + len(engine.scheduler.waiting) >= at_once:
-            engine.step()
+    for number in count():
         prompt = subject.random_tokens(min(draws.randint(*prompt_tokens), most), number)
         max_tokens = min(draws.randint(max(1, tokens // 2), tokens + tokens // 2), most)
-        engine.add(str(number), prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=number))
+        yield prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=number)
+
+
+def work(engine: Engine, requests: Iterable[Request], at_once: int) -> None:
+    """Answer them, one begun when another ends."""
+    for number, request in enumerate(requests):
+        while len(engine.scheduler.running) + len(engine.scheduler.waiting) >= at_once:
+            engine.step()
+        engine.add(str(number), *request)
     while engine.has_work:
         engine.step()
-
-
-def for_a_while(numbers: Items[int]) -> Iterator[int]:
-    """Each of them for as many requests as it has at once, and some more."""
-    for number in numbers:
-        yield from repeat(number, REQUESTS_OF_EACH + number)
 
 
 def table(figures: Figures) -> Table:

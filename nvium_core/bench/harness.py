@@ -5,7 +5,7 @@ Contenders take turns, so that a noisy machine is fair to all: what is reported 
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from statistics import median
@@ -18,6 +18,7 @@ from rich.table import Table
 from nvium_core.bench.plan import numbers
 from nvium_core.bench.shapes import PAPER_ROUTING, random_model, shape_config
 from nvium_core.choices import Device, Precision
+from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.engine import Engine, EngineError
 from nvium_core.engine.events import Completion, Event, FailureEvent
 from nvium_core.engine.params import EngineConfig, SamplingParams, require
@@ -178,6 +179,15 @@ def interleaved(contenders: Mapping[str, Callable[[int], Result]], repeats: int,
 def median_ratio(values: Items[float], baselines: Items[float]) -> float:
     """The median of the turns' ratios."""
     return median(value / baseline for value, baseline in zip(values, baselines, strict=True))
+
+
+def pointwise(mean: Callable[[Iterable[float]], float], measured: Items[StepCosts]) -> dict[int, dict[int, float]]:
+    """The mean of every block's points, of each number of rows by itself."""
+    points = [costs.points for costs in measured]
+    return {
+        block: {rows: mean([each[block][rows] for each in points]) for rows in costs}
+        for block, costs in points[0].items()
+    }
 
 
 def num_differing(some: Items[Items[int]], others: Items[Items[int]]) -> int:

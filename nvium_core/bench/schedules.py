@@ -16,7 +16,7 @@ from typing import get_args
 from rich.progress import track
 from rich.table import Table
 
-from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio, sound
+from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio, pointwise, sound
 from nvium_core.bench.simulator import Load, simulate
 from nvium_core.choices import Schedule
 from nvium_core.engine.costs import Line, StepCosts
@@ -105,11 +105,9 @@ def most_tokens(context: int, num_prompt_tokens: int, num_tokens: int) -> int:
 
 def pointwise_median(measured: Items[StepCosts]) -> StepCosts:
     """Of every number by itself."""
-    points = [costs.points for costs in measured]
-    blocks = range(measured[0].num_blocks)
     return StepCosts(
-        {block: {rows: median(each[block][rows] for each in points) for rows in points[0][block]} for block in blocks},
-        [median_line([costs.junctions[block] for costs in measured]) for block in blocks],
+        pointwise(median, measured),
+        [median_line([costs.junctions[block] for costs in measured]) for block in range(measured[0].num_blocks)],
         median_line([costs.own for costs in measured]),
     )
 
