@@ -91,6 +91,8 @@ def test_beyond_saturation_the_answers_per_second_are_those_of_a_full_replica(tm
     [load], _ = read(written(tmp_path, report(10_000.0)))
     found = forecast(machine(StepCosts.linear([0.004] * 3, [0.0004] * 3)), load)
     assert found.measured_answers < 1000
+    assert found.is_saturated
+    assert len(found.ratios) == 4
     assert found.planned_answers == pytest.approx(found.measured_answers / 2, rel=0.1)
 
 
