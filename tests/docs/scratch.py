@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from tests.bench.test_forecast import report as load_report
 from tests.byte_model import load_byte_model
 from tests.docs.pages import ROOT
 from tests.training.baselines.small_models import small_calm, small_univium
@@ -47,4 +48,6 @@ def furnish(folder: Path) -> None:
     (folder / "keys.txt").write_text("alice: a-long-secret-key\n")
     for name, source in EVALUATIONS.items():
         shutil.copy(ROOT / "benchmarks" / source, folder / name)
+    (folder / "served.json").write_text(json.dumps(load_report(5.0)).replace("[1, 2, 3, 3]", "[1, 2, 3, 4]"))
+    shutil.copy(ROOT / "benchmarks" / "costs-tales-6m.json", folder / "costs.json")
     (folder / "docs" / "figures").mkdir(parents=True)

@@ -34,6 +34,7 @@ RUN = {
     "nvium serve": "",
     "nvium train": "--dry-run --flops-per-second 1e12",
     "python -m loadtest --base-url": "--requests 8 --warm-up 0 --max-tokens 8",
+    "python -m loadtest --rate 6,12,18,24,60": "--requests 20 --warm-up 0 --max-tokens 4",
     "python -m loadtest --rate": "--requests 2 --warm-up 0 --max-tokens 8",
 }
 """By how a command begins, the longest beginning counting: what is added so that it takes seconds."""
