@@ -13,7 +13,8 @@ import httpx
 import openai
 import pytest
 
-from tests.server.live_server import free_port, wait_until
+from tests.server.live_server import wait_until
+from tests.server.server_process import free_port
 
 SERVE = "from ray.serve.scripts import cli; cli()"
 
