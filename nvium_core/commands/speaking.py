@@ -21,9 +21,7 @@ def serve(
     device: Annotated[Device | None, typer.Option(help="auto is CUDA where there is one.")] = None,
     dtype: Annotated[Precision | None, typer.Option(help="auto is float32 on CPU, bfloat16 on CUDA.")] = None,
     schedule: Annotated[Schedule | None, typer.Option(help="Which block next [optimal].")] = None,
-    deterministic: Annotated[
-        bool | None, typer.Option("--deterministic", help="Same bits whatever else runs; slower.")
-    ] = None,
+    deterministic: Annotated[bool | None, typer.Option("--deterministic", help="Same bits whatever else runs.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together [the model's].")] = None,
     max_sequences: Annotated[int | None, typer.Option(help="Sequences that run at once [32].")] = None,
     max_rows_per_step: Annotated[int | None, typer.Option(help="Rows of one step; cuts long prompts [256].")] = None,
@@ -96,7 +94,7 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 is the argmax of π_mix.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
     schedule: Annotated[Schedule, typer.Option(help="Which block next.")] = "optimal",
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Same bits on every run; slower.")] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Same bits on every run.")] = False,
     device: DeviceOption = "auto",
     dtype: PrecisionOption = "auto",
 ) -> None:

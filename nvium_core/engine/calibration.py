@@ -49,7 +49,7 @@ def assumed_costs(config: NviumConfig) -> StepCosts:
 
 def choose_path(runner: Runner, pool: PagePool, config: NviumConfig) -> None:
     """Let the runner carry prompts natively up to where the layers are faster."""
-    for num_rows in PROMPT_ROWS if runner.is_native else ():
+    for num_rows in PROMPT_ROWS if runner.chooses_path else ():
         ways = runner.longest_native, num_rows
         sequences = stand_ins(num_rows, pool, config, max_sequences=1)
         step = Step(0, [Run(sequence, rows, reaches_front=False) for sequence, rows in sequences.items()])

@@ -68,10 +68,10 @@ class Runner:
         paged = FixedSplitAttention if is_deterministic else PagedAttention
         self._attention = attention = paged(model.config, num_pages=num_pages, page_size=page_size, like=weight)
         self._states_2SD = weight.new_zeros(2, attention.num_slots, model.config.hidden_size)
-        self._tile_size = tile_size(model) if is_deterministic else 0
+        self._is_deterministic = is_deterministic
+        self._native = self._native_steps(max_sequences) if native.knows(model) else None
+        self._tile_size = tile_size(model) if is_deterministic and self._native is None else 0
         self._blocks = PlainBlocks(model, attention, self._states_2SD, tile_size=self._tile_size)
-        self.is_native = is_native = not is_deterministic and native.knows(model)
-        self._native = native.NativeSteps(model, attention, self._states_2SD) if is_native else None
         exits: Exits = PlainExits(model, self._states_2SD)
         if self._native is not None:
             exits = native.NativeExits(model, self._states_2SD, self._native.exits)
@@ -85,14 +85,30 @@ class Runner:
         return [Ran(each, self._outcomes(each, answers), seconds) for each, answers, seconds in self._carry(step)]
 
     @property
+    def is_native(self) -> bool:
+        return self._native is not None
+
+    @property
+    def chooses_path(self) -> bool:
+        """Whether long runs may be carried either way, so that calibration can find the faster one."""
+        return self.is_native and not self._is_deterministic
+
+    @property
     def longest_native(self) -> int:
         """Rows of one sequence that are carried in a native call; 0 where nothing is."""
         return self._native.longest if self._native else 0
 
     @longest_native.setter
     def longest_native(self, num_rows: int) -> None:
-        assert self._native is not None and num_rows <= native.MOST_ROWS
+        assert self._native is not None
         self._native.longest = num_rows
+
+    def _native_steps(self, max_sequences: int) -> native.NativeSteps:
+        """Where bits matter they carry everything: what a row comes to does not depend on its company there."""
+        steps = native.NativeSteps(self._model, self._attention, self._states_2SD, max_sequences=max_sequences)
+        if self._is_deterministic:
+            steps.longest = native.ANY_LENGTH
+        return steps
 
     def _static_steps(self) -> StaticSteps:
         return StaticSteps(self._model, self._attention, self._states_2SD)
@@ -112,7 +128,7 @@ class Runner:
 
     @torch.inference_mode()
     def _carry_through_layers(self, step: Step) -> None:
-        """In tiles where the bits matter."""
+        """In tiles where bits matter."""
         for part in tiles(step, self._tile_size) if self._tile_size else [step]:
             self._blocks.carry(part)
 
@@ -134,7 +150,7 @@ class Runner:
     @torch.inference_mode()
     def _answers(self, block: int, sequences: Items[Sequence], own_slots: Items[int]) -> list[Junction]:
         """All fronts together, or where the bits matter one by one."""
-        if not self._tile_size:
+        if not self._is_deterministic:
             return self._junctions.ask(block, sequences, own_slots)
         alone = zip(sequences, own_slots, strict=True)
         return [answer for sequence, slot in alone for answer in self._junctions.ask(block, [sequence], [slot])]

@@ -6,12 +6,13 @@ from itertools import cycle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
+from nvium_core.engine import native
 from nvium_core.engine.attention import PagedAttention
 from nvium_core.engine.fixed_order import (
     KEYS_PER_SPLIT,
@@ -29,6 +30,19 @@ from tests.random_models import random_model
 PREFIX = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
 
 precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Native calls, or the layers in a fixed order."""
+    if request.param == "layers":
+        monkeypatch.setattr(native, "knows", lambda model: False)
+    elif native.native_library() is None:
+        pytest.skip("no C++ compiler here")
+    return str(request.param)
+
+
+ways = pytest.mark.parametrize("way", ["native", "layers"], indirect=True)
 
 
 def model_of(dtype: torch.dtype, seed: int = 5) -> NviumForCausalLM:
@@ -58,16 +72,17 @@ def together(model: NviumForCausalLM, config: EngineConfig, plan: list[Request])
     return [told[str(number), 0] for number in range(len(plan))], engine
 
 
-def one_by_one(model: NviumForCausalLM, plan: list[Request]) -> Iterator[Completion]:
-    config = EngineConfig(schedule="synchronous", deterministic=True, prefix_caching=False)
+def one_by_one(model: NviumForCausalLM, plan: list[Request], page_size: int) -> Iterator[Completion]:
+    config = EngineConfig(schedule="synchronous", deterministic=True, prefix_caching=False, page_size=page_size)
     for prompt, params in plan:
         (completion,) = Engine(model, config).generate([prompt], params)
         yield completion
 
 
 @precisions
+@ways
 @pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
-def test_a_crowd_changes_no_bit_of_an_answer(dtype: torch.dtype, schedule: Schedule) -> None:
+def test_a_crowd_changes_no_bit_of_an_answer(dtype: torch.dtype, schedule: Schedule, way: str) -> None:
     model, plan = model_of(dtype), plan_of(8)
     config = EngineConfig(
         schedule=schedule,
@@ -82,7 +97,7 @@ def test_a_crowd_changes_no_bit_of_an_answer(dtype: torch.dtype, schedule: Sched
     assert engine.scheduler.num_preemptions > 0
     assert engine.pool.num_rows_found > 0
     assert min(exit_ for completion in crowd for exit_ in completion.exits) < 3
-    assert crowd == list(one_by_one(model, plan))
+    assert crowd == list(one_by_one(model, plan, page_size=4))
 
 
 configs = st.builds(
@@ -96,27 +111,34 @@ configs = st.builds(
     deterministic=st.just(True),
 )
 
-EXPECTED: dict[torch.dtype, list[Completion]] = {}
+EXPECTED: dict[tuple[torch.dtype, int, str], list[Completion]] = {}
+"""By precision, page size and way: a page's keys are summed together."""
 
 
-@settings(max_examples=settings().max_examples // 10)
+@ways
+@settings(max_examples=settings().max_examples // 10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([torch.float32, torch.bfloat16]), configs, st.permutations(range(6)))
-def test_no_limit_and_no_order_changes_a_bit(dtype: torch.dtype, config: EngineConfig, order: list[int]) -> None:
-    model, plan = model_of(dtype), plan_of(6)
-    if dtype not in EXPECTED:
-        EXPECTED[dtype] = list(one_by_one(model, plan))
+def test_no_limit_and_no_order_changes_a_bit(
+    way: str, dtype: torch.dtype, config: EngineConfig, order: list[int]
+) -> None:
+    model, plan, page_size = model_of(dtype), plan_of(6), config.page_size or 0
+    key = dtype, page_size, way
+    if key not in EXPECTED:
+        EXPECTED[key] = list(one_by_one(model, plan, page_size))
     completions, _ = together(model, config, [plan[number] for number in order])
-    assert completions == [EXPECTED[dtype][number] for number in order]
+    assert completions == [EXPECTED[key][number] for number in order]
 
 
-def test_fixed_order_means_the_same_as_any_order() -> None:
+@ways
+def test_fixed_order_means_the_same_as_any_order(way: str) -> None:
     model, plan = model_of(torch.float64), plan_of(6)
     fixed, _ = together(model, EngineConfig(deterministic=True), plan)
     free, _ = together(model, EngineConfig(), plan)
     assert [(c.token_ids, c.exits) for c in fixed] == [(c.token_ids, c.exits) for c in free]
 
 
-def test_scores_are_the_same_in_fixed_order() -> None:
+@ways
+def test_scores_are_the_same_in_fixed_order(way: str) -> None:
     model, plan = model_of(torch.float64), plan_of(4)
     scored = [(prompt, replace(params, logprobs=2, prompt_logprobs=True)) for prompt, params in plan]
     fixed, _ = together(model, EngineConfig(deterministic=True), scored)

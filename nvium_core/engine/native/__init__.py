@@ -8,11 +8,11 @@ the layers.
 from nvium_core.engine.native.draw import draw_tokens
 from nvium_core.engine.native.exits import NativeExits
 from nvium_core.engine.native.library import native_library
-from nvium_core.engine.native.steps import LONGEST, MOST_ROWS, NativeSteps
+from nvium_core.engine.native.steps import ANY_LENGTH, LONGEST, NativeSteps
 from nvium_core.engine.native.weights import is_plain
 from nvium_core.model.nvium import NviumForCausalLM
 
-__all__ = ["LONGEST", "MOST_ROWS", "NativeExits", "NativeSteps", "draw_tokens", "knows", "native_library"]
+__all__ = ["ANY_LENGTH", "LONGEST", "NativeExits", "NativeSteps", "draw_tokens", "knows", "native_library"]
 
 
 def knows(model: NviumForCausalLM) -> bool:

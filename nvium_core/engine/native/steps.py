@@ -6,6 +6,7 @@ Shapes: R rows, D width, S cache slots, F fronts.
 """
 
 import ctypes
+import sys
 from array import array
 from collections.abc import Sequence as Items
 
@@ -23,8 +24,7 @@ from nvium_core.model.nvium import NviumForCausalLM
 WIDEST, LONGEST = 128, 32
 """Rows of a Step, and of one sequence in it, that are always carried so; for more, PyTorch's products may be faster."""
 
-MOST_ROWS = 256
-"""There is room for no more."""
+ANY_LENGTH = sys.maxsize
 
 GOES_ON, NOT_ASKED = -2, -3
 """What stands in a token's place, beside `NO_TOKEN`."""
@@ -56,7 +56,9 @@ class NativeStep(ctypes.Structure):
 class NativeSteps:
     """Over the tensors of a cache. Only for a model that `is_plain`."""
 
-    def __init__(self, model: NviumForCausalLM, attention: PagedAttention, states_2SD: Tensor) -> None:
+    def __init__(
+        self, model: NviumForCausalLM, attention: PagedAttention, states_2SD: Tensor, *, max_sequences: int
+    ) -> None:
         library = native_library()
         assert library is not None
         config, like, weights_dtype = model.config, model.lm_head.weight, narrowest(model)
@@ -88,8 +90,8 @@ class NativeSteps:
         ]
         self.longest = LONGEST
         """Rows of one sequence that are carried so, for now."""
-        self._log_w = [array("d", bytes(16 * MOST_ROWS)) for _ in config.blocks]
-        self._tokens = [array("q", bytes(8 * MOST_ROWS)) for _ in config.blocks]
+        self._log_w = [array("d", bytes(16 * max_sequences)) for _ in config.blocks]
+        self._tokens = [array("q", bytes(8 * max_sequences)) for _ in config.blocks]
         self._steps = (NativeStep * config.num_exits)(*map(self._prepared, range(config.num_exits)))
 
     def suits(self, step: Step) -> bool:

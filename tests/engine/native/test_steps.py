@@ -31,6 +31,7 @@ from tests.engine.cached_blocks import (
 from tests.random_models import random_model
 
 PAGE_SIZE = 16
+LONG = 256
 SHAPES = {
     "queries that share keys": {"width": 64, "num_heads": 4, "num_key_heads": 2},
     "heads of less than a vector": {"width": 24, "num_heads": 3, "num_key_heads": 3},
@@ -54,7 +55,7 @@ class Cached:
         over = self.model, self.attention, self.states_2SD
         self.blocks = PlainBlocks(*over)
         self.junctions = Junctions(self.model, PlainExits(self.model, self.states_2SD), max_sequences=8)
-        self.steps = native.NativeSteps(*over)
+        self.steps = native.NativeSteps(*over, max_sequences=8)
 
     @torch.inference_mode()
     def carry(self, block: int, sequences: list[Sequence], rows: list[range]) -> None:
@@ -106,12 +107,12 @@ def test_rows_keys_and_values_are_those_of_the_layers(dtype: torch.dtype, shape:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_prompt_that_comes_whole_is_carried_as_the_layers_carry_it(dtype: torch.dtype) -> None:
-    model = random_model([1, 2], dtype=dtype, width=64, context=native.MOST_ROWS, spread=0.5)
-    sequences = sequences_of([native.MOST_ROWS], model.config.vocab_size)
+    model = random_model([1, 2], dtype=dtype, width=64, context=LONG, spread=0.5)
+    sequences = sequences_of([LONG], model.config.vocab_size)
     plain, fast = plain_and_native(model)
     for cached in (plain, fast):
         for block in (0, 1):
-            cached.carry(block, sequences, [range(native.MOST_ROWS)])
+            cached.carry(block, sequences, [range(LONG)])
     assert_alike(fast, plain, TOLERANCE[dtype])
 
 
