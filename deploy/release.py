@@ -122,8 +122,8 @@ def clean(release: Release) -> None:
 
 
 def check(release: Release) -> None:
-    """make check"""
-    run("make", "check", cwd=release.root)
+    """make check, with the audit of dependencies"""
+    run("make", "check", "AUDIT_ARGS=--required", cwd=release.root)
 
 
 def test(release: Release) -> None:

@@ -16,11 +16,13 @@ ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 Outcome = Literal["completed", "invalid", "rejected", "cancelled", "failed"]
 
 REASONS = (
+    "bodies_too_large",
     "body_too_large",
     "deadline_exceeded",
     "draining",
     "engine_stopped",
     "invalid_api_key",
+    "no_replica",
     "queue_full",
     "rate_limit_exceeded",
 )

@@ -89,7 +89,12 @@ class Service:
         num_tokens = min(WARM_UP_TOKENS, self.engine.context - 1)
         self.engine.generate([[0]], SamplingParams(max_tokens=num_tokens, seed=0, ignore_eos=True))
         costs = self.engine.calibrate()
-        log.info("calibrated", block_ms=milliseconds(costs.fixed), row_ms=milliseconds(costs.per_row))
+        log.info(
+            "calibrated",
+            block_ms=milliseconds(costs.fixed),
+            row_ms=milliseconds(costs.per_row),
+            longest_native=self.engine.runner.longest_native,
+        )
         self.is_warm = True
 
     @property

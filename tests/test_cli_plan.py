@@ -122,6 +122,7 @@ def test_a_load_test_is_held_against_what_was_foreseen(
         (["--against", "REPORT", "--plot", "a.gif"], "plot"),
         (["--rate", "1", "--plot", "a.png"], "plot"),
         (["--rate", "1", "--fit"], "fit"),
+        (["--rate", "1", "--head", "2"], "head"),
         (["--against", "nowhere.json"], "nowhere.json"),
     ],
 )

@@ -111,7 +111,7 @@ ROWS: dict[str, list[Panel]] = {
             "reqps",
         ),
         figure("Mean depth", "Of the exits that spoke; 100% is the dense model's.", DEPTH, "percentunit"),
-        figure("Speed-up", "Over the dense schedule; 1 is none.", f"avg({SPEEDUP})", "short"),
+        figure("Speed-up", "Over the dense schedule; 1 is none.", f"avg({SPEEDUP} >= 0)", "short"),
     ],
     "Latency": [
         latency("First token", "From a request's arrival to its first token.", "nvium_time_to_first_token_seconds"),

@@ -28,8 +28,11 @@ Range = tuple[int, int]
 
 PERCENTILES = (50, 95, 99)
 
-NUM_REQUESTS = 600
+NUM_REQUESTS = 1500
 """Simulated for each number of replicas."""
+
+NEARLY_SATURATED = 0.9
+WARNING = "So busy a replica has waits that grow for hours; one more is safer."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +294,7 @@ def look_ahead(machine: Machine, demand: Demand, target: Target, count: int = NU
 
 
 def plan(machine: Machine, demand: Demand, target: Target, count: int) -> Iterator[Outlook]:
-    """With as many replicas as the rate needs at all, then with more and more until the target is kept.
+    """With as many replicas as the rate needs at all, then with more and more until the target is kept, and with fewer.
 
     If a replica that works a hundredth of the time does not keep it, none will: that is then all that is told.
     """
@@ -301,13 +304,21 @@ def plan(machine: Machine, demand: Demand, target: Target, count: int) -> Iterat
     if not idle.meets_target:
         yield idle
         return
-    replicas = least
+    too_few, replicas = least - 1, least
     while True:
         seen = outlook(machine, demand, target, replicas, most, count)
-        yield seen
         if seen.meets_target:
-            return
-        replicas += max(1, replicas // 8)
+            break
+        yield seen
+        too_few, replicas = replicas, replicas + max(1, replicas // 8)
+    while seen.replicas - too_few > 1:
+        tried = outlook(machine, demand, target, (too_few + seen.replicas) // 2, most, count)
+        if tried.meets_target:
+            seen = tried
+        else:
+            yield tried
+            too_few = tried.replicas
+    yield seen
 
 
 def span(text: str, option: str) -> Range:
@@ -342,7 +353,8 @@ def remark(seen: Items[Outlook], demand: Demand, target: Target) -> str:
     told = f"A replica is saturated by {most:.2f} requests/s. Times are {' / '.join(f'p{p}' for p in PERCENTILES)}."
     if not last.meets_target:
         return f"{told} No number of replicas keeps the target: even one that is idle does not."
-    return f"{told} {demand.rate:g} requests/s need {last.replicas}, p{target.percentile:g} within the target."
+    answer = f"{told} {demand.rate:g} requests/s need {last.replicas}, p{target.percentile:g} within the target."
+    return answer if last.utilization < NEARLY_SATURATED else f"{answer} {WARNING}"
 
 
 def as_dict(machine: Machine, demand: Demand, target: Target, seen: Items[Outlook]) -> dict[str, Any]:

@@ -44,6 +44,8 @@ def plan(
 
     require(rate is None or against is None, "against", "cannot be given together with rate")
     require(plot is None or against is not None, "plot", "there is something to draw only with against")
+    is_of_schedules = rate is None and against is None
+    require(is_of_schedules or not head, "head", "is part of measured costs: means nothing with rate or against")
     require(not fit or against is not None, "fit", "needs a report: against")
     require(plot is None or plot.suffix == ".png", "plot", f"must be a .png, got {plot}")
 

@@ -77,6 +77,8 @@ def runner(settings: "Settings") -> "Callable[[Settings], None]":
     from server.settings import PRESUMED_OF_RAY, SettingsError, presume
 
     if settings.replicas is None:
+        if settings.max_replicas is not None:
+            raise SettingsError("max_replicas: needs replicas, the number to begin with")
         return run
     presume(PRESUMED_OF_RAY)
     try:

@@ -10,6 +10,7 @@ import torch
 
 from nvium_core.engine.costs import Line, StepCosts
 from nvium_core.engine.kv_cache import PagePool
+from nvium_core.engine.native import LONGEST
 from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.runner import Runner
 from nvium_core.engine.scheduler import Run, Step
@@ -48,18 +49,24 @@ def assumed_costs(config: NviumConfig) -> StepCosts:
 
 
 def choose_path(runner: Runner, pool: PagePool, config: NviumConfig) -> None:
-    """Let the runner carry prompts natively up to where the layers are faster."""
-    for num_rows in PROMPT_ROWS if runner.chooses_path else ():
+    """Let the runner carry prompts natively up to where the layers are faster, in the middle of the context."""
+    if not runner.chooses_path:
+        return
+    runner.longest_native = LONGEST
+    for num_rows in PROMPT_ROWS:
         ways = runner.longest_native, num_rows
-        sequences = stand_ins(num_rows, pool, config, max_sequences=1)
+        position = config.max_position_embeddings // 2
+        sequences = stand_ins(num_rows, pool, config, max_sequences=1, position=position)
+        if not sequences:
+            return
         step = Step(0, [Run(sequence, rows, reaches_front=False) for sequence, rows in sequences.items()])
         times: dict[int, list[float]] = {way: [] for way in ways}
-        for turn, way in product(range(PROMPT_REPEATS if sequences else 0), ways):
+        for turn, way in product(range(PROMPT_REPEATS), ways):
             runner.longest_native = way
             times[way].append(seconds(runner, step, turn))
         for sequence in sequences:
             pool.release(sequence)
-        layers, native = (min(times[way], default=0.0) for way in ways)
+        layers, native = (min(times[way]) for way in ways)
         if native >= layers:
             runner.longest_native = ways[0]
             return
@@ -130,14 +137,16 @@ def rising(costs: dict[int, float]) -> dict[int, float]:
     return {rows: min(cost for others, cost in costs.items() if others >= rows) for rows in costs}
 
 
-def stand_ins(num_rows: int, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> dict[Sequence, range]:
-    """Sequences with as many rows between them, as even as can be; fewer if the pool is too small."""
+def stand_ins(
+    num_rows: int, pool: PagePool, config: NviumConfig, *, max_sequences: int, position: int = POSITION
+) -> dict[Sequence, range]:
+    """Sequences with as many rows between them, as even as can be, up to a position; fewer if the pool is too small."""
     num_sequences = min(num_rows, max_sequences)
     room = pool.num_free // num_sequences * pool.page_size
     stand_ins: dict[Sequence, range] = {}
     for seat in range(num_sequences):
         own_rows = num_rows // num_sequences + (seat < num_rows % num_sequences)
-        length = min(max(POSITION, own_rows), config.max_position_embeddings, room)
+        length = min(max(position, own_rows), config.max_position_embeddings, room)
         sequence = Sequence("stand-in", [0] * length, SamplingParams(), seed=seat, num_blocks=1, arrival=seat)
         if own_rows <= length and pool.grow(sequence, length):
             sequence.seat = seat

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -22,8 +22,11 @@ from server.settings import Settings
 FRONT = "front"
 """The front's own name among those of replicas."""
 
-ANSWER_SECONDS = 5
-"""How long it may take to find out who serves, and a replica to tell its metrics."""
+ASKING_SECONDS = 1.5
+"""How long it may take to find out who serves, of whom one that hangs keeps Ray waiting."""
+
+ANSWER_SECONDS = 2
+"""How long a replica may take to tell something."""
 
 router = APIRouter()
 
@@ -38,26 +41,35 @@ class Front:
         self.metrics = Metrics([1.0], settings.latency_buckets)
         self.metrics.registry.register(RelayCollector(self.relay))
         self._pool = pool
+        self._known: list[Address] = []
 
     def give_up(self) -> None:
         """End what still runs: its requests fail. Called on the event loop."""
         self.relay.give_up()
 
-    async def replicas(self) -> list[Address]:
-        """Those that serve now."""
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await self._pool.all()
-        except (NoReplica, TimeoutError):
-            return []
+    async def is_served(self) -> bool:
+        """Whether any replica is ready."""
+        return bool(await self._told("/readyz"))
 
     async def pages(self) -> dict[str, str]:
         """The metrics of all that tell them in time, the front included, by name."""
-        addresses = await self.replicas()
-        asked = [asyncio.wait_for(self.relay.get(address, "/metrics"), ANSWER_SECONDS) for address in addresses]
+        return {FRONT: self.metrics.page().decode(), **await self._told("/metrics")}
+
+    async def _told(self, path: str) -> dict[str, str]:
+        """What replicas say in time, by name."""
+        addresses = await self._replicas()
+        asked = [asyncio.wait_for(self.relay.get(address, path), ANSWER_SECONDS) for address in addresses]
         told = await asyncio.gather(*asked, return_exceptions=True)
-        pages = {address.name: page for address, page in zip(addresses, told, strict=True) if isinstance(page, str)}
-        return {FRONT: self.metrics.page().decode(), **pages}
+        return {address.name: page for address, page in zip(addresses, told, strict=True) if isinstance(page, str)}
+
+    async def _replicas(self) -> list[Address]:
+        """Those there are; if Ray waits for one of them, those there were, each of which can be asked by itself."""
+        with suppress(TimeoutError):
+            try:
+                self._known = await asyncio.wait_for(self._pool.all(), ASKING_SECONDS)
+            except NoReplica:
+                self._known = []
+        return self._known
 
 
 class RelayCollector(Collector):
@@ -98,7 +110,7 @@ async def livez() -> dict[str, str]:
 @router.get("/health")
 async def readyz(request: Request) -> dict[str, str]:
     front: Front = request.app.state.service
-    if front.admission.is_draining or not await front.replicas():
+    if front.admission.is_draining or not await front.is_served():
         raise Unhealthy("no replica is ready, or the server is shutting down", code="not_ready")
     return {"status": "ok"}
 

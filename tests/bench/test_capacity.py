@@ -99,6 +99,16 @@ def test_the_least_number_of_replicas_that_keeps_the_target_is_found() -> None:
     assert seen[-1].requests_per_second == pytest.approx(200 / seen[-1].replicas)
 
 
+def test_of_many_replicas_too_the_least_number_is_found() -> None:
+    asked, target = demand(2000.0), Target(first_token=0.05, percentile=95)
+    seen = look_ahead(machine(), asked, target, 300)
+    most = saturation(machine(), asked, 300)
+    one_less = outlook(machine(), asked, target, seen[-1].replicas - 1, most, 300)
+    assert seen[-1].meets_target
+    assert seen[-1].replicas > 16
+    assert not one_less.meets_target
+
+
 def test_a_rate_beyond_saturation_never_keeps_any_target() -> None:
     most = saturation(machine(), demand(1.0), 200)
     look = outlook(machine(), demand(1.2 * most), Target(), 1, most, 200)

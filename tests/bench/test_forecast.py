@@ -96,6 +96,15 @@ def test_beyond_saturation_the_answers_per_second_are_those_of_a_full_replica(tm
     assert found.planned_answers == pytest.approx(found.measured_answers / 2, rel=0.1)
 
 
+def test_answers_of_one_token_have_nothing_between_tokens(tmp_path: Path) -> None:
+    asked = arrivals(Demand(rate=5.0, prompt_tokens=(4, 30), output_tokens=(1, 1)), 1, 50)
+    Replica(machine()).serve(asked)
+    [load], _ = read(written(tmp_path, {"points": [{"rate": 5.0, "requests": told(asked)}]}))
+    found = forecast(machine(), load)
+    assert len(found.ratios) == 7
+    assert found.as_dict()["planned_over_measured"].keys() == {"first_token", "total", "answered_per_second"}
+
+
 def test_a_table_tells_both_and_how_many_were_met(tmp_path: Path) -> None:
     loads, _ = read(written(tmp_path, report(5.0, 20.0)))
     shown = table(machine(), forecasts(machine(), loads))

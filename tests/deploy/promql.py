@@ -10,6 +10,9 @@ from promql_parser import AggModifierType, AggregateExpr, Expr, MatchOp, VectorS
 TARGET_LABELS = {"instance", "job", "namespace", "pod"}
 """Labels that Prometheus adds to whatever it scrapes, in Kubernetes also the last two."""
 
+LABEL = "replica"
+"""What a front adds, by which nothing is told apart that a single server would not tell apart."""
+
 Labels = dict[str, set[str]]
 """Values by name."""
 
@@ -40,7 +43,7 @@ class Page:
             yield from self._of_selector(node)
         if isinstance(node, AggregateExpr) and node.modifier:
             groups_by = node.modifier.type == AggModifierType.By
-            known = TARGET_LABELS if groups_by else set()
+            known = TARGET_LABELS if groups_by else {LABEL}
             for selector in selectors(node):
                 labels = known | self.series.get(selector.name, {}).keys()
                 yield from (f"label {name} of {selector.name}" for name in node.modifier.labels if name not in labels)

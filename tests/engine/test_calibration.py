@@ -114,8 +114,9 @@ def test_prompts_are_carried_by_whatever_is_faster(most: int, chosen: int) -> No
     engine = Engine(random_model([1, 2], context=256), EngineConfig(max_sequences=1))
     engine.runner.__class__ = RunnerWithAWay
     RunnerWithAWay.most = most
-    choose_path(engine.runner, engine.pool, engine.model_config)
-    assert engine.runner.longest_native == chosen
+    for _ in range(2):
+        choose_path(engine.runner, engine.pool, engine.model_config)
+        assert engine.runner.longest_native == chosen
     engine.check_idle()
 
 

@@ -137,6 +137,7 @@ class NativeSteps:
                 asked.append(sequence)
                 fronts += (len(places) // 2 - 1, sequence.seed, sequence.choice)
                 truncations += sequence.plain_draw
+        assert len(asked) <= len(self._tokens[step.block])
         whole, real = array("q", places + pages + tokens + fronts), array("d", truncations)
         first = address(whole)
         native.num_rows, native.num_fronts = len(places) // 2, len(asked)

@@ -1,7 +1,9 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ from server.service import Service
 from server.settings import Settings
 from tests.server.live_server import live_server, wait_until
 from tests.server.raw_client import Answer, asked, connected, post, request
-from tests.server.replicas.scripted import EVENTS, SECRET, SILENT, ScriptedPool, endless, stream, whole
+from tests.server.replicas.scripted import EVENTS, SECRET, SILENT, ScriptedPool, Told, endless, stream, whole
 
 BODY = b"".join(EVENTS)
 PLACES = st.integers(0, len(BODY))
@@ -154,3 +156,51 @@ async def test_a_replica_answers_its_front_only(byte_model: LoadedModel) -> None
         assert told.status_code == 200
         address = Address(name="one", url=replica.url, secret=SECRET)
     assert SECRET not in repr(address)
+
+
+METRICS = b"# TYPE nvium_requests_waiting gauge\nnvium_requests_waiting 3.0\n"
+
+
+@dataclass
+class HangingPool(ScriptedPool):
+    """Of a replica that tells its metrics and one that tells nothing; while `hangs`, nobody is told who there is."""
+
+    script: list[Told] = field(default_factory=list)
+    known: list[Address] = field(default_factory=list)
+    hangs: bool = False
+
+    async def all(self) -> list[Address]:
+        if self.hangs:
+            await asyncio.Event().wait()
+        return self.known
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for name, told in {"r0": METRICS, "r1": b""}.items():
+                server = await asyncio.start_server(partial(tell_once, told), "127.0.0.1", 0)
+                await stack.enter_async_context(server)
+                url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+                self.known.append(Address(name=name, url=url, secret=SECRET))
+            yield
+
+
+async def tell_once(told: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """On one connection; nothing at all if there is nothing to tell."""
+    await reader.readuntil(b"\r\n\r\n")
+    if told:
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(told), told))
+    writer.close()
+
+
+async def test_a_replica_that_hangs_hides_no_other() -> None:
+    pool = HangingPool()
+    async with pool.opened(), fronted(pool) as (url, _):
+        for pool.hangs in (False, True):
+            ready = await asked(url, request("/readyz", method="GET"))
+            metrics = await asked(url, request("/metrics", method="GET"))
+            assert ready.status == 200
+            assert b'nvium_requests_waiting{replica="r0"} 3.0' in metrics.body
+            assert b'replica="r1"' not in metrics.body
+        pool.hangs, pool.known = False, []
+        assert (await asked(url, request("/readyz", method="GET"))).status == 503
