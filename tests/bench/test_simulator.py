@@ -92,7 +92,7 @@ def test_the_engine_s_policy_learns_the_routing_while_it_serves() -> None:
     learning = Optimal(StepCosts(load.costs.points), ExitFrequencies.even(4))
     known = policies_for(load)["optimal"]
     simulate(learning, load, num_tokens=2000)
-    learning.wait()
+    learning.solve_now(6)
     learnt, best = (simulate(policy, load, num_tokens=8000).tokens_per_second for policy in (learning, known))
     assert learnt >= 0.99 * best
     assert learning.frequencies.exit_probabilities == pytest.approx(exit_probabilities(SHALLOW), abs=0.08)

@@ -7,9 +7,10 @@ from nvium_core import InvalidRequest, LoadedModel
 from nvium_core.engine.worker import IDLE_WAIT_SECONDS
 from server.admission import Admission, draining, stopped
 from server.app import create_app, listen
-from server.errors import BodyTooLarge, DeadlineExceeded, InvalidKey, Overloaded, RateLimited
+from server.errors import BodiesTooLarge, BodyTooLarge, DeadlineExceeded, InvalidKey, Overloaded, RateLimited
 from server.metrics import REASONS, Outcome
 from server.record import REJECTED
+from server.replicas.relay import nobody
 from server.settings import Settings, read_settings
 from tests.byte_model import EXIT_LAYERS, NAME
 from tests.server.live_server import LiveServer, live_server, wait_until
@@ -74,7 +75,8 @@ def test_what_may_be_counted_is_there_at_zero(byte_model: LoadedModel) -> None:
 
 
 def test_every_reason_to_turn_a_request_away_is_foreseen() -> None:
-    known = [draining(), stopped(), InvalidKey(""), BodyTooLarge(1), RateLimited(1, 1), DeadlineExceeded()]
+    of_requests = [InvalidKey(""), BodyTooLarge(1), BodiesTooLarge(1), RateLimited(1, 1), DeadlineExceeded()]
+    known = [draining(), stopped(), nobody(), *of_requests]
     admission = Admission(capacity=1)
     admission.enter(1)
     with pytest.raises(Overloaded) as full:
