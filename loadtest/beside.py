@@ -6,7 +6,6 @@ of all that it has started, so it tells what a token costs on a machine that has
 
 import argparse
 import asyncio
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from loadtest.overhead import served
+from loadtest.overhead import served, tell
 
 PROC = Path("/proc")
 
@@ -124,10 +122,7 @@ def table(found: Sequence[dict[str, Any]]) -> Table:
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     found = rows(arguments)
-    Console().print(table(found))
-    if arguments.json:
-        settings = {name: getattr(arguments, name) for name in ("tokens", "turns")}
-        arguments.json.write_text(json.dumps({**settings, "rows": found}, indent=1) + "\n", encoding="utf-8")
+    tell(arguments, found, table(found), ("tokens", "turns"))
 
 
 if __name__ == "__main__":

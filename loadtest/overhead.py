@@ -136,10 +136,15 @@ def table(found: Sequence[dict[str, Any]]) -> Table:
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     found = rows(arguments)
-    Console().print(table(found))
+    tell(arguments, found, table(found), ("tokens", "turns", "threads"))
+
+
+def tell(arguments: argparse.Namespace, found: Sequence[dict[str, Any]], shown: Table, settings: Sequence[str]) -> None:
+    """Print what was found, and write it with these of the arguments if a file was asked for."""
+    Console().print(shown)
     if arguments.json:
-        settings = {name: getattr(arguments, name) for name in ("tokens", "turns", "threads")}
-        arguments.json.write_text(json.dumps({**settings, "rows": found}, indent=1) + "\n", encoding="utf-8")
+        asked = {name: getattr(arguments, name) for name in settings}
+        arguments.json.write_text(json.dumps({**asked, "rows": found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.table import Table
+
+    from nvium_core.bench.capacity import Machine
 
 
 def plan(
@@ -38,16 +45,11 @@ def plan(
     """
     from rich.console import Console
 
-    from nvium_core.bench import capacity, forecast
+    from nvium_core.bench import capacity
     from nvium_core.bench import plan as planning
-    from nvium_core.engine.params import EngineConfig, require
+    from nvium_core.engine.params import EngineConfig
 
-    require(rate is None or against is None, "against", "cannot be given together with rate")
-    require(plot is None or against is not None, "plot", "there is something to draw only with against")
-    is_of_schedules = rate is None and against is None
-    require(is_of_schedules or not head, "head", "is part of measured costs: means nothing with rate or against")
-    require(not fit or against is not None, "fit", "needs a report: against")
-    require(plot is None or plot.suffix == ".png", "plot", f"must be a .png, got {plot}")
+    check(rate=rate, against=against, fit=fit, plot=plot, head=head)
 
     def machine(exits: tuple[float, ...]) -> capacity.Machine:
         return capacity.Machine(
@@ -60,19 +62,12 @@ def plan(
         )
 
     if against is not None:
-        loads, exits = forecast.read(against)
-        replica = forecast.fit(machine(exits), loads) if fit else machine(exits)
-        found = forecast.forecasts(replica, loads)
-        shown, figures = forecast.table(replica, found), forecast.as_dict(replica, found)
+        shown, figures = beside_a_report(against, machine, fits=fit)
     elif rate is not None:
-        demand = capacity.Demand(
-            rate=rate,
-            prompt_tokens=capacity.span(prompt_tokens, "prompt-tokens"),
-            output_tokens=capacity.span(output_tokens, "output-tokens"),
-        )
-        target = capacity.Target(
-            first_token=target_ttft_ms / 1000, between_tokens=target_itl_ms / 1000, percentile=percentile
-        )
+        prompts, answers = capacity.span(prompt_tokens, "prompt-tokens"), capacity.span(output_tokens, "output-tokens")
+        demand = capacity.Demand(rate=rate, prompt_tokens=prompts, output_tokens=answers)
+        seconds = target_ttft_ms / 1000, target_itl_ms / 1000
+        target = capacity.Target(first_token=seconds[0], between_tokens=seconds[1], percentile=percentile)
         replica = machine(planning.numbers(routing, "routing"))
         seen = capacity.look_ahead(replica, demand, target)
         shown, figures = capacity.table(seen, demand, target), capacity.as_dict(replica, demand, target, seen)
@@ -81,6 +76,34 @@ def plan(
         rows = planning.compare(simulated)
         shown, figures = planning.table(rows), planning.as_dict(simulated, rows)
     Console().print(shown)
+    save(figures, json_file, plot)
+
+
+def check(*, rate: float | None, against: Path | None, fit: bool, plot: Path | None, head: float) -> None:
+    """Raise `InvalidRequest`, naming the option, for those that do not go together."""
+    from nvium_core.engine.params import require
+
+    require(rate is None or against is None, "against", "cannot be given together with rate")
+    require(plot is None or against is not None, "plot", "there is something to draw only with against")
+    require(plot is None or plot.suffix == ".png", "plot", f"must be a .png, got {plot}")
+    require(not fit or against is not None, "fit", "needs a report: against")
+    is_of_schedules = rate is None and against is None
+    require(is_of_schedules or not head, "head", "is part of measured costs: means nothing with rate or against")
+
+
+def beside_a_report(
+    report: Path, machine: "Callable[[tuple[float, ...]], Machine]", *, fits: bool
+) -> "tuple[Table, dict[str, Any]]":
+    """What was foreseen of a load test by a machine of the exits that it saw."""
+    from nvium_core.bench import forecast
+
+    loads, exits = forecast.read(report)
+    replica = forecast.fit(machine(exits), loads) if fits else machine(exits)
+    found = forecast.forecasts(replica, loads)
+    return forecast.table(replica, found), forecast.as_dict(replica, found)
+
+
+def save(figures: "dict[str, Any]", json_file: Path | None, plot: Path | None) -> None:
     if json_file:
         json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     if plot:
