@@ -31,7 +31,7 @@ RUN rm -rf /opt/nvium/lib/python3.*/site-packages/torch/{test,include,bin/test_*
 COPY . ./
 # The native layers, for every kind of processor that the image may run on.
 RUN pip install --no-deps . \
-    && python -P -m nvium_core.engine.native \
+    && python -P -m nvium_core.engine.device.native \
     && pip uninstall --yes pip
 
 # hadolint ignore=DL3006

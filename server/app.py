@@ -16,23 +16,23 @@ from prometheus_client import disable_created_metrics
 from starlette.middleware import Middleware
 
 from nvium_core import LoadedModel, load_model
-from server.bodies import Bodies
-from server.connection import Connection
-from server.cors import Cors
-from server.drain import DrainingServer
 from server.errors import install_error_handlers
-from server.keys import ApiKeys, Key, read_keys
-from server.logs import configure_logs
-from server.metrics import Metrics
-from server.middleware import JsonBodies, LastResort, RequestFrame
-from server.protection import Protection
-from server.rate_limit import RateLimit
+from server.generation.service import Service
+from server.http.bodies import Bodies
+from server.http.connection import Connection
+from server.http.cors import Cors
+from server.http.drain import DrainingServer
+from server.http.keys import ApiKeys, Key, read_keys
+from server.http.middleware import JsonBodies, LastResort, RequestFrame
+from server.http.protection import Protection
+from server.http.rate_limit import RateLimit
+from server.http.tls import tls_context
 from server.routes import chat, completions, health, models, playground, tokens
 from server.routes import metrics as metrics_page
-from server.service import Service
 from server.settings import Settings
-from server.tls import tls_context
-from server.tracing import Tracing, tracer_provider
+from server.telemetry.logs import configure_logs
+from server.telemetry.metrics import Metrics
+from server.telemetry.tracing import Tracing, tracer_provider
 
 log = structlog.get_logger("nvium.server")
 

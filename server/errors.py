@@ -26,6 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from nvium_core import ContextLengthExceeded, EngineError, InvalidRequest
+from nvium_core.text.chat_template import ConversationError
 
 MAX_MESSAGE_CHARACTERS = 1000
 """Beyond this a message, which may quote what was asked, is cut."""
@@ -158,7 +159,7 @@ class InternalError(ApiError):
 
 def install_error_handlers(app: FastAPI) -> None:
     """Everything that routes raise is answered in the error form; what is not known here, `LastResort` answers."""
-    for kind in (ApiError, InvalidRequest, EngineError, RequestValidationError, HTTPException):
+    for kind in (ApiError, InvalidRequest, ConversationError, EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 
 
@@ -176,13 +177,14 @@ def as_api_error(error: Exception) -> ApiError:
         case InvalidRequest():
             code = "context_length_exceeded" if isinstance(error, ContextLengthExceeded) else None
             return InvalidField(error.field, error.message, code=code)
+        case ConversationError():
+            return InvalidField("messages", str(error))
         case EngineError():
             return InternalError(str(error))
         case RequestValidationError():
             return from_validation(error)
-        case HTTPException():
-            return from_http(error)
-    return InternalError()
+        case _:
+            return from_http(error) if isinstance(error, HTTPException) else InternalError()
 
 
 def from_http(error: HTTPException) -> ApiError:

@@ -10,9 +10,9 @@ from rich.progress import track
 from rich.table import Table
 
 from nvium_core.bench.harness import Figures, Request, Subject, pointwise
-from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.schedule.costs import StepCosts
 
 AT_ONCE = (1, 2, 4, 8, 16, 32)
 """Sequences, more and more of them."""

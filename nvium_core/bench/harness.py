@@ -15,15 +15,15 @@ import torch
 from rich.progress import track
 from rich.table import Table
 
-from nvium_core.bench.plan import numbers
 from nvium_core.bench.shapes import PAPER_ROUTING, random_model, shape_config
 from nvium_core.choices import Device, Precision
-from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.engine import Engine, EngineError
 from nvium_core.engine.events import Completion, Event, FailureEvent
 from nvium_core.engine.params import EngineConfig, SamplingParams, require
+from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.loading import LoadedModel, load_model, resolve_device, resolve_dtype
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.planning.plan import numbers
 
 PROMPT = "Once upon a time there was a"
 PROMPT_TOKENS = 8

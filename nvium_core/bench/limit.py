@@ -7,10 +7,10 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from nvium_core.bench.seams import watched
-from nvium_core.engine.costs import StepCosts
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.exit_frequencies import exit_probabilities, reach_probabilities
 from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.schedule.costs import StepCosts
+from nvium_core.engine.schedule.exit_frequencies import exit_probabilities, reach_probabilities
 
 MOST_ROWS = 8
 """Rows up to which a step's cost is fitted: those that one sequence has deferred, which are seldom more."""

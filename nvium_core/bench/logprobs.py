@@ -11,7 +11,7 @@ from nvium_core.bench.harness import Figures, Subject, Timed, interleaved, media
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, TokenEvent
 from nvium_core.engine.params import SamplingParams
-from nvium_core.engine.sequence import Sequence
+from nvium_core.engine.schedule.sequence import Sequence
 
 NUM_LOGPROBS = 5
 

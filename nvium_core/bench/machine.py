@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from nvium_core.bench.harness import Figures
-from nvium_core.engine.exit_frequencies import exit_probabilities, reach_probabilities
+from nvium_core.engine.schedule.exit_frequencies import exit_probabilities, reach_probabilities
 from nvium_core.model.exits import Exit
 from nvium_core.model.flops import flops_per_token, spoken_flops
 from nvium_core.model.nvium import NviumForCausalLM

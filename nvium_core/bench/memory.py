@@ -11,10 +11,10 @@ from rich.progress import track
 from rich.table import Table
 
 from nvium_core.bench.harness import Figures, Request, Subject, shown
+from nvium_core.engine.device.memory import page_bytes
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.memory import page_bytes
 from nvium_core.engine.params import SamplingParams
-from nvium_core.engine.sequence import Sequence
+from nvium_core.engine.schedule.sequence import Sequence
 
 LONGEST_PROMPT, SHORTEST_PROMPT = 600, 10
 SHORTEST_ANSWER = 16

@@ -20,9 +20,9 @@ from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
 from nvium_core.bench.limit import TokenCosts, measured_costs, share_of_gain
 from nvium_core.bench.machine import BUFFER_BYTES, MATRIX_WIDTH, beside, demands, machine
 from nvium_core.bench.schedules import predict
-from nvium_core.bench.simulator import Load
 from nvium_core.bench.twin import num_parameters
 from nvium_core.engine.params import require
+from nvium_core.planning.simulator import Load
 
 
 def measure(

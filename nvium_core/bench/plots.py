@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from nvium_core.bench.harness import Figures
 from nvium_core.choices import Schedule
-from nvium_core.engine.costs import StepCosts
+from nvium_core.engine.schedule.costs import StepCosts
 
 SIZE_INCHES = (8, 4.5)
 DOTS_PER_INCH = 120

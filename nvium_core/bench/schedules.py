@@ -17,14 +17,14 @@ from rich.progress import track
 from rich.table import Table
 
 from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio, pointwise, sound
-from nvium_core.bench.simulator import Load, simulate
 from nvium_core.choices import Schedule
-from nvium_core.engine.costs import Line, StepCosts
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import TokenEvent
 from nvium_core.engine.params import SamplingParams, require
-from nvium_core.engine.policies import Optimal, Policy, Sweep, Synchronous
-from nvium_core.engine.policies.optimal import solved
+from nvium_core.engine.schedule.costs import Line, StepCosts
+from nvium_core.engine.schedule.policies import Optimal, Policy, Sweep, Synchronous
+from nvium_core.engine.schedule.policies.optimal import solved
+from nvium_core.planning.simulator import Load, simulate
 
 BASELINE: Schedule = "synchronous"
 LEAST_RATIO = 0.97

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import Any
 
+from nvium_core.engine.device.native.steps import NativeStep, NativeSteps
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.native.steps import NativeStep, NativeSteps
 
 SEAMS = (
     ("step", "", "step"),

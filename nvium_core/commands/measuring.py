@@ -42,7 +42,7 @@ def bench(
     from rich.console import Console
 
     from nvium_core.bench import harness
-    from nvium_core.bench.plan import counts
+    from nvium_core.planning.plan import counts
 
     options = {"tokens": tokens, "repeats": repeats, "requests": requests}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}

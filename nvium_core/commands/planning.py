@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from nvium_core.bench.capacity import Machine
+    from nvium_core.planning.capacity import Machine
 
 
 def plan(
@@ -45,9 +45,9 @@ def plan(
     """
     from rich.console import Console
 
-    from nvium_core.bench import capacity
-    from nvium_core.bench import plan as planning
     from nvium_core.engine.params import EngineConfig
+    from nvium_core.planning import capacity
+    from nvium_core.planning import plan as planning
 
     check(rate=rate, against=against, fit=fit, plot=plot, head=head)
 
@@ -95,7 +95,7 @@ def beside_a_report(
     report: Path, machine: "Callable[[tuple[float, ...]], Machine]", *, fits: bool
 ) -> "tuple[Table, dict[str, Any]]":
     """What was foreseen of a load test by a machine of the exits that it saw."""
-    from nvium_core.bench import forecast
+    from nvium_core.planning import forecast
 
     loads, exits = forecast.read(report)
     replica = forecast.fit(machine(exits), loads) if fits else machine(exits)

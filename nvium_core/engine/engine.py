@@ -13,7 +13,7 @@ from dataclasses import replace
 from numbers import Integral
 from operator import attrgetter
 
-from nvium_core.engine.calibration import (
+from nvium_core.engine.device.calibration import (
     REHEARSED_SEQUENCES,
     REHEARSED_TOKENS,
     assumed_costs,
@@ -21,7 +21,10 @@ from nvium_core.engine.calibration import (
     measure_costs,
     own_costs,
 )
-from nvium_core.engine.costs import StepCosts
+from nvium_core.engine.device.junction import Junction
+from nvium_core.engine.device.memory import cache_size
+from nvium_core.engine.device.runner import Outcome, Ran, Runner
+from nvium_core.engine.device.sampling import NO_TOKEN
 from nvium_core.engine.events import (
     Completion,
     Event,
@@ -32,18 +35,15 @@ from nvium_core.engine.events import (
     TokenEvent,
     best,
 )
-from nvium_core.engine.exit_frequencies import ExitFrequencies
-from nvium_core.engine.junction import Junction
-from nvium_core.engine.kv_cache import PagePool
-from nvium_core.engine.memory import cache_size
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, InvalidRequest, SamplingParams, require
-from nvium_core.engine.policies import POLICIES, Optimal, Policy
-from nvium_core.engine.randomness import random_seed
-from nvium_core.engine.runner import Outcome, Ran, Runner
-from nvium_core.engine.sampling import NO_TOKEN
-from nvium_core.engine.scheduler import Run, Scheduler, Step
-from nvium_core.engine.sequence import FinishReason, Sequence
-from nvium_core.engine.speedup import PiggybackSpeedup
+from nvium_core.engine.schedule.costs import StepCosts
+from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies
+from nvium_core.engine.schedule.kv_cache import PagePool
+from nvium_core.engine.schedule.policies import POLICIES, Optimal, Policy
+from nvium_core.engine.schedule.randomness import random_seed
+from nvium_core.engine.schedule.scheduler import Run, Scheduler, Step
+from nvium_core.engine.schedule.sequence import FinishReason, Sequence
+from nvium_core.engine.schedule.speedup import PiggybackSpeedup
 from nvium_core.errors import NviumError
 from nvium_core.model.nvium import NviumForCausalLM
 

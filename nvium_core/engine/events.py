@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from nvium_core.engine.sequence import FinishReason
+from nvium_core.engine.schedule.sequence import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.loading import LoadedModel
 from nvium_core.model import mixture
 from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.training.chat_data import chat_examples
+from nvium_core.training.chat.chat_data import chat_examples
+from nvium_core.training.chat.examples import Example
 from nvium_core.training.data import Diet, packed_batch
-from nvium_core.training.examples import Example
 from nvium_core.training.loss import token_losses
 
 

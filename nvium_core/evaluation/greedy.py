@@ -12,7 +12,7 @@ from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.engine.sampling import certified_argmax
+from nvium_core.engine.device.sampling import certified_argmax
 from nvium_core.evaluation.predictions import document_windows
 from nvium_core.model import mixture
 from nvium_core.model.nvium import NviumForCausalLM

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.evaluation.calibration import Calibration, CalibrationTotals
 from nvium_core.evaluation.positions import Positions, PositionTotals
 from nvium_core.evaluation.predictions import Predictions, predictions
+from nvium_core.evaluation.reliability import Calibration, CalibrationTotals
 from nvium_core.evaluation.routing import Routing, RoutingTotals
 from nvium_core.model.nvium import NviumForCausalLM
 

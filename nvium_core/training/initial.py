@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from nvium_core.model.checkpoint import resolve_folder
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.training.chat_template import give_chat_template
+from nvium_core.training.chat.template import give_chat_template
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.recipes.twins import RUN

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.training.chat_data import prepare_conversations, validation_conversations
+from nvium_core.training.chat.chat_data import prepare_conversations, validation_conversations
 from nvium_core.training.data import Windows
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.tokens import prepare_documents, validation_documents

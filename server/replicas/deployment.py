@@ -12,14 +12,14 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp
 
-from server.keys import read_keys
-from server.logs import configure_logs
+from server.http.keys import read_keys
 from server.replicas.front import Front, front_app
 from server.replicas.pool import Address, NoReplica
 from server.replicas.replica import Replica
 from server.replicas.router import AffineRouter
 from server.replicas.scaling import BySequences
 from server.settings import Settings
+from server.telemetry.logs import configure_logs
 
 HEALTH_SECONDS = 2
 """Between looks at a replica; three in vain and it is replaced."""

@@ -11,13 +11,13 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from server.app import bare_app, keys_gate, layers
-from server.keys import Key
-from server.metrics import Metrics
+from server.http.keys import Key
 from server.replicas.pages import merged
 from server.replicas.pool import Address, NoReplica, Pool
 from server.replicas.relay import Relay
 from server.routes.health import Unhealthy
 from server.settings import Settings
+from server.telemetry.metrics import Metrics
 
 FRONT = "front"
 """The front's own name among those of replicas."""

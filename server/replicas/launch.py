@@ -11,13 +11,13 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from server.app import STOP_SECONDS, listen, uvicorn_config
-from server.drain import DrainingServer
-from server.keys import read_keys
-from server.logs import configure_logs
+from server.http.drain import DrainingServer
+from server.http.keys import read_keys
+from server.http.tls import tls_context
 from server.replicas.deployment import RayPool, replicas
 from server.replicas.front import Front, front_app
 from server.settings import Settings, SettingsError
-from server.tls import tls_context
+from server.telemetry.logs import configure_logs
 
 APPLICATION = "nvium"
 LOCAL = "127.0.0.1"

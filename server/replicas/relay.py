@@ -20,15 +20,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from server.admission import Admission
-from server.connection import SHORT_WAY, ShortWay
-from server.disconnect import unless_disconnected
 from server.errors import ApiError, Overloaded
-from server.event_stream import DONE, framed
-from server.record import RequestRecord
+from server.http.admission import Admission
+from server.http.connection import SHORT_WAY, ShortWay
+from server.http.disconnect import unless_disconnected
+from server.http.event_stream import DONE, framed
 from server.replicas.affinity import beginnings
 from server.replicas.pool import Address, NoReplica, Pool
 from server.replicas.trust import KEY_ID, SECRET
+from server.telemetry.record import RequestRecord
 
 MAX_ATTEMPTS = 5
 

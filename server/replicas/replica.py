@@ -13,12 +13,12 @@ from starlette.middleware import Middleware
 
 from nvium_core import load_model
 from server.app import STOP_SECONDS, assemble, listen, uvicorn_config
-from server.logs import configure_logs
+from server.generation.service import Service
 from server.replicas.scaling import SEQUENCES
 from server.replicas.trust import FromFront
-from server.service import Service
 from server.settings import Settings
-from server.tracing import tracer_provider
+from server.telemetry.logs import configure_logs
+from server.telemetry.tracing import tracer_provider
 
 KEEP_ALIVE_SECONDS = 60
 """How long a connection of the front may be unused."""

@@ -6,9 +6,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import InvalidKey
-from server.keys import note_key
-from server.metrics import Metrics
-from server.middleware import refuse
+from server.http.keys import note_key
+from server.http.middleware import refuse
+from server.telemetry.metrics import Metrics
 
 SECRET = "x-nvium-secret"  # noqa: S105 (a header's name)
 KEY_ID = "x-nvium-key-id"

@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.answer import answer, opened
-from server.chat_writer import ChatWriter
-from server.generation import start
+from server.generation.generation import start
 from server.schemas.chat import ChatRequest
+from server.writers.answer import answer, opened
+from server.writers.chat_writer import ChatWriter
 
 router = APIRouter()
 

@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.answer import answer, opened
-from server.completion_writer import CompletionWriter
-from server.generation import start
+from server.generation.generation import start
 from server.schemas.completions import CompletionRequest
+from server.writers.answer import answer, opened
+from server.writers.completion_writer import CompletionWriter
 
 router = APIRouter()
 

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import APIRouter, Request
 
 from server.errors import ApiError
-from server.service import Service
+from server.generation.service import Service
 
 router = APIRouter()
 

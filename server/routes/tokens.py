@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.answer import ignored_params
+from server.generation.service import Service
 from server.schemas.body import RequestBody, ResponseBody, check
 from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
-from server.service import Service
+from server.writers.answer import ignored_params
 
 router = APIRouter()
 

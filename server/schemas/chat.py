@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams
-from server.grammars import ToolCall
+from server.generation.grammars import ToolCall
 from server.schemas.body import NeutralOnly, Text, Whole, check
 from server.schemas.formats import Form
 from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits, PromptTokenIds, loggable

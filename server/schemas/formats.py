@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from server.errors import InvalidField
-from server.grammars import ANY_OBJECT, Choice, Grammar, JsonSchema, Regex
+from server.generation.grammars import ANY_OBJECT, Choice, Grammar, JsonSchema, Regex
 from server.schemas.body import RequestBody, Text, check, described
 
 FormatName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]

@@ -17,8 +17,8 @@ from nvium_core.bench.contenders.contender import Spoken
 from nvium_core.bench.experiments import Experiment
 from nvium_core.bench.harness import Figures, timed
 from nvium_core.bench.prompts import weighed
-from nvium_core.engine import native
-from nvium_core.engine.costs import StepCosts
+from nvium_core.engine.device import native
+from nvium_core.engine.schedule.costs import StepCosts
 from tests.bench.tiny import tiny_subject
 
 SMALL: dict[str, Mapping[str, Any]] = {

@@ -5,7 +5,7 @@ import pytest
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Race
 from nvium_core.bench.limit import MOST_ROWS, TokenCosts, limit, measured_costs, share_of_gain
-from nvium_core.engine.costs import StepCosts
+from nvium_core.engine.schedule.costs import StepCosts
 from tests.bench.tiny import tiny_subject
 
 

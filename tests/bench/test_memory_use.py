@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from nvium_core import SamplingParams
 from nvium_core.bench.memory import measure, rows_by_page, sample
-from nvium_core.engine.sequence import Sequence
+from nvium_core.engine.schedule.sequence import Sequence
 from tests.bench.tiny import tiny_subject
 
 PAGE_SIZE = 4

@@ -5,7 +5,7 @@ import pytest
 from nvium_core import InvalidRequest
 from nvium_core.bench import schedules
 from nvium_core.bench.schedules import measure, most_tokens, pointwise_median, spell
-from nvium_core.engine.costs import StepCosts
+from nvium_core.engine.schedule.costs import StepCosts
 from tests.bench.tiny import tiny_subject
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from nvium_core import SamplingParams
 from nvium_core.bench.seams import KERNELS, PARTS, Stopwatch, watched
-from nvium_core.engine import native
+from nvium_core.engine.device import native
 from tests.bench.tiny import tiny_subject
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from server.app import ENDPOINTS
-from server.openapi import document
+from server.routes.openapi import document
 from tests.conformance.conftest import Record
 from tests.conformance.programs import run
 from tests.conformance.serving import Served, served

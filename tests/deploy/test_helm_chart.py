@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from server.app import STOP_SECONDS
-from server.keys import PROBES
+from server.http.keys import PROBES
 from server.settings import Settings, read_settings
 from tests.deploy.helm import CASES, CHART, EVERYTHING, pod_metrics, rendered, run_helm
 from tests.deploy.operator_schemas import SCHEMAS

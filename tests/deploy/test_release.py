@@ -136,8 +136,8 @@ def test_a_wheel_has_the_model_the_page_and_the_native_sources_and_no_tests(unpa
     for name in (
         "nvium_core/checkpoints/tales-6m/model.safetensors",
         "nvium_core/checkpoints/tales-6m/tokenizer.json",
-        "nvium_core/engine/native/functions.cpp",
-        "nvium_core/engine/native/step.h",
+        "nvium_core/engine/device/native/functions.cpp",
+        "nvium_core/engine/device/native/step.h",
         "server/playground/index.html",
         "loadtest/__main__.py",
     ):

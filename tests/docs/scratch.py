@@ -10,9 +10,9 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from tests.bench.test_forecast import report as load_report
 from tests.byte_model import load_byte_model
 from tests.docs.pages import ROOT
+from tests.planning.test_forecast import report as load_report
 from tests.training.baselines.small_models import small_calm, small_univium
 
 NVIUMS = ("MODEL", "runs/small/model", "runs/tales/model")

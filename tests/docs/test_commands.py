@@ -49,7 +49,7 @@ NOT_RUN = {
     "nvium bench": "takes minutes; experiment and options are checked, tests/bench/ has all of them, small",
     "nvium evaluate MODEL --data valid.txt.xz --tasks": "lm_eval need not be installed; `make conformance` has it",
     "nvium evaluate-chat": "a hundred conversations take minutes; tests/evaluation/test_chat.py has a few",
-    "nvium serve --api-keys-file keys.txt --ssl-certfile": "wants a certificate; tests/server/test_tls.py has one",
+    "nvium serve --api-keys-file keys.txt --ssl-certfile": "wants a certificate; tests/server/http/test_tls.py has one",
     "nvium serve --replicas": "Ray need not be installed; tests/server/replicas/ has real ones",
     "pip install": "changes this environment; that our extra is there is checked",
     "python -m loadtest.overhead": "needs another process for minutes; see tests/loadtest/test_overhead.py",

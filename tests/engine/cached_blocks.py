@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nvium_core import SamplingParams
-from nvium_core.engine.sequence import Sequence
+from nvium_core.engine.schedule.sequence import Sequence
 
 NUM_PAGES = 24
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.06}

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, InvalidRequest, SamplingParams, TokenEvent
-from nvium_core.engine.adjustments import adjust, unpacked
-from nvium_core.engine.junction import Junction
-from nvium_core.engine.runner import Outcome, Runner
-from nvium_core.engine.scheduler import Step
-from nvium_core.engine.sequence import Sequence
+from nvium_core.engine.device.adjustments import adjust, unpacked
+from nvium_core.engine.device.junction import Junction
+from nvium_core.engine.device.runner import Outcome, Runner
+from nvium_core.engine.schedule.scheduler import Step
+from nvium_core.engine.schedule.sequence import Sequence
 from tests.engine.automaton import Automaton, Rule, packed
 from tests.engine.driving import drained, events_of
 from tests.random_models import random_model

@@ -12,9 +12,9 @@ from torch import nn
 
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine import native
-from nvium_core.engine.attention import PagedAttention
-from nvium_core.engine.fixed_order import (
+from nvium_core.engine.device import native
+from nvium_core.engine.device.layers.attention import PagedAttention
+from nvium_core.engine.device.layers.fixed_order import (
     KEYS_PER_SPLIT,
     TILE_SIZES,
     FixedSplitAttention,
@@ -22,8 +22,8 @@ from nvium_core.engine.fixed_order import (
     tile_size,
     tiles,
 )
-from nvium_core.engine.scheduler import Run, Step
-from nvium_core.engine.sequence import Sequence
+from nvium_core.engine.schedule.scheduler import Run, Step
+from nvium_core.engine.schedule.sequence import Sequence
 from tests.engine.driving import drained
 from tests.random_models import random_model
 

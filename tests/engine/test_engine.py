@@ -16,11 +16,11 @@ from nvium_core import (
     SamplingParams,
     TokenEvent,
 )
-from nvium_core.engine.junction import Junction
+from nvium_core.engine.device.junction import Junction
+from nvium_core.engine.device.runner import Outcome, Runner
 from nvium_core.engine.params import RANGES
-from nvium_core.engine.runner import Outcome, Runner
-from nvium_core.engine.scheduler import Step
-from nvium_core.engine.sequence import Sequence
+from nvium_core.engine.schedule.scheduler import Step
+from nvium_core.engine.schedule.sequence import Sequence
 from tests.random_models import random_model
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, PromptEvent, SamplingParams, TokenEvent
-from nvium_core.engine import randomness
+from nvium_core.engine.schedule import randomness
 from nvium_core.model import reference
 from tests.engine.automaton import Automaton, Rule
 from tests.random_models import random_model

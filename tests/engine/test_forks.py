@@ -7,8 +7,8 @@ import torch
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.choices import Schedule
-from nvium_core.engine.runner import Outcome, Runner
-from nvium_core.engine.scheduler import Step
+from nvium_core.engine.device.runner import Outcome, Runner
+from nvium_core.engine.schedule.scheduler import Step
 from tests.engine.driving import alone, drained, events_of, logprobs_of
 from tests.random_models import random_model
 

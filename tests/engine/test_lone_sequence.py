@@ -8,7 +8,7 @@ import pytest
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.bench.shapes import force_routing
 from nvium_core.choices import Schedule
-from nvium_core.engine import native
+from nvium_core.engine.device import native
 from tests.random_models import random_model
 
 PARAMS = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)

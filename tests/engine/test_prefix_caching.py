@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.junction import Answered
-from nvium_core.engine.kv_cache import PagePool, slots
-from nvium_core.engine.runner import Runner
-from nvium_core.engine.scheduler import Step
-from nvium_core.engine.sequence import Sequence
+from nvium_core.engine.device.junction import Answered
+from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.schedule.kv_cache import PagePool, slots
+from nvium_core.engine.schedule.scheduler import Step
+from nvium_core.engine.schedule.sequence import Sequence
 from tests.engine.driving import alone, drained, events_of, logprobs_of
 from tests.random_models import random_model
 

@@ -24,8 +24,8 @@ from nvium_core import (
     TokenEvent,
     TokenStream,
 )
-from nvium_core.engine.runner import Outcome, Runner
-from nvium_core.engine.scheduler import Step
+from nvium_core.engine.device.runner import Outcome, Runner
+from nvium_core.engine.schedule.scheduler import Step
 from tests.random_models import random_model
 
 PARAMS = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)

@@ -8,7 +8,7 @@ import torch
 
 from nvium_core import Engine, NviumForCausalLM, SamplingParams
 from nvium_core.evaluation.chat import evaluate_chat
-from nvium_core.training.examples import Example
+from nvium_core.training.chat.examples import Example
 from tests.random_models import random_model
 
 CONTEXT = 24

@@ -16,9 +16,9 @@ from fastapi import FastAPI
 
 from nvium_core import LoadedModel
 from server.app import create_app, listen, uvicorn_config
-from server.service import Service
+from server.generation.service import Service
+from server.http.tls import tls_context
 from server.settings import Settings
-from server.tls import tls_context
 from tests.byte_model import NAME
 
 REPLICA = re.compile(r',?replica="[^"]*"')

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from server.logs import configure_logs
+from server.telemetry.logs import configure_logs
 
 
 class LogLines:

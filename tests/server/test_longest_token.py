@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from server.token_bytes import longest_token
+from nvium_core.text.token_bytes import longest_token
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, byte_tokenizer
 
 PIECES = [bytes([byte]) for byte in range(256)]

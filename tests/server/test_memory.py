@@ -6,10 +6,10 @@ from random import Random
 import pytest
 
 from nvium_core import LoadedModel, TokenStream
-from nvium_core.engine.sequence import Sequence
-from server.event_stream import EventStream
-from server.generation import Choice, Generation
-from server.record import RequestRecord
+from nvium_core.engine.schedule.sequence import Sequence
+from server.generation.generation import Choice, Generation
+from server.http.event_stream import EventStream
+from server.telemetry.record import RequestRecord
 from tests.server.generating import PATHS, asking
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.raw_client import asked, connected

@@ -5,13 +5,13 @@ import pytest
 
 from nvium_core import InvalidRequest, LoadedModel
 from nvium_core.engine.worker import IDLE_WAIT_SECONDS
-from server.admission import Admission, draining, stopped
 from server.app import create_app, listen
 from server.errors import BodiesTooLarge, BodyTooLarge, DeadlineExceeded, InvalidKey, Overloaded, RateLimited
-from server.metrics import REASONS, Outcome
-from server.record import REJECTED
+from server.http.admission import Admission, draining, stopped
 from server.replicas.relay import nobody
 from server.settings import Settings, read_settings
+from server.telemetry.metrics import REASONS, Outcome
+from server.telemetry.record import REJECTED
 from tests.byte_model import EXIT_LAYERS, NAME
 from tests.server.live_server import LiveServer, live_server, wait_until
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from nvium_core import LoadedModel
-from server.keys import parsed, read_keys
+from server.http.keys import parsed, read_keys
 from server.settings import Settings, SettingsError, read_settings
+from tests.server.http.test_keys import bearer
 from tests.server.live_server import live_server, wait_until
 from tests.server.log_lines import log_lines
 from tests.server.server_process import server_process
-from tests.server.test_keys import bearer
 
 SECRET = "sk-never-told"
 OPTIONS: dict[str, Any] = {

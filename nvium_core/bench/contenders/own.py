@@ -6,10 +6,10 @@ from typing import Any
 
 from nvium_core.bench.contenders.contender import Contender, Race, Spoken
 from nvium_core.bench.harness import timed
-from nvium_core.engine.attention import best_page_size
+from nvium_core.engine.device.layers.attention import best_page_size
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
-from nvium_core.engine.policies import Optimal
+from nvium_core.engine.schedule.policies import Optimal
 from nvium_core.model.nvium import NviumForCausalLM
 
 

@@ -1,12 +1,16 @@
 """What holds of one server holds of many processes behind one address: its tests, asked of a front."""
 
-from tests.server.test_chat import (
+from tests.server.generation.test_structured_outputs import (
+    test_an_answer_matches_its_expression_or_is_one_of_the_choices,
+)
+from tests.server.http.test_disconnects import test_a_client_is_missed_within_a_second_however_it_leaves
+from tests.server.routes.test_chat import (
     test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason as test_a_chat_streams_in_order,
 )
-from tests.server.test_chat import (
+from tests.server.routes.test_chat import (
     test_a_strict_client_accepts_a_whole_response as test_a_strict_client_accepts_a_whole_chat,
 )
-from tests.server.test_completions import (
+from tests.server.routes.test_completions import (
     test_a_body_is_json_as_curl_sends_it_too,
     test_a_prompt_in_a_list_and_choice_zero_behave_as_if_sent_alone,
     test_a_prompt_seen_before_is_taken_from_the_cache,
@@ -18,7 +22,10 @@ from tests.server.test_completions import (
     test_usage_is_streamed_only_when_asked_for,
     test_without_a_seed_requests_differ,
 )
-from tests.server.test_disconnects import test_a_client_is_missed_within_a_second_however_it_leaves
+from tests.server.routes.test_tokenize import (
+    test_a_long_text_does_not_hold_up_others,
+    test_the_tokens_of_messages_are_those_of_a_chats_prompt,
+)
 from tests.server.test_limits import (
     test_a_body_is_awaited_as_the_client_expects,
     test_a_body_may_be_as_long_as_allowed_and_not_a_byte_longer,
@@ -28,7 +35,6 @@ from tests.server.test_limits import (
     test_requests_sent_together_are_answered_in_turn,
     test_what_is_no_http_is_refused_in_the_form_of_all_errors,
 )
-from tests.server.test_logprobs import test_an_echoed_prompt_is_scored_with_null_first
 from tests.server.test_operations import (
     test_a_strict_client_lists_and_finds_the_model,
     test_metrics_count_what_was_served,
@@ -42,9 +48,5 @@ from tests.server.test_refusals import (
     test_unknown_routes_and_methods_answer_in_the_same_form,
     test_what_is_wrong_is_refused_with_the_name_of_its_field,
 )
-from tests.server.test_structured_outputs import test_an_answer_matches_its_expression_or_is_one_of_the_choices
-from tests.server.test_tokenize import (
-    test_a_long_text_does_not_hold_up_others,
-    test_the_tokens_of_messages_are_those_of_a_chats_prompt,
-)
 from tests.server.test_tools import test_a_strict_client_gets_a_call_of_the_named_function
+from tests.server.writers.test_logprobs import test_an_echoed_prompt_is_scored_with_null_first

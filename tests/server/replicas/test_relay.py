@@ -12,12 +12,12 @@ from starlette.middleware import Middleware
 
 from nvium_core import LoadedModel
 from server.app import assemble, uvicorn_config
-from server.drain import DrainingServer
-from server.keys import Key
+from server.generation.service import Service
+from server.http.drain import DrainingServer
+from server.http.keys import Key
 from server.replicas.front import Front, front_app
 from server.replicas.pool import Address
 from server.replicas.trust import FromFront
-from server.service import Service
 from server.settings import Settings
 from tests.server.live_server import live_server, wait_until
 from tests.server.raw_client import Answer, asked, connected, post, request

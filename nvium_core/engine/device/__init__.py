@@ -1,0 +1,1 @@
+"""How a Step is carried out: everything that touches tensors."""

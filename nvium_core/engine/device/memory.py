@@ -1,0 +1,113 @@
+"""How much memory the key/value cache may take, and how much a page of it takes, in bytes. Allocates nothing.
+
+A size is text: a number and a unit, decimal ("512MB", "1.5GB") or binary ("2GiB"), or a share of the device's memory
+("10%"). The CPU's memory is what this process may use, which in a container is less than the machine has.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+
+from nvium_core.engine.device.layers.attention import best_page_size
+from nvium_core.engine.params import DEFAULT_CACHE_MEMORY, EngineConfig, require
+from nvium_core.model.config import NviumConfig
+
+SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.IGNORECASE)
+DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The pages of a key/value cache, the bytes they take, and those of the device."""
+
+    num_pages: int
+    page_size: int
+    num_bytes: int
+    device_bytes: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions it holds."""
+        return self.num_pages * self.page_size
+
+    def __str__(self) -> str:
+        share = self.num_bytes / self.device_bytes
+        return f"{self.num_tokens:,} tokens, {self.num_bytes / 1e9:.3g} GB ({share:.1%} of the device's memory)"
+
+
+def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: torch.Tensor) -> CacheSize:
+    """The cache that an engine's configuration asks for; `like` is one of the model's tensors.
+
+    Raises `InvalidRequest` for a budget that does not hold a single page.
+    """
+    page_size = best_page_size(like) if config.page_size is None else config.page_size
+    bytes_each = page_bytes(model, page_size, like.dtype)
+    budget = DEFAULT_CACHE_MEMORY if config.cache_memory is None else config.cache_memory
+    affordable = parse_cache_memory(budget, like.device) // bytes_each
+    if config.cache_tokens is not None:
+        num_pages = -(-config.cache_tokens // page_size)
+    elif config.cache_memory is not None:
+        num_pages = affordable
+    else:
+        num_pages = min(affordable, config.max_sequences * -(-context // page_size))
+    require(num_pages >= 1, "cache_memory", f"{config.cache_memory} does not hold one page of {bytes_each:,} bytes")
+    size = CacheSize(num_pages, page_size, num_pages * bytes_each, device_memory(like.device))
+    message = f"{num_pages * page_size:,} need {size.num_bytes:,} bytes, more than the device has"
+    require(size.num_bytes <= size.device_bytes, "cache_tokens", message)
+    return size
+
+
+def parse_cache_memory(text: str, device: torch.device) -> int:
+    """Bytes. Raises `InvalidRequest` naming `cache_memory` for what is no size, is nothing, or exceeds the device."""
+    parts = SIZE.fullmatch(text)
+    example = "must be a size such as 512MB, 2GiB or 10%"
+    require(parts is not None, "cache_memory", f"{example}, got {text!r}")
+    assert parts is not None
+    number, unit, whole = Fraction(parts[1]), parts[2].lower(), device_memory(device)
+    size = int(number * whole / 100 if unit == "%" else number * unit_bytes(unit))
+    require(size >= 1, "cache_memory", f"{example}, got {text!r}, which is nothing")
+    require(size <= whole, "cache_memory", f"{text} is more than the {whole:,} bytes of {device}")
+    return size
+
+
+def unit_bytes(unit: str) -> int:
+    return (BINARY if "i" in unit else DECIMAL)[unit[0]]
+
+
+def device_memory(device: torch.device) -> int:
+    """All bytes of the device, free or not; on the CPU those that this process may use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    membership = MEMBERSHIP.read_text(encoding="utf-8") if MEMBERSHIP.exists() else ""
+    return min([installed, *control_group_limits(CONTROL_GROUPS, membership)])
+
+
+def control_group_limits(root: Path, membership: str) -> Iterator[int]:
+    """Limits in bytes of the process's control groups, versions 1 and 2, and of all that contain them.
+
+    In a container the groups are mounted at their own place, so what `membership` says may not be there.
+    """
+    for line in membership.splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers in ("", "memory"):
+            top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            own = Path(group.lstrip("/"))
+            files = [top / place / name for place in (own, *own.parents)]
+            yield from (int(text) for file in files if file.exists() and (text := file.read_text().strip()).isdigit())
+
+
+def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one page of `page_size` rows: each row's keys and values in all layers, and twice its hidden state."""
+    heads = config.num_key_value_heads or config.num_attention_heads
+    numbers_per_row = 2 * config.num_hidden_layers * heads * (config.head_dim or 0) + 2 * config.hidden_size
+    return page_size * numbers_per_row * dtype.itemsize

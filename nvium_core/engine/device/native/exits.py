@@ -1,0 +1,60 @@
+"""An exit's answers for a few fronts, in two native calls: what its router says, and tokens for those who speak."""
+
+import ctypes
+from array import array
+from collections.abc import Sequence as Items
+
+import torch
+from torch import Tensor
+
+from nvium_core.engine.device.adjustments import adjust, is_adjusted
+from nvium_core.engine.device.native.draw import draw_tokens, draws, has_to_be_sorted
+from nvium_core.engine.device.native.library import PRECISIONS, native_library
+from nvium_core.engine.device.native.weights import ExitShape, Pointers, address, all_exits, narrowest
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.model.nvium import NviumForCausalLM
+
+
+class NativeExits:
+    """The exits of a model. Only for a model that `is_plain`. `weights` are given where somebody has them already."""
+
+    def __init__(self, model: NviumForCausalLM, states_2SD: Tensor, weights: Items[Pointers] | None = None) -> None:
+        library = native_library()
+        assert library is not None
+        dtype, weights_dtype = model.lm_head.weight.dtype, narrowest(model)
+        precision, names = PRECISIONS[dtype, weights_dtype], ("route", "logits", "speak")
+        self._route, self._logits, self._speak = (getattr(library, f"{name}_{precision}") for name in names)
+        self._precise = torch.promote_types(dtype, torch.float32)
+        self._weights = weights or all_exits(model, weights_dtype)
+        self._states = Pointers(list(states_2SD))
+        self._shape = ExitShape.of(model)
+
+    def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
+        """In float32 or better."""
+        count, log_w, threads = len(slots), array("d", bytes(16 * len(slots))), torch.get_num_threads()
+        x_FD = torch.empty(count, self._shape.width, dtype=self._precise)
+        own_slots, states = array("q", slots), self._states.array[(block + 1) % 2]
+        self._route(*self._of(block), states, address(own_slots), count, x_FD.data_ptr(), address(log_w), threads)
+        return x_FD, [[log_w[2 * row], log_w[2 * row + 1]] for row in range(count)]
+
+    def draw(
+        self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
+    ) -> list[int]:
+        params = [sequence.params for sequence in sequences]
+        if any(map(has_to_be_sorted, params)) or any(map(is_adjusted, sequences)):
+            logits_RV = self.logits(block, x_FD[torch.tensor(rows)]).double()
+            adjust(logits_RV, sequences)
+            return draw_tokens(logits_RV, params, uniforms)
+        asked, own_rows, tokens = draws(params, uniforms), array("q", rows), array("q", bytes(8 * len(rows)))
+        of_rows = x_FD.data_ptr(), address(own_rows), len(rows)
+        self._speak(*self._of(block), *of_rows, address(asked), address(tokens), torch.get_num_threads())
+        return tokens.tolist()
+
+    def logits(self, block: int, x_RD: Tensor) -> Tensor:
+        """Of normed rows, [R, V], float32 or better."""
+        logits_RV = x_RD.new_empty(len(x_RD), self._shape.vocab_size)
+        self._logits(*self._of(block), x_RD.data_ptr(), logits_RV.data_ptr(), len(x_RD), torch.get_num_threads())
+        return logits_RV
+
+    def _of(self, block: int) -> tuple[object, object]:
+        return ctypes.byref(self._shape), self._weights[block].array

@@ -1,0 +1,161 @@
+"""A Step in one native call: its rows through the block, and the junction for fronts that draw from exits as they are.
+
+A Step that says which one follows goes on to that in the same call, as long as its front does.
+
+Shapes: R rows, D width, S cache slots, F fronts.
+"""
+
+import ctypes
+import sys
+from array import array
+from collections.abc import Sequence as Items
+
+import torch
+from torch import Tensor
+
+from nvium_core.engine.device.junction import Answered, Junction
+from nvium_core.engine.device.layers.attention import PagedAttention
+from nvium_core.engine.device.native.library import PRECISIONS, native_library
+from nvium_core.engine.device.native.weights import ExitShape, Pointers, address, all_exits, block_weights, narrowest
+from nvium_core.engine.schedule.scheduler import Step
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.model.nvium import NviumForCausalLM
+
+WIDEST, LONGEST = 128, 32
+"""Rows of a Step, and of one sequence in it, that are always carried so; for more, PyTorch's products may be faster."""
+
+ANY_LENGTH = sys.maxsize
+
+GOES_ON, NOT_ASKED = -2, -3
+"""What stands in a token's place, beside `NO_TOKEN`."""
+
+
+class Shape(ctypes.Structure):
+    """As in block.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("boundary", "num_layers", "first_layer", "width", "inner", "num_heads")),
+        *((name, ctypes.c_int64) for name in ("num_key_heads", "head_size", "page_size", "num_slots")),
+        ("eps", ctypes.c_double),
+    )
+
+
+class NativeStep(ctypes.Structure):
+    """As in step.h, whose `Rows` are part of it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("shape", "layers", "exit_shape", "exit")),
+        ("num_rows", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("places", "pages", "row_tokens")),
+        ("num_fronts", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("fronts", "truncations", "log_w", "tokens")),
+        *((name, ctypes.c_double) for name in ("layer_seconds", "router_seconds", "head_seconds")),
+    )
+
+
+class NativeSteps:
+    """Over the tensors of a cache. Only for a model that `is_plain`."""
+
+    def __init__(
+        self, model: NviumForCausalLM, attention: PagedAttention, states_2SD: Tensor, *, max_sequences: int
+    ) -> None:
+        library = native_library()
+        assert library is not None
+        config, like, weights_dtype = model.config, model.lm_head.weight, narrowest(model)
+        self._run = getattr(library, f"run_{PRECISIONS[like.dtype, weights_dtype]}")
+        precise = torch.promote_types(like.dtype, torch.float32)
+        positions = torch.arange(config.max_position_embeddings)
+        cos_TP, sin_TP = (x.contiguous() for x in model.model.rotary(positions, precise))
+        embedding = model.model.embed_tokens.weight.detach().contiguous()
+        self._tensors = Pointers([attention.keys, attention.values, cos_TP, sin_TP, states_2SD, embedding])
+        self._layers = [Pointers(block_weights(model, block, weights_dtype)) for block in config.blocks]
+        self.exits = all_exits(model, weights_dtype)
+        """Where the weights of each exit are."""
+        self._exit_shape = ExitShape.of(model)
+        self._shapes = [
+            Shape(
+                boundary,
+                len(block),
+                block.start,
+                config.hidden_size,
+                config.intermediate_size,
+                config.num_attention_heads,
+                attention.keys.shape[2],
+                attention.keys.shape[3],
+                attention.page_size,
+                attention.keys.shape[1],
+                config.rms_norm_eps,
+            )
+            for boundary, block in enumerate(config.blocks)
+        ]
+        self.longest = LONGEST
+        """Rows of one sequence that are carried so, for now."""
+        self._log_w = [array("d", bytes(16 * max_sequences)) for _ in config.blocks]
+        self._tokens = [array("q", bytes(8 * max_sequences)) for _ in config.blocks]
+        self._steps = (NativeStep * config.num_exits)(*map(self._prepared, range(config.num_exits)))
+
+    def suits(self, step: Step) -> bool:
+        """Whether the native call is likely to be the faster one."""
+        return step.num_rows <= max(WIDEST, self.longest) and all(len(run.rows) <= self.longest for run in step.runs)
+
+    def run(self, step: Step) -> list[Answered]:
+        """The Step, and those that follow it as far as they were run. A front that is not answered is the caller's."""
+        steps = [step]
+        while (following := steps[-1].following) and self.suits(following) and following.runs[0].sequence.plain_draw:
+            steps.append(following)
+        kept = [self._fill(self._steps[each.block], each) for each in steps]
+        first, threads = ctypes.byref(self._steps, step.block * ctypes.sizeof(NativeStep)), torch.get_num_threads()
+        count = self._run(first, len(steps), step.goes_on_anyway, self._tensors.array, threads)
+        return [self._answered(each, fronts) for each, (fronts, *_) in zip(steps[:count], kept, strict=False)]
+
+    def _prepared(self, block: int) -> NativeStep:
+        """What is the same for all Steps of a block."""
+        return NativeStep(
+            shape=ctypes.addressof(self._shapes[block]),
+            layers=ctypes.addressof(self._layers[block].array),
+            exit_shape=ctypes.addressof(self._exit_shape),
+            exit=ctypes.addressof(self.exits[block].array),
+            log_w=address(self._log_w[block]),
+            tokens=address(self._tokens[block]),
+        )
+
+    def _fill(self, native: NativeStep, step: Step) -> tuple[list[Sequence], "array[int]", "array[float]"]:
+        """Who is asked, in this order, and what the call reads, which has to be kept until then."""
+        places: list[int] = []
+        pages: list[int] = []
+        tokens: list[int] = []
+        asked: list[Sequence] = []
+        fronts: list[int] = []
+        truncations: list[float] = []
+        for sequence, rows, reaches_front in step.runs:
+            for position in rows:
+                places += (position, len(pages))
+            pages += sequence.pages
+            if step.block == 0:
+                tokens += sequence.token_ids[rows.start : rows.stop]
+            if reaches_front and sequence.plain_draw:
+                asked.append(sequence)
+                fronts += (len(places) // 2 - 1, sequence.seed, sequence.choice)
+                truncations += sequence.plain_draw
+        assert len(asked) <= len(self._tokens[step.block])
+        whole, real = array("q", places + pages + tokens + fronts), array("d", truncations)
+        first = address(whole)
+        native.num_rows, native.num_fronts = len(places) // 2, len(asked)
+        native.places = first
+        native.pages = first = first + 8 * len(places)
+        first += 8 * len(pages)
+        native.row_tokens = first if tokens else None
+        native.fronts = first + 8 * len(tokens)
+        native.truncations = address(real)
+        return asked, whole, real
+
+    def _answered(self, step: Step, fronts: Items[Sequence]) -> Answered:
+        log_w, tokens, native = self._log_w[step.block], self._tokens[step.block], self._steps[step.block]
+        seconds = native.layer_seconds + native.router_seconds + native.head_seconds
+        if fronts and tokens[0] == NOT_ASKED:
+            return Answered(Step(step.block, [run._replace(reaches_front=False) for run in step.runs]), {}, seconds)
+        answers = {
+            sequence: Junction(None if tokens[f] == GOES_ON else tokens[f], log_w[2 * f + 1], log_w[2 * f])
+            for f, sequence in enumerate(fronts)
+        }
+        return Answered(step, answers, seconds)

@@ -1,0 +1,137 @@
+"""Who owns which page of the key/value cache. Plain accounting; the tensors are the runner's.
+
+A page holds `page_size` consecutive positions of a sequence, for all layers. Position t of a sequence lives in slot
+pages[t // page_size] · page_size + t % page_size. A page is in one of three states:
+
+    free      nobody owns it, and nothing in it is worth keeping
+    owned     by one sequence or, once it is full and has passed every block, by all that share its prefix
+    kept      full, complete, owned by nobody: found again by its content, or given away, least recently used first
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from hashlib import blake2b
+from struct import pack
+
+from nvium_core.engine.schedule.sequence import Sequence
+
+
+def slots(sequence: Sequence, positions: range, page_size: int) -> list[int]:
+    """Where these positions live."""
+    return [sequence.pages[t // page_size] * page_size + t % page_size for t in positions]
+
+
+class PagePool:
+    """`keeps_pages` False: a page's content is forgotten with its owner, and nobody shares."""
+
+    def __init__(self, num_pages: int, page_size: int, *, keeps_pages: bool = True) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.keeps_pages = keeps_pages
+        self.num_rows_found = 0
+        """Rows that were not computed because their pages were found."""
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._kept: dict[int, None] = {}  # in the order of their last use
+        self._num_owners = [0] * num_pages
+        self._page_named: dict[bytes, int] = {}
+        self._name_of: dict[int, bytes] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be had, those kept for their content among them."""
+        return len(self._free) + len(self._kept)
+
+    @property
+    def usage(self) -> float:
+        """Share of pages that somebody owns."""
+        return 1 - self.num_free / self.num_pages
+
+    def num_pages_for(self, num_positions: int) -> int:
+        return -(-num_positions // self.page_size)
+
+    def num_rows_in_full_pages(self, num_positions: int) -> int:
+        return num_positions // self.page_size * self.page_size
+
+    def grow(self, sequence: Sequence, num_positions: int) -> bool:
+        """Give the sequence pages for its first `num_positions`; False, and nothing done, if too few are to be had."""
+        missing = self.num_pages_for(num_positions) - len(sequence.pages)
+        if missing > self.num_free:
+            return False
+        sequence.pages.extend(self._take() for _ in range(missing))
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        """Take all pages back. Later ones are given away before earlier ones, without which nobody could find them."""
+        for page in reversed(sequence.pages):
+            self._num_owners[page] -= 1
+            if self._num_owners[page] == 0:
+                if page in self._name_of:
+                    self._kept[page] = None
+                else:
+                    self._free.append(page)
+        sequence.pages.clear()
+
+    def publish(self, sequence: Sequence, since: int) -> None:
+        """Let others find the pages that the rows from `since` on have completed, unless the like are known."""
+        complete = sequence.filled[-1] // self.page_size if self.keeps_pages else 0
+        for index in range(since // self.page_size, complete):
+            name, page = self._names(sequence, complete)[index], sequence.pages[index]
+            if name not in self._page_named and page not in self._name_of:
+                self._page_named[name] = page
+                self._name_of[page] = name
+
+    def forget(self, sequence: Sequence) -> None:
+        """Let nobody find the sequence's pages any more, because what is in them cannot be trusted."""
+        for page in sequence.pages:
+            if page in self._name_of:
+                del self._page_named[self._name_of.pop(page)]
+
+    def find(self, sequence: Sequence) -> list[int]:
+        """The pages, complete in every block, that already hold the sequence's first rows."""
+        found = []
+        for name in self._names(sequence, sequence.num_cacheable_rows // self.page_size):
+            if name not in self._page_named:
+                break
+            found.append(self._page_named[name])
+        return found
+
+    def num_free_without(self, pages: Iterable[int]) -> int:
+        """Pages that could still be had if these were owned."""
+        return self.num_free - sum(page in self._kept for page in pages)
+
+    def share(self, sequence: Sequence, pages: list[int]) -> None:
+        """Start the sequence, which has no pages yet, on those that were found for it."""
+        for page in pages:
+            self._kept.pop(page, None)
+            self._num_owners[page] += 1
+        sequence.pages = list(pages)
+        sequence.start_at(len(pages) * self.page_size)
+        self.num_rows_found += len(pages) * self.page_size
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Assert that every page is free, kept, or owned by just the sequences that list it, and names are unique."""
+        owners = Counter(page for sequence in sequences for page in sequence.pages)
+        counted = {page: count for page, count in enumerate(self._num_owners) if count}
+        assert counted == owners, "a page is leaked, or owned more often than counted"
+        assert sorted([*owners, *self._free, *self._kept]) == list(range(self.num_pages)), "a page is lost or doubled"
+        assert {page: name for name, page in self._page_named.items()} == self._name_of, "a page has a wrong name"
+        assert self._kept.keys() <= self._name_of.keys() and not self._name_of.keys() & {*self._free}
+
+    def _take(self) -> int:
+        """A page for one owner; the least recently used of those kept, if none is free."""
+        if self._free:
+            page = self._free.pop()
+        else:
+            page = next(iter(self._kept))
+            del self._kept[page], self._page_named[self._name_of.pop(page)]
+        self._num_owners[page] = 1
+        return page
+
+    def _names(self, sequence: Sequence, num_pages: int) -> list[bytes]:
+        """Digests of the first pages: each of its tokens and of all before them."""
+        names = sequence.page_digests
+        for index in range(len(names), num_pages):
+            tokens = sequence.token_ids[index * self.page_size : (index + 1) * self.page_size]
+            before = names[-1] if names else b""
+            names.append(blake2b(before + pack(f"<{len(tokens)}q", *tokens), digest_size=32).digest())
+        return names[:num_pages]

@@ -1,0 +1,69 @@
+"""Which block next, as a problem to be solved: what running a block costs, and how often tokens leave after it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nvium_core.engine.schedule.costs import Line, StepCosts
+from nvium_core.engine.schedule.exit_frequencies import reach_probabilities
+
+Floats = NDArray[np.float64]
+
+MAX_ROWS_PER_VISIT = 64.0
+"""Rows one sequence is thought to bring along at most, however rarely its block is reached."""
+
+COST_TOLERANCE, EXIT_TOLERANCE = 0.10, 0.05
+"""How far a cost (relative to all) and an exit probability may move before the problem is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Hashable, so that solutions can be kept: per block points of t_k(r) as (rows, seconds), w_k and the junction's
+    costs; and the engine's own."""
+
+    points: tuple[tuple[tuple[int, float], ...], ...]
+    exit_probabilities: tuple[float, ...]
+    junctions: tuple[Line, ...]
+    own: Line
+
+    @classmethod
+    def of(cls, costs: StepCosts, exit_probabilities: Sequence[float]) -> Self:
+        points = tuple(tuple(block.items()) for block in costs.points.values())
+        return cls(points, tuple(exit_probabilities), tuple(costs.junctions), costs.own)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.exit_probabilities)
+
+    def rounded(self) -> Self:
+        """The same problem to two digits, in units of all blocks' first points: no policy depends on the unit."""
+        unit = sum(block[0][1] for block in self.points)
+        points = tuple(tuple((rows, _two_digits(cost / unit)) for rows, cost in block) for block in self.points)
+        *junctions, own = ((_two_digits(a / unit), _two_digits(b / unit)) for a, b in (*self.junctions, self.own))
+        return type(self)(points, tuple(round(w, 2) for w in self.exit_probabilities), tuple(junctions), own)
+
+    def is_near(self, other: "Problem") -> bool:
+        """Whether the solution of one will do for the other; both are `rounded`."""
+        ours, theirs = (np.array([cost for block in p.points for _, cost in block]) for p in (self, other))
+        moved = np.subtract(self.exit_probabilities, other.exit_probabilities)
+        return bool(np.all(np.abs(np.log(ours / theirs)) <= math.log1p(COST_TOLERANCE))) and bool(
+            np.all(np.abs(moved) <= EXIT_TOLERANCE)
+        )
+
+    def visit_seconds(self, num_sequences: int) -> Floats:
+        """What running block k for m sequences costs, [K, 0…n].
+
+        Every row passes every block once, so a visit brings 1 / P(depth ≥ k) rows on average.
+        """
+        costs = StepCosts({block: dict(points) for block, points in enumerate(self.points)}, self.junctions, self.own)
+        rows_K = [min(1 / max(p, 1e-9), MAX_ROWS_PER_VISIT) for p in reach_probabilities(self.exit_probabilities)]
+        moving = range(1, num_sequences + 1)
+        return np.array([[0.0, *(costs.seconds(k, m * rows, m) for m in moving)] for k, rows in enumerate(rows_K)])
+
+
+def _two_digits(number: float) -> float:
+    return float(f"{number:.2g}")

@@ -1,0 +1,19 @@
+"""The dense schedule: a token's row passes every block before the next token begins. Same distribution, no gain.
+
+The baseline of every speed claim.
+"""
+
+from collections.abc import Sequence as Counts
+
+from nvium_core.engine.schedule.policies.policy import Policy, deepest
+from nvium_core.engine.schedule.sequence import Sequence
+
+
+class Synchronous(Policy):
+    defers = False
+
+    def ready_block(self, sequence: Sequence) -> int:
+        return sequence.deepest_pending_block
+
+    def choose(self, num_waiting: Counts[int]) -> int:
+        return deepest(num_waiting)

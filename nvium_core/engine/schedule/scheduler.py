@@ -1,0 +1,237 @@
+"""Who runs next: admission, the choice of a Step, and preemption when pages run out. Torch-free.
+
+A run of many rows is *long*: a prompt on its way, or what an early leaver has put off. Long runs would stall everyone
+else, so while others are short they share a small part of a Step's rows, and take turns with Steps without them.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import NamedTuple
+
+from nvium_core.engine.params import EngineConfig
+from nvium_core.engine.schedule.kv_cache import PagePool
+from nvium_core.engine.schedule.policies import Policy
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.waiting_line import WaitingLine
+
+SHORT_RUN = 16
+"""Rows beyond which a run is long."""
+
+
+class Run(NamedTuple):
+    """One sequence's part of a Step: a prefix of its pending rows, and whether the front row is among them.
+
+    Only then is the junction asked afterwards.
+    """
+
+    sequence: Sequence
+    rows: range
+    reaches_front: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One block, run for some sequences.
+
+    `following` is the Step that will be scheduled next if the front goes on, or if `goes_on_anyway` whatever it does.
+    Whoever runs the one may run the other at once.
+    """
+
+    block: int
+    runs: list[Run]
+    following: "Step | None" = None
+    goes_on_anyway: bool = False
+
+    @cached_property
+    def num_rows(self) -> int:
+        return sum([len(run.rows) for run in self.runs])
+
+
+class Scheduler:
+    """Sequences wait in turn, run, and leave; of those who run the older go first.
+
+    Preempted ones wait again and lose nothing but time.
+    """
+
+    def __init__(self, policy: Policy, pool: PagePool, config: EngineConfig, *, num_blocks: int) -> None:
+        self.policy = policy
+        self.pool = pool
+        self.config = config
+        self.num_blocks = num_blocks
+        self.waiting = WaitingLine()
+        self.running: list[Sequence] = []
+        self.admitted: list[Sequence] = []
+        """Whom the last `schedule` let in."""
+        self.num_preemptions = 0
+        self._seats = list(range(config.max_sequences - 1, -1, -1))
+        self._num_steps = 0
+        self._long_ran = False
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.add(sequence)
+
+    def schedule(self) -> Step | None:
+        """The next Step, or None when there is nothing to do."""
+        self.admitted = list(self._admit())
+        while self.running:
+            ready = {sequence: self._ready_block(sequence) for sequence in self.running}
+            long = {sequence for sequence, block in ready.items() if is_long(sequence, block)}
+            block = self._choose(ready, long)
+            if runs := list(self._runs(block, ready, long)):
+                return self._note(self._with_following(Step(block, runs)), long)
+        return None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let a finished, cancelled or failed sequence go."""
+        sequence.siblings.remove(sequence)
+        if sequence.seat is None:
+            self.waiting.remove(sequence)
+        else:
+            self._vacate(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's pages and let it wait before everybody else."""
+        self._vacate(sequence)
+        sequence.reset()
+        self.waiting.put_back(sequence)
+        self.num_preemptions += 1
+
+    def prefills_for_others(self, sequence: Sequence) -> bool:
+        """Other choices of its request wait to share the prompt's pages that it is to complete."""
+        if len(sequence.siblings) == 1 or sequence.siblings[0] is not sequence or not self.pool.keeps_pages:
+            return False
+        return sequence.filled[-1] < self.pool.num_rows_in_full_pages(sequence.num_prompt_tokens - 1)
+
+    def check_integrity(self) -> None:
+        """Assert that pages and seats are each accounted for once, and that every staircase is one."""
+        self.pool.check_integrity(self.running)
+        seats = [*self._seats, *(sequence.seat for sequence in self.running)]
+        assert len(seats) == self.config.max_sequences == len({*seats}), "a seat is leaked or taken twice"
+        assert not any(sequence.pages or sequence.seat is not None for sequence in self.waiting)
+        assert len({*self.waiting}) == len(self.waiting) == len(list(self.waiting)), "somebody waits twice"
+        for sequence in self.running:
+            stairs = [sequence.num_rows, *sequence.filled]
+            assert stairs == sorted(stairs, reverse=True), "the staircase is not monotone"
+            assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
+
+    def _admit(self) -> Iterator[Sequence]:
+        """Let waiting sequences in while there are seats, and pages for the tokens of all and one each to grow into."""
+        if not (self.waiting and self._seats):
+            return
+        promised = sum(1 + self._missing_pages(sequence, len(sequence.pages)) for sequence in self.running)
+        while self._seats and (sequence := self.waiting.first(self._is_held)):
+            found = self.pool.find(sequence)
+            missing = self._missing_pages(sequence, len(found))
+            if promised + missing > self.pool.num_free_without(found):
+                return
+            promised += 1 + missing
+            self._seat(sequence, found)
+            yield sequence
+
+    def _missing_pages(self, sequence: Sequence, num_pages: int) -> int:
+        """Pages it needs for all its tokens, beyond so many."""
+        return max(0, self.pool.num_pages_for(sequence.num_tokens) - num_pages)
+
+    def _seat(self, sequence: Sequence, found: list[int]) -> None:
+        self.waiting.take(sequence)
+        self.pool.share(sequence, found)
+        sequence.note_admission()
+        sequence.seat = self._seats.pop()
+        sequence.last_step = self._num_steps
+        insort(self.running, sequence, key=attrgetter("arrival"))
+
+    def _is_held(self, sequence: Sequence) -> bool:
+        """It is to share the pages of a prompt that another choice of its request is about to complete."""
+        leader = sequence.siblings[0]
+        return leader is not sequence and self.prefills_for_others(leader)
+
+    def _ready_block(self, sequence: Sequence) -> int:
+        if sequence.must_catch_up or self.prefills_for_others(sequence):
+            return sequence.deepest_pending_block
+        return self.policy.ready_block(sequence)
+
+    def _choose(self, ready: dict[Sequence, int], long: set[Sequence]) -> int:
+        """The policy's choice, unless somebody has waited too long. Long runs count every other time."""
+        longest_waiting = min(self.running, key=attrgetter("last_step"))
+        if self._is_overdue(longest_waiting):
+            return ready[longest_waiting]
+        short = [block for sequence, block in ready.items() if sequence not in long]
+        counted = short if short and self._long_ran else list(ready.values())
+        return self.policy.choose([counted.count(block) for block in range(self.num_blocks)])
+
+    def _is_overdue(self, sequence: Sequence) -> bool:
+        return self._num_steps - sequence.last_step >= self.config.max_wait_steps
+
+    def _runs(self, block: int, ready: dict[Sequence, int], long: set[Sequence]) -> Iterator[Run]:
+        """Pending rows of those who are ready, within the row budget and the pages to be had."""
+        rows_left = chunk_left = self.config.max_rows_per_step
+        if len(long) < len(ready):
+            chunk_left = min(chunk_left, self.config.chunk_rows)
+        granted: set[Sequence] = set()
+        for sequence in self._in_turn(block, ready, long):
+            is_chunk = sequence in long
+            rows = sequence.pending_rows(block)[: min(rows_left, chunk_left) if is_chunk else rows_left]
+            if rows and sequence.seat is not None and self._make_room(sequence, rows.stop, granted):
+                rows_left -= len(rows)
+                chunk_left -= len(rows) if is_chunk else 0
+                granted.add(sequence)
+                yield Run(sequence, rows, reaches_front=rows.stop == sequence.num_tokens)
+
+    def _with_following(self, step: Step) -> Step:
+        """A lone sequence's next Steps are known but for whether its front goes on."""
+        [run, *others] = step.runs
+        sequence = run.sequence
+        may_be_joined = len(self.running) > 1 or (self.waiting and self._seats)
+        if others or may_be_joined or not run.reaches_front or sequence.needs_logprobs:
+            return step
+        following: Step | None = None
+        for block in range(self.num_blocks - 1, step.block, -1):
+            rows = range(sequence.filled[block], run.rows.stop)
+            if len(rows) > self.config.max_rows_per_step:
+                following = None
+                continue
+            following = Step(block, [Run(sequence, rows, reaches_front=True)], following, not self.policy.defers)
+        return Step(step.block, step.runs, following, not self.policy.defers)
+
+    def _in_turn(self, block: int, ready: dict[Sequence, int], long: set[Sequence]) -> list[Sequence]:
+        """Those who are overdue, then short runs, who waited longest before others, then long ones, the older first."""
+
+        def turn(sequence: Sequence) -> tuple[bool, bool, int]:
+            if self._is_overdue(sequence):
+                return False, False, sequence.last_step
+            return True, sequence in long, sequence.arrival if sequence in long else sequence.last_step
+
+        return sorted((sequence for sequence, ready_block in ready.items() if ready_block == block), key=turn)
+
+    def _make_room(self, sequence: Sequence, num_positions: int, granted: set[Sequence]) -> bool:
+        """Pages for the first `num_positions`, preempting the youngest if need be; False if it must wait itself."""
+        if num_positions <= len(sequence.pages) * self.pool.page_size:
+            return True
+        while not self.pool.grow(sequence, num_positions):
+            victim = next((s for s in reversed(self.running) if s not in granted), sequence)
+            self.preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _note(self, step: Step, long: set[Sequence]) -> Step:
+        self._num_steps += 1
+        self._long_ran = any(run.sequence in long for run in step.runs)
+        for run in step.runs:
+            run.sequence.last_step = self._num_steps
+        return step
+
+    def _vacate(self, sequence: Sequence) -> None:
+        assert sequence.seat is not None
+        self.running.remove(sequence)
+        self.pool.release(sequence)
+        self._seats.append(sequence.seat)
+        sequence.seat = None
+
+
+def is_long(sequence: Sequence, block: int) -> bool:
+    """More rows wait for this block than a short run has."""
+    return len(sequence.pending_rows(block)) > SHORT_RUN

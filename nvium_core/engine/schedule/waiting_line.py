@@ -1,0 +1,80 @@
+"""Who waits to run, and who is next: tenants take turns. Knows nothing of seats, pages or why somebody is held back.
+
+Within a tenant it is first come, first served. Whoever ran already and lost its place goes first of all. Nothing here
+takes longer when more wait; only finding the next one looks at every request that is held back.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from nvium_core.engine.schedule.sequence import Sequence
+
+Requests = OrderedDict[str, dict[Sequence, None]]
+"""By id, first come first: the choices of each that wait, in order."""
+
+
+class WaitingLine:
+    """Sequences that wait, each once."""
+
+    def __init__(self) -> None:
+        self._returned: OrderedDict[Sequence, None] = OrderedDict()
+        """Those who ran already, the last to come back first."""
+        self._tenants: OrderedDict[str, Requests] = OrderedDict()
+        """What waits for each, the tenant whose turn it is first."""
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Those who ran already, then tenant by tenant."""
+        choices = (choices for requests in self._tenants.values() for choices in requests.values())
+        return chain(self._returned, chain.from_iterable(choices))
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a newcomer behind its tenant's others; a tenant without others gets its turn after all that wait."""
+        requests = self._tenants.setdefault(sequence.tenant, OrderedDict())
+        requests.setdefault(sequence.id, {})[sequence] = None
+        self._num_waiting += 1
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Put one who ran already before everybody."""
+        self._returned[sequence] = None
+        self._returned.move_to_end(sequence, last=False)
+        self._num_waiting += 1
+
+    def first(self, is_held: Callable[[Sequence], bool]) -> Sequence | None:
+        """Who is next of those not held back; a tenant whose turn it is keeps it while its own are held.
+
+        Of newcomers that are choices of one request, those behind a held one must be held as well.
+        """
+        return next((sequence for sequence in chain(self._returned, self._heads()) if not is_held(sequence)), None)
+
+    def take(self, sequence: Sequence) -> None:
+        """Let it go to run: its tenant has had its turn, unless it had been put back."""
+        is_turn = sequence not in self._returned
+        self.remove(sequence)
+        if is_turn and sequence.tenant in self._tenants:
+            self._tenants.move_to_end(sequence.tenant)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let it go for good; nobody's turn is over."""
+        self._num_waiting -= 1
+        if sequence in self._returned:
+            del self._returned[sequence]
+        else:
+            self._remove_newcomer(sequence)
+
+    def _remove_newcomer(self, sequence: Sequence) -> None:
+        requests = self._tenants[sequence.tenant]
+        choices = requests[sequence.id]
+        del choices[sequence]
+        if not choices:
+            del requests[sequence.id]
+        if not requests:
+            del self._tenants[sequence.tenant]
+
+    def _heads(self) -> Iterator[Sequence]:
+        """The first choice that waits of every request, in turn."""
+        return (next(iter(choices)) for requests in self._tenants.values() for choices in requests.values())

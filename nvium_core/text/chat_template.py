@@ -1,0 +1,124 @@
+"""From messages to a prompt's tokens: by the tokenizer's own chat template or, where it has none, by a plain one.
+
+Special tokens come from a template only. Those that stand in messages or tools are text: each is cut after its first
+character before the template sees it, and what lies between the cuts is tokenized piece by piece.
+
+Knows no HTTP and no engine.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from nvium_core.errors import NviumError
+
+Json = dict[str, Any]
+
+LONGEST_REASON = 200
+"""Characters of a template's complaint that are told."""
+
+PLAIN_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
+"""Where the model goes on with the user's turn, after an answer to the plain template."""
+
+
+class ConversationError(NviumError, ValueError):
+    """Messages that the chat template does not take."""
+
+
+class ChatTemplate:
+    """`stops` and `stop_token_ids` end the assistant's turn, beside the model's end-of-text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self._is_plain = not tokenizer.chat_template
+        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        longest_first = sorted(map(re.escape, special), key=len, reverse=True)
+        self._special = re.compile(f"(?=(?:{'|'.join(longest_first)}))(.)", re.DOTALL) if special else None
+        end = tokenizer.eos_token_id
+        self.stops = PLAIN_STOPS if self._is_plain else ()
+        self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)
+
+    def token_ids(
+        self,
+        messages: Sequence[Json],
+        tools: Sequence[Json],
+        *,
+        adds_prompt: bool = True,
+        check: Callable[[str], object] | None = None,
+    ) -> list[int]:
+        """The tokens of the conversation, with the beginning of the assistant's turn if `adds_prompt`.
+
+        `check` sees the text before it is tokenized. Raises what that does, and `ConversationError` for what the
+        template does not take.
+        """
+        mark = secrets.token_hex(16)
+        try:
+            text = self._render(self._cut(messages, mark), self._cut(tools, mark), adds_prompt)
+            text.encode()
+        except RecursionError as error:
+            raise ConversationError("they or the tools are nested too deeply") from error
+        except UnicodeEncodeError as error:  # JSON within JSON, in a call's arguments or a tool's parameters
+            raise ConversationError("they and the tools must be valid Unicode") from error
+        if check:
+            check(text.replace(mark, ""))
+        first, *others = text.split(mark)
+        begun: list[int] = self._tokenizer(first, add_special_tokens=self._is_plain).input_ids
+        pieces = self._tokenizer.backend_tokenizer.encode_batch_fast(others, add_special_tokens=False)
+        return list(chain(begun, *(piece.ids for piece in pieces)))
+
+    def _cut(self, said: Any, mark: str) -> Any:
+        """The same with a mark inside every special token."""
+        if isinstance(said, str):
+            return self._special.sub(rf"\g<1>{mark}", said) if self._special else said
+        if isinstance(said, dict):
+            return {self._cut(name, mark): self._cut(value, mark) for name, value in said.items()}
+        return [self._cut(item, mark) for item in said] if isinstance(said, list | tuple) else said
+
+    def _render(self, messages: list[Json], tools: list[Json], adds_prompt: bool) -> str:
+        if self._is_plain:
+            return plain(messages, tools, adds_prompt)
+        functions: list[Any] | None = tools or None
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, tools=functions, add_generation_prompt=adds_prompt, tokenize=False
+            )
+        except Exception as error:  # a template may do anything with what it is given
+            raise ConversationError(f"the model's chat template refuses them{reason(error)}") from error
+        assert isinstance(text, str)
+        return text
+
+
+def plain(messages: Sequence[Json], tools: Sequence[Json], adds_prompt: bool) -> str:
+    """Turns as in a script: a line that says whose it is, its text, an empty line.
+
+    What the system says stands alone, before it the functions there are, one in a line. A name is put in brackets
+    behind the role; a call is written as one is generated.
+    """
+    turns = ["\n".join(["Functions:", *(json_text(tool["function"]) for tool in tools)])] if tools else []
+    turns += [plain_turn(message) for message in messages]
+    return "".join(f"{turn}\n\n" for turn in turns) + ("Assistant:\n" if adds_prompt else "")
+
+
+def plain_turn(message: Json) -> str:
+    calls = [json_text(call["function"]) for call in message.get("tool_calls", ())]
+    lines = [text for text in (message["content"], *calls) if text]
+    name = f" ({message['name']})" if "name" in message else ""
+    heading = [] if message["role"] == "system" and not name else [f"{message['role'].capitalize()}{name}:"]
+    return "\n".join(heading + lines)
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def reason(error: Exception) -> str:
+    """What a template says about what it was given; nothing about code."""
+    if not isinstance(error, TemplateError) or not error.message:
+        return ""
+    return f": {error.message[:LONGEST_REASON]}"

@@ -1,0 +1,1 @@
+"""Conversations as training data: from stories to packed windows of tokens."""

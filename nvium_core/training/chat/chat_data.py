@@ -1,0 +1,86 @@
+"""From a data file to what a model is tuned on: stories become instructions, chats stay what they are.
+
+A run keeps its examples in its folder, and their origin beside them.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from transformers import PreTrainedTokenizerBase
+
+from nvium_core.training.chat.conversations import Conversation, read_conversations
+from nvium_core.training.chat.examples import Example, example, load_examples, save_examples
+from nvium_core.training.chat.instructions import instructions
+from nvium_core.training.chat.packing import PackedConversations
+from nvium_core.training.data import DataError, Diet, read_documents
+from nvium_core.training.errors import TrainingError
+from nvium_core.training.initial import given_tokenizer
+from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.tokens import check_origin, text_origin
+
+CHAT_SUFFIXES = (".jsonl", ".jsonl.xz")
+
+
+def prepare_conversations(
+    recipe: Recipe, data: Path, folder: Path
+) -> tuple[PreTrainedTokenizerBase, PackedConversations]:
+    """The tokenizer and the packed conversations, these from the folder if an earlier start left them there."""
+    tokenizer = given_tokenizer(recipe)
+    if tokenizer is None:
+        raise TrainingError("conversations need a tokenizer that is there before them: set initial or tokenizer")
+    examples_file, origin_file = folder / "examples.npz", folder / "text.json"
+    origin = text_origin(recipe, data)
+    if examples_file.exists():
+        check_origin(origin_file, origin)
+    else:
+        examples = chat_examples(data, tokenizer, recipe.shape.context, recipe.diet, recipe.seed)
+        origin_file.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+        save_examples(examples_file, examples)
+    return tokenizer, PackedConversations(load_examples(examples_file), tokenizer.eos_token_id, recipe.seed)
+
+
+def validation_conversations(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedConversations:
+    """The first conversations of a text that is not trained on, up to the recipe's `validation_tokens`."""
+    examples = chat_examples(data, tokenizer, recipe.shape.context, Diet(), seed=0)
+    ends = accumulate(len(each) for each in examples)
+    kept = [each for each, end in zip(examples, ends, strict=True) if end <= recipe.validation_tokens]
+    return PackedConversations(kept or examples[:1], tokenizer.eos_token_id)
+
+
+def chat_examples(path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int) -> list[Example]:
+    """Examples of at most `context` tokens, from a chat file (by its suffix) or a text file of stories.
+
+    `diet` and `seed` are for stories. What is longer is left out, which stderr is told. Raises `DataError` naming the
+    file, and the line of a chat file, that cannot be used.
+    """
+    console = Console(stderr=True)
+    found = list(track(encoded(path, tokenizer, context, diet, seed), "encoding", console=console, transient=True))
+    fitting = [each for each in found if len(each) <= context]
+    if not fitting:
+        raise DataError(f"{path}: no conversation fits a context of {context} tokens")
+    if len(fitting) < len(found):
+        console.print(f"{path}: {len(found) - len(fitting)} of {len(found)} conversations exceed the context, left out")
+    return fitting
+
+
+def encoded(path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int) -> Iterator[Example]:
+    for place, conversation in located(path, tokenizer, context, diet, seed):
+        try:
+            yield example(conversation, tokenizer)
+        except DataError as error:
+            raise DataError(f"{path}, {place}: {error}") from error
+
+
+def located(
+    path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int
+) -> Iterator[tuple[str, Conversation]]:
+    """Each conversation behind the words that say where it comes from."""
+    if path.name.endswith(CHAT_SUFFIXES):
+        yield from ((f"line {line}", conversation) for line, conversation in read_conversations(path).items())
+    else:
+        made = instructions(read_documents(path), diet, tokenizer, context, seed)
+        yield from ((f"conversation {number}", conversation) for number, conversation in enumerate(made, 1))

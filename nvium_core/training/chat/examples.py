@@ -1,0 +1,91 @@
+"""Examples to tune on: conversations as tokens, of which the assistant's count.
+
+Prompts are tokenized as the server does it, by the tokenizer's chat template, so a model meets in use exactly what it
+was tuned on. Shapes: T tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from nvium_core.training.chat.conversations import Conversation, Message
+from nvium_core.training.data import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A conversation's tokens [T], and which the assistant says [T]: its answers and the end-of-text behind each."""
+
+    tokens: NDArray[np.int64]
+    is_answer: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def prompt_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What the model continues when it is the assistant's turn."""
+    text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    assert isinstance(text, str)
+    return tokenizer.encode(text, add_special_tokens=False, verbose=False)
+
+
+def example(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> Example:
+    """The tokens of a conversation up to its last answer.
+
+    Raises `DataError` if a message holds a special token, or if the chat template changes an answer once another
+    message follows it, so that no one sequence of tokens holds them all.
+    """
+    check_plain(conversation, tokenizer)
+    tokens, is_answer = list[int](), list[bool]()
+    for index, message in enumerate(conversation):
+        if message["role"] != "assistant":
+            continue
+        prompt = prompt_tokens(conversation[:index], tokenizer)
+        if prompt[: len(tokens)] != tokens:
+            raise DataError("the chat template changes an answer when another message follows; give each its own line")
+        answer = answer_tokens(message["content"], tokenizer)
+        is_answer += [False] * (len(prompt) - len(tokens)) + [True] * len(answer)
+        tokens = prompt + answer
+    return Example(np.array(tokens), np.array(is_answer))
+
+
+def answer_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What the assistant says, and the end of its turn."""
+    return [*tokenizer.encode(text, add_special_tokens=False, verbose=False), tokenizer.eos_token_id]
+
+
+def check_plain(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Special tokens come from the template only; the server reads those in messages as text."""
+    for message in conversation:
+        for token in tokenizer.all_special_tokens:
+            if token in message["content"]:
+                raise DataError(f"a message holds the special token {token}")
+
+
+def save_examples(path: Path, examples: Sequence[Example]) -> None:
+    """Write an .npz file, whole or not at all."""
+    partial = path.with_name(f"partial-{path.name}")
+    np.savez(
+        partial,
+        tokens=np.concatenate([example.tokens for example in examples]),
+        is_answer=np.concatenate([example.is_answer for example in examples]),
+        lengths=[len(example) for example in examples],
+    )
+    partial.replace(path)
+
+
+def load_examples(path: Path) -> list[Example]:
+    """What `save_examples` wrote. Raises `DataError` naming a file that is damaged."""
+    try:
+        with path.open("rb") as file, np.load(file) as arrays:
+            ends = arrays["lengths"].cumsum()[:-1]
+            parts = (np.split(arrays[name], ends) for name in ("tokens", "is_answer"))
+            return [Example(*example) for example in zip(*parts, strict=True)]
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise DataError(f"{path}: damaged ({error!r})") from error

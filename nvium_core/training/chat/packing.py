@@ -1,0 +1,74 @@
+"""Conversations packed into windows, none of them cut, with the interface of a packed stream of text.
+
+A batch depends on (examples, seed, step) only, so a resumed run sees exactly what an uninterrupted one would have seen.
+Shapes: B windows, T tokens, F fields of a batch.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nvium_core.training.chat.examples import Example
+from nvium_core.training.data import Batch, DataError, permuted
+
+
+class PackedConversations:
+    """Examples in windows that each hold several, drawn in an order that depends on the seed alone."""
+
+    def __init__(self, examples: Sequence[Example], end_token: int, seed: int = 0) -> None:
+        self.examples, self.end_token, self.seed = examples, end_token, seed
+        self._num_rows = tuple(len(example) - 1 for example in examples)
+
+    def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
+        """Windows first_window … first_window + num_windows − 1 of the endless shuffled sequence of windows.
+
+        What remains empty of a window is filled with end-of-text, which does not count. Raises `DataError` if an
+        example is longer than the context.
+        """
+        windows = packed(self._num_rows, context)
+        numbers = range(first_window, first_window + num_windows)
+        places = [permuted(n % len(windows), len(windows), (self.seed, n // len(windows))) for n in numbers]
+        window_BFT = torch.from_numpy(np.stack([self._window(windows[place], context) for place in places]))
+        inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT = window_BFT.unbind(1)
+        return Batch(inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT.bool())
+
+    def num_windows(self, context: int) -> int:
+        """Windows per epoch."""
+        return len(packed(self._num_rows, context))
+
+    def _window(self, numbers: Sequence[int], context: int) -> NDArray[np.int64]:
+        """A window's fields [F, T], in the order of a batch's. All tokens of an example but its last are inputs."""
+        window_FT = np.full((5, context), self.end_token)
+        inputs_T, targets_T, positions_T, documents_T, counted_T = window_FT
+        positions_T[:], documents_T[:], counted_T[:] = np.arange(context), len(numbers), False
+        start = 0
+        for document, number in enumerate(numbers):
+            example = self.examples[number]
+            rows = slice(start, start := start + self._num_rows[number])
+            inputs_T[rows], targets_T[rows] = example.tokens[:-1], example.tokens[1:]
+            positions_T[rows], documents_T[rows] = np.arange(self._num_rows[number]), document
+            counted_T[rows] = example.is_answer[1:]
+        return window_FT
+
+
+@cache
+def packed(num_rows: tuple[int, ...], context: int) -> list[list[int]]:
+    """Which examples share a window: the longest first, each put where it leaves the least room."""
+    if max(num_rows) > context:
+        raise DataError(f"a conversation of {max(num_rows) + 1} tokens is too long for a context of {context}")
+    windows = list[list[int]]()
+    rooms = list[tuple[int, int]]()  # sorted; (rows that a window has left, its number)
+    for number in sorted(range(len(num_rows)), key=num_rows.__getitem__, reverse=True):
+        place = bisect_left(rooms, (num_rows[number], 0))
+        if place < len(rooms):
+            room, window = rooms.pop(place)
+        else:
+            room, window = context, len(windows)
+            windows.append([])
+        windows[window].append(number)
+        insort(rooms, (room - num_rows[number], window))
+    return windows

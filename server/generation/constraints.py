@@ -1,0 +1,119 @@
+"""Answers that must have a form: compiles grammars into constraints on tokens, by llguidance.
+
+Knows a tokenizer, and nothing of models, sequences or HTTP.
+"""
+
+import re
+from collections.abc import Collection
+from contextlib import suppress
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.hf import from_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from nvium_core import Constraint
+from server.errors import InvalidField
+from server.generation.grammars import Grammar, UnusableGrammar
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,
+    max_items_in_row=2_500,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=25_000,
+    verbose_errors=False,
+)
+"""What compiling and one token may take; most bound time on the device thread, where constraints are asked."""
+
+LONGEST_REASON = 200
+
+PLACE = re.compile(r"^at \d+\(\d+\): ")
+LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)
+DETAIL = re.compile(r"^error: (.*)$", re.MULTILINE)
+
+
+class Constraints:
+    """Compiles for one tokenizer and its end-of-text. Making one takes seconds where the vocabulary is large."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, end_token_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._added = frozenset(tokenizer.added_tokens_decoder)
+        self._tokens: LLTokenizer | None = None
+        with suppress(ValueError):  # it is neither byte-level nor falls back to bytes
+            self._tokens = from_tokenizer(tokenizer, eos_token=sorted(end_token_ids) or None)
+
+    def compile(self, field: str, grammar: Grammar) -> Constraint:
+        """The constraint that answers obey. Takes milliseconds, at worst a good part of a second, so not on a loop.
+
+        Raises `InvalidField`, naming the field, for what is malformed, unsupported, too large or satisfied by nothing.
+        A constraint is for one request: all its forks share tables, and end together where those reach their limits.
+        """
+        matcher = self._matcher(field, grammar)
+        if matcher.is_error():
+            raise InvalidField(field, reason(matcher.get_error()))
+        if error := first_error(matcher):
+            raise InvalidField(field, "no text satisfies it" if "NoExtension" in error else "it is too complex")
+        return GrammarConstraint(matcher)
+
+    def _matcher(self, field: str, grammar: Grammar) -> LLMatcher:
+        if self._tokens is None:
+            raise InvalidField(field, "answers of this model cannot be given a form: its tokens are not made of bytes")
+        try:
+            return LLMatcher(self._tokens, grammar.text(), log_level=0, limits=LIMITS)
+        except UnusableGrammar as error:
+            raise InvalidField(field, str(error)) from error
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text; of a special token, its name; of one that the tokenizer lacks, nothing."""
+        if token_id >= len(self._tokenizer):
+            return b""
+        if self._tokens is None:
+            return str(self._tokenizer.decode([token_id])).encode()
+        decoded = self._tokens.decode_bytes([token_id])
+        is_marked = self._tokens.is_special_token(token_id) and token_id not in self._added
+        return b"\xff" + decoded if is_marked else decoded
+
+
+class GrammarConstraint:
+    """A place in a text that obeys a grammar. Raises `RuntimeError` where following it further would cost too much."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def is_over(self) -> bool:
+        return self._matcher.is_stopped()
+
+    def allowed(self) -> bytes:
+        mask = self._matcher.compute_bitmask()
+        self._check()
+        return mask
+
+    def advance(self, token_id: int) -> None:
+        self._matcher.consume_token(token_id)
+        self._check()
+
+    def fork(self) -> "GrammarConstraint":
+        return GrammarConstraint(self._matcher.deep_copy())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():  # its message may quote the text
+            raise RuntimeError(f"the grammar cannot be followed further: {self._matcher.stop_reason()}")
+
+
+def first_error(matcher: LLMatcher) -> str:
+    """What goes wrong with the first token, or behind it, where an object has all its properties to choose from."""
+    probe = matcher.deep_copy()
+    mask = int.from_bytes(probe.compute_bitmask(), "little")
+    if not probe.is_error():
+        probe.consume_token((mask & -mask).bit_length() - 1)
+    return probe.get_error()
+
+
+def reason(error: str) -> str:
+    """What llguidance has against a grammar, in a line."""
+    text = LISTING.sub("", PLACE.sub("", error))
+    detail = DETAIL.search(text)
+    line = detail.group(1) if detail else text.removeprefix("failed to compile JSON schema: ").split("\n")[0]
+    return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]}…"

@@ -1,0 +1,237 @@
+"""What an app serves with: one model on its device thread, and the bookkeeping around it. Knows no HTTP."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from nvium_core import Constraint, Engine, EngineConfig, EngineWorker, InvalidRequest, LoadedModel, SamplingParams
+from nvium_core.text.chat_template import ChatTemplate
+from nvium_core.text.token_bytes import TokenBytes, longest_token
+from server.errors import InvalidField, ModelNotFound
+from server.generation.choice_text import Prompt
+from server.generation.constraints import Constraints
+from server.http.admission import Admission, draining, stopped
+from server.schemas.formats import Form
+from server.schemas.generation import Limits
+from server.schemas.models import Model
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
+
+Result = TypeVar("Result")
+
+log = structlog.get_logger("nvium.server")
+
+ALIAS = "default"
+MAX_ALTERNATIVES = 2_000_000
+"""Log-probabilities of other tokens that one answer may hold, at some 200 bytes each."""
+
+LONG_TEXT = 10_000
+"""Characters beyond which a text is tokenized off the event loop."""
+
+NUM_ASIDE = 2
+"""Threads that tokenize what is long and compile forms, for those who want an answer of the model."""
+
+WARM_UP_TOKENS = 4
+FINGERPRINT_SAMPLES = 64
+
+
+class Service:
+    """Raises `InvalidRequest` for settings that the model cannot be run with."""
+
+    def __init__(self, loaded: LoadedModel, settings: Settings) -> None:
+        self.settings = settings
+        self.name = loaded.name
+        self.created = int(time.time())
+        self.num_layers = loaded.model.config.num_hidden_layers
+        self.vocab_size = loaded.model.config.vocab_size
+        self.exit_layers = list(loaded.model.config.exit_layers or [])
+        self.engine = Engine(loaded.model, engine_config(settings))
+        self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
+        self.worker = EngineWorker(self.engine, observe=self.metrics.observe_step)
+        self.metrics.watch(lambda: self.worker.state, lambda: self.worker.seconds_since_progress)
+        self.admission = Admission(settings.max_sequences + settings.max_queue)
+        self.fingerprint = fingerprint(loaded, settings)
+        self._tokenize = loaded.tokenizer
+        self.tokenizer = loaded.tokenizer.backend_tokenizer
+        self.constraints = Constraints(loaded.tokenizer, self.engine.end_token_ids)
+        self.vocabulary = TokenBytes(self.constraints.token_bytes)
+        self.chat_template = ChatTemplate(loaded.tokenizer)
+        self._longest_token = longest_token(self.tokenizer)
+        self.limits = Limits(**{name: getattr(settings, name) for name in Limits.model_fields})
+        self._aside = ThreadPoolExecutor(NUM_ASIDE, thread_name_prefix="nvium-aside")
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="nvium-tokenize")
+        self.is_warm = False
+
+    def introduce(self) -> None:
+        """Say what is served and what its cache takes."""
+        cache = self.engine.cache_size
+        log.info(
+            "serving",
+            model=self.name,
+            fingerprint=self.fingerprint,
+            context=self.engine.context,
+            max_sequences=self.settings.max_sequences,
+            cache=str(cache),
+            cache_bytes=cache.num_bytes,
+            cache_pages=cache.num_pages,
+        )
+        if cache.num_tokens < self.engine.context:
+            log.warning("the cache is smaller than the context; longer requests are refused", tokens=cache.num_tokens)
+
+    def warm_up(self) -> None:
+        """Run a few tokens through every block and measure what Steps cost, before the device thread starts."""
+        num_tokens = min(WARM_UP_TOKENS, self.engine.context - 1)
+        self.engine.generate([[0]], SamplingParams(max_tokens=num_tokens, seed=0, ignore_eos=True))
+        costs = self.engine.calibrate()
+        log.info(
+            "calibrated",
+            block_ms=milliseconds(costs.fixed),
+            row_ms=milliseconds(costs.per_row),
+            longest_native=self.engine.runner.longest_native,
+        )
+        self.is_warm = True
+
+    @property
+    def is_live(self) -> bool:
+        """The device thread runs and makes progress."""
+        return self.worker.is_alive and self.worker.seconds_since_progress < self.settings.stall_seconds
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_warm and self.worker.is_alive and not self.admission.is_draining
+
+    def give_up(self) -> None:
+        """End what still runs: its requests fail."""
+        self.worker.stop(timeout=0)
+
+    def check_accepting(self) -> None:
+        """Refuse early what could not be run."""
+        if self.admission.is_draining:
+            raise draining()
+        if not self.worker.is_alive:
+            raise stopped()
+
+    def check_model(self, name: str) -> None:
+        if name not in (self.name, ALIAS, *self.settings.model_aliases):
+            raise ModelNotFound(name, self.name)
+
+    def check_new_tokens(self, num_tokens: int) -> None:
+        """Refuse a request that asks for too many in all."""
+        allowed = self.limits.max_new_tokens
+        message = f"prompts × choices × max_tokens is {num_tokens}, more than the {allowed} allowed"
+        if num_tokens > allowed:
+            raise InvalidRequest("max_tokens", message)
+
+    def check_scored_tokens(self, num_tokens: int) -> None:
+        """Refuse a request that asks for the scores of too much text in all."""
+        allowed = self.limits.max_new_tokens
+        if num_tokens > allowed:
+            raise InvalidRequest("prompt", f"{num_tokens} tokens are to be scored, more than the {allowed} allowed")
+
+    def check_alternatives(self, num_alternatives: int) -> None:
+        """Refuse a request that asks for the scores of too many other tokens in all."""
+        message = f"{num_alternatives} alternatives (tokens × each) are more than the {MAX_ALTERNATIVES} allowed"
+        if num_alternatives > MAX_ALTERNATIVES:
+            raise InvalidRequest("logprobs", message)
+
+    def room(self, num_prompt_tokens: int, num_choices: int) -> int:
+        """How many tokens each choice may have where nothing is said; at least one, for the engine to refuse."""
+        of_context = self.engine.context - num_prompt_tokens
+        return max(1, min(of_context, self.limits.max_new_tokens // num_choices))
+
+    def deadline(self, arrived: float) -> float | None:
+        """When a request that arrived then, both by `time.monotonic()`, has had its time."""
+        seconds = self.settings.request_seconds
+        return None if seconds is None else arrived + seconds
+
+    def check_length(self, param: str, text: str) -> None:
+        """Refuse what the context cannot hold before it takes the time to be tokenized."""
+        if self._longest_token and len(text) > self.engine.context * self._longest_token:
+            message = f"its {len(text)} characters are more than this model's context of {self.engine.context} tokens"
+            raise InvalidField(param, message, code="context_length_exceeded")
+
+    async def read_prompts(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
+        """Tokenize those that are text."""
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self.check_length("prompt", prompt)
+        if sum(map(len, prompts)) > LONG_TEXT:
+            return await self.aside(self._read, prompts)
+        return self._read(prompts)
+
+    async def read_messages(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> Prompt:
+        """The prompt that the chat template makes of a conversation."""
+        check = partial(self.check_length, "messages")
+        return Prompt(await self.aside(partial(self.chat_template.token_ids, messages, tools, check=check)))
+
+    def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text, after those that the model's texts begin with."""
+        token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
+        return token_ids
+
+    async def constraint(self, form: Form | None) -> Constraint | None:
+        """What holds an answer to its form. Raises `InvalidField`."""
+        return None if form is None else await self.aside(self.constraints.compile, *form)
+
+    async def aside(self, work: Callable[..., Result], *given: Any) -> Result:
+        """Done on one of few threads beside the event loop, so that a flood of it leaves the rest its time."""
+        return await asyncio.get_running_loop().run_in_executor(self._aside, partial(work, *given))
+
+    async def aside_alone(self, work: Callable[[], Result]) -> Result:
+        """The same on a single thread, for what may take seconds and asks nothing of the model."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+
+    def card(self) -> Model:
+        """The model's entry in the list of models."""
+        names = (*Limits.model_fields, "max_queue", "max_body_bytes")
+        return Model(
+            id=self.name,
+            created=self.created,
+            max_model_len=self.engine.context,
+            limits={name: getattr(self.settings, name) for name in names},
+            nvium={"exit_layers": self.exit_layers, "num_layers": self.num_layers},
+        )
+
+    def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
+        return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
+
+
+def milliseconds(costs: Sequence[float]) -> list[float]:
+    return [round(1000 * seconds, 4) for seconds in costs]
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    return EngineConfig(
+        schedule=settings.schedule,
+        max_sequences=settings.max_sequences,
+        max_rows_per_step=settings.max_rows_per_step,
+        chunk_rows=settings.chunk_rows,
+        max_wait_steps=settings.max_wait_steps,
+        cache_memory=settings.cache_memory,
+        cache_tokens=settings.cache_tokens,
+        prefix_caching=settings.prefix_caching,
+        deterministic=settings.deterministic,
+        context=settings.context,
+    )
+
+
+def fingerprint(loaded: LoadedModel, settings: Settings) -> str:
+    """Names weights, precision and schedule; of the weights a sample of every tensor is read."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(loaded.model.state_dict().items()):
+        digest.update(f"{name} {list(tensor.shape)} {sample(tensor)}".encode())
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    mode = f"{settings.schedule}-deterministic" if settings.deterministic else settings.schedule
+    return f"{digest.hexdigest()[:12]}-{dtype}-{mode}"
+
+
+def sample(tensor: Any) -> list[float]:
+    """Evenly spread elements of a tensor."""
+    values: list[float] = tensor.flatten()[:: max(1, tensor.numel() // FINGERPRINT_SAMPLES)].tolist()
+    return values

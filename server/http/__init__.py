@@ -1,0 +1,1 @@
+"""The HTTP layers around the app: connections, keys, limits, draining."""

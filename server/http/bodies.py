@@ -1,0 +1,141 @@
+"""The layer that reads bodies: how large one may be and all together, and how many are begun with at a time."""
+
+import asyncio
+from collections import deque
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ApiError, BodiesTooLarge, BodyTooLarge, MalformedRequest
+from server.http.middleware import refuse
+from server.telemetry.metrics import Metrics
+
+LARGE_BYTES = 100_000
+BYTES_PER_SECOND = 10_000_000
+"""At which large bodies are let in. Parsing them, which holds up everything else, is some times as fast."""
+
+MOST_IN_A_TURN = 8
+
+MAX_CONTAINERS = 50_000
+"""Lists and objects of one body: parsed, an empty list takes thirty times the room and hundreds of times the time."""
+
+
+class Bodies:
+    """Reads a body whole before anything parses it, and refuses one that is too large as soon as that is known.
+
+    `max_bytes` is of one body, `max_bytes_present` of those of all requests that are not answered yet: what is made of
+    a body takes up to fifteen times as much memory.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_bytes_present: int, metrics: Metrics) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._max_bytes_present = max(max_bytes, max_bytes_present)
+        self._metrics = metrics
+        self._turnstile = Turnstile()
+        self.num_bytes_present = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = bytearray()
+        try:
+            await self._serve(body, scope, receive, send)
+        finally:
+            self.num_bytes_present -= len(body)
+
+    async def _serve(self, body: bytearray, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            is_whole = await self._read(body, Headers(scope=scope), receive)
+        except ApiError as error:
+            await refuse(error, self._metrics, scope, receive, send)
+            return
+        if is_whole:
+            await self._turnstile.pass_through(len(body))
+            await self._app(scope, replayed(bytes(body), receive), send)
+        elif record := scope["state"]["record"]:
+            record.aborted("disconnected")
+
+    async def _read(self, body: bytearray, headers: Headers, receive: Receive) -> bool:
+        """Whether there was all of it; else the client went away before its end."""
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self._max_bytes:
+            raise BodyTooLarge(self._max_bytes)
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return False
+            self._add(body, message.get("body", b""))
+            if not message.get("more_body"):
+                check_structure(body)
+                return True
+
+    def _add(self, body: bytearray, piece: bytes) -> None:
+        body += piece
+        self.num_bytes_present += len(piece)
+        if len(body) > self._max_bytes:
+            raise BodyTooLarge(self._max_bytes)
+        if self.num_bytes_present > self._max_bytes_present:
+            raise BodiesTooLarge(self._max_bytes_present)
+
+
+class Turnstile:
+    """Lets few requests begin in one turn of the event loop, so that streams are written between them.
+
+    Large ones have a line of their own before it, in which each waits for a moment that grows with its size.
+    """
+
+    def __init__(self) -> None:
+        self._line_of_large = asyncio.Lock()
+        self._line = deque[asyncio.Future[None]]()
+        self._num_begun = 0
+        """In this turn."""
+
+    async def pass_through(self, num_bytes: int) -> None:
+        if num_bytes > LARGE_BYTES:
+            async with self._line_of_large:
+                await asyncio.sleep(num_bytes / BYTES_PER_SECOND)
+        loop = asyncio.get_running_loop()
+        if self._num_begun == MOST_IN_A_TURN:
+            self._line.append(place := loop.create_future())
+            await place
+            return
+        if self._num_begun == 0:
+            loop.call_soon(self._begin_turn, loop)
+        self._num_begun += 1
+
+    def _begin_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._num_begun = 0
+        while self._line and self._num_begun < MOST_IN_A_TURN:
+            place = self._line.popleft()
+            if not place.done():  # by being cancelled
+                place.set_result(None)
+                self._num_begun += 1
+        if self._num_begun:
+            loop.call_soon(self._begin_turn, loop)
+
+
+def check_structure(body: bytearray) -> None:
+    """Refuse what would take long to parse. Only a body with many brackets is looked at closely, less its strings."""
+    if num_containers(body) > MAX_CONTAINERS and num_containers(without_strings(body)) > MAX_CONTAINERS:
+        raise MalformedRequest(f"the body has more than {MAX_CONTAINERS} lists and objects")
+
+
+def without_strings(body: bytearray) -> bytes:
+    """What stands between the strings of a JSON text."""
+    return b"".join(bytes(body).replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+
+
+def num_containers(text: bytes | bytearray) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body in one message, and then what comes after it."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay

@@ -1,0 +1,72 @@
+"""A uvicorn server that, told to stop, goes on answering until what runs has finished."""
+
+import gc
+import socket
+import time
+from types import FrameType
+from typing import Protocol
+
+import structlog
+import uvicorn
+
+from server.http.admission import Admission
+from server.settings import Settings
+
+log = structlog.get_logger("nvium.server")
+
+
+class Drainable(Protocol):
+    """What an app serves with."""
+
+    settings: Settings
+    admission: Admission
+
+    def give_up(self) -> None:
+        """End what still runs: its requests fail. Called on the event loop."""
+
+
+class DrainingServer(uvicorn.Server):
+    """The first signal drains, a second one stops at once. Either way the process ends with exit code 0."""
+
+    def __init__(self, config: uvicorn.Config, service: Drainable) -> None:
+        super().__init__(config)
+        self._service = service
+        self._drains_until: float | None = None
+        self._was_told = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._drains_until is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._drains_until = time.monotonic() + self._service.settings.drain_seconds
+        self._service.admission.drain()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what is here now stays; looking through it again and again would hold up every stream
+        log.info("ready", host=self.config.host, port=self.config.port)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        if self._drains_until is not None and not self.should_exit:
+            self._drain()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        log.info("stopped", at_once=self.force_exit)
+
+    def _drain(self) -> None:
+        """Stop when nobody is left, or when those who are have had their time: their requests fail then."""
+        num_present = self._service.admission.num_present
+        assert self._drains_until is not None
+        if not self._was_told:
+            log.info("draining", choices=num_present, seconds=self._service.settings.drain_seconds)
+            self._was_told = True
+        if num_present == 0:
+            self.should_exit = True
+        elif time.monotonic() > self._drains_until:
+            log.warning("stopping with requests still running", choices=num_present)
+            self._service.give_up()
+            self.should_exit = True

@@ -1,0 +1,159 @@
+"""A response of server-sent events that ends when its client goes away, and says that it lives while it waits."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.http.connection import SHORT_WAY, ShortWay
+from server.http.disconnect import disconnected
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"[DONE]"
+
+
+class EventSource(Protocol):
+    """Where events come from."""
+
+    @property
+    def is_over(self) -> bool:
+        """All have been taken."""
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Have it called whenever there is something to take."""
+
+    def take(self) -> list[bytes]:
+        """Those that came since the last time. Raises what has failed."""
+
+
+class EventStream(Response):
+    """Sends the events of a source, those that come at the same time together.
+
+    The status line waits for the first of them or for the first keep-alive, so that what fails before can still be
+    answered with a status of its own; `on_failure` gives the last events for a later failure. A client that does not
+    take what it is sent for `slow_client_seconds` is given up. `on_close` is called in every case, even if nothing
+    could be sent.
+
+    Once the answer has begun, and as long as its client keeps up, events are written in the turn of the event loop
+    that brings them. For all else there is a task, which costs twice as much for an event.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        source: EventSource,
+        *,
+        headers: Mapping[str, str],
+        keep_alive_seconds: float,
+        slow_client_seconds: float,
+        on_failure: Callable[[Exception], list[bytes]],
+        on_abort: Callable[[str], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no", **headers})
+        self._source = source
+        self._keep_alive_seconds = keep_alive_seconds
+        self._slow_client_seconds = slow_client_seconds
+        self._on_failure = on_failure
+        self._on_abort = on_abort
+        self._on_close = on_close
+        self._has_started = False
+        self._turn: asyncio.Future[None] | None = None
+        self._sending_since: float | None = None
+        self._sent_at = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+        self._short_way: ShortWay | None = scope.get("extensions", {}).get(SHORT_WAY)
+        jobs = self._stream(), disconnected(receive), self._live(), self._watch()
+        tasks = [asyncio.create_task(job) for job in jobs]
+        leaving = tasks[1]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if done == {leaving}:
+                self._on_abort("disconnected")
+            for task in done - {leaving}:
+                task.result()
+        except SlowClient:
+            self._on_abort("slow_client")
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._on_close()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stream(self) -> None:
+        """Send what comes: the first events, the last, and those between that cannot go the short way."""
+        try:
+            self._source.listen(self._arrived)
+            while (events := self._source.take()) or not self._source.is_over:
+                if events:
+                    await self._tell(framed(events))
+                else:
+                    self._turn = asyncio.get_running_loop().create_future()
+                    await self._turn
+        except Exception as error:
+            if not self._has_started:
+                raise
+            await self._tell(framed(self._on_failure(error)))
+        self._sending_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def _arrived(self) -> None:
+        """Called where events come from, so nothing is raised here. A task that is not waiting will look by itself."""
+        if self._turn is None or self._turn.done():
+            return
+        try:
+            if not self._went_short_way() or self._source.is_over:
+                self._turn.set_result(None)
+        except Exception as error:
+            self._turn.set_exception(error)
+
+    def _went_short_way(self) -> bool:
+        is_between_pieces = self._has_started and self._sending_since is None
+        if not (is_between_pieces and self._short_way and self._short_way.is_open):
+            return False
+        if events := self._source.take():
+            self._short_way.write(framed(events))
+            self._sent_at = time.monotonic()
+        return True
+
+    async def _tell(self, piece: bytes) -> None:
+        self._sending_since = self._sending_since or time.monotonic()
+        if not self._has_started:
+            self._has_started = True
+            await self._send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._sending_since, self._sent_at = None, time.monotonic()
+
+    async def _live(self) -> None:
+        """A comment whenever nothing else was sent for a while."""
+        self._sent_at = time.monotonic()
+        while True:
+            await asyncio.sleep(self._sent_at + self._keep_alive_seconds - time.monotonic())
+            if self._sending_since is not None:
+                await asyncio.sleep(self._keep_alive_seconds)
+            elif time.monotonic() >= self._sent_at + self._keep_alive_seconds:
+                await self._tell(KEEP_ALIVE)
+
+    async def _watch(self) -> None:
+        """Raise once a piece has been waiting for too long. One timer for the stream is cheaper than one for each."""
+        while True:
+            since = self._sending_since
+            await asyncio.sleep(self._slow_client_seconds + (since - time.monotonic() if since else 0))
+            if since and self._sending_since == since:
+                raise SlowClient
+
+
+class SlowClient(Exception):
+    """The client has not taken what it was sent."""
+
+
+def framed(events: list[bytes]) -> bytes:
+    return b"".join(b"data: %b\n\n" % event for event in events)

@@ -1,0 +1,130 @@
+"""The layers around the app, in pure ASGI: a frame that names and records requests, a last resort, and content types.
+
+Those for keys, rates, origins and bodies have files of their own.
+"""
+
+import re
+import uuid
+from collections.abc import Mapping
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
+
+from server.errors import ApiError, InternalError
+from server.telemetry.metrics import Metrics
+from server.telemetry.record import RequestRecord
+from server.telemetry.tracing import Tracing
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+log = structlog.get_logger("nvium.server")
+
+
+class RequestFrame:
+    """The outermost layer: gives each request an id, which its answer and its log lines carry, and some a record.
+
+    `endpoints` maps the paths that are recorded when posted to, to their names.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, endpoints: Mapping[str, str], tracing: Tracing | None = None
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._endpoints = endpoints
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = sanitized(Headers(scope=scope).get("x-request-id"))
+        record = self._open(scope, request_id)
+        scope.setdefault("state", {}).update(request_id=request_id, key_id="", record=record)
+        with bound_contextvars(request_id=request_id):
+            await self._run(scope, receive, send, record)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord | None) -> None:
+        async def framed_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = scope["state"]["request_id"]
+                if record:
+                    record.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, framed_send)
+        finally:
+            if record:
+                self._close(record, Headers(scope=scope))
+
+    def _open(self, scope: Scope, request_id: str) -> RequestRecord | None:
+        endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+        if endpoint is None:
+            return None
+        received_at = scope.get("state", {}).get("received_at")
+        return RequestRecord(self._metrics, request_id=request_id, endpoint=endpoint, received_at=received_at)
+
+    def _close(self, record: RequestRecord, headers: Headers) -> None:
+        record.close()
+        if self._tracing:
+            self._tracing.trace(record, headers)
+
+
+class LastResort:
+    """Answers what nothing inside could."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_started = False
+
+        async def noted_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted_send)
+        except Exception:
+            log.exception("a request failed")
+            if record := scope["state"]["record"]:
+                record.refused(InternalError())
+            if not has_started:
+                await InternalError().response()(scope, receive, send)
+
+
+class JsonBodies:
+    """Takes a body for JSON where its content type says nothing, or form, as `curl -d` does unasked."""
+
+    TAKEN_FOR_JSON = ("", "application/x-www-form-urlencoded")
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = MutableHeaders(scope=scope)
+            if headers.get("content-type", "").partition(";")[0].strip().lower() in self.TAKEN_FOR_JSON:
+                headers["content-type"] = "application/json"
+        await self._app(scope, receive, send)
+
+
+async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Receive, send: Send) -> None:
+    """Turn a request away from a layer around the app, and count it, whether it is recorded or not."""
+    if record := scope["state"]["record"]:
+        record.refused(error)
+    else:
+        metrics.rejected.labels(error.code).inc()
+    await error.response()(scope, receive, send)
+
+
+def sanitized(request_id: str | None) -> str:
+    """The client's id if it is harmless in logs and headers, else a fresh one."""
+    return request_id if request_id and REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex

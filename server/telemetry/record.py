@@ -1,0 +1,132 @@
+"""What happened to one request: timed as it happens, counted and logged in one line at its end. Holds no text."""
+
+import time
+from collections import Counter
+
+import structlog
+
+from nvium_core import TokenEvent
+from server.errors import ApiError
+from server.telemetry.metrics import Metrics, Outcome
+
+REJECTED = (401, 413, 429, 503)
+
+ABORTED = ("disconnected", "slow_client")
+
+log = structlog.get_logger("nvium.request")
+
+
+class RequestRecord:
+    """Opened when a request arrives, closed when its answer is out or its client gone.
+
+    One that is passed on is counted and logged where it is answered, not here.
+
+    What happened when is told by `time.monotonic()`, and for the first choice it happened to; None if it never did.
+    """
+
+    def __init__(self, metrics: Metrics, *, request_id: str, endpoint: str, received_at: float | None = None) -> None:
+        self._metrics = metrics
+        self.request_id = request_id
+        self.endpoint = endpoint
+        self.key_id = ""
+        self.user: str | None = None
+        self.status: int | None = None
+        self.finish_reasons: list[str] = []
+        self.abort_cause: str | None = None
+        self.num_prompt_tokens = 0
+        self.num_cached_prompt_tokens: int | None = None
+        self.is_passed_on = False
+        self.exit_counts: Counter[int] = Counter()
+        now = time.monotonic()
+        self.arrived = now if received_at is None else received_at
+        self.arrived_unix_ns = time.time_ns() - round((now - self.arrived) * 1e9)
+        self.queued: float | None = None
+        self.left: float | None = None
+        self.spoke: float | None = None
+        self.last_told: float | None = None
+        self.closed: float | None = None
+
+    def admitted(self, num_prompt_tokens: int) -> None:
+        """All choices are in the queue."""
+        self.queued = time.monotonic()
+        self.num_prompt_tokens = num_prompt_tokens
+        self._metrics.prompt_tokens.inc(num_prompt_tokens)
+
+    def left_queue(self, seconds: float) -> None:
+        """A choice began to run; the request's own wait is that of its first."""
+        assert self.queued is not None
+        seconds = max(0.0, seconds)  # the device thread may be faster than the one that notes the submission
+        self._metrics.queue_time.observe(seconds)
+        left = self.queued + seconds
+        self.left = left if self.left is None else min(left, self.left)
+
+    def found_in_cache(self, num_prompt_tokens: int) -> None:
+        """So many rows of a prompt need not be computed."""
+        self.num_cached_prompt_tokens = num_prompt_tokens + (self.num_cached_prompt_tokens or 0)
+
+    def first_tokens(self, now: float) -> None:
+        """A choice spoke for the first time."""
+        if self.spoke is None:
+            self.spoke = now
+            self._metrics.time_to_first_token.observe(now - self.arrived)
+
+    def later_tokens(self, num_tokens: int, gap: float) -> None:
+        for _ in range(num_tokens):
+            self._metrics.inter_token_latency.observe(gap / num_tokens)
+
+    def served(self, tokens: list[TokenEvent], finish_reason: str | None) -> None:
+        for event in tokens:
+            self.exit_counts[event.exit] += 1
+        self.last_told = time.monotonic()
+        if finish_reason:
+            self.finish_reasons.append(finish_reason)
+
+    def refused(self, error: ApiError) -> None:
+        """Answered with an error before the status line, or with one in the stream."""
+        self.abort_cause = error.code or error.type
+        if error.status in REJECTED and error.code:
+            self._metrics.rejected.labels(error.code).inc()
+
+    def aborted(self, cause: str) -> None:
+        """The answer ends before its end, for the client's sake: `disconnected` or `slow_client`."""
+        self.abort_cause = cause
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.status is None or self.abort_cause in ABORTED:
+            return "cancelled"
+        if self.status in REJECTED:
+            return "rejected"
+        if self.status >= 500 or (self.status < 400 and self.abort_cause):
+            return "failed"
+        return "invalid" if self.status >= 400 else "completed"
+
+    def close(self) -> None:
+        self.closed = time.monotonic()
+        if self.is_passed_on:
+            return
+        self._metrics.requests.labels(self.endpoint, self.outcome).inc()
+        if self.outcome == "completed":
+            self._metrics.request_latency.observe(self.closed - self.arrived)
+        log.info(
+            "request",
+            request_id=self.request_id,
+            key_id=self.key_id,
+            endpoint=self.endpoint,
+            user=self.user,
+            outcome=self.outcome,
+            status=self.status,
+            finish=self.finish_reasons,
+            prompt_tokens=self.num_prompt_tokens,
+            cached_prompt_tokens=self.num_cached_prompt_tokens,
+            completion_tokens=self.exit_counts.total(),
+            exit_counts=dict(sorted(self.exit_counts.items())),
+            queue_seconds=seconds_between(self.queued, self.left),
+            first_token_seconds=seconds_between(self.arrived, self.spoke),
+            total_seconds=seconds_between(self.arrived, self.closed),
+            abort_cause=self.abort_cause,
+        )
+
+
+def seconds_between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(end - start, 6)

@@ -1,0 +1,1 @@
+"""From deltas to OpenAI's bodies, whole or streamed."""

@@ -1,0 +1,63 @@
+"""Log-probabilities as the protocol writes them: log π_mix, from scores and the bytes of tokens."""
+
+from collections.abc import Iterable, Sequence
+
+from nvium_core import Score
+from nvium_core.text.token_bytes import TokenBytes
+from server.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from server.schemas.completions import CompletionLogprobs
+
+LEAST = -9999.0
+"""What stands for log 0, which JSON has no number for."""
+
+
+def completion_logprobs(
+    vocabulary: TokenBytes,
+    token_ids: Sequence[int],
+    scores: Iterable[Score | None],
+    text_offsets: Sequence[int],
+) -> CompletionLogprobs:
+    """The arrays of `/v1/completions`; a token without a score, the first of a prompt, has null."""
+    scores = list(scores)
+    return {
+        "tokens": [vocabulary.name(token_id) for token_id in token_ids],
+        "token_logprobs": [None if score is None else clamped(score.logprob) for score in scores],
+        "top_logprobs": [
+            None if score is None else alternatives(vocabulary, token_id, score)
+            for token_id, score in zip(token_ids, scores, strict=True)
+        ],
+        "text_offset": list(text_offsets),
+    }
+
+
+def alternatives(vocabulary: TokenBytes, token_id: int, score: Score) -> dict[str, float]:
+    """The most probable tokens and the token itself, by name, the best first."""
+    by_id = dict(score.top)
+    by_id.setdefault(token_id, score.logprob)
+    best: dict[str, float] = {}
+    for candidate, logprob in sorted(by_id.items(), key=lambda item: -item[1]):
+        best.setdefault(vocabulary.name(candidate), clamped(logprob))
+    return best
+
+
+def chat_logprobs(
+    vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score | None], num_alternatives: int
+) -> ChatLogprobs:
+    """The entries of `/v1/chat/completions`, each with so many alternatives."""
+    scored = [(token_id, score) for token_id, score in zip(token_ids, scores, strict=True) if score]
+    entries: list[TokenLogprob] = [
+        {
+            **described(vocabulary, token_id, score.logprob),
+            "top_logprobs": [described(vocabulary, *other) for other in score.top[:num_alternatives]],
+        }
+        for token_id, score in scored
+    ]
+    return {"content": entries, "refusal": None}
+
+
+def described(vocabulary: TokenBytes, token_id: int, logprob: float) -> TopLogprob:
+    return {"token": vocabulary.name(token_id), "logprob": clamped(logprob), "bytes": list(vocabulary[token_id])}
+
+
+def clamped(logprob: float) -> float:
+    return max(logprob, LEAST)

@@ -1,0 +1,112 @@
+"""Routers and heads in native calls against the model's own."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nvium_core.bench.shapes import force_routing
+from nvium_core.engine.device import native
+from nvium_core.engine.device.layers.exits import PlainExits
+from nvium_core.engine.device.sampling import NO_TOKEN
+from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.schedule.sequence import Sequence
+from tests.engine.cached_blocks import TOLERANCE
+from tests.random_models import random_model
+
+MODEL = random_model([1, 3], width=48, vocab_size=50)
+
+wishes = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.3, 1.0, 1.9]),
+        "top_p": st.sampled_from([1.0, 1.0, 1.0, 0.4]),
+        "min_p": st.sampled_from([0.0, 0.03]),
+        "min_tokens": st.sampled_from([0, 0, 0, 2]),
+        "stop_token_ids": st.just((3, 7)),
+        "presence_penalty": st.sampled_from([0.0, 0.0, 0.0, 1.0]),
+    }
+)
+
+
+pytestmark = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
+
+
+NUM_SLOTS = 12
+SLOTS = [7, 0, 11, 3, 5, 2, 9, 10]
+
+
+def states(width: int, dtype: torch.dtype) -> Tensor:
+    """Of both boundaries, in slots of which some are asked for."""
+    return torch.randn(2, NUM_SLOTS, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def sequence(params: SamplingParams) -> Sequence:
+    return Sequence("a", [1, 2], params, seed=0, num_blocks=2, arrival=0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("exit_layers", [[1, 2, 3], [2]])
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+@torch.inference_mode()
+def test_routes_and_logits_are_the_models(dtype: torch.dtype, exit_layers: list[int], num_rows: int) -> None:
+    model = random_model(exit_layers, dtype=dtype, width=48, vocab_size=50)
+    states_2SD = states(48, dtype)
+    plain, fast = PlainExits(model, states_2SD), native.NativeExits(model, states_2SD)
+    for block in range(len(exit_layers)):
+        x_FD, log_w = plain.route(block, SLOTS[:num_rows])
+        fast_x_FD, fast_log_w = fast.route(block, SLOTS[:num_rows])
+        torch.testing.assert_close(fast_x_FD, x_FD.to(fast_x_FD), rtol=0, atol=TOLERANCE[dtype])
+        torch.testing.assert_close(torch.tensor(fast_log_w), torch.tensor(log_w), rtol=0, atol=TOLERANCE[dtype])
+        logits_RV = model.lm_head(model.exits[block].adapter(x_FD))
+        fast_logits_RV = fast.logits(block, fast_x_FD)
+        torch.testing.assert_close(fast_logits_RV, logits_RV.to(fast_x_FD), rtol=0, atol=3 * TOLERANCE[dtype])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 7), wishes, st.integers(0, 2**53 - 1)), min_size=1, max_size=6),
+)
+@torch.inference_mode()
+def test_tokens_are_those_that_the_layers_draw(asked: list[tuple[int, dict[str, Any], int]]) -> None:
+    model, states_2SD = MODEL, states(48, torch.float64)
+    rows, sequences = [row for row, _, _ in asked], [sequence(SamplingParams(**each)) for _, each, _ in asked]
+    uniforms = [bits * 2.0**-53 for _, _, bits in asked]
+    told = []
+    for exits in (PlainExits(model, states_2SD), native.NativeExits(model, states_2SD)):
+        x_FD, _ = exits.route(1, SLOTS)
+        told.append(exits.draw(1, x_FD, rows, sequences, uniforms))
+    assert told[0] == told[1]
+
+
+@torch.inference_mode()
+def test_an_answer_does_not_depend_on_who_else_asks() -> None:
+    model = random_model([1, 2], dtype=torch.float32, width=48, vocab_size=50)
+    exits = native.NativeExits(model, states(48, torch.float32))
+    x_FD, log_w = exits.route(0, SLOTS)
+    logits_RV = exits.logits(0, x_FD)
+    for row, slot in enumerate(SLOTS):
+        x_1D, log_w_alone = exits.route(0, [slot])
+        assert log_w_alone == [log_w[row]]
+        assert torch.equal(exits.logits(0, x_1D)[0], logits_RV[row])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@torch.inference_mode()
+def test_a_routing_that_was_forced_is_followed_in_any_precision(dtype: torch.dtype) -> None:
+    model = random_model([1, 2, 3], dtype=dtype, width=48, vocab_size=50)
+    force_routing(model, [0.2, 0.3, 0.5])
+    exits = native.NativeExits(model, states(48, dtype))
+    for block, leaving in enumerate((0.2, 0.3 / 0.8, 1.0)):
+        _, log_w = exits.route(block, SLOTS)
+        assert [math.exp(to_leave) for _, to_leave in log_w] == pytest.approx([leaving] * len(SLOTS), abs=1e-6)
+
+
+@torch.inference_mode()
+def test_what_is_not_finite_stays_so() -> None:
+    exits = native.NativeExits(random_model([1, 2]), torch.full((2, 1, 16), torch.nan, dtype=torch.float64))
+    x_FD, log_w = exits.route(0, [0])
+    assert all(map(math.isnan, log_w[0]))
+    assert exits.draw(0, x_FD, [0], [sequence(SamplingParams())], [0.5]) == [NO_TOKEN]

@@ -1,0 +1,91 @@
+"""Compiling: once, for any processor, and doing without."""
+
+import ctypes
+import logging
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nvium_core import Engine, SamplingParams
+from nvium_core.engine.device import native
+from nvium_core.engine.device.native import library
+from nvium_core.engine.events import Completion
+from tests.random_models import random_model
+
+has_compiler = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
+
+
+def said(completions: list[Completion]) -> list[tuple[list[int], list[int]]]:
+    return [(completion.token_ids, completion.exits) for completion in completions]
+
+
+@has_compiler
+def test_what_was_compiled_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = library.build("AVX2", tmp_path)
+    ctypes.CDLL(str(file))
+    monkeypatch.setattr(library, "COMPILER", ("false",))
+    monkeypatch.setattr(library, "file_name", lambda processor: file.name)
+    assert library.build("AVX2", tmp_path) == file
+
+
+def test_a_library_is_named_after_its_sources_flags_and_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {library.file_name("AVX2"), library.file_name("AVX512"), library.file_name("other")}
+    for name in (library.SOURCE, *library.HEADERS):
+        (tmp_path / name).write_bytes((library.FOLDER / name).read_bytes())
+    (tmp_path / "draw.h").write_text("// other\n")
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    names.add(library.file_name("AVX2"))
+    monkeypatch.setattr(library, "COMPILER", ("c++", "-O1"))
+    names.add(library.file_name("AVX2"))
+    assert len(names) == 5
+
+
+@pytest.mark.parametrize("compiler", [("no-such-compiler",), ("false",)])
+def test_without_a_compiler_the_layers_serve_and_a_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: tuple[str, ...]
+) -> None:
+    model, prompts = random_model([1, 2]), [[1, 2, 3], [4]]
+    params = SamplingParams(max_tokens=8, seed=3, ignore_eos=True)
+    expected = said(Engine(model).generate(prompts, params))
+    monkeypatch.setattr(library, "COMPILER", compiler)
+    monkeypatch.setattr(library, "user_cache_path", lambda name: tmp_path)
+    native.native_library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert said(Engine(model).generate(prompts, params)) == expected
+        assert "no native layers" in caplog.text
+        assert not native.knows(model)
+    finally:
+        native.native_library.cache_clear()
+    assert list(tmp_path.glob("*.so")) == []
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setattr(library, "user_cache_path", lambda name: file / "below")
+    monkeypatch.setattr(library, "FOLDER", library.FOLDER)
+    native.native_library.cache_clear()
+    try:
+        assert native.native_library() is None
+    finally:
+        native.native_library.cache_clear()
+
+
+@has_compiler
+def test_engines_of_either_kind_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = random_model([1, 3, 4], context=128), [[1, 2, 3], [4], [5, 6]]
+    params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True)
+    natively = said(Engine(model).generate(prompts, params))
+    monkeypatch.setattr(native, "knows", lambda model: False)
+    assert said(Engine(model).generate(prompts, params)) == natively
+
+
+@has_compiler
+def test_the_compiler_says_nothing_of_our_sources(tmp_path: Path) -> None:
+    source = str(library.FOLDER / library.SOURCE)
+    command = [*library.COMPILER, "-Wall", "-Wextra", source, "-o", str(tmp_path / "out")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""

@@ -1,0 +1,306 @@
+"""Steps in one native call against the model's own layers and junctions, and against themselves in other company."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nvium_core import NviumForCausalLM, SamplingParams
+from nvium_core.bench.shapes import force_routing
+from nvium_core.engine.device import native
+from nvium_core.engine.device.junction import Answered, Junctions
+from nvium_core.engine.device.layers.attention import PagedAttention
+from nvium_core.engine.device.layers.blocks import PlainBlocks
+from nvium_core.engine.device.layers.exits import PlainExits
+from nvium_core.engine.device.native.weights import narrowest
+from nvium_core.engine.schedule.kv_cache import slots
+from nvium_core.engine.schedule.randomness import Purpose, uniform
+from nvium_core.engine.schedule.scheduler import Run, Step
+from nvium_core.engine.schedule.sequence import Sequence
+from tests.engine.cached_blocks import (
+    NUM_PAGES,
+    TOLERANCE,
+    assert_alike,
+    carry_a_staircase,
+    carry_five_by_five,
+    sequences_of,
+)
+from tests.random_models import random_model
+
+PAGE_SIZE = 16
+LONG = 256
+SHAPES = {
+    "queries that share keys": {"width": 64, "num_heads": 4, "num_key_heads": 2},
+    "heads of less than a vector": {"width": 24, "num_heads": 3, "num_key_heads": 3},
+    "heads of several vectors": {"width": 160, "num_heads": 2, "num_key_heads": 1},
+}
+
+pytestmark = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
+
+
+@dataclass
+class Cached:
+    """A model's blocks with a cache of their own."""
+
+    model: NviumForCausalLM
+    is_native: bool
+
+    def __post_init__(self) -> None:
+        like = self.model.lm_head.weight
+        self.attention = PagedAttention(self.model.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, like=like)
+        self.states_2SD = like.new_zeros(2, self.attention.num_slots, self.model.config.hidden_size)
+        over = self.model, self.attention, self.states_2SD
+        self.blocks = PlainBlocks(*over)
+        self.junctions = Junctions(self.model, PlainExits(self.model, self.states_2SD), max_sequences=8)
+        self.steps = native.NativeSteps(*over, max_sequences=8)
+
+    @torch.inference_mode()
+    def carry(self, block: int, sequences: list[Sequence], rows: list[range]) -> None:
+        runs = [Run(sequence, own, reaches_front=False) for sequence, own in zip(sequences, rows, strict=True)]
+        step = Step(block, [run for run in runs if run.rows])
+        if self.is_native:
+            assert [answered.answers for answered in self.steps.run(step)] == [{}]
+        else:
+            self.blocks.carry(step)
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> list[Answered]:
+        """The Step and those that follow it, as they are meant to be run."""
+        if self.is_native:
+            return self.steps.run(step)
+        self.blocks.carry(step)
+        fronts = [run.sequence for run in step.runs if run.reaches_front]
+        own_slots = [slot for s in fronts for slot in slots(s, range(s.num_tokens - 1, s.num_tokens), PAGE_SIZE)]
+        answers = dict(zip(fronts, self.junctions.ask(step.block, fronts, own_slots), strict=True)) if fronts else {}
+        goes_on = any(answer.token_id is None for answer in answers.values())
+        if step.following is None or not (goes_on or step.goes_on_anyway):
+            return [Answered(step, answers)]
+        following = step.following if goes_on else asking_nobody(step.following)
+        return [Answered(step, answers), *self.run(following)]
+
+    @property
+    def kept(self) -> list[Tensor]:
+        return [self.attention.keys, self.attention.values, self.states_2SD]
+
+
+def asking_nobody(step: Step) -> Step:
+    following = None if step.following is None else asking_nobody(step.following)
+    return Step(step.block, [run._replace(reaches_front=False) for run in step.runs], following, step.goes_on_anyway)
+
+
+def plain_and_native(model: NviumForCausalLM) -> tuple[Cached, Cached]:
+    return Cached(model, is_native=False), Cached(model, is_native=True)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_keys_and_values_are_those_of_the_layers(dtype: torch.dtype, shape: str) -> None:
+    model = random_model([1, 3], dtype=dtype, spread=0.5, **SHAPES[shape])
+    sequences = sequences_of([1, 17, 40], model.config.vocab_size)
+    plain, fast = plain_and_native(model)
+    carry_five_by_five(sequences, [plain, fast])
+    assert_alike(fast, plain, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_prompt_that_comes_whole_is_carried_as_the_layers_carry_it(dtype: torch.dtype) -> None:
+    model = random_model([1, 2], dtype=dtype, width=64, context=LONG, spread=0.5)
+    sequences = sequences_of([LONG], model.config.vocab_size)
+    plain, fast = plain_and_native(model)
+    for cached in (plain, fast):
+        for block in (0, 1):
+            cached.carry(block, sequences, [range(LONG)])
+    assert_alike(fast, plain, TOLERANCE[dtype])
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.data())
+def test_a_staircase_of_any_shape_is_carried_as_the_layers_carry_it(lengths: list[int], data: st.DataObject) -> None:
+    model = random_model([1, 2, 4], context=64)
+    sequences = sequences_of(lengths, model.config.vocab_size)
+    plain, fast = plain_and_native(model)
+    carry_a_staircase(sequences, [plain, fast], data)
+    assert_alike(fast, plain, 1e-11)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_no_bit_of_a_row_depends_on_its_company(dtype: torch.dtype) -> None:
+    model = random_model([2], dtype=dtype, width=64)
+    sequences = sequences_of([9, 30, 3, 22], model.config.vocab_size)
+    together, alone = Cached(model, is_native=True), Cached(model, is_native=True)
+    together.carry(0, sequences, [range(len(sequence.token_ids)) for sequence in sequences])
+    for sequence in sequences:
+        for t in range(len(sequence.token_ids)):
+            alone.carry(0, [sequence], [range(t, t + 1)])
+    for some, others in zip(together.kept, alone.kept, strict=True):
+        assert torch.equal(some, others)
+
+
+def test_no_bit_depends_on_the_number_of_threads() -> None:
+    model = random_model([2], dtype=torch.float32, width=64)
+    sequences = sequences_of([9, 30], model.config.vocab_size)
+    rows, kept, threads = [range(9), range(30)], [], torch.get_num_threads()
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            cached = Cached(model, is_native=True)
+            cached.carry(0, sequences, rows)
+            kept.append(cached.states_2SD)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(kept[0], kept[1])
+    assert torch.equal(kept[0], kept[2])
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_a_step_that_is_run_again_leaves_the_same(is_native: bool) -> None:
+    model = random_model([1, 2])
+    sequences = sequences_of([5, 20], model.config.vocab_size)
+    once, twice = Cached(model, is_native=is_native), Cached(model, is_native=is_native)
+    for block in range(2):
+        for cached, times in ((once, 1), (twice, 2)):
+            for _ in range(times):
+                cached.carry(block, sequences, [range(5), range(20)])
+    assert all(torch.equal(some, others) for some, others in zip(once.kept, twice.kept, strict=True))
+
+
+def test_what_a_sequence_leaves_in_its_pages_does_not_reach_whoever_has_them_next() -> None:
+    model = random_model([1], dtype=torch.float32)
+    (sequence,) = sequences_of([20], model.config.vocab_size)
+    clean, dirty = Cached(model, is_native=True), Cached(model, is_native=True)
+    for tensor in dirty.kept:
+        tensor.fill_(torch.nan)
+    for cached in (clean, dirty):
+        cached.carry(0, [sequence], [range(20)])
+    slots = [sequence.pages[t // PAGE_SIZE] * PAGE_SIZE + t % PAGE_SIZE for t in range(20)]
+    assert torch.equal(clean.states_2SD[1, slots], dirty.states_2SD[1, slots])
+
+
+@pytest.mark.parametrize("field", [{"hidden_act": "gelu"}, {"attention_bias": True}, {"mlp_bias": True}])
+def test_a_model_with_other_parts_is_left_to_its_layers(field: dict[str, object]) -> None:
+    model = random_model([1])
+    assert native.knows(model)
+    for name, value in field.items():
+        setattr(model.config, name, value)
+    assert not native.knows(model)
+
+
+def test_a_model_of_mixed_precision_is_left_to_its_layers() -> None:
+    model = random_model([1, 2], dtype=torch.bfloat16)
+    assert native.knows(model)
+    model.model.layers[1].mlp.float()
+    assert not native.knows(model)
+
+
+def drawing(length: int, seed: int, **wishes: float) -> Sequence:
+    """A sequence of two pages that draws."""
+    params = SamplingParams(**wishes)  # type: ignore[arg-type]
+    sequence = Sequence(
+        str(seed), [t % 7 for t in range(length)], params, seed=seed, num_blocks=3, arrival=0, choice=seed % 3
+    )
+    sequence.pages = [2 * (seed % 11), 2 * (seed % 11) + 1]
+    return sequence
+
+
+def assert_same(some: list[Answered], others: list[Answered]) -> None:
+    assert [answered.step.block for answered in some] == [answered.step.block for answered in others]
+    for one, other in zip(some, others, strict=True):
+        assert one.answers.keys() == other.answers.keys()
+        for sequence, junction in one.answers.items():
+            assert junction.token_id == other.answers[sequence].token_id
+            assert junction[1:] == pytest.approx(other.answers[sequence][1:], rel=1e-10)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=1, max_size=6),
+    st.integers(-(2**63), 2**63 - 12),
+    st.sampled_from([0.4, 1.0, 1.7]),
+    st.sampled_from([0.0, 0.1]),
+)
+def test_fronts_are_answered_as_the_junction_answers_them(
+    fronts: list[tuple[int, bool]], seed: int, temperature: float, min_p: float
+) -> None:
+    model = random_model([1, 2, 3])
+    plain, fast = plain_and_native(model)
+    sequences = [
+        drawing(length, seed + i, temperature=temperature, min_p=min_p) for i, (length, _) in enumerate(fronts)
+    ]
+    for number, sequence in enumerate(sequences):
+        sequence.pages = [3 * number, 3 * number + 1]
+    for block in range(3):
+        runs = [
+            Run(sequence, range(length), reaches_front=reaches)
+            for sequence, (length, reaches) in zip(sequences, fronts, strict=True)
+        ]
+        step = Step(block, runs)
+        assert_same(fast.run(step), plain.run(step))
+    assert_alike(fast, plain, 1e-11)
+
+
+@pytest.mark.parametrize("goes_on_anyway", [False, True])
+def test_a_lone_front_goes_on_in_the_same_call_until_it_speaks(goes_on_anyway: bool) -> None:
+    model, lengths = random_model([1, 2, 3]), set()
+    force_routing(model, (0.4, 0.3, 0.3))
+    for seed in range(30):
+        plain, fast = plain_and_native(model)
+        sequence = drawing(18, seed)
+        step: Step | None = None
+        for block in (2, 1, 0):
+            step = Step(block, [Run(sequence, range(18), reaches_front=True)], step, goes_on_anyway)
+        assert step is not None
+        natively, slowly = fast.run(step), plain.run(step)
+        assert_same(natively, slowly)
+        assert_alike(fast, plain, 1e-11)
+        lengths.add((len(natively), sum(bool(answered.answers) for answered in natively)))
+        assert all(answered.seconds is not None and answered.seconds > 0 for answered in natively)
+        unasked = [answered.step for answered in natively if not answered.answers]
+        assert not any(run.reaches_front for step in unasked for run in step.runs)
+    assert lengths == ({(3, 1), (3, 2), (3, 3)} if goes_on_anyway else {(1, 1), (2, 2), (3, 3)})
+
+
+@pytest.mark.parametrize("wish", [{"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3}, {"presence_penalty": 1.0}])
+def test_fronts_that_draw_otherwise_are_left_to_the_junction(wish: dict[str, float]) -> None:
+    _, fast = plain_and_native(random_model([1, 2]))
+    plainly, otherwise = drawing(5, 1), drawing(5, 2, **wish)
+    (answered,) = fast.run(Step(0, [Run(s, range(5), reaches_front=True) for s in (plainly, otherwise)]))
+    assert answered.answers.keys() == {plainly}
+    following = Step(1, [Run(otherwise, range(5), reaches_front=True)])
+    assert len(fast.run(Step(0, following.runs, following))) == 1
+
+
+@given(*[st.integers(-(2**63), 2**63 - 1)] * 2, *[st.integers(0, 2**40)] * 2, st.sampled_from([b"route", b"token"]))
+def test_uniforms_are_python_s(seed: int, choice: int, position: int, junction: int, purpose: Purpose) -> None:
+    library = native.native_library()
+    assert library is not None
+    assert library.uniform(seed, choice, position, junction, purpose) == uniform(
+        seed, choice, position, junction, purpose
+    )
+
+
+def test_weights_that_bfloat16_holds_are_read_in_it_and_no_bit_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model([1, 2], dtype=torch.bfloat16).float()
+    sequences = [drawing(9, 1), drawing(4, 5)]
+    step = Step(0, [Run(sequence, range(sequence.num_tokens), reaches_front=True) for sequence in sequences])
+    assert narrowest(model) == torch.bfloat16
+    narrow = Cached(model, is_native=True)
+    monkeypatch.setattr(native.steps, "narrowest", lambda model: torch.float32)
+    wide = Cached(model, is_native=True)
+    assert narrow.run(step)[0].answers == wide.run(step)[0].answers
+    assert all(torch.equal(some, others) for some, others in zip(narrow.kept, wide.kept, strict=True))
+
+
+def test_the_head_is_stored_once() -> None:
+    model = random_model([1, 2, 3])
+    steps = Cached(model, is_native=True).steps
+    assert len({weights._kept[-1].data_ptr() for weights in steps.exits}) == 1
+
+
+def test_one_weight_that_does_not_fit_keeps_all_as_they_are() -> None:
+    model = random_model([1, 2], dtype=torch.bfloat16).float()
+    model.lm_head.weight.data[0, 0] = 1 + 2**-20
+    assert narrowest(model) == torch.float32
+    assert narrowest(model.double()) == torch.float64

@@ -1,0 +1,135 @@
+"""Sizes written as text, the memory of a device, and the bytes of a page."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nvium_core import InvalidRequest, NviumForCausalLM
+from nvium_core.engine.device.memory import control_group_limits, device_memory, page_bytes, parse_cache_memory
+from nvium_core.engine.device.runner import Runner
+from tests.random_models import random_model
+
+CPU = torch.device("cpu")
+UNITS = {
+    "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4,
+    "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4,
+}  # fmt: skip
+PAGE_SIZE = 4
+
+numbers = st.decimals(0, 10_000, places=3, allow_nan=False, allow_infinity=False)
+spaces = st.sampled_from(["", " "])
+
+
+@given(numbers, st.sampled_from(sorted(UNITS)), spaces, st.booleans())
+def test_a_size_is_its_number_times_its_unit(number: object, unit: str, space: str, is_upper: bool) -> None:
+    size = int(Fraction(str(number)) * UNITS[unit])
+    assume(0 < size <= device_memory(CPU))
+    assert parse_cache_memory(f"{number}{space}{unit.upper() if is_upper else unit}", CPU) == size
+
+
+@given(st.integers(1, 10_000))
+def test_a_share_is_of_the_devices_memory(hundredths: int) -> None:
+    text = f"{hundredths // 100}.{hundredths % 100:02d}%"
+    assert parse_cache_memory(text, CPU) == device_memory(CPU) * hundredths // 10_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "lots",
+        "12",
+        "GB",
+        "-1GB",
+        "1e3MB",
+        "1.GB",
+        ".5GB",
+        "1,5GB",
+        "nan%",
+        "1 2GB",
+        "1GBit",
+        "٣GB",
+        "9" * 5000 + "MB",
+    ],
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^cache_memory: must be a size such as"):
+        parse_cache_memory(text, CPU)
+
+
+@given(st.text("0123456789.% KMGTiB", max_size=9))
+def test_any_text_is_a_size_within_the_device_or_refused(text: str) -> None:
+    with suppress(InvalidRequest):
+        assert 1 <= parse_cache_memory(text, CPU) <= device_memory(CPU)
+
+
+@pytest.mark.parametrize("text", ["0GB", "0.0MiB", "0%", "0.0001KB"])
+def test_nothing_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="nothing"):
+        parse_cache_memory(text, CPU)
+
+
+@pytest.mark.parametrize("text", ["100.1%", "1000%", "999999999TB"])
+def test_more_than_the_device_has_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="more than"):
+        parse_cache_memory(text, CPU)
+
+
+def test_the_whole_device_may_be_asked_for() -> None:
+    assert parse_cache_memory("100%", CPU) == device_memory(CPU)
+
+
+def limit(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+
+
+def test_a_containers_limit_is_read_where_its_groups_are_mounted(tmp_path: Path) -> None:
+    limit(tmp_path / "memory.max", "4096")
+    assert list(control_group_limits(tmp_path, "0::/docker/0123abcd\n")) == [4096]
+
+
+def test_limits_of_enclosing_groups_count(tmp_path: Path) -> None:
+    limit(tmp_path / "outer" / "memory.max", "8192")
+    limit(tmp_path / "outer" / "inner" / "memory.max", "max")
+    limit(tmp_path / "elsewhere" / "memory.max", "1")
+    assert list(control_group_limits(tmp_path, "0::/outer/inner\n")) == [8192]
+
+
+def test_limits_of_version_1_are_those_of_the_memory_controller(tmp_path: Path) -> None:
+    limit(tmp_path / "memory" / "group" / "memory.limit_in_bytes", "2048")
+    limit(tmp_path / "memory" / "memory.limit_in_bytes", str(2**63 - 4096))
+    limit(tmp_path / "cpu" / "memory.limit_in_bytes", "1")
+    membership = "9:name=systemd:/group\n4:memory:/group\n1:cpu:/group\n"
+    assert list(control_group_limits(tmp_path, membership)) == [2048, 2**63 - 4096]
+
+
+def test_no_groups_are_no_limit(tmp_path: Path) -> None:
+    assert list(control_group_limits(tmp_path, "0::/\n")) == []
+
+
+def held_bytes(owner: object) -> int:
+    """Bytes of the tensors that an object and its parts keep, each counted once and the model's own left out."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in held_tensors(owner)}.values())
+
+
+def held_tensors(owner: object) -> Iterator[Tensor]:
+    for value in vars(owner).values():
+        if isinstance(value, Tensor):
+            yield value
+        elif not isinstance(value, NviumForCausalLM) and hasattr(value, "__dict__"):
+            yield from held_tensors(value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_page_costs_what_the_runner_allocates_for_one_more(dtype: torch.dtype) -> None:
+    model = random_model([1, 3], dtype=dtype)
+    one, two = (Runner(model, num_pages=n, page_size=PAGE_SIZE, max_sequences=2) for n in (1, 2))
+    assert held_bytes(two) - held_bytes(one) == page_bytes(model.config, PAGE_SIZE, dtype)

@@ -1,0 +1,137 @@
+"""What is defined on the mixture: `sampling: mixture`, and temperature 0, against one full forward pass."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams, TokenEvent
+from nvium_core.engine.schedule import randomness
+from nvium_core.model import reference
+from tests.engine.test_exactness import PROMPT, VOCAB_SIZE, disagreeing_model, explicit_joint, p_value
+from tests.random_models import random_model
+
+NUM_DRAWS = 50_000
+
+
+@pytest.fixture(scope="module")
+def counts() -> torch.Tensor:
+    """How often each token was drawn from the mixture by requests that differ in their seeds only, [1, V]."""
+    engine = Engine(disagreeing_model(), EngineConfig(max_sequences=1000, max_rows_per_step=2000, cache_tokens=16_000))
+    counts_V = torch.zeros(1, VOCAB_SIZE, dtype=torch.float64)
+    for seed in range(NUM_DRAWS):
+        engine.add(str(seed), PROMPT, SamplingParams(max_tokens=1, seed=seed, sampling="mixture"))
+    while engine.has_work:
+        for event in engine.step():
+            assert isinstance(event, TokenEvent)
+            counts_V[0, event.token_id] += 1
+    return counts_V
+
+
+def test_50000_draws_follow_the_explicit_mixture(counts: torch.Tensor) -> None:
+    assert p_value(counts, explicit_joint().sum(0, keepdim=True)) > 1e-3
+
+
+def test_draws_from_the_mixture_are_told_from_draws_that_lack_an_exit(counts: torch.Tensor) -> None:
+    joint_EV = explicit_joint()
+    for exit_ in range(len(joint_EV)):
+        others_V = joint_EV.sum(0, keepdim=True) - joint_EV[exit_]
+        assert p_value(counts, others_V / others_V.sum()) < 1e-6
+
+
+def test_the_mixture_speaks_at_the_last_exit_with_its_probability() -> None:
+    model = random_model([1, 2, 4], seed=3)
+    params = SamplingParams(max_tokens=6, seed=5, ignore_eos=True, sampling="mixture")
+    (completion,) = Engine(model).generate([[1, 2, 3]], params)
+    with torch.no_grad():
+        out = model(torch.tensor([[1, 2, 3, *completion.token_ids]]))
+    assert completion.exits == [3] * 6
+    assert completion.exit_probabilities == pytest.approx(out.exit_probs[0, 2:-1, -1].tolist(), abs=1e-12)
+
+
+def test_tokens_without_any_probability_disturb_nothing() -> None:
+    model = random_model([1, 3], seed=8)
+    with torch.no_grad():
+        model.lm_head.weight *= 2000
+    wishes = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "logit_bias": {3: -7.0}, "top_p": 0.9}
+    params = SamplingParams(max_tokens=12, seed=2, ignore_eos=True, sampling="mixture", **wishes)  # type: ignore[arg-type]
+    (completion,) = Engine(model).generate([[1, 2]], params)
+    with torch.no_grad():
+        log_mixture = model(torch.tensor([[1, 2, *completion.token_ids]])).logits
+    assert (log_mixture.exp() == 0).any()
+    asked = reference.Wishes(sampling="mixture", **wishes)  # type: ignore[arg-type]
+    spoken = reference.sample(model, [1, 2], 12, partial(randomness.uniform, 2, 0), asked)
+    assert completion.token_ids == [s.token_id for s in spoken]
+
+
+PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.2, "logit_bias": {4: 1.5}}
+
+
+def greedy(model: NviumForCausalLM, prompt: list[int], **asked: object) -> Completion:
+    params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, **asked)  # type: ignore[arg-type]
+    return Engine(model).generate([prompt], params)[0]
+
+
+def penalised(logits_V: torch.Tensor, prompt: list[int], generated: list[int]) -> torch.Tensor:
+    """g of PENALTIES, spelled out."""
+    logits_V = logits_V.clone()
+    for token in {*prompt, *generated}:
+        logits_V[token] *= 1 / 1.2 if logits_V[token] > 0 else 1.2
+    for token in generated:
+        logits_V[token] -= 0.3
+    for token in {*generated}:
+        logits_V[token] -= 0.4
+    logits_V[4] += 1.5
+    return logits_V
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 50))
+def test_greedy_tokens_with_penalties_are_the_argmax_of_the_penalised_exits_mixed(seed: int) -> None:
+    model, prompt = random_model([1, 2, 3, 4], seed=seed), [1, 2, 3]
+    completion = greedy(model, prompt, **PENALTIES)
+    with torch.no_grad():
+        out = model(torch.tensor([[*prompt, *completion.token_ids]]), output_exit_logits=True)
+    for number, token in enumerate(completion.token_ids):
+        p_E, logits_EV = out.exit_probs[0, 2 + number], out.exit_logits[0, 2 + number]
+        generated = completion.token_ids[:number]
+        mixed_V = sum(p * penalised(row, prompt, generated).softmax(-1) for p, row in zip(p_E, logits_EV, strict=True))
+        assert token == int(mixed_V.argmax())
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 50))
+def test_greedy_mixture_tokens_with_penalties_are_the_argmax_of_the_penalised_mixture(seed: int) -> None:
+    model, prompt = random_model([1, 2, 3, 4], seed=seed), [1, 2, 3]
+    completion = greedy(model, prompt, sampling="mixture", **PENALTIES)
+    with torch.no_grad():
+        log_mixture_TV = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0]
+    for number, token in enumerate(completion.token_ids):
+        logits_V = penalised(log_mixture_TV[2 + number], prompt, completion.token_ids[:number])
+        assert token == int(logits_V.argmax())
+    assert completion.exits == [4] * 10
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 50))
+def test_greedy_tokens_are_the_same_whether_they_may_leave_early_or_not(seed: int) -> None:
+    model = random_model([1, 2, 3, 4], seed=seed, spread=2.0)
+    early, late = greedy(model, [1, 2]), greedy(model, [1, 2], sampling="mixture")
+    assert early.token_ids == late.token_ids
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_head_is_asked_once_for_all_exits_until_the_mixture_could_be_certain(seed: int) -> None:
+    model = random_model([1, 2, 3, 4], seed=seed)
+    with torch.no_grad():
+        p_E = model(torch.tensor([[1, 2]])).exit_probs[0, -1]
+    asked: list[int] = []
+    handle = model.lm_head.register_forward_hook(lambda _, inputs, __: asked.append(inputs[0].numel() // 16))
+    params = SamplingParams(max_tokens=1, temperature=0)
+    (completion,) = Engine(model).generate([[1, 2]], params)
+    handle.remove()
+    remaining = (1 - p_E.cumsum(-1)).tolist()[: completion.exits[0]]
+    assert len(asked) == sum(r < 1 / 2 for r in remaining)
+    assert sum(asked) == completion.exits[0]

@@ -1,0 +1,232 @@
+"""Log-probabilities are those of the mixture, exactly, and asking for them changes nothing else."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvium_core import (
+    Completion,
+    Engine,
+    EngineConfig,
+    NviumForCausalLM,
+    PromptEvent,
+    SamplingParams,
+    Score,
+    TokenEvent,
+)
+from nvium_core.choices import Schedule
+from nvium_core.engine.device import scoring
+from nvium_core.engine.schedule import sequence
+from nvium_core.engine.schedule.sequence import SCORE_WINDOW
+from tests.engine.driving import alone, drained, log_mixtures, logprobs_of
+from tests.random_models import random_model
+
+VOCAB_SIZE = 17
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+LONG_PROMPT = [(7 * t + t // 5) % VOCAB_SIZE for t in range(50)]
+PARAMS = SamplingParams(max_tokens=40, seed=7, ignore_eos=True, logprobs=3)
+EXACT = {"abs": 1e-10, "rel": 0}
+
+schedules = pytest.mark.parametrize("schedule", ["optimal", "sweep", "synchronous"])
+
+
+@pytest.fixture(scope="module")
+def model() -> NviumForCausalLM:
+    return scored_model()
+
+
+def scored_model() -> NviumForCausalLM:
+    return random_model([1, 2, 3], seed=5, vocab_size=VOCAB_SIZE, width=8, num_heads=2, num_key_heads=1, context=128)
+
+
+def check_scores(model: NviumForCausalLM, prompt: list[int], completion: Completion, *, num_top: int) -> None:
+    """Every score that was given is that of one full forward pass."""
+    token_ids = [*prompt, *completion.token_ids]
+    scores = [*completion.prompt_scores, *completion.scores]
+    first = len(token_ids) - len(scores)
+    assert [score.logprob for score in scores] == pytest.approx(logprobs_of(model, token_ids)[first - 1 :], **EXACT)
+    for score, token, log_mix_V in zip(
+        scores, token_ids[first:], log_mixtures(model, token_ids)[first - 1 :], strict=False
+    ):
+        check_top(score, token, log_mix_V.tolist(), num_top)
+
+
+def check_top(score: Score, token: int, log_mixture: list[float], num_top: int) -> None:
+    assert len(score.top) == num_top
+    largest = sorted(log_mixture, reverse=True)[:num_top]
+    assert [logprob for _, logprob in score.top] == pytest.approx(largest, **EXACT)
+    assert [log_mixture[other] for other, _ in score.top] == pytest.approx(largest, **EXACT)
+    assert dict(score.top).get(token, score.logprob) == score.logprob
+
+
+@schedules
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("prompt", [PROMPT, LONG_PROMPT, [2]], ids=["short", "long", "one token"])
+def test_scores_are_log_mixtures_before_anything_is_done_to_them(
+    model: NviumForCausalLM, schedule: Schedule, temperature: float, prompt: list[int]
+) -> None:
+    params = replace(PARAMS, temperature=temperature, prompt_logprobs=True, logit_bias={3: 2.0}, top_k=9)
+    (completion,) = Engine(model, EngineConfig(schedule=schedule)).generate([prompt], params)
+    assert (len(completion.prompt_scores), len(completion.scores)) == (len(prompt) - 1, 40)
+    check_scores(model, prompt, completion, num_top=3)
+
+
+@pytest.mark.parametrize("num_top", [0, 1, VOCAB_SIZE, 20])
+def test_as_many_alternatives_are_given_as_were_asked_for_and_exist(model: NviumForCausalLM, num_top: int) -> None:
+    (completion,) = Engine(model).generate([PROMPT], replace(PARAMS, logprobs=num_top))
+    check_scores(model, PROMPT, completion, num_top=min(num_top, VOCAB_SIZE))
+
+
+@schedules
+def test_tokens_leave_as_early_as_without_scores(model: NviumForCausalLM, schedule: Schedule) -> None:
+    (scored,) = Engine(model, EngineConfig(schedule=schedule)).generate([PROMPT], PARAMS)
+    (plain,) = Engine(model, EngineConfig(schedule=schedule)).generate([PROMPT], replace(PARAMS, logprobs=None))
+    assert (scored.token_ids, scored.exits) == (plain.token_ids, plain.exits)
+    assert scored.exit_probabilities == pytest.approx(plain.exit_probabilities, **EXACT)
+    assert min(scored.exits) < model.config.num_exits
+
+
+def test_requests_with_and_without_scores_run_together(model: NviumForCausalLM) -> None:
+    engine = Engine(model)
+    for number, num_top in enumerate([None, 0, 5, None]):
+        params = replace(PARAMS, logprobs=num_top, seed=number, prompt_logprobs=num_top == 5)
+        engine.add(str(number), PROMPT, params)
+    told = drained(engine)
+    assert [len(told[str(number), 0].scores) for number in range(4)] == [0, 40, 40, 0]
+    check_scores(model, PROMPT, told["1", 0], num_top=0)
+    check_scores(model, PROMPT, told["2", 0], num_top=5)
+    for number in range(4):
+        assert told[str(number), 0].token_ids == alone(model, PROMPT, replace(PARAMS, seed=number)).token_ids
+
+
+def test_a_prompt_alone_can_be_scored(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(max_rows_per_step=7))
+    engine.add("x", LONG_PROMPT, replace(PARAMS, max_tokens=0, prompt_logprobs=True))
+    told = list[PromptEvent]()
+    while engine.has_work:
+        for event in engine.step():
+            assert isinstance(event, PromptEvent)
+            told.append(event)
+    assert [event.finish_reason for event in told] == [None] * (len(told) - 1) + ["length"]
+    logprobs = [score.logprob for event in told for score in event.scores]
+    assert logprobs == pytest.approx(logprobs_of(model, LONG_PROMPT), **EXACT)
+
+
+def test_the_last_row_of_a_scored_prompt_is_not_computed(model: NviumForCausalLM) -> None:
+    engine = Engine(model)
+    engine.add("x", [1, 2, 3], replace(PARAMS, max_tokens=0, prompt_logprobs=True))
+    engine.step()
+    assert engine.reports[0].num_rows == 2
+
+
+def test_what_is_owed_is_told_at_a_stop_token_too(model: NviumForCausalLM) -> None:
+    free = alone(model, PROMPT, PARAMS)
+    stop = free.token_ids[12]
+    engine = Engine(model)
+    (completion,) = engine.generate([PROMPT], replace(PARAMS, stop_token_ids=(stop,)))
+    end = free.token_ids.index(stop) + 1
+    assert (completion.token_ids, completion.finish_reason) == (free.token_ids[:end], "stop")
+    assert len(completion.scores) == end
+    check_scores(model, PROMPT, completion, num_top=3)
+
+
+class Lateness:
+    """How many tokens a sequence has spoken that were not told yet, seen after every step."""
+
+    def __init__(self, model: NviumForCausalLM, schedule: Schedule, params: SamplingParams) -> None:
+        engine = Engine(model, EngineConfig(schedule=schedule))
+        engine.add("x", PROMPT, params)
+        self.seen = list(self._watch(engine))
+
+    def _watch(self, engine: Engine) -> Iterator[int]:
+        num_told = 0
+        while engine.has_work:
+            running = [*engine.scheduler.waiting, *engine.scheduler.running]
+            num_told += sum(isinstance(event, TokenEvent) for event in engine.step())
+            yield max((sequence.num_generated - num_told for sequence in running if engine.has_work), default=0)
+
+
+def test_a_token_that_nothing_completes_is_told_within_the_window() -> None:
+    hasty = random_model([1, 2], seed=3, width=8, num_heads=2, num_key_heads=1, context=128)
+    hasty.exits[0].router.head.bias.data += hasty.exits[0].router.head.bias.new_tensor([-40.0, 40.0])
+    lateness = Lateness(hasty, "sweep", replace(PARAMS, max_tokens=100))
+    assert max(lateness.seen) in (SCORE_WINDOW - 1, SCORE_WINDOW)
+    (completion,) = Engine(hasty, EngineConfig(schedule="sweep")).generate([PROMPT], replace(PARAMS, max_tokens=100))
+    assert set(completion.exits) == {1}
+    check_scores(hasty, PROMPT, completion, num_top=3)
+
+
+@schedules
+def test_no_token_is_told_later_than_the_window(model: NviumForCausalLM, schedule: Schedule) -> None:
+    assert max(Lateness(model, schedule, replace(PARAMS, max_tokens=100)).seen) <= SCORE_WINDOW
+
+
+def test_who_is_preempted_while_owing_scores_owes_them_still(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(cache_tokens=80, page_size=4, max_rows_per_step=16))
+    prompts = [[token, *PROMPT] for token in range(4)]
+    for number, prompt in enumerate(prompts):
+        engine.add(str(number), prompt, replace(PARAMS, prompt_logprobs=True))
+    num_owed_when_preempted = 0
+    preempt = engine.scheduler.preempt
+
+    def preempt_and_note(victim: sequence.Sequence) -> None:
+        nonlocal num_owed_when_preempted
+        num_owed_when_preempted += victim in engine._untold and bool(engine._untold[victim])
+        preempt(victim)
+
+    engine.scheduler.preempt = preempt_and_note  # type: ignore[method-assign]
+    told = drained(engine)
+    assert num_owed_when_preempted > 0
+    for number, prompt in enumerate(prompts):
+        completion = told[str(number), 0]
+        assert completion.token_ids == alone(model, prompt, PARAMS).token_ids
+        check_scores(model, prompt, completion, num_top=3)
+
+
+MODEL = scored_model()
+
+scored_requests = st.tuples(
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20),
+    st.builds(
+        SamplingParams,
+        max_tokens=st.integers(1, 10),
+        temperature=st.sampled_from([0.0, 1.0]),
+        seed=st.integers(0, 99),
+        logprobs=st.integers(0, 2),
+        prompt_logprobs=st.booleans(),
+        n=st.integers(1, 2),
+    ),
+)
+
+configs = st.builds(
+    EngineConfig,
+    schedule=st.sampled_from(["optimal", "sweep", "synchronous"]),
+    max_sequences=st.integers(1, 3),
+    max_rows_per_step=st.integers(1, 24),
+    chunk_rows=st.integers(1, 8),
+    page_size=st.integers(1, 5),
+    cache_tokens=st.integers(32, 64),
+    prefix_caching=st.booleans(),
+)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(configs, st.lists(scored_requests, min_size=1, max_size=3), st.integers(1, 6))
+def test_scores_are_exact_whatever_the_schedule_and_the_window(
+    config: EngineConfig, plan: list[tuple[list[int], SamplingParams]], window: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sequence, "SCORE_WINDOW", window)
+        patch.setattr(scoring, "SCORE_WINDOW", window)
+        engine = Engine(MODEL, replace(config, context=32))
+        for number, (prompt, params) in enumerate(plan):
+            engine.add(str(number), prompt, params)
+        told = drained(engine)
+    for (name, choice), completion in told.items():
+        prompt, params = plan[int(name)]
+        assert len(completion.scores) == len(completion.token_ids) > 0
+        assert len(completion.prompt_scores) == (len(prompt) - 1) * (params.prompt_logprobs and choice == 0)
+        check_scores(MODEL, prompt, completion, num_top=params.logprobs or 0)

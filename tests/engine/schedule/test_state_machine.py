@@ -1,0 +1,228 @@
+"""Whatever is added, cancelled and broken, in whatever order: nothing leaks, and nobody's answer changes."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from nvium_core import Completion, Engine, EngineConfig, FailureEvent, SamplingParams
+from nvium_core.engine.device.junction import Junction
+from nvium_core.engine.device.runner import Outcome, Ran, Runner
+from nvium_core.engine.events import Event
+from nvium_core.engine.schedule.scheduler import Step
+from nvium_core.engine.schedule.sequence import Sequence
+from tests.engine.automaton import Automaton, Rule
+from tests.engine.driving import Key, alone
+from tests.random_models import random_model
+
+CONTEXT = 24
+MODEL = random_model([1, 2, 4], seed=2, vocab_size=11, width=8, num_heads=2, num_key_heads=1, context=CONTEXT)
+PREFIXES = [[], [1, 2, 3, 4, 5], [1, 2, 3, 4, 9, 9, 9]]
+
+configs = st.builds(
+    EngineConfig,
+    schedule=st.sampled_from(["optimal", "sweep", "synchronous"]),
+    max_sequences=st.just(3),
+    max_rows_per_step=st.sampled_from([3, 7, 64]),
+    chunk_rows=st.sampled_from([2, 5]),
+    max_wait_steps=st.sampled_from([1, 4, 64]),
+    page_size=st.integers(2, 4),
+    cache_tokens=st.sampled_from([CONTEXT, CONTEXT, 3 * CONTEXT // 2]),
+)
+
+wishes = st.builds(
+    SamplingParams,
+    max_tokens=st.sampled_from([1, 3, 14, 14]),
+    temperature=st.sampled_from([0.0, 1.0, 1.0]),
+    seed=st.integers(0, 3),
+    n=st.sampled_from([1, 1, 2, 3]),
+    logprobs=st.sampled_from([None, None, 0, 2]),
+    constraint=st.sampled_from([None, None, Automaton(Rule(seed=1, vocab_size=11, length=9))]),
+    ignore_eos=st.sampled_from([True, True, False]),
+)
+
+
+def key_of(sequence_or_event: object) -> Key:
+    if isinstance(sequence_or_event, Event):
+        return sequence_or_event.sequence_id, sequence_or_event.choice
+    return sequence_or_event.id, sequence_or_event.choice  # type: ignore[attr-defined]
+
+
+class FaultyRunner(Runner):
+    """Fails Steps that have the victim along, or once a crowded one of a block; before or after the model has run."""
+
+    victim: Key | None = None
+    failing_block: int | None = None
+    is_late = False
+    guilty: set[Key] = set()
+    """Who failed alone, so that nobody else can be blamed."""
+
+    def run(self, step: Step) -> list[Ran]:
+        if not self.is_late:
+            self._fail(step)
+        return super().run(step)
+
+    def _outcomes(self, step: Step, answers: dict[Sequence, Junction]) -> list[Outcome | Exception]:
+        outcomes = super()._outcomes(step, answers)
+        if self.is_late:
+            self._fail(step)
+        return outcomes
+
+    def _fail(self, step: Step) -> None:
+        keys = {key_of(run.sequence) for run in step.runs}
+        if (step.block == self.failing_block and len(keys) > 1) or self.victim in keys:
+            self.failing_block = None
+            self.guilty = self.guilty | keys if len(keys) == 1 else self.guilty
+            raise RuntimeError("a fault that was asked for")
+
+
+EXPECTED: dict[str, Completion] = {}
+
+
+def expected(prompt: list[int], params: SamplingParams, choice: int) -> Completion:
+    """What this choice tells when it is alone."""
+    single = replace(params, n=1, best_of=None, choice=choice)
+    name = f"{prompt} {single}"
+    if name not in EXPECTED:
+        EXPECTED[name] = alone(MODEL, prompt, single)
+    return EXPECTED[name]
+
+
+class Serving(RuleBasedStateMachine):
+    """Beside the engine, only who is alive and what each has been told."""
+
+    @initialize(config=configs)
+    def begin(self, config: EngineConfig) -> None:
+        self.engine = Engine(MODEL, config)
+        self.engine.runner.__class__ = FaultyRunner
+        self.num_requests = 0
+        self.requests: dict[str, tuple[list[int], SamplingParams]] = {}
+        self.alive: dict[Key, Completion] = {}
+
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        tail=st.lists(st.integers(1, 10), min_size=1, max_size=3),
+        params=wishes,
+        tenant=st.sampled_from(["", "one", "another"]),
+    )
+    def add(self, prefix: list[int], tail: list[int], params: SamplingParams, tenant: str) -> None:
+        self._add([*prefix, *tail], params, tenant)
+
+    @rule(prefix=st.sampled_from(PREFIXES), max_tokens=st.integers(0, 5), n=st.integers(1, 2))
+    def add_one_whose_prompt_is_scored(self, prefix: list[int], max_tokens: int, n: int) -> None:
+        n = n if max_tokens else 1
+        self._add([*prefix, 7, 8], SamplingParams(max_tokens=max_tokens, seed=9, n=n, logprobs=1, prompt_logprobs=True))
+
+    def _add(self, prompt: list[int], params: SamplingParams, tenant: str = "") -> None:
+        name = f"request-{self.num_requests}"
+        self.num_requests += 1
+        self.requests[name] = prompt, params
+        self.engine.add(name, prompt, params, tenant=tenant)
+        self.alive |= {(name, choice): Completion() for choice in range(params.n)}
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def cancel_a_request(self, data: st.DataObject) -> None:
+        name, _ = data.draw(st.sampled_from(sorted(self.alive)))
+        self.engine.cancel(name)
+        for key in [key for key in self.alive if key[0] == name]:
+            self._check_beginning(key)
+            del self.alive[key]
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def cancel_a_choice(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.alive)))
+        self.engine.cancel(*key)
+        self._check_beginning(key)
+        del self.alive[key]
+
+    @rule(num_steps=st.integers(1, 12))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._step()
+
+    @rule(is_late=st.booleans(), block=st.integers(0, 2))
+    def step_until_a_fault_that_passes(self, is_late: bool, block: int) -> None:
+        self._set_fault(failing_block=block, is_late=is_late)
+        for _ in range(20):
+            self._step()
+            if self.engine.runner.failing_block is None:
+                break
+        self._set_fault()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), is_late=st.booleans())
+    def step_until_one_has_failed(self, data: st.DataObject, is_late: bool) -> None:
+        victim = data.draw(st.sampled_from(sorted(self.alive)))
+        self._set_fault(victim=victim, is_late=is_late)
+        while victim in self.alive:
+            self._step()
+        self._set_fault()
+
+    @rule()
+    def drain(self) -> None:
+        for _ in range(5_000):
+            if not self.engine.has_work:
+                break
+            self._step()
+            self.engine.check_integrity()
+        assert not self.alive
+        assert not self.engine.has_work
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            self.drain()
+            assert self.engine.pool.num_free == self.engine.pool.num_pages
+            assert not self.engine.scheduler.waiting
+            assert not self.engine.scheduler.running
+
+    @invariant()
+    def the_accounts_hold_and_the_living_are_known(self) -> None:
+        self.engine.check_integrity()
+        held = [*self.engine.scheduler.waiting, *self.engine.scheduler.running]
+        assert sorted(map(key_of, held)) == sorted(self.alive)
+
+    def _set_fault(self, *, failing_block: int | None = None, victim: Key | None = None, is_late: bool = False) -> None:
+        runner = self.engine.runner
+        assert isinstance(runner, FaultyRunner)
+        runner.failing_block, runner.victim, runner.is_late, runner.guilty = failing_block, victim, is_late, set()
+
+    def _step(self) -> None:
+        for event in self.engine.step():
+            if isinstance(event, FailureEvent):
+                assert key_of(event) in self.engine.runner.guilty
+                self._check_beginning(key_of(event))
+                del self.alive[key_of(event)]
+            else:
+                self._hear(event)
+
+    def _hear(self, event: Event) -> None:
+        key = key_of(event)
+        told = self.alive[key]
+        told.append(event)
+        if event.finish_reason is not None:
+            self._check_beginning(key)
+            assert len(told.token_ids) == len(self._expected(key).token_ids)
+            assert told.finish_reason == self._expected(key).finish_reason
+            del self.alive[key]
+
+    def _check_beginning(self, key: Key) -> None:
+        """Told so far is how it goes when the request is alone."""
+        told, whole = self.alive[key], self._expected(key)
+        assert (told.token_ids, told.exits) == (whole.token_ids[: len(told.exits)], whole.exits[: len(told.exits)])
+        probabilities = whole.exit_probabilities[: len(told.exits)]
+        assert told.exit_probabilities == pytest.approx(probabilities, abs=1e-12)
+        for scores, expected_scores in [(told.scores, whole.scores), (told.prompt_scores, whole.prompt_scores)]:
+            logprobs = [score.logprob for score in expected_scores[: len(scores)]]
+            assert [score.logprob for score in scores] == pytest.approx(logprobs, abs=1e-10)
+
+    def _expected(self, key: Key) -> Completion:
+        prompt, params = self.requests[key[0]]
+        return expected(prompt, params, key[1])
+
+
+Serving.TestCase.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=25)
+TestServing = Serving.TestCase

@@ -1,0 +1,227 @@
+"""The waiting line against a slow model of it, and what every tenant may count on."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from nvium_core import SamplingParams
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.waiting_line import WaitingLine
+
+TENANTS = ["", "a", "b", "c"]
+
+
+def newcomer(tenant: str, number: int, choice: int = 0) -> Sequence:
+    return Sequence(
+        f"request-{number}", [0], SamplingParams(), seed=0, num_blocks=1, arrival=number, choice=choice, tenant=tenant
+    )
+
+
+def nobody(_: Sequence) -> bool:
+    return False
+
+
+class SlowLine:
+    """Lists that are looked through from the start: newcomers as they came, those put back, tenants as they come up."""
+
+    def __init__(self) -> None:
+        self.newcomers: list[Sequence] = []
+        self.returned: list[Sequence] = []
+        self.turns: list[str] = []
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return self.returned + self.newcomers
+
+    def add(self, sequence: Sequence) -> None:
+        self.newcomers.append(sequence)
+        if sequence.tenant not in self.turns:
+            self.turns.append(sequence.tenant)
+
+    def in_order(self) -> list[Sequence]:
+        """Everybody in the order in which they would be let in if none but the first ever were."""
+        by_turn = [[s for s in self.newcomers if s.tenant == tenant] for tenant in self.turns]
+        return self.returned + [sequence for own in by_turn for sequence in own]
+
+    def take(self, sequence: Sequence) -> None:
+        is_turn = sequence in self.newcomers
+        self.remove(sequence)
+        if is_turn and sequence.tenant in self.turns:
+            self.turns.remove(sequence.tenant)
+            self.turns.append(sequence.tenant)
+
+    def remove(self, sequence: Sequence) -> None:
+        (self.newcomers if sequence in self.newcomers else self.returned).remove(sequence)
+        self.turns = [tenant for tenant in self.turns if any(s.tenant == tenant for s in self.newcomers)]
+
+
+class Waiting(RuleBasedStateMachine):
+    """The two side by side; and for every tenant, whom it has seen let in since it began to wait for its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.slow = WaitingLine(), SlowLine()
+        self.number = 0
+        self.inside: list[Sequence] = []
+        self.held: set[str] = set()
+        self.seen: dict[str, Counter[str]] = {}
+        self.last_taken: dict[str, int] = {}
+
+    def is_held(self, sequence: Sequence) -> bool:
+        return sequence.id in self.held
+
+    @rule(tenant=st.sampled_from(TENANTS), num_choices=st.sampled_from([1, 1, 2, 3]))
+    def add(self, tenant: str, num_choices: int) -> None:
+        for choice in range(num_choices):
+            sequence = newcomer(tenant, self.number, choice)
+            self.line.add(sequence)
+            self.slow.add(sequence)
+        self.number += 1
+
+    @rule(number=st.integers(1, 4))
+    def let_in(self, number: int) -> None:
+        for _ in range(number):
+            sequence = self.line.first(self.is_held)
+            assert sequence is next((s for s in self.slow.in_order() if not self.is_held(s)), None)
+            if sequence is not None:
+                self._let_in(sequence)
+
+    def _let_in(self, sequence: Sequence) -> None:
+        is_turn = sequence in self.slow.newcomers
+        self.line.take(sequence)
+        self.slow.take(sequence)
+        self.inside.append(sequence)
+        if is_turn:
+            self._note_turn(sequence)
+
+    def _note_turn(self, sequence: Sequence) -> None:
+        position = sequence.arrival * 10 + sequence.choice
+        assert self.held or position > self.last_taken.get(sequence.tenant, -1), "not first come, first served"
+        self.last_taken[sequence.tenant] = max(position, self.last_taken.get(sequence.tenant, -1))
+        self.seen.pop(sequence.tenant, None)
+        for counts in self.seen.values():
+            counts[sequence.tenant] += 1
+            assert counts[sequence.tenant] <= 1, "a tenant had two turns while another one waited for its own"
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def put_back(self, data: st.DataObject) -> None:
+        sequence = self.inside.pop(data.draw(st.integers(0, len(self.inside) - 1)))
+        self.line.put_back(sequence)
+        self.slow.returned.insert(0, sequence)
+
+    @precondition(lambda self: self.slow.waiting)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.slow.waiting))
+        self.line.remove(sequence)
+        self.slow.remove(sequence)
+
+    @precondition(lambda self: self.number)
+    @rule(data=st.data())
+    def hold_or_let_go(self, data: st.DataObject) -> None:
+        self.held ^= {f"request-{data.draw(st.integers(0, self.number - 1))}"}
+        self.last_taken.clear()
+
+    @invariant()
+    def nothing_is_lost_or_doubled(self) -> None:
+        assert list(self.line) == self.slow.in_order()
+        assert len(self.line) == len(self.slow.waiting)
+        assert bool(self.line) == bool(self.slow.waiting)
+
+    @invariant()
+    def who_could_go_counts_whom_it_sees_go(self) -> None:
+        able = {sequence.tenant for sequence in self.slow.newcomers if not self.is_held(sequence)}
+        self.seen = {tenant: self.seen.get(tenant, Counter()) for tenant in able}
+
+
+TestWaiting = Waiting.TestCase
+
+
+def test_tenants_take_turns_and_each_one_s_own_keep_their_order() -> None:
+    line = WaitingLine()
+    for number, tenant in enumerate("aaaabbc"):
+        line.add(newcomer(tenant, number))
+    assert [sequence.arrival for sequence in taken(line)] == [0, 4, 6, 1, 5, 2, 3]
+
+
+def taken(line: WaitingLine) -> list[Sequence]:
+    return [next_taken(line) for _ in range(len(line))]
+
+
+def next_taken(line: WaitingLine, is_held: Callable[[Sequence], bool] = nobody) -> Sequence:
+    sequence = line.first(is_held)
+    assert sequence is not None
+    line.take(sequence)
+    return sequence
+
+
+def test_whoever_comes_one_at_a_time_shares_with_one_who_came_with_many() -> None:
+    line = WaitingLine()
+    for number in range(10):
+        line.add(newcomer("many", number))
+    order = []
+    for number in range(10, 20):
+        line.add(newcomer("few", number))
+        order += [next_taken(line).tenant for _ in range(2)]
+    assert order == ["many", "few"] * 10
+
+
+def test_leaving_without_a_turn_costs_the_tenant_none() -> None:
+    line = WaitingLine()
+    first, *_ = sequences = [newcomer(tenant, number) for number, tenant in enumerate("aab")]
+    for sequence in sequences:
+        line.add(sequence)
+    line.remove(first)
+    assert [sequence.arrival for sequence in taken(line)] == [1, 2]
+
+
+@given(st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(1, 4)), max_size=30))
+def test_a_sequence_of_its_own_tenant_is_let_in_after_at_most_one_of_every_other(crowd: list[tuple[str, int]]) -> None:
+    line = WaitingLine()
+    for number, (tenant, num_choices) in enumerate(crowd):
+        for choice in range(num_choices):
+            line.add(newcomer(tenant, number, choice))
+    late = newcomer("late", len(crowd))
+    line.add(late)
+    order = taken(line)
+    before = Counter(sequence.tenant for sequence in order[: order.index(late)])
+    assert set(before.values()) <= {1}
+
+
+class CountedSequence(Sequence):
+    """Counts how often one is compared with another or looked up, and is told whether it is held."""
+
+    num_touches = 0
+
+    def __hash__(self) -> int:
+        CountedSequence.num_touches += 1
+        return id(self) // 16
+
+    def __eq__(self, other: object) -> bool:
+        CountedSequence.num_touches += 1
+        return self is other
+
+
+@pytest.mark.parametrize("num_tenants", [1, 300])
+def test_the_work_is_the_same_however_many_wait(num_tenants: int) -> None:
+    line, crowd = WaitingLine(), [newcomer(str(number % num_tenants), number) for number in range(30_000)]
+    CountedSequence.num_touches = 0
+    for sequence in crowd:
+        sequence.__class__ = CountedSequence
+        line.add(sequence)
+    for sequence in crowd[5_000:25_000]:
+        line.remove(sequence)
+
+    def is_held(sequence: Sequence) -> bool:
+        CountedSequence.num_touches += 1
+        return sequence.arrival in (0, 1)
+
+    for _ in range(9_998):
+        next_taken(line, is_held)
+    assert [sequence.arrival for sequence in line] == [0, 1]
+    assert CountedSequence.num_touches < 20 * len(crowd)

@@ -1,0 +1,391 @@
+"""Grammars against the libraries that say what they mean: jsonschema, re, and plain comparison."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
+
+from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingParams, load_model
+from nvium_core.text.tool_calls import BEGINNING, END, MIDDLE
+from server.errors import InvalidField
+from server.generation.constraints import Constraints
+from server.generation.grammars import ANY_OBJECT, Choice, Grammar, JsonSchema, Regex, ToolCall
+from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, load_byte_model, token_ids
+from tests.server.grammar_samples import (
+    COSTLY_PATTERNS,
+    COSTLY_SCHEMAS,
+    REFUSED_PATTERNS,
+    REFUSED_SCHEMAS,
+    either,
+    schemas,
+)
+
+MODELS = {"bytes": load_byte_model, "embedded": load_model}
+
+
+@cache
+def loaded(name: str) -> tuple[LoadedModel, Engine, Constraints]:
+    model = MODELS[name]()
+    engine = Engine(model.model)
+    return model, engine, Constraints(model.tokenizer, engine.end_token_ids)
+
+
+def compiled(grammar: Grammar, name: str = "bytes") -> Constraint:
+    return loaded(name)[2].compile("the_field", grammar)
+
+
+def refusal(grammar: Grammar) -> str:
+    """Why it cannot be had."""
+    with pytest.raises(InvalidField) as refused:
+        compiled(grammar)
+    assert refused.value.param == "the_field"
+    assert 0 < len(refused.value.message) < 300
+    assert "\n" not in refused.value.message
+    return refused.value.message
+
+
+def may_be(constraint: Constraint, token_id: int) -> bool:
+    return constraint.allowed()[token_id // 8] >> token_id % 8 & 1 == 1
+
+
+def is_answer(grammar: Grammar, text: str) -> bool:
+    """Whether the text, byte by byte, may be a whole answer."""
+    constraint = compiled(grammar).fork()
+    for token_id in token_ids(text):
+        if constraint.is_over or not may_be(constraint, token_id):
+            return False
+        constraint.advance(token_id)
+    return constraint.is_over or may_be(constraint, 0)
+
+
+def validator(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    kind = jsonschema.Draft202012Validator
+    kind.check_schema(schema)
+    return kind(schema, format_checker=kind.FORMAT_CHECKER)
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def generated(name: str, grammar: Grammar, *, seeds: int = 1, **params: Any) -> Iterator[tuple[str, str | None]]:
+    """Texts a model writes, with their finish reasons; it likes to close what it has opened."""
+    model, engine, constraints = loaded(name)
+    closers = {id_: 4.0 for id_ in range(1, len(model.tokenizer)) if constraints.token_bytes(id_) in CLOSERS}
+    wish = {"max_tokens": 150, "logit_bias": closers, "n": seeds, "seed": 0, **params}
+    for completion in engine.generate([[1]], SamplingParams(constraint=constraints.compile("f", grammar), **wish)):
+        yield text_of(completion, constraints), completion.finish_reason
+
+
+CLOSERS = {b'"', b"]", b"}", b",", b":", b'":', b'",', b'"}', b"]}"}
+
+
+def text_of(completion: Completion, constraints: Constraints) -> str:
+    """The answer's text; a character that the end has cut is left out."""
+    without_end = completion.token_ids[:-1] if completion.token_ids[-1] == 0 else completion.token_ids
+    return b"".join(map(constraints.token_bytes, without_end)).decode(errors="ignore")
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(schemas, st.sampled_from(["exits", "exits", "mixture"]), st.sampled_from([0.0, 1.0, 1.5]))
+def test_what_a_model_writes_under_a_schema_is_json_that_the_schema_describes(
+    schema: dict[str, Any], sampling: str, temperature: float
+) -> None:
+    for text, reason in generated("bytes", JsonSchema(schema), seeds=3, sampling=sampling, temperature=temperature):
+        event(f"finish reason: {reason}")
+        if reason == "stop":
+            assert validator(schema).is_valid(json.loads(text))
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "friends": {"type": "array", "items": {"$ref": "#/$defs/friend"}, "maxItems": 2},
+    },
+    "required": ["name", "age", "friends"],
+    "additionalProperties": False,
+    "$defs": {"friend": {"enum": ["Ann", "Björn", "中"]}},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_story_teller_fills_in_a_form(name: str) -> None:
+    answers = list(generated(name, JsonSchema(PERSON), seeds=8))
+    assert [reason for _, reason in answers].count("stop") > 4
+    for text, reason in answers:
+        assert text.startswith('{"name":"')
+        if reason == "stop":
+            jsonschema.validate(json.loads(text), PERSON)
+
+
+@given(schemas, st.data())
+def test_compact_json_is_an_answer_just_if_the_schema_describes_it(schema: dict[str, Any], data: st.DataObject) -> None:
+    value = data.draw(instances(schema))
+    is_valid = validator(schema).is_valid(value)
+    assert is_answer(JsonSchema(schema), compact(value)) == is_valid
+
+
+def instances(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values that often are what a schema describes; properties in its order."""
+    kind = schema.get("type")
+    if "anyOf" in schema:
+        return st.one_of([instances(member) for member in schema["anyOf"]])
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if kind == "array":
+        return st.lists(instances(schema["items"]), max_size=4)
+    if kind == "object":
+        optional = {key: instances(value) for key, value in schema["properties"].items()}
+        drawn = st.fixed_dictionaries({}, optional=optional)
+        return drawn.map(lambda value: {key: value[key] for key in optional if key in value})
+    if "const" in schema:
+        return st.just(schema["const"])
+    return SCALARS[kind] if isinstance(kind, str) else st.integers(-9, 9) | st.none()
+
+
+SCALARS: dict[str, st.SearchStrategy[Any]] = {
+    "boolean": st.booleans(),
+    "null": st.none(),
+    "number": st.integers(-99, 99) | st.sampled_from([0.5, -1.25, 1e30]),
+    "integer": st.integers(-120, 1200),
+    "string": st.text(max_size=6) | st.sampled_from(["a", "abcx", "2024-02-29", "2024-13-01"]),
+}
+
+
+def test_json_is_written_without_whitespace_whatever_the_schema_asks() -> None:
+    flexible = JsonSchema({"type": "object", "x-guidance": {"whitespace_flexible": True}})
+    for grammar in (ANY_OBJECT, flexible):
+        assert is_answer(grammar, '{"a":[1,{"b":" "}]}')
+        assert not is_answer(grammar, '{"a": 1}')
+        assert not is_answer(grammar, " {}")
+        assert not is_answer(grammar, "[]")
+
+
+def test_an_answer_is_over_with_its_last_bracket_and_may_end_where_a_number_could_go_on() -> None:
+    constraint = compiled(ANY_OBJECT)
+    for token_id in token_ids("{}"):
+        constraint.advance(token_id)
+    assert constraint.is_over
+    number = compiled(JsonSchema({"type": "integer"}))
+    assert not may_be(number, 0)
+    number.advance(token_ids("7")[0])
+    assert not number.is_over
+    assert may_be(number, 0)
+    assert may_be(number, token_ids("7")[0])
+    number.advance(0)
+    assert number.is_over
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    first = compiled(Choice(["ab", "cd"]))
+    second = first.fork()
+    first.advance(token_ids("a")[0])
+    assert may_be(first, token_ids("b")[0])
+    assert may_be(second, token_ids("c")[0])
+    assert not may_be(second, token_ids("b")[0])
+
+
+def test_a_token_that_is_not_allowed_is_refused_and_said_without_quoting_the_text() -> None:
+    constraint = compiled(Choice(["secret"]))
+    with pytest.raises(RuntimeError, match=r"^the grammar cannot be followed further: \w+$"):
+        constraint.advance(token_ids("x")[0])
+
+
+PATTERNS = [
+    r"[ab]+",
+    r"(foo|bar){2}",
+    r"a/b\/c",
+    "x\ny",
+    r"[0-9]{2}-[^x-z]?",
+    "é+",
+    r'"quoted"',
+    "a|b|",
+    r"[/\]]*",
+    "//.*",
+]
+
+
+@given(st.sampled_from(PATTERNS), st.data())
+def test_a_regex_is_matched_as_a_whole(pattern: str, data: st.DataObject) -> None:
+    text = data.draw(st.from_regex(pattern, fullmatch=True, alphabet=st.characters(max_codepoint=0xFF)) | st.text())
+    assert is_answer(Regex(pattern), text) == bool(re.fullmatch(pattern, text))
+
+
+@given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=5), st.text(max_size=5))
+def test_a_choice_is_one_of_its_texts_to_the_letter(options: list[str], other: str) -> None:
+    for text in [*options, other, options[0] + other, options[0][:-1]]:
+        assert is_answer(Choice(options), text) == (text in options)
+
+
+FUNCTIONS: dict[str, dict[str, Any] | None] = {
+    "f": {
+        "properties": {"x": {"$ref": "#/$defs/x"}},
+        "required": ["x"],
+        "additionalProperties": False,
+        "$defs": {"x": {"type": "integer"}},
+    },
+    "f2": None,
+    "get_weather": {"type": "object", "properties": {"city": {"enum": ["Bern", "Rom"]}}, "additionalProperties": False},
+}
+
+
+def call(name: str, arguments: str) -> str:
+    return BEGINNING + name + MIDDLE + arguments + END
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "is_valid"),
+    [
+        ("f", '{"x":12}', True),
+        ("f", '{"x":"12"}', False),
+        ("f", "{}", False),
+        ("f2", "{}", True),
+        ("f2", '{"x":{"y":["}",2]}}', True),
+        ("f2", '{"x": 1}', False),
+        ("f2", "[]", False),
+        ("get_weather", '{"city":"Rom"}', True),
+        ("get_weather", "{}", True),
+        ("get_weather", '{"city":"Paris"}', False),
+        ("f3", "{}", False),
+    ],
+)
+def test_a_tool_call_names_a_function_and_gives_it_arguments_of_its_schema(
+    name: str, arguments: str, is_valid: bool
+) -> None:
+    assert is_answer(ToolCall(FUNCTIONS), call(name, arguments)) == is_valid
+    if name in FUNCTIONS:
+        assert is_answer(ToolCall({name: FUNCTIONS[name]}), call(name, arguments)) == is_valid
+        assert not is_answer(ToolCall({"other": None}), call(name, arguments))
+    assert not is_answer(ToolCall(FUNCTIONS), call(name, arguments).replace(": ", ":"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_call_the_function_they_are_told_to(name: str) -> None:
+    answers = list(generated(name, ToolCall({"get_weather": FUNCTIONS["get_weather"]}), seeds=5))
+    called = [json.loads(text) for text, reason in answers if reason == "stop"]
+    assert called
+    for answer in called:
+        assert answer["name"] == "get_weather"
+        jsonschema.validate(answer["arguments"], FUNCTIONS["get_weather"])
+
+
+@pytest.mark.parametrize("kind", REFUSED_SCHEMAS)
+def test_a_schema_that_cannot_be_had_is_refused_as_response_and_as_parameters(kind: str) -> None:
+    assert refusal(JsonSchema(REFUSED_SCHEMAS[kind]))
+    assert refusal(ToolCall({"f": REFUSED_SCHEMAS[kind]}))
+
+
+def test_a_schema_that_could_not_be_followed_behind_its_first_bracket_is_refused() -> None:
+    assert "too complex" in refusal(JsonSchema({"allOf": [either(i) for i in range(8)]}))
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED_PATTERNS)))
+def test_a_regex_that_cannot_be_had_is_refused(number: int) -> None:
+    assert refusal(Regex(REFUSED_PATTERNS[number]))
+
+
+@pytest.mark.parametrize("options", [[], [""], ["a", ""], ["\ud800"], ["a" * 100_001]])
+def test_a_choice_that_cannot_be_had_is_refused(options: list[str]) -> None:
+    assert refusal(Choice(options))
+
+
+@pytest.mark.parametrize("name", ["", "a b", 'a"', "ä", "a" * 65, "a\n"])
+def test_a_function_is_named_in_letters_that_need_no_escape(name: str) -> None:
+    assert "function's name" in refusal(ToolCall({name: None}))
+
+
+def test_parameters_must_be_an_object() -> None:
+    for kind in ("string", ["object", "null"]):
+        assert "must be an object" in refusal(ToolCall({"f": {"type": kind}}))
+    assert refusal(ToolCall({}))
+
+
+def test_reasons_say_what_is_wrong_and_where_it_is() -> None:
+    assert refusal(Regex("(a")) == "the_field: unclosed group"
+    assert refusal(JsonSchema({"type": "strin"})) == "the_field: Invalid type: strin"
+    assert refusal(JsonSchema({"$ref": "#"})) == "the_field: no text satisfies it"
+
+
+@pytest.mark.parametrize("grammar", [*map(JsonSchema, COSTLY_SCHEMAS.values()), *map(Regex, COSTLY_PATTERNS)])
+def test_what_is_costly_is_compiled_and_followed_all_the_same(grammar: Grammar) -> None:
+    for text, _ in generated("embedded", grammar, max_tokens=20, logit_bias={}):
+        assert isinstance(text, str)
+
+
+def test_bytes_of_tokens_are_what_they_add_to_a_text() -> None:
+    _, _, constraints = loaded("bytes")
+    assert [constraints.token_bytes(1 + byte) for byte in range(256)] == [bytes([byte]) for byte in range(256)]
+    assert constraints.token_bytes(0) == END_OF_TEXT.encode()
+    assert constraints.token_bytes(257) == b""
+
+
+def test_bytes_of_embedded_tokens_join_to_the_text_they_came_from() -> None:
+    model, _, constraints = loaded("embedded")
+    for text in ("Once upon a time, Zoë said: 中 🦊\n", "  two  blanks"):
+        assert (
+            b"".join(map(constraints.token_bytes, model.tokenizer(text, add_special_tokens=False).input_ids))
+            == text.encode()
+        )
+
+
+def test_bytes_that_look_like_a_mark_are_told_as_they_are() -> None:
+    pieces = [b"\xff", b"\xffabc", b"a\xff", b"\xff[12]", b"\xff\xff"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(pieces), eos_token=END_OF_TEXT)
+    constraints = Constraints(tokenizer, {0})
+    assert [constraints.token_bytes(number) for number in range(1, 6)] == pieces
+
+
+def sentencepiece_tokenizer(*, has_bytes: bool) -> PreTrainedTokenizerFast:
+    """Words with ▁ for a blank, as Llama 2 has them."""
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)] if has_bytes else []
+    vocabulary = ["</s>", *byte_tokens, "▁", "a", "▁a", "é", '{"', '":1}']
+    model = models.BPE({token: number for number, token in enumerate(vocabulary)}, [], byte_fallback=has_bytes)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Metaspace()
+    if has_bytes:
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(["</s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+
+
+def test_blanks_and_bytes_of_a_tokenizer_with_byte_fallback_are_known() -> None:
+    tokenizer = sentencepiece_tokenizer(has_bytes=True)
+    constraints = Constraints(tokenizer, {0})
+    ids = tokenizer.convert_tokens_to_ids(["▁", "▁a", "a", "é", "<0x0A>", "<0xFF>"])
+    assert [constraints.token_bytes(number) for number in ids] == [b" ", b" a", b"a", "é".encode(), b"\n", b"\xff"]
+    constraint = constraints.compile("f", ANY_OBJECT)
+    for token in ('{"', "▁a", "é", '":1}'):
+        (number,) = tokenizer.convert_tokens_to_ids([token])
+        assert may_be(constraint, number)
+        constraint.advance(number)
+    assert constraint.is_over
+
+
+def test_a_tokenizer_that_is_not_made_of_bytes_has_texts_but_no_constraints() -> None:
+    tokenizer = sentencepiece_tokenizer(has_bytes=False)
+    constraints = Constraints(tokenizer, {0})
+    assert constraints.token_bytes(tokenizer.convert_tokens_to_ids("é")) == "é".encode()
+    with pytest.raises(InvalidField, match="not made of bytes"):
+        constraints.compile("f", ANY_OBJECT)
+
+
+def test_every_end_of_text_may_end_an_answer() -> None:
+    model, _, _ = loaded("bytes")
+    constraint = Constraints(model.tokenizer, {0, 5}).compile("f", JsonSchema({"type": "integer"}))
+    constraint.advance(token_ids("7")[0])
+    for end in (0, 5):
+        assert may_be(constraint, end)
+        ended = constraint.fork()
+        ended.advance(end)
+        assert ended.is_over

@@ -1,0 +1,201 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from starlette.types import Message
+
+from server.http.connection import SHORT_WAY
+from server.http.event_stream import EventStream
+
+DISCONNECT: Message = {"type": "http.disconnect"}
+
+
+class Source:
+    """What a generator yields, when it does."""
+
+    def __init__(self, events: AsyncIterator[list[bytes]]) -> None:
+        self._events: list[bytes] = []
+        self._error: Exception | None = None
+        self._listeners: list[Callable[[], object]] = []
+        self._running = asyncio.create_task(self._run(events))
+
+    @property
+    def is_over(self) -> bool:
+        return self._running.done() and not self._events and not self._error
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        self._listeners.append(listener)
+        self._running.add_done_callback(lambda _: listener())
+
+    def take(self) -> list[bytes]:
+        events, self._events = self._events, []
+        if self._error and not events:
+            raise self._error
+        return events
+
+    async def _run(self, events: AsyncIterator[list[bytes]]) -> None:
+        try:
+            async for told in events:
+                self._events += told
+                for listener in self._listeners:
+                    listener()
+                await asyncio.sleep(0.001)
+        except Exception as error:
+            self._error = error
+
+
+class Exchange:
+    """Both ends of a connection: what a stream of these events sends, when, and what it calls back."""
+
+    def __init__(
+        self,
+        leave_after: float = 60,
+        keep_alive_seconds: float = 0.05,
+        take_seconds: float = 0,
+        *,
+        has_short_way: bool = False,
+    ) -> None:
+        self.sent: list[bytes] = []
+        self.times: list[float] = []
+        self.calls: list[str] = []
+        self._leave_after = leave_after
+        self._keep_alive_seconds = keep_alive_seconds
+        self._take_seconds = take_seconds
+        self._extensions = {SHORT_WAY: self} if has_short_way else {}
+        self.is_open = True
+        self.num_short = 0
+
+    async def run(self, events: AsyncIterator[list[bytes]]) -> "Exchange":
+        await EventStream(
+            Source(events),
+            headers={},
+            keep_alive_seconds=self._keep_alive_seconds,
+            slow_client_seconds=0.2,
+            on_failure=lambda error: [f"failed: {error}".encode(), b"[DONE]"],
+            on_abort=self.calls.append,
+            on_close=lambda: self.calls.append("close"),
+        )({"type": "http", "extensions": self._extensions}, self._receive, self._send)
+        return self
+
+    def write(self, piece: bytes) -> None:
+        """The short way."""
+        self.num_short += 1
+        self.times.append(asyncio.get_running_loop().time())
+        self.sent.append(piece)
+
+    async def _send(self, message: Message) -> None:
+        self.times.append(asyncio.get_running_loop().time())
+        self.sent.append(message.get("body", b""))
+        await asyncio.sleep(self._take_seconds)
+
+    async def _receive(self) -> Message:
+        await asyncio.sleep(self._leave_after)
+        return DISCONNECT
+
+
+async def slow_events(pause: float) -> AsyncIterator[list[bytes]]:
+    yield [b"1"]
+    await asyncio.sleep(pause)
+    yield [b"2", b"3"]
+
+
+async def failing(after: int) -> AsyncIterator[list[bytes]]:
+    for number in range(after):
+        yield [b"%d" % number]
+    raise ValueError("broken")
+
+
+async def test_a_waiting_stream_says_that_it_lives() -> None:
+    exchange = await Exchange().run(slow_events(0.18))
+    assert exchange.sent[:2] == [b"", b"data: 1\n\n"]
+    assert set(exchange.sent[2:-2]) == {b": keep-alive\n\n"}
+    assert exchange.sent[-2:] == [b"data: 2\n\ndata: 3\n\n", b""]
+    assert exchange.calls == ["close"]
+
+
+async def test_a_stream_that_does_not_wait_says_nothing_else() -> None:
+    exchange = await Exchange(keep_alive_seconds=60).run(slow_events(0))
+    assert exchange.sent == [b"", b"data: 1\n\n", b"data: 2\n\ndata: 3\n\n", b""]
+
+
+async def test_a_stream_ends_when_its_client_goes() -> None:
+    exchange = await Exchange(leave_after=0.02).run(slow_events(60))
+    assert exchange.sent == [b"", b"data: 1\n\n"]
+    assert exchange.calls == ["disconnected", "close"]
+
+
+async def test_a_client_that_takes_nothing_is_given_up() -> None:
+    exchange = await Exchange(take_seconds=60).run(slow_events(60))
+    assert exchange.calls == ["slow_client", "close"]
+
+
+async def test_what_fails_before_the_first_event_is_raised_and_nothing_sent() -> None:
+    exchange = Exchange()
+    with pytest.raises(ValueError, match="broken"):
+        await exchange.run(failing(after=0))
+    assert exchange.sent == []
+    assert exchange.calls == ["close"]
+
+
+async def test_what_fails_later_is_an_event() -> None:
+    exchange = await Exchange(keep_alive_seconds=60).run(failing(after=1))
+    assert exchange.sent == [b"", b"data: 0\n\n", b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
+
+
+async def test_the_status_line_comes_with_the_first_keep_alive_if_nothing_else_has() -> None:
+    async def silent() -> AsyncIterator[list[bytes]]:
+        await asyncio.sleep(0.12)
+        yield [b"1"]
+
+    exchange = await Exchange().run(silent())
+    assert exchange.sent[:2] == [b"", b": keep-alive\n\n"]
+
+
+async def test_silence_is_broken_after_the_interval_whenever_it_began() -> None:
+    async def early_then_silent() -> AsyncIterator[list[bytes]]:
+        await asyncio.sleep(0.05)
+        yield [b"1"]
+        await asyncio.sleep(60)
+
+    exchange = await Exchange(leave_after=0.6, keep_alive_seconds=0.2).run(early_then_silent())
+    _, event, comment, *_ = exchange.times
+    assert comment - event > 0.15
+
+
+async def numbers(count: int) -> AsyncIterator[list[bytes]]:
+    for number in range(count):
+        yield [b"%d" % number]
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"data: %d\n\n" % number for number in range(count)]
+
+
+async def test_once_begun_events_go_the_short_way_up_to_the_end() -> None:
+    exchange = await Exchange(keep_alive_seconds=60, has_short_way=True).run(numbers(9))
+    assert exchange.sent == [b"", *numbered(9), b""]
+    assert exchange.num_short >= 7
+
+
+async def test_a_client_that_does_not_keep_up_gets_the_long_way() -> None:
+    exchange = Exchange(keep_alive_seconds=60, has_short_way=True)
+    exchange.is_open = False
+    await exchange.run(numbers(9))
+    assert b"".join(exchange.sent) == b"".join(numbered(9))
+    assert exchange.num_short == 0
+
+
+async def test_nothing_goes_the_short_way_while_something_is_still_being_sent() -> None:
+    async def silent() -> AsyncIterator[list[bytes]]:
+        await asyncio.sleep(0.08)
+        yield [b"1"]
+
+    exchange = await Exchange(keep_alive_seconds=0.05, take_seconds=0.1, has_short_way=True).run(silent())
+    assert b"data: 1\n\n" in exchange.sent
+    assert exchange.num_short == 0
+
+
+async def test_what_fails_on_the_short_way_is_an_event_too() -> None:
+    exchange = await Exchange(keep_alive_seconds=60, has_short_way=True).run(failing(after=5))
+    assert exchange.sent == [b"", *numbered(5), b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
+    assert exchange.calls == ["close"]

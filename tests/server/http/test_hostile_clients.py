@@ -1,0 +1,85 @@
+"""Each attack of the load test's list, tried on a server in a process of its own while a stream runs beside it.
+
+Bounds are wide, as a machine may be busy; what they are there to catch took many times as long, or gigabytes.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.attacks import ATTACKS, Attack, Target
+from loadtest.hostile import Neighbour, anonymous_mb, peak_mb, tried
+from tests.server.http.test_slow_clients import allow_open_files
+from tests.server.live_server import wait_until
+from tests.server.server_process import ServerProcess, server_process
+
+SECONDS = 150
+"""For an attack to be answered."""
+
+SILENCE_SECONDS = 30
+
+MOST_MB = 1_000
+"""By which the server may grow meanwhile. Tokenizing 1.9 MB takes half of it; forty bodies of lists took twice that."""
+
+KEYS = {"attacker": "sk-attacker", "neighbour": "sk-neighbour"}
+
+
+@pytest.fixture(scope="module")
+def target(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    allow_open_files(4_000)
+    keys = ",".join(f"{name}:{key}" for name, key in KEYS.items())
+    options = {"api_keys": keys, "arrival_seconds": 8, "slow_client_seconds": 8}
+    with server_process(model_folder, tmp_path_factory.mktemp("hostile"), **options) as server:
+        yield server
+
+
+def as_client(server: ServerProcess, name: str) -> Target:
+    return Target(server.http.base_url.host, server.http.base_url.port or 80, KEYS[name])
+
+
+async def attacked(server: ServerProcess, attack: Attack) -> tuple[set[int], float]:
+    """The statuses, and by how much the server has grown meanwhile."""
+    peaks = [anonymous_mb(server.process.pid)]
+    sampling = asyncio.create_task(peak_mb(server.process.pid, peaks))
+    statuses = await tried(attack, as_client(server, "attacker"), SECONDS)
+    sampling.cancel()
+    return set(statuses), max(peaks) - peaks[0]
+
+
+async def tokens_beyond(neighbour: Neighbour, num_tokens: int) -> None:
+    await asyncio.to_thread(wait_until, lambda: len(neighbour.gaps) > num_tokens + 10, seconds=SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+async def test_an_attack_is_answered_fairly_while_a_stream_beside_it_goes_on(
+    target: ServerProcess, attack: Attack
+) -> None:
+    neighbour, is_over = Neighbour(as_client(target, "neighbour"), max_tokens=4_000), threading.Event()
+    streaming = asyncio.create_task(asyncio.to_thread(neighbour.run, is_over))
+    try:
+        await tokens_beyond(neighbour, 0)
+        started = time.monotonic()
+        statuses, grown_mb = await attacked(target, attack)
+        await tokens_beyond(neighbour, len(neighbour.gaps))
+    finally:
+        is_over.set()
+        await streaming
+    assert statuses <= attack.fair
+    assert grown_mb < MOST_MB
+    assert neighbour.num_failed == 0
+    waits = [wait for end, wait in [*neighbour.gaps, *neighbour.first_tokens] if end > started]
+    assert max(waits) < SILENCE_SECONDS
+    assert target.is_ready
+
+
+async def test_an_attack_that_is_not_answered_is_not_fair() -> None:
+    async def hangs(_: Target) -> None:
+        await asyncio.sleep(60)
+
+    attack = Attack("hangs", frozenset({200}), hangs)  # type: ignore[arg-type]
+    assert not set(await tried(attack, Target("127.0.0.1", 9), patience=0.1)) <= attack.fair

@@ -1,0 +1,271 @@
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from nvium_core import LoadedModel
+from server.app import create_app
+from server.http.keys import ApiKeys, Key, KeyRing, parsed, read_keys
+from server.settings import Settings, SettingsError, read_settings
+from server.telemetry.metrics import Metrics
+from tests.byte_model import NAME
+from tests.server.live_server import LiveServer, live_server
+from tests.server.raw_http import Headers, Reached, called, status_of
+from tests.server.test_refusals import error_of
+
+FIRST, SECOND = "sk-first-0123", "sk-second-4567"
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "FROBNICATE"]
+PUBLIC = ["/", "/livez", "/readyz", "/health", "/assets/page.js"]
+ODD_TARGETS = [
+    "//",
+    "//livez",
+    "/livez/",
+    "/livez//",
+    "/LIVEZ",
+    "/health/../v1/models",
+    "/./livez",
+    "/assets",
+    "//assets/x",
+    "/%2e%2e/v1/models",
+    "/v1/%6dodels",
+    "/%76%31/models",
+    "/v1/models?key=x",
+    "/v1/models%3f/livez",
+    "/v1/models;/livez",
+    "/v1//models",
+    "/v1/models/",
+    "/v1/completions/",
+    "/v1/completions%00",
+    "/metrics/",
+    "/docs",
+    "/openapi.json",
+    "/nope",
+    "http://x/livez",
+    "*",
+]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="module")
+def closed(byte_model: LoadedModel) -> Iterator[LiveServer]:
+    def add_echo(app: FastAPI) -> None:
+        @app.get("/whose")
+        async def whose(request: Request) -> str:
+            return request.state.key_id
+
+    with live_server(byte_model, add_echo, api_keys=f"alice:{FIRST},{SECOND}") as live:
+        yield live
+
+
+def rejected(server: LiveServer) -> float:
+    page = server.http.get("/metrics", headers=bearer(FIRST)).text
+    lines = [line for line in page.splitlines() if line.startswith('nvium_rejected_total{reason="invalid_api_key"}')]
+    return float(lines[0].split()[-1]) if lines else 0
+
+
+def test_every_known_path_is_closed_to_every_method_but_what_is_public(closed: LiveServer) -> None:
+    known = list(closed.app.openapi()["paths"])
+    assert "/v1/completions" in known
+    assert "/metrics" in known
+    for path in [*known, *PUBLIC]:
+        for method in METHODS:
+            status = closed.http.request(method, path.replace("{model_id}", NAME)).status_code
+            is_public = path in PUBLIC and method in ("GET", "HEAD")
+            assert (status != 401) if is_public else (status == 401), (method, path, status)
+
+
+@pytest.mark.parametrize("target", ODD_TARGETS)
+def test_no_way_of_writing_a_path_opens_it(closed: LiveServer, target: str) -> None:
+    for method in METHODS:
+        assert status_of(closed, method, target) == 401
+
+
+@given(st.text(), st.sampled_from(METHODS))
+async def test_whatever_is_not_public_gets_no_further_without_a_key(path: str, method: str) -> None:
+    reached = Reached()
+    layer = ApiKeys(reached, [parsed("here", FIRST)], Metrics([1.0], [1.0]), metrics_open=False)
+    [start, *_] = await called(layer, method, path)
+    is_public = method in ("GET", "HEAD") and (path in PUBLIC or path.startswith("/assets/"))
+    assert bool(reached.states) == is_public
+    assert start["status"] == (200 if is_public else 401)
+
+
+def test_the_probes_and_the_page_answer_without_a_key(closed: LiveServer) -> None:
+    assert [closed.http.get(path).status_code for path in ("/livez", "/readyz", "/health")] == [200] * 3
+    assert closed.http.get("/").status_code == 200
+    assert closed.http.get("/assets/nothing.js").status_code == 404
+
+
+def test_a_refusal_has_the_form_of_errors_and_is_counted(closed: LiveServer) -> None:
+    before = rejected(closed)
+    for response in (closed.complete(), closed.http.get("/v1/models"), closed.http.get("/nope", headers=bearer("no"))):
+        error = error_of(response)
+        assert response.status_code == 401
+        assert (error["code"], error["param"]) == ("invalid_api_key", None)
+        assert response.headers["www-authenticate"] == "Bearer"
+    assert rejected(closed) == before + 3
+
+
+def test_a_refusal_comes_before_the_body_is_read(closed: LiveServer) -> None:
+    unsent = [("content-length", "1000000"), ("content-type", "application/json")]
+    assert status_of(closed, "POST", "/v1/completions", unsent) == 401
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        FIRST,
+        f"Basic {FIRST}",
+        f"Bearer{FIRST}",
+        f"Bearer {FIRST}x",
+        f"Bearer {FIRST[:-1]}",
+        f"Bearer {FIRST.upper()}",
+        f"Bearer alice:{FIRST}",
+        f"Bearer {FIRST} {FIRST}",
+        f"Bearer {FIRST},{SECOND}",
+        f"Bearer\t{FIRST}",
+        "Bearer é",
+        f"Bearer {sha256(FIRST.encode()).hexdigest()}",
+        "Bearer " + "x" * 10_000,
+    ],
+)
+def test_what_is_not_a_key_opens_nothing(closed: LiveServer, authorization: str) -> None:
+    assert status_of(closed, "GET", "/v1/models", [("authorization", authorization)]) == 401
+
+
+def test_two_keys_at_once_open_nothing(closed: LiveServer) -> None:
+    both = [("authorization", f"Bearer {FIRST}"), ("authorization", f"Bearer {SECOND}")]
+    assert status_of(closed, "GET", "/v1/models", both) == 401
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer  "])
+def test_a_key_opens_every_route_and_says_whose_it_is(closed: LiveServer, scheme: str) -> None:
+    alice, other = ({"authorization": f"{scheme} {key}"} for key in (FIRST, SECOND))
+    assert closed.http.get("/whose", headers=alice).json() == "alice"
+    assert closed.http.get("/whose", headers=other).json() == sha256(SECOND.encode()).hexdigest()[:8]
+    assert closed.http.get("/metrics", headers=other).status_code == 200
+
+
+def test_a_client_with_a_key_is_served_and_one_without_is_told_why(closed: LiveServer) -> None:
+    client = openai.OpenAI(base_url=f"{closed.url}/v1", api_key=SECOND, max_retries=0, _strict_response_validation=True)
+    assert client.completions.create(model=NAME, prompt="Once", max_tokens=1).choices
+    with pytest.raises(openai.AuthenticationError) as refused:
+        client.with_options(api_key="wrong").completions.create(model=NAME, prompt="Once", max_tokens=1)
+    assert refused.value.code == "invalid_api_key"
+    assert "wrong" not in refused.value.message
+
+
+def test_without_any_key_the_server_is_open_and_nobody_has_an_id(byte_model: LoadedModel) -> None:
+    app = create_app(byte_model, Settings())
+
+    @app.get("/whose")
+    async def whose(request: Request) -> str:
+        return request.state.key_id
+
+    client = TestClient(app)
+    for headers in ({}, bearer("anything")):
+        assert client.get("/whose", headers=headers).json() == ""
+
+
+@pytest.mark.parametrize("metrics_open", [True, False])
+async def test_metrics_have_a_switch_of_their_own(metrics_open: bool) -> None:
+    layer = ApiKeys(Reached(), [parsed("here", FIRST)], Metrics([1.0], [1.0]), metrics_open)
+
+    async def status(method: str, path: str, headers: Headers = ()) -> int:
+        return (await called(layer, method, path, headers))[0]["status"]
+
+    assert await status("GET", "/metrics") == (200 if metrics_open else 401)
+    assert await status("POST", "/metrics") == 401
+    assert await status("GET", "/metrics/x") == 401
+    assert await status("GET", "/metrics", bearer(FIRST).items()) == 200
+
+
+KEY = st.text(st.sampled_from([chr(code) for code in range(33, 127) if chr(code) not in ":#,"]), min_size=1)
+
+
+@given(st.lists(KEY, unique=True, max_size=8), KEY)
+def test_a_ring_knows_its_keys_and_no_others(keys: list[str], stranger: str) -> None:
+    ring = KeyRing(parsed("here", f"user-{number}:{key}") for number, key in enumerate(keys))
+    assert [ring.owner(key) for key in keys] == [f"user-{number}" for number, _ in enumerate(keys)]
+    assert (ring.owner(stranger) is None) == (stranger not in keys)
+
+
+def test_a_file_has_a_key_on_each_line_with_names_and_comments(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# who may in\n\n  alice: {FIRST}   # until spring\nbob:sk-b\r\nsk-c\n", "utf-8-sig")
+    keys = read_keys(Settings(api_keys_file=file, api_keys="alice:sk-new"))
+    assert [key.id for key in keys] == ["alice", "alice", "bob", sha256(b"sk-c").hexdigest()[:8]]
+    assert keys[1] == Key("alice", sha256(FIRST.encode()).digest())
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"api_keys": ""}, "api_keys, entry 1: the key is empty"),
+        ({"api_keys": "sk-secret,,b"}, "api_keys, entry 2: the key is empty"),
+        ({"api_keys": "sk-secret,x:sk-secret"}, "api_keys, entry 2: the same key as api_keys, entry 1"),
+        ({"api_keys": "alice:"}, "api_keys, entry 1: must be"),
+        ({"api_keys": "al ice:sk-secret"}, "api_keys, entry 1: must be"),
+        ({"api_keys": "a:b:sk-secret"}, "api_keys, entry 1: must be"),
+        ({"api_keys": "sk secret"}, "api_keys, entry 1: must be"),
+        ({"api_keys": "sk-secretü"}, "api_keys, entry 1: must be"),
+        ({"api_keys": [5]}, "api_keys.0"),
+        ({"api_key": "sk-secret"}, "api_key"),
+        ({"api_keys_file": "no-such-file"}, "api_keys_file: cannot read no-such-file: No such file"),
+        ({"api_keys_file": "."}, "api_keys_file: cannot read .: Is a directory"),
+    ],
+)
+def test_keys_that_cannot_be_used_are_refused_by_place_and_not_told(given: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read_keys(read_settings(given))
+    assert str(refused.value).startswith(complaint)
+    assert "secret" not in str(refused.value) + repr(refused.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "holds no keys"),
+        (b"# nobody yet\n\n   # none\n", "holds no keys"),
+        (b"sk-a\nsk-secret\n\nname: sk-secret", "line 4: the same key as api_keys_file, line 2"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+        (b"sk-a\nname:  # forgotten\n", "line 2: must be"),
+        (b"sk-secret#comment", "line 1: must be"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    with pytest.raises(SettingsError, match=complaint) as refused:
+        read_keys(Settings(api_keys_file=file))
+    assert str(refused.value).startswith("api_keys_file")
+    assert "secret" not in str(refused.value) + repr(refused.value.__cause__)
+
+
+def test_a_file_and_the_environment_may_not_hold_the_same_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("bob: sk-a")
+    with pytest.raises(SettingsError, match="line 1: the same key as api_keys, entry 1"):
+        read_keys(Settings(api_keys="sk-a", api_keys_file=file))
+
+
+def test_no_repr_holds_a_key(byte_model: LoadedModel) -> None:
+    settings = Settings(api_keys=FIRST)
+    app = create_app(byte_model, settings)
+    assert FIRST not in repr(settings) + str(settings) + repr(read_keys(settings)) + repr(app.user_middleware)
+    assert FIRST not in httpx.Response(200, json=settings.model_dump(mode="json")).text

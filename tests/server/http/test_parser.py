@@ -1,0 +1,99 @@
+"""What of HTTP costs a server more than it costs to send is refused before it has cost much."""
+
+import asyncio
+
+import h11
+import pytest
+
+from nvium_core import LoadedModel
+from server.http.parser import BYTES_PER_PIECE, FREE_PIECES, MAX_HEAD_BYTES, MAX_HEAD_LINES, BoundedParser
+from server.http.protection import PROTECTIVE
+from tests.server.generating import PATHS, asking
+from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.raw_client import asked, connected, request
+from tests.server.test_limits import error_of
+
+
+def get(*headers: str) -> bytes:
+    return "\r\n".join(["GET /livez HTTP/1.1", "host: test", *headers, "", ""]).encode()
+
+
+LINES = [f"x-{number}: y" for number in range(MAX_HEAD_LINES)]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        get(*LINES),
+        get("x: " + "y" * MAX_HEAD_BYTES),
+        get(*LINES).removesuffix(b"\r\n\r\n"),
+        get(*LINES).replace(b"\r\n", b"\n"),
+        b"GET /" + b"x" * MAX_HEAD_BYTES + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+)
+async def test_a_head_that_is_too_large_is_refused(server: LiveServer, head: bytes) -> None:
+    answer = await asked(server.url, head)
+    assert (answer.status, error_of(answer)["code"]) == (431, "head_too_large")
+    assert answer.headers["connection"] == "close"
+    assert {name: answer.headers[name] for name in PROTECTIVE} == PROTECTIVE
+
+
+async def test_a_head_of_almost_that_many_lines_is_read(server: LiveServer) -> None:
+    assert (await asked(server.url, get(*LINES[:-3]))).status == 200
+    assert (await asked(server.url, get("x: " + "y" * (MAX_HEAD_BYTES - 100)))).status == 200
+
+
+async def test_a_later_head_on_the_same_connection_is_bounded_too(server: LiveServer) -> None:
+    async with connected(server.url) as connection:
+        await connection.send(get() + get(*LINES))
+        assert (await connection.answer()).status == 200
+        assert (await connection.answer()).status == 431
+
+
+async def test_a_long_body_behind_a_head_is_no_part_of_it(server: LiveServer) -> None:
+    body = asking(max_tokens=1, user="x" * MAX_HEAD_BYTES, prompt="\n" * MAX_HEAD_LINES)
+    assert (await asked(server.url, body)).status == 200
+
+
+async def test_two_lengths_of_one_body_are_refused(server: LiveServer) -> None:
+    both = request(PATHS[0], b"{}", is_chunked=True).replace(b"host:", b"content-length: 2\r\nhost:")
+    answer = await asked(server.url, both)
+    assert (answer.status, error_of(answer)["code"]) == (400, "malformed_request")
+    assert "content-length" in str(error_of(answer)["message"])
+
+
+def fed(sizes: list[int]) -> BoundedParser:
+    """A parser that has read a chunked body in pieces of these sizes."""
+    parser = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
+    parser.receive_data(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    assert isinstance(parser.next_event(), h11.Request)
+    for size in sizes:
+        parser.receive_data(b"%x\r\n%b\r\n" % (size, b" " * size))
+        assert isinstance(parser.next_event(), h11.Data)
+    return parser
+
+
+def test_a_body_may_come_in_some_pieces_of_any_size_and_then_in_larger_ones() -> None:
+    assert fed([1] * FREE_PIECES).refusal is None
+    assert fed([1] * (FREE_PIECES - 10) + [BYTES_PER_PIECE] * 5_000).refusal is None
+    with pytest.raises(h11.RemoteProtocolError, match="too small"):
+        fed([1] * (FREE_PIECES + 10))
+
+
+async def test_a_body_of_single_bytes_is_refused_by_name(server: LiveServer) -> None:
+    pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in b" " * (FREE_PIECES + 10))
+    head = request(PATHS[0], b"", is_chunked=True).removesuffix(b"0\r\n\r\n")
+    answer = await asked(server.url, head + pieces)
+    assert (answer.status, error_of(answer)["code"]) == (400, "malformed_request")
+
+
+async def test_connections_beyond_the_bound_are_told_so_and_others_go_on(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, max_connections=3) as server:
+        async with connected(server.url) as first, connected(server.url), connected(server.url):
+            assert (await first.ask(asking(max_tokens=1))).status == 200
+            async with connected(server.url) as fourth:
+                answer = await fourth.answer()
+                assert (answer.status, error_of(answer)["code"]) == (503, "too_many_connections")
+                assert answer.headers["retry-after"] == "1"
+            assert (await first.ask(asking(max_tokens=1))).status == 200
+        await asyncio.to_thread(wait_until, lambda: server.http.get("/livez").status_code == 200)

@@ -1,0 +1,83 @@
+import re
+from collections import Counter
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvium_core import LoadedModel
+from server.http.rate_limit import RateLimit
+from server.telemetry.metrics import Metrics
+from tests.byte_model import NAME
+from tests.server.http.test_keys import bearer
+from tests.server.live_server import live_server
+from tests.server.raw_http import Reached, called
+from tests.server.test_refusals import error_of
+
+PER_MINUTE = 4
+EXEMPT = ("/livez", "/readyz", "/health", "/", "/assets/page.js", "/metrics")
+
+
+def limited(reached: Reached) -> RateLimit:
+    return RateLimit(reached, PER_MINUTE, Metrics([1.0], [1.0]))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "alice", "bob"]), st.sampled_from(["/v1/models", "/nope", *EXEMPT]))))
+async def test_each_key_gets_as_many_requests_as_a_minute_allows(requests: list[tuple[str, str]]) -> None:
+    reached = Reached()
+    layer = limited(reached)
+    counted: Counter[str] = Counter()
+    for key_id, path in requests:
+        [start, *_] = await called(layer, "GET", path, key_id=key_id)
+        counted[key_id] += path not in EXEMPT
+        is_refused = path not in EXEMPT and counted[key_id] > PER_MINUTE
+        assert start["status"] == (429 if is_refused else 200)
+    refused = sum(max(0, count - PER_MINUTE) for count in counted.values())
+    assert len(reached.states) == len(requests) - refused
+
+
+async def test_no_more_is_kept_than_what_may_still_count() -> None:
+    layer = limited(Reached())
+    for _ in range(50):
+        for key_id in ("alice", "bob"):
+            await called(layer, "POST", "/v1/completions", key_id=key_id)
+    assert [len(times) for times in layer.storage.events.values()] == [PER_MINUTE] * 2
+
+
+def test_answers_say_what_is_left_and_a_refusal_when_to_come_back(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, api_keys="alice:sk-a,bob:sk-b", requests_per_minute=2) as server:
+        answers = [server.http.get("/v1/models", headers=bearer("sk-a")) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert [answer.headers["x-ratelimit-limit-requests"] for answer in answers] == ["2"] * 3
+        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
+        for answer in answers:
+            reset = re.fullmatch(r"(\d+\.\d{3})s", answer.headers["x-ratelimit-reset-requests"])
+            assert reset
+            assert 0 < float(reset[1]) <= 60
+        error = error_of(answers[2])
+        assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+        assert 0 < int(answers[2].headers["retry-after"]) <= 60
+        assert f"retry in {answers[2].headers['retry-after']} s" in error["message"]
+
+        assert server.http.get("/v1/models", headers=bearer("sk-b")).status_code == 200
+        assert server.http.get("/v1/models").status_code == 401
+        assert server.http.get("/livez", headers=bearer("sk-a")).status_code == 200
+        page = server.http.get("/metrics", headers=bearer("sk-a")).text
+        assert 'nvium_rejected_total{reason="rate_limit_exceeded"} 1.0' in page
+
+
+def test_without_keys_everybody_shares_one_count_and_a_client_gets_the_right_error(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, requests_per_minute=1) as server:
+        completions = server.client().completions
+        assert completions.create(model=NAME, prompt="Once", max_tokens=1).choices
+        with pytest.raises(openai.RateLimitError) as refused:
+            completions.create(model=NAME, prompt="Once", max_tokens=1)
+        assert refused.value.code == "rate_limit_exceeded"
+        rejected = 'nvium_requests_total{endpoint="completions",outcome="rejected"}'
+        assert server.gauge(rejected) == 1
+
+
+def test_no_limit_means_no_headers_about_one(byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server:
+        assert not any(name.startswith("x-ratelimit") for name in server.http.get("/v1/models").headers)

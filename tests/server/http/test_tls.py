@@ -1,0 +1,168 @@
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import trustme
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
+
+from nvium_core import LoadedModel
+from server.http.connection import ShortWay
+from server.http.tls import tls_context
+from server.settings import Settings, SettingsError
+from tests.byte_model import NAME
+from tests.server.live_server import LiveServer, live_server, wait_until
+
+BODY: dict[str, Any] = {"model": NAME, "prompt": "Once", "seed": 1, "max_tokens": 100, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, issued = tmp_path_factory.mktemp("tls"), authority.issue_cert("localhost", "127.0.0.1")
+    files = {"ssl_certfile": folder / "chain.pem", "ssl_keyfile": folder / "key.pem"}
+    issued.cert_chain_pems[0].write_to_path(files["ssl_certfile"])
+    issued.private_key_pem.write_to_path(files["ssl_keyfile"])
+    return files
+
+
+@pytest.fixture(scope="module")
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+@pytest.fixture(scope="module")
+def encrypted(byte_model: LoadedModel, files: dict[str, Path]) -> Iterator[LiveServer]:
+    with live_server(byte_model, arrival_seconds=1, slow_client_seconds=1, **files) as server:
+        yield server
+
+
+@pytest.fixture
+def https(encrypted: LiveServer, trusting: ssl.SSLContext) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=encrypted.url.replace("http", "https", 1), verify=trusting, timeout=30) as client:
+        yield client
+
+
+def test_a_client_that_trusts_the_certificate_is_served(https: httpx.Client) -> None:
+    assert https.get("/livez").json() == {"status": "ok"}
+    client = openai.OpenAI(base_url=f"{https.base_url}/v1", api_key="none", http_client=https, max_retries=0)
+    assert client.completions.create(model=NAME, prompt="Once", max_tokens=1).choices
+
+
+def test_one_that_does_not_is_not(encrypted: LiveServer) -> None:
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(encrypted.url.replace("http", "https", 1) + "/livez")
+
+
+def test_without_tls_nothing_is_said(encrypted: LiveServer) -> None:
+    with pytest.raises(httpx.RemoteProtocolError):
+        encrypted.http.get("/livez")
+
+
+def test_a_stream_goes_the_short_way_and_equals_the_whole(https: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[bytes] = []
+    write = ShortWay.write
+
+    def noted_write(self: ShortWay, piece: bytes) -> None:
+        pieces.append(piece)
+        write(self, piece)
+
+    monkeypatch.setattr(ShortWay, "write", noted_write)
+    streamed = https.post("/v1/completions", json=BODY | {"stream": True}).text
+    whole = https.post("/v1/completions", json=BODY).json()
+    texts = [httpx.Response(200, content=event[6:]).json()["choices"][0]["text"] for event in events(streamed)]
+    assert "".join(texts) == whole["choices"][0]["text"]
+    assert len(pieces) > 10
+
+
+def events(stream: str) -> list[str]:
+    *events, done, end = stream.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return events
+
+
+def test_a_request_that_does_not_arrive_is_told_so_here_too(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
+    url = httpx.URL(encrypted.url)
+    with (
+        socket.create_connection((url.host, url.port), timeout=20) as plain,
+        trusting.wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        secure.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+        assert secure.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_client_that_leaves_frees_its_seat(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
+    url = encrypted.url.replace("http", "https", 1)
+    async with httpx.AsyncClient(base_url=url, verify=trusting) as client:
+        stream = client.stream("POST", "/v1/completions", json=BODY | {"stream": True, "max_tokens": 4000})
+        async with stream as response:
+            await anext(response.aiter_bytes())
+            assert encrypted.service.admission.num_present == 1
+    await asyncio.to_thread(wait_until, lambda: encrypted.service.admission.num_present == 0)
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
+    url = httpx.URL(encrypted.url)
+    encrypted.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000)
+    body = httpx.Request("POST", "http://x", json=BODY | {"stream": True, "max_tokens": 2000, "return_token_ids": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body.content)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection(url.host, url.port, ssl=trusting, limit=1_000)
+    writer.write(head.encode() + body.content)
+    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    await asyncio.to_thread(wait_until, lambda: encrypted.service.admission.num_present == 1)
+    await asyncio.to_thread(wait_until, lambda: encrypted.service.admission.num_present == 0, seconds=60)
+    assert not encrypted.service.engine.has_work
+    writer.transport.abort()
+
+
+def test_one_file_may_hold_certificate_and_key(authority: trustme.CA, tmp_path: Path) -> None:
+    both = tmp_path / "both.pem"
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(both)
+    context = tls_context(Settings(ssl_certfile=both))
+    assert context is not None
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_without_a_certificate_there_is_no_tls() -> None:
+    assert tls_context(Settings()) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"ssl_keyfile": "key"}, "ssl_keyfile: needs ssl_certfile"),
+        ({"ssl_certfile": "missing"}, "ssl_certfile: cannot read"),
+        ({"ssl_certfile": "chain", "ssl_keyfile": "missing"}, "ssl_keyfile: cannot read"),
+        ({"ssl_certfile": "chain"}, "cannot be used"),
+        ({"ssl_certfile": "chain", "ssl_keyfile": "other"}, "cannot be used: KEY_VALUES_MISMATCH"),
+        ({"ssl_certfile": "chain", "ssl_keyfile": "encrypted"}, "ssl_keyfile: the key is encrypted"),
+        ({"ssl_certfile": "nonsense"}, "cannot be used"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_before_anything_is_served(
+    given: dict[str, str], complaint: str, files: dict[str, Path], authority: trustme.CA, tmp_path: Path
+) -> None:
+    others = {name: tmp_path / name for name in ("missing", "other", "encrypted", "nonsense")}
+    authority.issue_cert("localhost").private_key_pem.write_to_path(others["other"])
+    others["nonsense"].write_text("no certificate")
+    others["encrypted"].write_bytes(encrypted_key())
+    known = others | {"chain": files["ssl_certfile"], "key": files["ssl_keyfile"]}
+    with pytest.raises(SettingsError, match=complaint):
+        tls_context(Settings(**{name: known[file] for name, file in given.items()}))
+
+
+def encrypted_key() -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))

@@ -1,0 +1,113 @@
+import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+from pydantic import TypeAdapter
+
+from server.routes.openapi import document
+from server.schemas.chat import ChatChunk
+from server.schemas.completions import Completion
+from tests.byte_model import NAME
+from tests.server.live_server import LiveServer
+
+Json = dict[str, Any]
+
+DOCUMENT = document()
+
+
+def check(schema: Json, instance: Any) -> None:
+    Draft202012Validator({**schema, "components": DOCUMENT["components"]}).validate(instance)
+
+
+def check_answer(server: LiveServer, method: str, path: str, body: Json | None, template: str | None = None) -> None:
+    """The answer's status and content type are declared, and its body is as declared for them."""
+    response = server.http.request(method, path, json=body)
+    answers = DOCUMENT["paths"][template or path][method.lower()]["responses"]
+    content_type = response.headers["content-type"].partition(";")[0]
+    schema = answers[str(response.status_code)]["content"][content_type]["schema"]
+    if content_type == "application/json":
+        check(schema, response.json())
+
+
+def test_every_route_is_described_and_nothing_else(server: LiveServer) -> None:
+    assert methods_by_path(DOCUMENT) == methods_by_path(server.app.openapi())
+
+
+def methods_by_path(openapi: Json) -> dict[str, set[str]]:
+    return {path: set(methods) for path, methods in openapi["paths"].items()}
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "logprobs": 2, "echo": True, "return_token_ids": True, "n": 2}),
+        ("/v1/completions", {"prompt": "a", "nvium": {"metadata": False}}),
+        ("/v1/completions", {"prompt": "a", "n": 0}),
+        ("/v1/completions", {"prompt": "a", "model": "x"}),
+        ("/v1/completions", {"prompt": "a", "stream": True}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}),
+        ("/v1/chat/completions", {"messages": []}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}),
+        ("/tokenize", {}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/detokenize", {"tokens": [500]}),
+    ],
+)
+def test_what_is_answered_is_as_described(server: LiveServer, path: str, body: Json) -> None:
+    limit = {"max_tokens": 3} if path.startswith("/v1") else {}
+    check_answer(server, "POST", path, {"model": NAME, **limit, **body})
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/livez", "/readyz", "/health", "/version", "/metrics"])
+def test_what_is_told_is_as_described(server: LiveServer, path: str) -> None:
+    check_answer(server, "GET", path, None)
+
+
+@pytest.mark.parametrize("name", [NAME, "x"])
+def test_a_model_is_told_as_described(server: LiveServer, name: str) -> None:
+    check_answer(server, "GET", f"/v1/models/{name}", None, "/v1/models/{model_id}")
+
+
+def test_chunks_are_as_described(server: LiveServer) -> None:
+    options = {"stream": True, "max_tokens": 3, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    for response, kind in (
+        (server.complete(**options, logprobs=1), Completion),
+        (server.chat(**options, logprobs=True, top_logprobs=1), ChatChunk),
+    ):
+        *events, _ = [line.removeprefix("data: ") for line in response.text.split("\n\n")[:-1]]
+        for event in events:
+            check({"$ref": f"#/components/schemas/{kind.__name__}"}, json.loads(event))
+            assert TypeAdapter(kind).validate_json(event) == json.loads(event), "a field that is not declared"
+
+
+@pytest.mark.parametrize(
+    ("body", "fits"),
+    [
+        ({}, True),
+        ({"n": None, "stop": None, "stream_options": None, "nvium": None, "store": None, "more": 1}, True),
+        ({"store": False, "service_tier": "auto", "audio": None}, True),
+        ({"n": "1"}, False),
+        ({"store": True}, False),
+        ({"store": 0}, False),
+        ({"audio": {}}, False),
+        ({"messages": None}, False),
+        ({"stream_options": {"include_usage": 1}, "stream": True}, False),
+        ({"tool_choice": "maybe"}, False),
+    ],
+)
+def test_a_request_is_refused_where_the_description_says_so(server: LiveServer, body: Json, fits: bool) -> None:
+    schema = {"$ref": "#/components/schemas/ChatRequest"}
+    asked = {"model": NAME, "messages": MESSAGES, "max_tokens": 1, **body}
+    assert server.http.post("/v1/chat/completions", json=asked).status_code == (200 if fits else 400)
+    if fits:
+        check(schema, asked)
+    else:
+        with pytest.raises(ValidationError):
+            check(schema, asked)

@@ -1,0 +1,313 @@
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+from fastapi import FastAPI, Request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+from starlette.responses import StreamingResponse
+
+from nvium_core import LoadedModel
+from server.telemetry.logs import types_and_places
+from tests.byte_model import NAME
+from tests.server.http.test_keys import bearer
+from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.log_lines import log_lines
+
+SECRET = "the-fox-told-nobody"
+KEY = "sk-never-told"
+BODY: dict[str, Any] = {"model": NAME, "prompt": SECRET, "max_tokens": 3, "seed": 1, "ignore_eos": True}
+FIELDS = {
+    "request_id": "mine",
+    "key_id": "alice",
+    "endpoint": "completions",
+    "level": "info",
+    "event": "request",
+}
+
+
+class QuotingError(Exception):
+    pass
+
+
+def add_failing_routes(app: FastAPI) -> None:
+    @app.post("/quoting")
+    async def quoting(request: Request) -> None:
+        body = await request.body()
+        try:
+            TypeAdapter(int).validate_python(body.decode())
+        except ValidationError as error:
+            raise QuotingError(f"cannot use {body!r}") from error
+
+    @app.post("/breaks-off")
+    async def breaks_off(request: Request) -> StreamingResponse:
+        body = await request.body()
+
+        async def stream() -> AsyncIterator[bytes]:
+            yield b"begun"
+            raise QuotingError(body.decode())
+
+        return StreamingResponse(stream())
+
+    @app.post("/leaves-a-task")
+    async def leaves_a_task(request: Request) -> None:
+        body = await request.body()
+
+        async def fails() -> None:
+            raise QuotingError(body.decode())
+
+        request.app.state.task = asyncio.create_task(fails())
+
+
+@pytest.fixture(scope="module")
+def watched(byte_model: LoadedModel) -> Iterator[LiveServer]:
+    options = {"api_keys": f"alice:{KEY}", "requests_per_minute": 10_000, "max_body_bytes": 5000}
+    with live_server(byte_model, add_failing_routes, **options) as live:
+        live.http.headers.update(bearer(KEY) | {"x-request-id": "mine"})
+        yield live
+
+
+def line_of(server: LiveServer, **body: Any) -> dict[str, Any]:
+    """The one line about a request."""
+    with log_lines() as log:
+        server.http.post("/v1/completions", json=BODY | body)
+        wait_until(lambda: bool(log.lines))
+    [line] = log.lines
+    assert SECRET not in log.text
+    assert KEY not in log.text
+    return line
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_is_one_line_with_all_that_happened(watched: LiveServer, stream: bool) -> None:
+    line = line_of(watched, stream=stream, n=2)
+    assert line.items() >= FIELDS.items()
+    assert (line["outcome"], line["status"], line["finish"], line["abort_cause"]) == (
+        "completed",
+        200,
+        ["length", "length"],
+        None,
+    )
+    assert (line["prompt_tokens"], line["completion_tokens"]) == (len(SECRET), 6)
+    assert sum(line["exit_counts"].values()) == 6
+    assert 0 <= line["queue_seconds"] <= line["first_token_seconds"] <= line["total_seconds"]
+    assert line["timestamp"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "told"),
+    [
+        ({"max_tokens": -1}, {}, (400, "invalid", "invalid_request_error")),
+        ({"max_tokens": 5000}, {}, (400, "invalid", "context_length_exceeded")),
+        ({"stop": [SECRET, 5]}, {}, (400, "invalid", "invalid_request_error")),
+        ({"logit_bias": {SECRET: 1}}, {}, (400, "invalid", "invalid_request_error")),
+        ({"model": SECRET}, {}, (404, "invalid", "model_not_found")),
+        ({}, {"authorization": f"Bearer {SECRET}"}, (401, "rejected", "invalid_api_key")),
+        ({"prompt": SECRET * 500}, {}, (413, "rejected", "body_too_large")),
+        ({"n": 100, "prompt": [SECRET] * 20}, {}, (400, "invalid", "invalid_request_error")),
+    ],
+)
+def test_a_refusal_is_one_line_that_says_why(
+    watched: LiveServer, body: dict[str, Any], headers: dict[str, str], told: tuple[int, str, str]
+) -> None:
+    with log_lines() as log:
+        watched.http.post("/v1/completions", json=BODY | body, headers=headers)
+        wait_until(lambda: bool(log.lines))
+    [line] = log.lines
+    assert (line["status"], line["outcome"], line["abort_cause"]) == told
+    assert line["key_id"] == ("" if told[0] == 401 else "alice")
+    assert line["completion_tokens"] == 0
+    assert SECRET not in log.text
+    assert KEY not in log.text
+
+
+@pytest.mark.parametrize(("options", "code"), [({"requests_per_minute": 1}, "rate_limit_exceeded"), ({}, "draining")])
+def test_who_comes_too_often_or_too_late_is_a_line_too(
+    byte_model: LoadedModel, options: dict[str, int], code: str
+) -> None:
+    with live_server(byte_model, **options) as server, log_lines() as log:
+        server.http.get("/v1/models")
+        if not options:
+            server.service.admission.drain()
+        server.http.post("/v1/completions", json=BODY)
+        wait_until(lambda: bool(log.lines))
+    [line] = [line for line in log.lines if line["event"] == "request"]
+    assert (line["outcome"], line["abort_cause"]) == ("rejected", code)
+    assert SECRET not in log.text
+
+
+def test_a_client_that_leaves_is_a_line_with_what_it_had(watched: LiveServer) -> None:
+    body = BODY | {"max_tokens": 4000, "stream": True}
+    with log_lines() as log:
+        with watched.http.stream("POST", "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+        wait_until(lambda: bool(log.lines))
+    [line] = log.lines
+    assert (line["outcome"], line["abort_cause"], line["finish"]) == ("cancelled", "disconnected", [])
+    assert line["completion_tokens"] > 0
+
+
+MALFORMED = [
+    SECRET,
+    f'{{"prompt": "{SECRET}',
+    f'["{SECRET}"]',
+    f'{{"prompt": {{"{SECRET}": 1}}}}',
+    f'"{SECRET}\\ud800"',
+]
+
+
+@pytest.mark.parametrize("content", MALFORMED)
+def test_a_body_that_cannot_be_read_is_not_repeated(watched: LiveServer, content: str) -> None:
+    with log_lines() as log:
+        response = watched.http.post("/v1/completions", content=content)
+        wait_until(lambda: bool(log.lines))
+    assert response.status_code == 400
+    assert SECRET not in log.text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.just(SECRET),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.just(SECRET) | st.text(), inner, max_size=3),
+)
+NAMES = st.sampled_from(
+    ["prompt", "stop", "model", "user", "suffix", "nvium", "logit_bias", "stream_options", "n", SECRET]
+)
+
+
+def tells_who_asks(fields: dict[str, Any]) -> bool:
+    """Which stands in the log, made harmless."""
+    return isinstance(fields.get("user"), str)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(NAMES, JSON).filter(lambda fields: not tells_who_asks(fields)))
+def test_whatever_a_body_holds_no_line_repeats_it(watched: LiveServer, fields: dict[str, Any]) -> None:
+    with log_lines() as log:
+        watched.http.post("/v1/completions", json=BODY | fields)
+        wait_until(lambda: bool(log.lines))
+    assert SECRET not in log.text
+    assert [line["event"] for line in log.lines] == ["request"]
+
+
+def test_an_exception_is_told_by_type_and_place_and_not_by_its_words(watched: LiveServer) -> None:
+    with log_lines() as log:
+        response = watched.http.post("/quoting", content=SECRET)
+        wait_until(lambda: bool(log.lines))
+    assert response.status_code == 500
+    [line] = log.lines
+    assert line["request_id"] == "mine"
+    assert "ValidationError" in line["exception"]
+    assert line["exception"].endswith("QuotingError")
+    assert 'test_logs.py", line ' in line["exception"]
+    assert SECRET not in log.text
+    assert SECRET not in response.text
+
+
+def test_a_task_nobody_waited_for_is_told_without_its_words(watched: LiveServer) -> None:
+    with log_lines() as log:
+        watched.http.post("/leaves-a-task", content=SECRET)
+        wait_until(watched.app.state.task.done)
+        watched.app.state.task = None
+        wait_until(lambda: bool(log.lines))
+    [line] = log.lines
+    assert line["event"] == "Task exception was never retrieved"
+    assert line["exception"].endswith("QuotingError")
+    assert SECRET not in log.text
+
+
+def test_a_failure_in_a_stream_is_logged_with_the_id_of_its_request(
+    watched: LiveServer,
+) -> None:
+    with log_lines() as log:
+        with pytest.raises(httpx.RemoteProtocolError):
+            watched.http.post("/breaks-off", content=SECRET)
+        wait_until(lambda: len(log.lines) == 2)
+    failure, incomplete = log.lines
+    assert failure["request_id"] == "mine"
+    assert failure["exception"].endswith("QuotingError")
+    assert incomplete["event"] == "ASGI callable returned without completing response."
+    assert SECRET not in log.text
+
+
+def test_lines_of_other_loggers_have_the_id_too_and_no_line_breaks() -> None:
+    with log_lines() as log, structlog.contextvars.bound_contextvars(request_id="mine"):
+        logging.getLogger("other").warning("two\nlines \x1b[31m é")
+        logging.getLogger("other").info("not worth it")
+        structlog.get_logger("ours").info("one\nline")
+    assert [line["request_id"] for line in log.lines] == ["mine", "mine"]
+    assert [line["event"] for line in log.lines] == ["two\nlines \x1b[31m é", "one\nline"]
+    assert log.text.isascii()
+    assert "\x1b" not in log.text
+
+
+def test_the_engine_keeps_its_words_as_it_knows_no_text() -> None:
+    with log_lines() as log:
+        for name in ("nvium_core.engine.engine", "uvicorn.error"):
+            try:
+                raise RuntimeError("out of memory")
+            except RuntimeError:
+                logging.getLogger(name).exception("failed")
+    engine, other = log.lines
+    assert engine["exception"].endswith("RuntimeError: out of memory")
+    assert other["exception"].endswith("RuntimeError")
+
+
+def test_no_locals_are_shown() -> None:
+    def hides() -> None:
+        kept = SECRET  # noqa: F841
+        raise RuntimeError
+
+    with log_lines() as log:
+        try:
+            hides()
+        except RuntimeError:
+            structlog.get_logger().exception("failed")
+            logging.getLogger("nvium_core").exception("failed")
+    assert len(log.lines) == 2
+    assert SECRET not in log.text
+
+
+def chained(depth: int) -> BaseException:
+    """An exception with so many causes."""
+    try:
+        if depth:
+            raise chained(depth - 1)
+        raise KeyError(SECRET)
+    except Exception as error:
+        try:
+            raise QuotingError(SECRET) from error
+        except QuotingError as outer:
+            return outer
+
+
+@given(st.integers(0, 20))
+def test_causes_are_told_first_and_an_endless_chain_ends(depth: int) -> None:
+    error = chained(depth)
+    told = types_and_places((type(error), error, error.__traceback__))
+    assert SECRET not in told
+    assert told.endswith("QuotingError")
+    assert len(told.split("\n\n")) == min(10, depth + 2)
+    error.__cause__ = error
+    assert len(types_and_places((type(error), error, None)).split("\n\n")) == 10
+
+
+def test_a_line_is_json_whatever_it_holds() -> None:
+    with log_lines() as log:
+        structlog.get_logger().info("odd", value=object(), text="\ud800", number=float("nan"))
+    assert json.loads(log.text)["event"] == "odd"
+
+
+def test_what_of_a_prompt_was_known_is_in_the_line_once_for_all_its_choices(byte_model: LoadedModel) -> None:
+    with live_server(byte_model) as server:
+        server.http.post("/v1/completions", json=BODY | {"prompt": "a" * 40, "logprobs": 0})
+        with log_lines() as log:
+            answer = server.http.post("/v1/completions", json=BODY | {"prompt": ["a" * 40, "b"], "n": 2})
+            wait_until(lambda: bool(log.of(answer.headers["x-request-id"])))
+        [line] = log.of(answer.headers["x-request-id"])
+        assert line["cached_prompt_tokens"] == 32

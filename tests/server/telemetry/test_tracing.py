@@ -1,0 +1,377 @@
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from starlette.datastructures import Headers
+
+from nvium_core import LoadedModel
+from server.app import assemble, keys_gate
+from server.generation.service import Service
+from server.http.keys import read_keys
+from server.settings import Settings, SettingsError
+from server.telemetry.metrics import Metrics
+from server.telemetry.record import RequestRecord
+from server.telemetry.tracing import Tracing, phases, tracer_provider
+from tests.byte_model import NAME
+from tests.server.http.test_keys import bearer
+from tests.server.live_server import LiveServer, live_server, wait_until
+from tests.server.server_process import server_process
+
+SECRET = "the-fox-told-nobody"
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PHASES = ["queue", "prefill", "decode"]
+BODY: dict[str, Any] = {"model": NAME, "prompt": SECRET, "max_tokens": 8, "seed": 1, "ignore_eos": True}
+
+
+class Spans:
+    """What a provider was told, as the SDK would export it."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+
+    def take(self) -> tuple[ReadableSpan, list[ReadableSpan]]:
+        """The span of the one request there was, and those in it."""
+        wait_until(lambda: any(span.kind is SpanKind.SERVER for span in self._exporter.get_finished_spans()))
+        spans = self._exporter.get_finished_spans()
+        self._exporter.clear()
+        [request] = [span for span in spans if span.kind is SpanKind.SERVER]
+        inner = [span for span in spans if span is not request]
+        for span in inner:
+            assert span.parent
+            assert span.parent.span_id == request.context.span_id
+            assert span.context.trace_id == request.context.trace_id
+        return request, inner
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._exporter.get_finished_spans()
+
+
+def build(provider: TracerProvider, model: LoadedModel, settings: Settings) -> FastAPI:
+    service = Service(model, settings)
+    return assemble(service, keys_gate(read_keys(settings), settings, service.metrics), provider)
+
+
+@contextmanager
+def traced_server(model: LoadedModel, **options: Any) -> Iterator[tuple[LiveServer, Spans]]:
+    spans = Spans()
+    with live_server(model, build=partial(build, spans.provider), **options) as server:
+        yield server, spans
+
+
+@pytest.fixture(scope="module")
+def traced(byte_model: LoadedModel) -> Iterator[tuple[LiveServer, Spans]]:
+    with traced_server(byte_model) as both:
+        yield both
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_request_is_a_span_with_its_phases_in_it(traced: tuple[LiveServer, Spans], stream: bool, n: int) -> None:
+    server, spans = traced
+    before = time.time_ns()
+    response = server.http.post("/v1/completions", json=BODY | {"stream": stream, "n": n})
+    request, inner = spans.take()
+    after = time.time_ns()
+
+    assert [span.name for span in inner] == PHASES
+    moments = [span.start_time for span in inner] + [inner[-1].end_time]
+    assert [span.end_time for span in inner] == moments[1:]
+    assert [before, request.start_time, *moments, request.end_time, after] == sorted(
+        [before, request.start_time, *moments, request.end_time, after]
+    )
+
+    told = dict(request.attributes)
+    exits = {name: told.pop(name) for name in list(told) if name.startswith("nvium.exit_counts.")}
+    assert told.pop("gen_ai.usage.cache_read.input_tokens") in (0, 16)  # others have asked before
+    assert told.pop("nvium.request_id") == response.headers["x-request-id"]
+    assert told == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "nvium",
+        "gen_ai.request.model": NAME,
+        "gen_ai.response.model": NAME,
+        "gen_ai.response.finish_reasons": ("length",) * n,
+        "gen_ai.usage.input_tokens": len(SECRET),
+        "gen_ai.usage.output_tokens": 8 * n,
+        "http.response.status_code": 200,
+        "nvium.outcome": "completed",
+    }
+    assert sum(exits.values()) == 8 * n
+    if not stream:
+        counts = response.json()["nvium"]["exit_counts"]
+        assert exits == {f"nvium.exit_counts.{number}": c for number, c in enumerate(counts, start=1) if c}
+    assert request.name == f"text_completion {NAME}"
+    assert request.status.status_code is StatusCode.UNSET
+    assert SECRET not in "".join(span.to_json() for span in (request, *inner))
+
+
+def test_spans_agree_with_the_histograms(byte_model: LoadedModel) -> None:
+    with traced_server(byte_model) as (server, spans):
+        server.http.post("/v1/completions", json=BODY)
+        request, (queue, prefill, _) = spans.take()
+        waited = server.gauge("nvium_queue_seconds_sum")
+        first = server.gauge("nvium_time_to_first_token_seconds_sum")
+        total = server.gauge("nvium_request_latency_seconds_sum")
+    assert (queue.end_time - queue.start_time) / 1e9 == pytest.approx(waited, abs=1e-5)
+    assert (prefill.end_time - request.start_time) / 1e9 == pytest.approx(first, abs=1e-5)
+    assert (request.end_time - request.start_time) / 1e9 == pytest.approx(total, abs=1e-5)
+
+
+def test_a_trace_goes_on_from_the_clients_span(traced: tuple[LiveServer, Spans]) -> None:
+    server, spans = traced
+    server.http.post("/v1/completions", json=BODY, headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
+    request, inner = spans.take()
+    assert f"{request.context.trace_id:032x}" == TRACE
+    assert request.parent
+    assert f"{request.parent.span_id:016x}" == PARENT
+    assert len(inner) == 3
+
+
+@pytest.mark.parametrize("wrong", ["", "x", f"00-{'0' * 32}-{PARENT}-01", f"ff-{TRACE}-{PARENT}-01", "0" * 10_000])
+def test_a_parent_that_is_none_begins_a_new_trace(traced: tuple[LiveServer, Spans], wrong: str) -> None:
+    server, spans = traced
+    server.http.post("/v1/completions", json=BODY, headers={"traceparent": wrong})
+    request, _ = spans.take()
+    assert request.parent is None
+    assert f"{request.context.trace_id:032x}" != TRACE
+
+
+def test_a_trace_that_the_client_does_not_sample_is_not_told(traced: tuple[LiveServer, Spans]) -> None:
+    server, spans = traced
+    server.http.post("/v1/completions", json=BODY, headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
+    server.http.post("/v1/completions", json=BODY)
+    request, _ = spans.take()
+    assert f"{request.context.trace_id:032x}" != TRACE
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "cause"),
+    [
+        (BODY, {}, 401, "invalid_api_key"),
+        (BODY | {"n": 0}, {"authorization": "Bearer sk-a"}, 400, "invalid_request_error"),
+        (BODY | {"model": SECRET}, {"authorization": "Bearer sk-a"}, 404, "model_not_found"),
+    ],
+)
+def test_a_refused_request_is_a_span_without_phases(
+    byte_model: LoadedModel, body: dict[str, Any], headers: dict[str, str], status: int, cause: str
+) -> None:
+    with traced_server(byte_model, api_keys="alice:sk-a") as (server, spans):
+        server.http.post("/v1/completions", json=body, headers=headers)
+        request, inner = spans.take()
+    assert inner == []
+    told = dict(request.attributes)
+    assert (told["http.response.status_code"], told["nvium.abort_cause"]) == (status, cause)
+    assert told.get("nvium.key_id") == (None if status == 401 else "alice")
+    assert not any(name.startswith(("gen_ai.usage", "gen_ai.request", "error")) for name in told)
+    assert request.status.status_code is StatusCode.UNSET
+    assert SECRET not in request.to_json()
+
+
+def test_a_client_that_leaves_while_tokens_come_ends_the_phase_it_was_in(traced: tuple[LiveServer, Spans]) -> None:
+    server, spans = traced
+    with server.http.stream("POST", "/v1/completions", json=BODY | {"max_tokens": 4000, "stream": True}) as response:
+        next(response.iter_lines())
+    request, inner = spans.take()
+    assert [span.name for span in inner] == PHASES
+    assert inner[-1].end_time == request.end_time
+    assert dict(request.attributes)["nvium.abort_cause"] == "disconnected"
+    assert request.status.status_code is StatusCode.UNSET
+
+
+def test_a_failure_of_ours_is_an_error(byte_model: LoadedModel) -> None:
+    with traced_server(byte_model) as (server, spans):
+        with server.http.stream("POST", "/v1/completions", json=BODY | {"max_tokens": 4000, "stream": True}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.service.worker.stop()
+            list(lines)
+        request, inner = spans.take()
+    assert request.status.status_code is StatusCode.ERROR
+    assert dict(request.attributes)["error.type"] == "internal_error"
+    assert [span.name for span in inner] == PHASES
+
+
+def test_probes_and_lists_are_not_traced(traced: tuple[LiveServer, Spans]) -> None:
+    server, spans = traced
+    for path in ("/livez", "/metrics", "/v1/models", "/nope"):
+        server.http.get(path)
+    assert spans.is_empty
+
+
+@st.composite
+def records(draw: st.DrawFn) -> RequestRecord:
+    """A request that got as far as it got, in whatever times."""
+    record = RequestRecord(Metrics([1.0], [1.0]), request_id="mine", endpoint="completions")
+    reached = draw(st.integers(0, 4))
+    moments = iter(record.arrived + t for t in sorted(draw(st.lists(st.floats(0, 1000), min_size=5, max_size=5))))
+    for name in ("queued", "left", "spoke", "last_told")[:reached]:
+        setattr(record, name, next(moments))
+    record.status = draw(st.sampled_from([None, 200, 400, 500, 503]))
+    record.abort_cause = draw(st.sampled_from([None, "disconnected", "internal_error"]))
+    record.closed = next(moments)
+    return record
+
+
+def at(record: RequestRecord, **seconds: float) -> RequestRecord:
+    """The record, with what happened so long after its arrival."""
+    for name, after in seconds.items():
+        setattr(record, name, record.arrived + after)
+    return record
+
+
+def shown(record: RequestRecord) -> list[tuple[str, float, float]]:
+    return [(name, round(start - record.arrived), round(end - record.arrived)) for name, start, end in phases(record)]
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "reached", "expected"),
+    [
+        (200, None, 4, [("queue", 1, 2), ("prefill", 2, 3), ("decode", 3, 4)]),
+        (200, "disconnected", 4, [("queue", 1, 2), ("prefill", 2, 3), ("decode", 3, 9)]),
+        (200, "internal_error", 4, [("queue", 1, 2), ("prefill", 2, 3), ("decode", 3, 9)]),
+        (200, "disconnected", 2, [("queue", 1, 2), ("prefill", 2, 9)]),
+        (None, None, 1, [("queue", 1, 9)]),
+        (503, "deadline_exceeded", 1, [("queue", 1, 9)]),
+        (503, "queue_full", 0, []),
+        (400, "invalid_request_error", 0, []),
+        (200, None, 1, []),
+    ],
+)
+def test_a_request_is_in_its_last_phase_until_it_was_cut_short_or_had_spoken(
+    status: int | None, cause: str | None, reached: int, expected: list[tuple[str, int, int]]
+) -> None:
+    record = RequestRecord(Metrics([1.0], [1.0]), request_id="mine", endpoint="completions")
+    moments = {"queued": 1, "left": 2, "spoke": 3, "last_told": 4}
+    at(record, **dict(list(moments.items())[:reached]), closed=9)
+    record.status, record.abort_cause = status, cause
+    assert shown(record) == expected
+
+
+@given(records())
+def test_phases_follow_each_other_and_end_within_the_request(record: RequestRecord) -> None:
+    found = list(phases(record))
+    reached = [moment for moment in (record.queued, record.left, record.spoke) if moment is not None]
+    if record.outcome == "completed" and record.spoke is None:
+        reached = []
+    assert [name for name, _, _ in found] == PHASES[: len(reached)]
+    assert [start for _, start, _ in found] == reached
+    assert [end for _, _, end in found[:-1]] == reached[1:]
+    spans = Spans()
+    Tracing(spans.provider, NAME).trace(record, Headers({}))
+    request, inner = spans.take()
+    assert all(request.start_time <= span.start_time <= span.end_time <= request.end_time for span in inner)
+
+
+class Collector(HTTPServer):
+    """Takes spans over HTTP, as the OpenTelemetry collector does."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Receiver)
+        self.received: list[tuple[str, ExportTraceServiceRequest]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Receiver(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.received.append((self.path, ExportTraceServiceRequest.FromString(body)))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/v1/traces"])
+def test_spans_reach_the_endpoint_that_was_set(byte_model: LoadedModel, collector: Collector, ending: str) -> None:
+    settings = Settings(otlp_endpoint=collector.url + ending)
+    provider = tracer_provider(settings)
+    assert isinstance(provider, TracerProvider)
+    with live_server(byte_model, build=partial(build, provider)) as server:
+        server.http.post("/v1/completions", json=BODY)
+    provider.shutdown()
+    [(path, message)] = collector.received
+    assert path == "/v1/traces"
+    [resource] = message.resource_spans
+    service = {pair.key: pair.value.string_value for pair in resource.resource.attributes}["service.name"]
+    names = [span.name for scope in resource.scope_spans for span in scope.spans]
+    assert (service, sorted(names)) == ("nvium", ["decode", "prefill", "queue", f"text_completion {NAME}"])
+
+
+@pytest.mark.slow
+def test_a_server_that_is_told_to_stop_sends_what_is_left(
+    byte_model: LoadedModel, collector: Collector, tmp_path: Path
+) -> None:
+    byte_model.model.save_pretrained(tmp_path)
+    byte_model.tokenizer.save_pretrained(tmp_path)
+    options = {"model_aliases": NAME, "api_keys": "alice:sk-never-told", "otlp_endpoint": collector.url}
+    with server_process(tmp_path, tmp_path, **options) as server:
+        assert server.http.post("/v1/completions", json=BODY).status_code == 401
+        assert server.http.post("/v1/completions", json=BODY, headers=bearer("sk-never-told")).status_code == 200
+        server.terminate()
+        assert server.exit_code(seconds=30) == 0
+    log = server.log()
+    spans = [s for _, message in collector.received for r in message.resource_spans for s in r.scope_spans[0].spans]
+    assert sorted(span.name.split()[0] for span in spans) == [*sorted(PHASES), *["text_completion"] * 2]
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert [line["key_id"] for line in lines if line["event"] == "request"] == ["", "alice"]
+    assert not any(word in log for word in (SECRET, "sk-never-told"))
+
+
+def test_an_endpoint_without_the_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
+    with pytest.raises(SettingsError, match=r"^otlp_endpoint: .*nvium\[tracing\]"):
+        tracer_provider(Settings(otlp_endpoint="http://localhost:4318"))
+
+
+PROCESS = """
+import sys
+import server.app
+from opentelemetry import trace
+from server.settings import Settings
+from server.telemetry.tracing import tracer_provider
+assert tracer_provider(Settings()) is None
+assert not any(name.startswith("opentelemetry.sdk") for name in sys.modules)
+from opentelemetry.sdk.trace import TracerProvider
+trace.set_tracer_provider(TracerProvider())
+assert tracer_provider(Settings()) is trace.get_tracer_provider()
+"""
+
+
+def test_a_process_is_traced_if_it_was_set_up_for_it_and_else_does_not_even_load_the_sdk() -> None:
+    subprocess.run([sys.executable, "-c", PROCESS], check=True)

@@ -1,0 +1,140 @@
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from nvium_core import load_model
+from nvium_core.text.chat_template import ChatTemplate, ConversationError
+from server.schemas.messages import Message
+from tests.byte_model import END_OF_TEXT, byte_tokenizer, token_ids
+
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|endoftext|>' + message.role + '|' + message.content | trim + '\n' }}"
+    "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if add_generation_prompt %}{{ 'assistant|' }}{% endif %}"
+)
+
+Json = dict[str, Any]
+
+
+def template(source: str | None = None) -> ChatTemplate:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
+    tokenizer.chat_template = source
+    return ChatTemplate(tokenizer)
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def text_of(ids: list[int]) -> str:
+    return bytes(token_id - 1 for token_id in ids).decode()
+
+
+def test_the_tokenizers_own_template_makes_the_prompt() -> None:
+    ids = template(TEMPLATE).token_ids([user(" Hé "), {"role": "assistant", "content": "Ho"}], [])
+    assert ids == [0, *token_ids("user|Hé\n"), 0, *token_ids("assistant|Ho\nassistant|")]
+
+
+def test_without_a_generation_prompt_the_assistant_does_not_begin() -> None:
+    assert template(TEMPLATE).token_ids([user("a")], [], adds_prompt=False) == [0, *token_ids("user|a\n")]
+    assert text_of(template().token_ids([user("a")], [], adds_prompt=False)) == "User:\na\n\n"
+
+
+@pytest.mark.parametrize("source", [None, TEMPLATE])
+def test_special_tokens_in_messages_and_tools_are_text(source: str | None) -> None:
+    tools = [{"function": {"name": "f", END_OF_TEXT: {"description": END_OF_TEXT}}}]
+    plain, special = (template(source).token_ids([user(f"a{t}b{t}{t}")], tools) for t in ("<>", END_OF_TEXT))
+    assert special.count(0) == plain.count(0) == (source is not None)
+    assert text_of([i for i in special if i]).count(END_OF_TEXT) == 5
+
+
+def test_special_tokens_within_special_tokens_are_text_too() -> None:
+    vocabulary = {character: number for number, character in enumerate("<s>/ab")}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>", "s>", "a<s>"])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    wrapped.chat_template = "{{ '<s>' + messages[0].content }}"
+    special, *ids = ChatTemplate(wrapped).token_ids([user("a<s><s>s>b")], [])
+    assert special == tokenizer.token_to_id("<s>")
+    assert "".join("<s>/ab"[token_id] for token_id in ids) == "a<s><s>s>b"
+
+
+def test_a_templates_refusal_is_told_and_other_failures_are_not() -> None:
+    refusing = template("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ConversationError, match="roles must alternate"):
+        refusing.token_ids([user("a")], [])
+    with pytest.raises(ConversationError) as failed:
+        template("{{ messages[0].content + 1 }}").token_ids([user("a")], [])
+    assert str(failed.value) == "the model's chat template refuses them"
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ConversationError):
+        template(TEMPLATE).token_ids([user("a")], [{"function": {"parameters": deep}}])
+
+
+@pytest.mark.parametrize("source", [None, TEMPLATE])
+def test_half_a_surrogate_pair_in_json_within_json_is_refused(source: str | None) -> None:
+    with pytest.raises(ConversationError, match="Unicode"):
+        template(source).token_ids([user("a")], [{"function": {"parameters": {"x": "\ud800"}}}])
+
+
+def test_the_plain_template_reads_like_a_script() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    said = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": "Hello", "name": "Alice"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": parts},
+        {"role": "assistant", "refusal": "No."},
+        {"role": "user", "content": "Why?"},
+    ]
+    messages = [Message.model_validate(message).for_template() for message in said]
+    assert text_of(template().token_ids(messages, [{"type": "function", "function": {"name": "look"}}])) == (
+        'Functions:\n{"name": "look"}\n\n'
+        "Be kind.\n\n"
+        "User (Alice):\nHello\n\n"
+        'Assistant:\n{"name": "look", "arguments": {"at": "é"}}\n\n'
+        "Tool:\na\nb\n\n"
+        "Assistant:\nNo.\n\n"
+        "User:\nWhy?\n\n"
+        "Assistant:\n"
+    )
+
+
+def test_tools_and_calls_are_given_to_the_tokenizers_template() -> None:
+    source = "{{ messages[0].tool_calls[0].function.arguments.x }}{{ tools[0].function.name }}"
+    for arguments, seen in (('{"x": 5}', "5"), ("not json", "")):
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        message = Message.model_validate({"role": "assistant", "tool_calls": [call]}).for_template()
+        tools = [{"type": "function", "function": {"name": "g"}}]
+        assert text_of(template(source).token_ids([message], tools)) == f"{seen}g"
+
+
+def test_only_a_template_of_ones_own_ends_with_the_tokenizers_end_and_only_the_plain_one_by_text() -> None:
+    assert (template().stop_token_ids, template(TEMPLATE).stop_token_ids) == ((), (0,))
+    assert "\nUser:" in template().stops
+    assert template(TEMPLATE).stops == ()
+
+
+def test_the_embedded_model_is_asked_as_it_was_taught() -> None:
+    tokenizer = load_model().tokenizer
+    template = ChatTemplate(tokenizer)
+    ids = template.token_ids([user("Tell me a story.")], [])
+    assert tokenizer.decode(ids) == f"{END_OF_TEXT}User:\nTell me a story.{END_OF_TEXT}Assistant:\n"
+    assert template.stop_token_ids == (tokenizer.eos_token_id,)
+
+
+def test_a_plain_prompt_begins_as_any_text_of_its_model() -> None:
+    tokenizer = load_model().tokenizer
+    tokenizer.chat_template = None
+    ids = ChatTemplate(tokenizer).token_ids([user("Tell me a story.")], [])
+    assert ids == tokenizer("User:\nTell me a story.\n\nAssistant:\n").input_ids
+    assert ids[0] == tokenizer.bos_token_id

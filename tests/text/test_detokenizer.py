@@ -1,0 +1,109 @@
+from itertools import pairwise
+
+from hypothesis import given, strategies
+from tokenizers import Tokenizer, decoders, models
+
+from nvium_core.text.detokenizer import REPLACEMENT, Detokenizer, StopStrings
+from tests.byte_model import byte_level_tokenizer, byte_tokenizer, token_ids
+
+BYTES = byte_tokenizer()
+CUTS = strategies.lists(strategies.integers(0, 40))
+STOPS = strategies.lists(strategies.text("ab", min_size=1, max_size=4), max_size=4)
+TEXT_PIECES = strategies.lists(strategies.text("abc", max_size=5))
+
+
+def cut(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({0, len(data), *(place for place in cuts if place < len(data))})
+    return [data[start:end] for start, end in pairwise(places)]
+
+
+def detokenized(detokenizer: Detokenizer, ids: list[int]) -> str:
+    return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+
+
+@given(strategies.text(), CUTS)
+def test_text_cut_anywhere_into_tokens_comes_out_whole(text: str, cuts: list[int]) -> None:
+    pieces = cut(text.encode(), cuts)
+    vocabulary = list(dict.fromkeys(pieces))
+    ids = [vocabulary.index(piece) + 1 for piece in pieces]
+    detokenizer = Detokenizer(byte_level_tokenizer(vocabulary))
+    assert detokenized(detokenizer, ids) == text.rstrip(REPLACEMENT)
+
+
+@given(strategies.text(min_size=1), strategies.integers(0, 100))
+def test_a_character_cut_by_the_end_is_dropped_and_nothing_else(text: str, length: int) -> None:
+    data = text.encode()[:length]
+    expected = data.decode(errors="ignore")
+    out = detokenized(Detokenizer(BYTES), [byte + 1 for byte in data])
+    assert out.rstrip(REPLACEMENT) == expected.rstrip(REPLACEMENT)
+
+
+def test_the_whole_part_of_a_token_that_ends_in_half_a_character_survives() -> None:
+    tokenizer = byte_level_tokenizer([b"a", b" \xf0\x9f"])
+    assert detokenized(Detokenizer(tokenizer), [1, 2]) == "a "
+
+
+@given(strategies.text("aé中🦊", min_size=1))
+def test_each_character_comes_with_its_last_byte(text: str) -> None:
+    detokenizer = Detokenizer(BYTES)
+    for character in text:
+        *first, last = token_ids(character)
+        assert [detokenizer.push(token) for token in first] == [""] * len(first)
+        assert detokenizer.push(last) == character
+
+
+@given(strategies.binary())
+def test_bytes_that_are_no_text_become_what_decoding_them_at_once_gives(data: bytes) -> None:
+    ids = [byte + 1 for byte in data]
+    assert detokenized(Detokenizer(BYTES), ids).rstrip(REPLACEMENT) == BYTES.decode(ids).rstrip(REPLACEMENT)
+
+
+def test_a_completion_may_finish_the_character_that_its_prompt_began() -> None:
+    first, second, third = token_ids("中")
+    assert detokenized(Detokenizer(BYTES, [*token_ids("ab"), first]), [second, third, *token_ids("c")]) == "中c"
+
+
+def test_the_space_before_a_completion_is_its_own() -> None:
+    words = Tokenizer(models.BPE({"▁a": 0, "▁b": 1}, []))
+    words.decoder = decoders.Metaspace()
+    assert words.decode([1]) == "b"
+    assert detokenized(Detokenizer(words, [0]), [1]) == " b"
+
+
+def test_special_tokens_have_no_text() -> None:
+    assert detokenized(Detokenizer(BYTES), [*token_ids("a"), 0, *token_ids("b")]) == "ab"
+
+
+def stopped(stops: StopStrings, pieces: list[str]) -> str:
+    return "".join(map(stops.push, pieces)) + stops.flush()
+
+
+def obviously_stopped(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
+    """Character by character: as soon as the text ends in a stop string, it is cut off."""
+    for end in range(len(text) + 1):
+        if complete := [stop for stop in stops if text[:end].endswith(stop)]:
+            return text[: end if include else end - len(max(complete, key=len))], True
+    return text, False
+
+
+@given(TEXT_PIECES, STOPS, strategies.booleans())
+def test_text_ends_at_the_stop_string_that_is_complete_first_however_it_arrives(
+    pieces: list[str], names: list[str], include: bool
+) -> None:
+    stops = StopStrings(names, include=include)
+    expected, matched = obviously_stopped("".join(pieces), names, include)
+    assert (stopped(stops, pieces), stops.matched) == (expected, matched)
+    assert stopped(StopStrings(names, include=include), ["".join(pieces)]) == expected
+
+
+@given(TEXT_PIECES, STOPS)
+def test_text_is_held_back_only_while_a_prefix_of_a_stop_string_matches(pieces: list[str], names: list[str]) -> None:
+    stops, given_text, sent = StopStrings(names), "", ""
+    for piece in pieces:
+        given_text += piece
+        sent += stops.push(piece)
+        if stops.matched:
+            break
+        held = given_text[len(sent) :]
+        prefixes = {name[:length] for name in names for length in range(1, len(name))}
+        assert held == max((p for p in prefixes if given_text.endswith(p)), key=len, default="")

@@ -1,0 +1,154 @@
+"""From files to packed conversations; a run on them starts from a model, resumes exactly and learns to answer."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from nvium_core import NviumForCausalLM
+from nvium_core.training.chat.chat_data import chat_examples, prepare_conversations, validation_conversations
+from nvium_core.training.chat.conversations import assistant, user
+from nvium_core.training.chat.template import CHAT_TEMPLATE, give_chat_template
+from nvium_core.training.data import END_OF_TEXT, DataError, Diet
+from nvium_core.training.errors import TrainingError
+from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
+from nvium_core.training.train import RunOptions, TrainingRun
+from tests.training.small_runs import WORDS, small_corpus, small_recipe
+
+CONTEXT = 64
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = train_tokenizer([" ".join(WORDS)] * 20, 280, context=CONTEXT)
+    give_chat_template(tokenizer)
+    return tokenizer
+
+
+def chat_file(path: Path, *answers: str) -> Path:
+    lines = [json.dumps({"messages": [user(f"{answer.split()[0]}?"), assistant(answer)]}) for answer in answers]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_chat_file_is_taken_as_it_is(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    path = chat_file(tmp_path / "chat.jsonl", "the cat ran", "a dog sat")
+    found = chat_examples(path, tokenizer, CONTEXT, Diet(), seed=0)
+    assert [tokenizer.decode(each.tokens[each.is_answer]) for each in found] == [
+        f"the cat ran{END_OF_TEXT}",
+        f"a dog sat{END_OF_TEXT}",
+    ]
+
+
+def test_stories_become_conversations(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    path = small_corpus(tmp_path / "corpus.txt")
+    found = chat_examples(path, tokenizer, 200, Diet(other_epochs=2.0), seed=0)
+    assert 60 <= len(found) <= 80
+    assert all(tokenizer.decode(each.tokens).startswith((f"{END_OF_TEXT}User:", f"{END_OF_TEXT}Sys")) for each in found)
+
+
+def test_what_exceeds_the_context_is_left_out_and_told(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = chat_file(tmp_path / "chat.jsonl", "the cat ran", "the cat " * 100)
+    assert len(chat_examples(path, tokenizer, CONTEXT, Diet(), seed=0)) == 1
+    assert "1 of 2 conversations exceed the context" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(DataError, match=r"chat\.jsonl: no conversation fits a context of 4 tokens"):
+        chat_examples(path, tokenizer, 4, Diet(), seed=0)
+
+
+def test_a_line_that_cannot_be_used_is_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    path = chat_file(tmp_path / "chat.jsonl", "the cat ran", f"a dog {END_OF_TEXT} sat")
+    with pytest.raises(DataError, match=r"chat\.jsonl, line 2: .*special token"):
+        chat_examples(path, tokenizer, CONTEXT, Diet(), seed=0)
+
+
+@pytest.fixture
+def recipe(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Recipe:
+    """A recipe that starts from a small model and its tokenizer, without template."""
+    own = small_recipe("short_context=64", "router_warmup.share=0", "total_tokens=6144", "learning_rate.maximum=0.02")
+    torch.manual_seed(1)
+    NviumForCausalLM(own.shape.config(280, tokenizer.eos_token_id)).save_pretrained(tmp_path / "base")
+    tokenizer.chat_template = None
+    save_tokenizer(tokenizer, tmp_path / "base")
+    return replace(own, text="conversations", initial=str(tmp_path / "base"))
+
+
+ANSWERS = [f"{one} {other}" for one in WORDS for other in ("cat ran", "dog sat", "fox ate")]
+
+
+def begun(recipe: Recipe, folder: Path, data: Path) -> TrainingRun:
+    folder.mkdir(exist_ok=True)
+    tokenizer, stream = prepare_conversations(recipe, data, folder)
+    run = TrainingRun(recipe, RunOptions(data=data, folder=folder), tokenizer, stream)
+    run.resume()
+    return run
+
+
+def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
+    for _ in run.steps():
+        pass
+    return run.model.state_dict()
+
+
+def test_a_run_begins_with_the_weights_of_its_initial_model(recipe: Recipe, tmp_path: Path) -> None:
+    run = begun(recipe, tmp_path / "run", chat_file(tmp_path / "chat.jsonl", *ANSWERS))
+    expected = NviumForCausalLM.from_pretrained(recipe.initial).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in run.model.state_dict().items())
+
+
+def test_tuning_learns_answers_and_leaves_a_model_with_its_template(recipe: Recipe, tmp_path: Path) -> None:
+    run = begun(recipe, tmp_path / "run", chat_file(tmp_path / "chat.jsonl", *ANSWERS))
+    losses = [report["mix_loss"] for report in run.steps()]
+    assert losses[-1] < losses[0] - 1
+    config = json.loads((run.export() / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert config["chat_template"] == CHAT_TEMPLATE
+
+
+def test_an_interrupted_tuning_ends_with_exactly_the_weights_of_an_uninterrupted_one(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    data = chat_file(tmp_path / "chat.jsonl", *ANSWERS)
+    whole = weights(begun(recipe, tmp_path / "whole", data))
+    interrupted = begun(recipe, tmp_path / "run", data)
+    steps = interrupted.steps()
+    for _ in range(6):
+        next(steps)
+    steps.close()
+    torch.manual_seed(99)
+    resumed = begun(recipe, tmp_path / "run", data)
+    assert resumed.step == 4
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(resumed).items())
+
+
+def test_examples_are_made_once_and_not_taken_for_others(recipe: Recipe, tmp_path: Path) -> None:
+    data = chat_file(tmp_path / "chat.jsonl", *ANSWERS)
+    _, first = prepare_conversations(recipe, data, tmp_path)
+    written = (tmp_path / "examples.npz").stat().st_mtime_ns
+    _, second = prepare_conversations(recipe, data, tmp_path)
+    assert (tmp_path / "examples.npz").stat().st_mtime_ns == written
+    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(first.examples, second.examples, strict=True))
+    chat_file(data, "the cat ran")
+    with pytest.raises(TrainingError, match="data"):
+        prepare_conversations(recipe, data, tmp_path)
+
+
+def test_conversations_need_a_tokenizer(recipe: Recipe, tmp_path: Path) -> None:
+    data = chat_file(tmp_path / "chat.jsonl", *ANSWERS)
+    with pytest.raises(TrainingError, match="set initial or tokenizer"):
+        prepare_conversations(replace(recipe, initial=None), data, tmp_path)
+
+
+def test_validation_takes_the_first_conversations_that_fit(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    give_chat_template(tokenizer)
+    data = chat_file(tmp_path / "chat.jsonl", *ANSWERS)
+    few = validation_conversations(replace(recipe, validation_tokens=60), data, tokenizer).examples
+    assert 1 < len(few) < len(ANSWERS) and sum(map(len, few)) <= 60
+    assert len(validation_conversations(replace(recipe, validation_tokens=1), data, tokenizer).examples) == 1

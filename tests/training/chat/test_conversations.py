@@ -1,0 +1,75 @@
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from nvium_core.training.chat.conversations import assistant, read_conversations, system, user
+from nvium_core.training.data import DataError
+
+TALK = [system("Be kind."), user("Thé cat?"), assistant("It ran.")]
+GOOD = json.dumps({"messages": TALK, "source": "here"}, ensure_ascii=False)
+
+
+def written(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_each_line_is_a_conversation_and_known_by_its_number(tmp_path: Path) -> None:
+    path = written(tmp_path / "chat.jsonl", GOOD, "", GOOD.replace("ran", "sat"), "")
+    assert read_conversations(path) == {1: TALK, 3: [*TALK[:2], assistant("It sat.")]}
+
+
+def test_compressed_chats_and_line_endings_of_windows_change_nothing(tmp_path: Path) -> None:
+    compressed, windows = tmp_path / "chat.jsonl.xz", tmp_path / "chat.jsonl"
+    compressed.write_bytes(lzma.compress(f"{GOOD}\n".encode()))
+    windows.write_bytes(b"\xef\xbb\xbf" + f"{GOOD}\r\n".encode())
+    assert read_conversations(compressed) == read_conversations(windows) == {1: TALK}
+
+
+def test_a_separator_of_unicode_lines_does_not_end_a_line(tmp_path: Path) -> None:
+    path = written(tmp_path / "chat.jsonl", GOOD.replace("ran", "ran\u2028and sat"))
+    assert read_conversations(path)[1][2] == assistant("It ran\u2028and sat.")
+
+
+def test_blanks_around_a_text_are_removed(tmp_path: Path) -> None:
+    padded = [user("\n a  b "), assistant("c\n\n")]
+    path = written(tmp_path / "chat.jsonl", json.dumps({"messages": padded}))
+    assert read_conversations(path)[1] == [user("a  b"), assistant("c")]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "Expecting"),
+        ("[]", "messages"),
+        ('{"messages": {}}', "messages"),
+        ('{"messages": [1]}', "role must be one of system, user, assistant"),
+        ('{"messages": []}', "nothing is said by the assistant"),
+        (json.dumps({"messages": TALK[:2]}), "nothing is said by the assistant"),
+        (json.dumps({"messages": TALK[2:]}), "must not speak first"),
+        (json.dumps({"messages": [{"role": "judge", "content": "a"}]}), "got 'judge'"),
+        (json.dumps({"messages": [user(" ")]}), "content must be a text"),
+        (json.dumps({"messages": [{"role": "user", "content": ["a"]}]}), "content must be a text"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogates"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_a_bad_line_is_refused_by_file_and_number(line: str, complaint: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "chat.jsonl", GOOD, line, GOOD)
+    with pytest.raises(DataError, match=rf"chat\.jsonl, line 2: .*{complaint}"):
+        read_conversations(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe"])
+def test_a_file_of_no_conversations_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "chat.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=r"chat\.jsonl"):
+        read_conversations(tmp_path / "chat.jsonl")
+
+
+@pytest.mark.parametrize("name", ["nowhere.jsonl", "nowhere.jsonl.xz"])
+def test_a_file_that_is_not_there_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=name):
+        read_conversations(tmp_path / name)

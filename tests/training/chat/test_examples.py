@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from nvium_core.training.chat.conversations import assistant, system, user
+from nvium_core.training.chat.examples import Example, example, load_examples, save_examples
+from nvium_core.training.chat.template import give_chat_template
+from nvium_core.training.data import END_OF_TEXT, DataError
+from nvium_core.training.tokenizer import train_tokenizer
+from tests.training.small_runs import WORDS
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = train_tokenizer([" ".join(WORDS)] * 20, 290, context=64)
+    give_chat_template(tokenizer)
+    return tokenizer
+
+
+def test_answers_and_their_ends_count_and_nothing_else(tokenizer: PreTrainedTokenizerFast) -> None:
+    talk = [system("be big"), user("the cat"), assistant("it ran"), user("so"), assistant("it sat"), user("and")]
+    tuned = example(talk, tokenizer)
+    says = [tokenizer.decode(part) for part in np.split(tuned.tokens, np.flatnonzero(np.diff(tuned.is_answer)) + 1)]
+    assert says == [
+        f"{END_OF_TEXT}System:\nbe big{END_OF_TEXT}User:\nthe cat{END_OF_TEXT}Assistant:\n",
+        f"it ran{END_OF_TEXT}",
+        f"User:\nso{END_OF_TEXT}Assistant:\n",
+        f"it sat{END_OF_TEXT}",
+    ]
+    assert tuned.is_answer[-1] and not tuned.is_answer[0]
+
+
+def test_a_special_token_in_a_message_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(DataError, match=r"special token <\|endoftext\|>"):
+        example([user(f"the {END_OF_TEXT} cat"), assistant("ran")], tokenizer)
+
+
+def test_a_template_that_forgets_what_was_said_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = "{{ bos_token + messages[-1].content }}"
+    assert example([user("the cat"), assistant("ran")], tokenizer).is_answer.any()
+    with pytest.raises(DataError, match="changes an answer when another message follows"):
+        example([user("the cat"), assistant("ran"), user("so"), assistant("sat")], tokenizer)
+
+
+def test_saved_examples_come_back_as_they_were(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    saved = [example([user(word), assistant(f"the {word}")], tokenizer) for word in WORDS]
+    save_examples(tmp_path / "examples.npz", saved)
+    assert [path.name for path in tmp_path.iterdir()] == ["examples.npz"]
+    for before, after in zip(saved, load_examples(tmp_path / "examples.npz"), strict=True):
+        assert np.array_equal(before.tokens, after.tokens) and np.array_equal(before.is_answer, after.is_answer)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 200, -30])
+def test_damaged_examples_are_refused_by_name(kept: int, tmp_path: Path) -> None:
+    path = tmp_path / "examples.npz"
+    save_examples(path, [Example(np.arange(5), np.ones(5, dtype=bool))])
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DataError, match=r"examples\.npz"):
+        load_examples(path)

@@ -1,0 +1,111 @@
+"""Packed conversations: each whole, seen alone, asked only for its answers, and read once per epoch."""
+
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvium_core.training.chat.examples import Example
+from nvium_core.training.chat.packing import PackedConversations, packed
+from nvium_core.training.data import Batch, DataError
+from nvium_core.training.loss import batch_losses
+from tests.random_models import random_model
+
+END = 0
+CONTEXT = 16
+LENGTHS = st.lists(st.integers(2, CONTEXT + 1), min_size=1, max_size=30)
+
+
+def example_of(length: int, first: int) -> Example:
+    """Tokens first, first + 1, …; the second half is the answer."""
+    return Example(first + np.arange(length), np.arange(length) >= length // 2)
+
+
+def examples_of(lengths: list[int]) -> list[Example]:
+    return [example_of(length, 100 * (number + 1)) for number, length in enumerate(lengths)]
+
+
+def an_epoch(stream: PackedConversations, epoch: int = 0) -> Batch:
+    num_windows = stream.num_windows(CONTEXT)
+    return stream.batch(epoch * num_windows, num_windows, CONTEXT)
+
+
+@settings(max_examples=60)
+@given(lengths=LENGTHS, epoch=st.integers(0, 3), seed=st.integers(0, 3))
+def test_an_epoch_holds_every_conversation_once_and_whole(lengths: list[int], epoch: int, seed: int) -> None:
+    examples = examples_of(lengths)
+    batch = an_epoch(PackedConversations(examples, END, seed), epoch)
+    found = []
+    for window in zip(*astuple(batch), strict=True):
+        inputs, targets, positions, documents, counted = (row.numpy() for row in window)
+        for document in range(documents.max() + 1):
+            rows = documents == document
+            if (inputs[rows] == END).all():
+                assert not counted[rows].any()
+                continue
+            assert positions[rows].tolist() == list(range(rows.sum()))
+            found.append((*inputs[rows], targets[rows][-1]))
+            assert targets[rows][:-1].tolist() == inputs[rows][1:].tolist()
+            [source] = [each for each in examples if each.tokens[0] == inputs[rows][0]]
+            assert counted[rows].tolist() == source.is_answer[1:].tolist()
+    assert sorted(found) == sorted(tuple(each.tokens) for each in examples)
+
+
+@settings(max_examples=60)
+@given(num_rows=st.lists(st.integers(1, 100), min_size=1, max_size=60), context=st.just(100))
+def test_hardly_more_windows_are_used_than_there_must_be(num_rows: list[int], context: int) -> None:
+    windows = packed(tuple(num_rows), context)
+    assert all(sum(num_rows[number] for number in window) <= context for window in windows)
+    assert len(windows) <= 1.7 * -(-sum(num_rows) // context) + 1
+
+
+def test_windows_are_nearly_full_where_lengths_vary() -> None:
+    lengths = np.random.default_rng(0).integers(50, 1024, 2000)
+    windows = packed(tuple(int(length) for length in lengths), 1024)
+    assert lengths.sum() / (len(windows) * 1024) > 0.97
+
+
+def test_a_batch_depends_on_examples_seed_and_place_alone() -> None:
+    examples = examples_of([5, 9, 12, 16, 3, 8, 17, 10, 11] * 4)
+    one, other = (PackedConversations(examples, END, seed=1) for _ in range(2))
+    one.batch(0, 3, CONTEXT)
+    for ours, theirs in zip(astuple(one.batch(40, 4, CONTEXT)), astuple(other.batch(40, 4, CONTEXT)), strict=True):
+        assert torch.equal(ours, theirs)
+    different = PackedConversations(examples, END, seed=2).batch(40, 4, CONTEXT)
+    assert not torch.equal(different.inputs, one.batch(40, 4, CONTEXT).inputs)
+
+
+def test_a_batch_is_the_same_whole_or_in_parts() -> None:
+    stream = PackedConversations(examples_of([5, 9, 12, 16, 3, 8] * 3), END)
+    parts = [stream.batch(5, 3, CONTEXT), stream.batch(8, 4, CONTEXT)]
+    assert torch.equal(stream.batch(5, 7, CONTEXT).inputs, torch.cat([part.inputs for part in parts]))
+
+
+def test_epochs_differ_in_their_order() -> None:
+    stream = PackedConversations(examples_of([17] * 30), END)
+    orders = [an_epoch(stream, epoch).inputs[:, 0].tolist() for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_the_loss_is_that_of_the_answers_alone_wherever_they_are_packed() -> None:
+    model = random_model([1, 2], vocab_size=17)
+    rng = np.random.default_rng(0)
+    examples = [Example(rng.integers(1, 17, n), np.arange(n) >= n // 2) for n in (6, 9, 3, 15)]
+    batch = an_epoch(PackedConversations(examples, END))
+    alone = []
+    with torch.no_grad():
+        found = batch_losses(model, batch)
+        for each in examples:
+            ids = torch.from_numpy(each.tokens)[None]
+            logits = model(ids).logits[0, :-1][torch.from_numpy(each.is_answer[1:])]
+            alone += (-logits.gather(-1, ids[0, 1:][torch.from_numpy(each.is_answer[1:])][:, None])).flatten().tolist()
+    assert len(examples) > len(batch.inputs)
+    assert float(found.mix) == pytest.approx(np.mean(alone))
+
+
+def test_a_conversation_longer_than_the_context_is_refused() -> None:
+    with pytest.raises(DataError, match="18 tokens is too long for a context of 16"):
+        PackedConversations([example_of(18, 1)], END).batch(0, 1, CONTEXT)
