@@ -5,8 +5,10 @@ Shapes: D width, V vocabulary.
 
 import ctypes
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
+from functools import partial
+from operator import is_not
 from typing import cast
 
 import torch
@@ -48,12 +50,13 @@ class ExitShape(ctypes.Structure):
 
 
 def is_plain(model: NviumForCausalLM) -> bool:
-    """Whether the native functions know all the model's parts, and run where it is."""
-    config = model.config
-    has_more = config.attention_bias or config.mlp_bias or config.hidden_act != "silu"
+    """Whether the native functions read every parameter of the model, know its activation, and run where it is."""
+    if model.device.type != "cpu" or model.config.hidden_act != "silu":
+        return False
+    if {id(weight) for weight in model.parameters()} != {id(weight) for weight in _read(model)}:
+        return False
     precisions = {weight.dtype for weight in _weights(model)}
-    is_of_one_precision = len(precisions) == 1 and (*precisions, *precisions) in PRECISIONS
-    return model.device.type == "cpu" and is_of_one_precision and not has_more
+    return len(precisions) == 1 and (*precisions, *precisions) in PRECISIONS
 
 
 def narrowest(model: NviumForCausalLM) -> torch.dtype:
@@ -68,37 +71,49 @@ def _weights(model: NviumForCausalLM) -> Iterable[Tensor]:
     return (weight for name, weight in model.named_parameters() if not name.endswith("router.head.bias"))
 
 
-def block_weights(model: NviumForCausalLM, block: range, dtype: torch.dtype) -> list[Tensor | None]:
+def _read(model: NviumForCausalLM) -> Iterator[Tensor]:
+    """Every parameter that the native functions read."""
+    yield from (model.model.embed_tokens.weight, model.lm_head.weight)
+    for layer in model.model.layers:
+        yield from layer_parameters(cast(Layer, layer))
+    for exit_ in model.exits:
+        yield from filter(partial(is_not, None), exit_parameters(cast(Exit, exit_)))
+
+
+def layer_parameters(layer: Layer) -> list[Tensor]:
     """In block.h's order."""
     return [
-        stored(weight, dtype)
-        for index in block
-        for layer in [cast(Layer, model.model.layers[index])]
-        for weight in (
-            layer.input_layernorm.weight,
-            *(getattr(layer.self_attn, f"{name}_proj").weight for name in "qkvo"),
-            layer.post_attention_layernorm.weight,
-            *(getattr(layer.mlp, f"{name}_proj").weight for name in ("gate", "up", "down")),
-        )
+        layer.input_layernorm.weight,
+        *(getattr(layer.self_attn, f"{name}_proj").weight for name in "qkvo"),
+        layer.post_attention_layernorm.weight,
+        *(getattr(layer.mlp, f"{name}_proj").weight for name in ("gate", "up", "down")),
     ]
 
 
-def exit_weights(exit_: Exit, dtype: torch.dtype) -> list[Tensor | None]:
-    """All but the head, in exits.h's order; a router's last bias in float32 or better. None is what an exit has not."""
+def exit_parameters(exit_: Exit) -> list[Tensor | None]:
+    """All but the head, in exits.h's order; None is what an exit has not."""
     router, adapter = exit_.router, exit_.adapter
-    routing: list[Tensor | None] = [None] * 6
-    bias: Tensor | None = None
+    routing: list[Tensor | None] = [None] * 7
     if router is not None:
-        layers = (router.fc1, router.fc2)
-        routing = [*(part for layer in layers for part in (layer.weight, layer.bias))]
-        routing += [router.norm.weight, router.head.weight]
-        bias = router.head.bias
-    adapting: list[Tensor | None] = [None] * 2
-    if isinstance(adapter, Adapter):
-        adapting = [adapter.up.weight, adapter.down.weight]
+        layers = (router.fc1, router.fc2, router.norm, router.head)
+        routing = [getattr(layer, part) for layer in layers for part in ("weight", "bias") if hasattr(layer, part)]
+    adapting = [adapter.up.weight, adapter.down.weight] if isinstance(adapter, Adapter) else [None] * 2
+    return [exit_.norm.weight, *routing, *adapting]
+
+
+def block_weights(model: NviumForCausalLM, block: range, dtype: torch.dtype) -> list[Tensor | None]:
+    layers = (cast(Layer, model.model.layers[index]) for index in block)
+    return [stored(weight, dtype) for layer in layers for weight in layer_parameters(layer)]
+
+
+ROUTER_BIAS = 7
+"""Where a router's last bias stands among an exit's parameters: it is kept in float32 or better."""
+
+
+def exit_weights(exit_: Exit, dtype: torch.dtype) -> list[Tensor | None]:
     precise = torch.promote_types(dtype, torch.float32)
-    routing = [stored(weight, dtype) for weight in (exit_.norm.weight, *routing)]
-    return [*routing, stored(bias, precise), *(stored(weight, dtype) for weight in adapting)]
+    parameters = enumerate(exit_parameters(exit_))
+    return [stored(weight, precise if place == ROUTER_BIAS else dtype) for place, weight in parameters]
 
 
 def all_exits(model: NviumForCausalLM, dtype: torch.dtype) -> list[Pointers]:

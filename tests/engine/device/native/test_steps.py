@@ -1,6 +1,7 @@
 """Steps in one native call against the model's own layers and junctions, and against themselves in other company."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -179,12 +180,20 @@ def test_what_a_sequence_leaves_in_its_pages_does_not_reach_whoever_has_them_nex
     assert torch.equal(clean.states_2SD[1, slots], dirty.states_2SD[1, slots])
 
 
-@pytest.mark.parametrize("field", [{"hidden_act": "gelu"}, {"attention_bias": True}, {"mlp_bias": True}])
-def test_a_model_with_other_parts_is_left_to_its_layers(field: dict[str, object]) -> None:
+@pytest.mark.parametrize("config", [{"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}])
+def test_a_model_with_other_parts_is_left_to_its_layers(config: dict[str, Any]) -> None:
     model = random_model([1])
     assert native.knows(model)
-    for name, value in field.items():
-        setattr(model.config, name, value)
+    assert not native.knows(NviumForCausalLM(type(model.config)(**(model.config.to_dict() | config))))
+
+
+@pytest.mark.parametrize(
+    "path", ["", "model", "model.layers.1.self_attn", "exits.0", "exits.0.router", "exits.1.adapter"]
+)
+def test_a_model_with_a_parameter_that_native_code_does_not_read_is_left_to_its_layers(path: str) -> None:
+    model = random_model([1, 2])
+    assert native.knows(model)
+    model.get_submodule(path).register_parameter("q_norm", torch.nn.Parameter(torch.ones(4, dtype=torch.float64)))
     assert not native.knows(model)
 
 
