@@ -145,7 +145,7 @@ def test_imports_follow_the_directions(module):
     [
         ("nvium_core.choices", "from nvium_core.model.config import NviumConfig"),
         ("nvium_core.model.x", "from nvium_core.engine.engine import Engine"),
-        ("nvium_core.model.x", "def f():\n    import nvium_core.training.loss"),
+        ("nvium_core.model.x", "def f():\n    import nvium_core.training.objective.loss"),
         ("nvium_core.engine.schedule.x", "from nvium_core.engine.device.runner import Runner"),
         ("nvium_core.engine.schedule.x", "from nvium_core.model.config import NviumConfig"),
         ("nvium_core.engine.device.x", "from nvium_core.engine.engine import Engine"),

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from nvium_core.bench.harness import Figures, Subject, median_ratio, shown
 from nvium_core.model.nvium import token_nll
-from nvium_core.training.cross_entropy import chunked_head_nll, fewest_chunked_rows
+from nvium_core.training.objective.cross_entropy import chunked_head_nll, fewest_chunked_rows
 
 
 def held_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def evaluate(
     from nvium_core.evaluation import suite
     from nvium_core.evaluation.origin import measured_on
     from nvium_core.evaluation.report import markdown
-    from nvium_core.training.data import read_documents
+    from nvium_core.training.data.documents import read_documents
 
     suite.check_places(json_file, report)
     documents = read_documents(data)
@@ -97,7 +97,7 @@ def evaluate_baseline(
     from nvium_core.evaluation import baselines, comparison, suite
     from nvium_core.evaluation.origin import measured_on
     from nvium_core.evaluation.spec_bench import read_prompts
-    from nvium_core.training.data import read_documents
+    from nvium_core.training.data.documents import read_documents
 
     suite.check_places(json_file, None)
     documents = read_documents(data)

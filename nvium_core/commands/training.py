@@ -40,8 +40,8 @@ def train(
     On several devices: torchrun --nproc-per-node N -m nvium_core.cli train …
     """
     from nvium_core.loading import resolve_device
-    from nvium_core.training import dry_run as estimates
     from nvium_core.training.distributed import is_first_here
+    from nvium_core.training.estimate import dry_run as estimates
     from nvium_core.training.heap import keep_freed_memory
     from nvium_core.training.recipes.catalogue import recipe_named
     from nvium_core.training.train import RunOptions

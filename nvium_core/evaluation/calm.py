@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from nvium_core.evaluation.predictions import document_windows
 from nvium_core.training.baselines.calm import CalmForCausalLM
 from nvium_core.training.baselines.confidence import confident_losses
-from nvium_core.training.data import packed_batch
+from nvium_core.training.data.windows import packed_batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,9 @@ from nvium_core.model import mixture
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.chat.chat_data import chat_examples
 from nvium_core.training.chat.examples import Example
-from nvium_core.training.data import Diet, packed_batch
-from nvium_core.training.loss import token_losses
+from nvium_core.training.data.documents import Diet
+from nvium_core.training.data.windows import packed_batch
+from nvium_core.training.objective.loss import token_losses
 
 
 @dataclass(frozen=True, kw_only=True)

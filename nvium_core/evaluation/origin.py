@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nvium_core.bench.harness import Figures
-from nvium_core.training.data import END_OF_TEXT
+from nvium_core.training.data.documents import END_OF_TEXT
 
 OPENINGS = "openings"
 """The category of prompts that are the beginnings of the text's documents."""

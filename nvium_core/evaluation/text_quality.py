@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from nvium_core.engine.params import SamplingParams
 from nvium_core.model import mixture
 from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.training.data import WORD
+from nvium_core.training.data.documents import WORD
 
 GRAM_WORDS = 4
 

@@ -24,24 +24,24 @@ from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Sharding
 from nvium_core.model.checkpoint import MODEL_FOLDER
-from nvium_core.training.beta import VALIDATION_LOSS, beta_control
-from nvium_core.training.data import Batch, Windows
+from nvium_core.training.checkpoint import gathered, gathered_weights, read_state, scatter, write_state
+from nvium_core.training.data.loader import prefetched, timed
+from nvium_core.training.data.source import prepare_text, validation_text
+from nvium_core.training.data.tokenizer import save_tokenizer
+from nvium_core.training.data.tokens import differences
+from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.distributed import Processes, gradients_shared, joined_processes, own_device, spread
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import check_initial
 from nvium_core.training.interruption import Interruption
-from nvium_core.training.loader import prefetched, timed
-from nvium_core.training.methods import METHODS
-from nvium_core.training.objective import Moment, Objective
+from nvium_core.training.objective.beta import VALIDATION_LOSS, beta_control
+from nvium_core.training.objective.methods import METHODS
+from nvium_core.training.objective.objective import Moment, Objective
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import Report, RunLog, describe, progress_bar
 from nvium_core.training.run_folder import owned, write_recipe
-from nvium_core.training.state import gathered, gathered_weights, read_state, scatter, write_state
-from nvium_core.training.texts import prepare_text, validation_text
-from nvium_core.training.tokenizer import save_tokenizer
-from nvium_core.training.tokens import differences
 
 READABLE = 0o644
 

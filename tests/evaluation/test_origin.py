@@ -8,7 +8,7 @@ import pytest
 
 from nvium_core.evaluation import comparison
 from nvium_core.evaluation.origin import differences, measured_on
-from nvium_core.training.data import read_documents
+from nvium_core.training.data.documents import read_documents
 
 TEXT = "One fox.\n<|endoftext|>\nTwo foxes.\n"
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from nvium_core.errors import NviumError
-from nvium_core.training.data import DataError
+from nvium_core.training.data.documents import DataError
+from nvium_core.training.data.source import prepare_text
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.run_folder import owned
-from nvium_core.training.texts import prepare_text
 from nvium_core.training.train import TrainingRun, show, train
 from tests.full_disk import no_file_larger_than
 from tests.training.small_runs import NUM_STEPS, advance, assert_equal, finished, options, small_recipe, start

@@ -8,12 +8,12 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core import NviumForCausalLM
 from nvium_core.model.checkpoint import CheckpointError
-from nvium_core.training.data import END_OF_TEXT, encode
+from nvium_core.training.data.documents import END_OF_TEXT
+from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
+from nvium_core.training.data.tokens import encode, prepare_documents
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer, initial_model
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
-from nvium_core.training.tokens import prepare_documents
 from tests.model.llama_folders import llama_folder, random_llama
 from tests.training.small_runs import WORDS, small_corpus, small_recipe
 

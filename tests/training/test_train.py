@@ -12,9 +12,10 @@ from transformers import AutoTokenizer
 
 from nvium_core import NviumForCausalLM
 from nvium_core.model.llama import causal_attention
-from nvium_core.training.data import Batch, DataError, Windows
+from nvium_core.training.data.documents import DataError
+from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.loss import batch_losses
+from nvium_core.training.objective.loss import batch_losses
 from nvium_core.training.train import train
 from tests.training.small_runs import (
     NUM_STEPS,

@@ -18,9 +18,9 @@ from nvium_core.model.checkpoint import CheckpointError, resolve_folder
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines.univium import shape_fields
-from nvium_core.training.data import Batch
-from nvium_core.training.loss import token_losses
-from nvium_core.training.objective import Moment, Outcome, counted_mean
+from nvium_core.training.data.windows import Batch
+from nvium_core.training.objective.loss import token_losses
+from nvium_core.training.objective.objective import Moment, Outcome, counted_mean
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
 """The confidences τ that the N-vium paper measures, with exits after 6, 12, 18 and 24 of 24 layers."""

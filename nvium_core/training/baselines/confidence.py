@@ -17,7 +17,7 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import token_nll
 from nvium_core.training.baselines.calm import CalmForCausalLM
 from nvium_core.training.baselines.decoding import Decoding, Generated, choose, head_logits
-from nvium_core.training.data import Batch
+from nvium_core.training.data.windows import Batch
 
 
 def confidence(logits_XV: Tensor) -> Tensor:

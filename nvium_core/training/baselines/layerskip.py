@@ -16,9 +16,9 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines.univium import UniviumForCausalLM, univium_config
-from nvium_core.training.cross_entropy import head_nll
-from nvium_core.training.data import Batch
-from nvium_core.training.objective import Moment, Outcome, counted_mean
+from nvium_core.training.data.windows import Batch
+from nvium_core.training.objective.cross_entropy import head_nll
+from nvium_core.training.objective.objective import Moment, Outcome, counted_mean
 
 DRAFTS = ((6, 12), (4, 12), (4, 8), (6, 5), (2, 5), (2, 8))
 """The (exit layer, draft length) that the N-vium paper measures, with early exits after layers 2, 4 … 22 of 24."""

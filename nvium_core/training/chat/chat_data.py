@@ -16,11 +16,11 @@ from nvium_core.training.chat.conversations import Conversation, read_conversati
 from nvium_core.training.chat.examples import Example, example, load_examples, save_examples
 from nvium_core.training.chat.instructions import instructions
 from nvium_core.training.chat.packing import PackedConversations
-from nvium_core.training.data import DataError, Diet, read_documents
+from nvium_core.training.data.documents import DataError, Diet, read_documents
+from nvium_core.training.data.tokens import check_origin, text_origin
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.tokens import check_origin, text_origin
 
 CHAT_SUFFIXES = (".jsonl", ".jsonl.xz")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvium_core.training.data import DataError
+from nvium_core.training.data.documents import DataError
 
 ROLES = ("system", "user", "assistant")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.training.chat.conversations import Conversation, Message
-from nvium_core.training.data import DataError
+from nvium_core.training.data.documents import DataError
 
 
 @dataclass(frozen=True, eq=False)

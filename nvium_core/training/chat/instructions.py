@@ -17,7 +17,7 @@ from nvium_core.training.chat import wordings
 from nvium_core.training.chat.conversations import Conversation, assistant, system, user
 from nvium_core.training.chat.examples import prompt_tokens
 from nvium_core.training.chat.subjects import Subjects
-from nvium_core.training.data import Diet, without_title
+from nvium_core.training.data.documents import Diet, without_title
 
 SHORT_CHARACTERS = 1500
 """A tale up to this length is short, and told whole."""

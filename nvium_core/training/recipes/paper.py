@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from nvium_core.model.config import even_exit_layers
-from nvium_core.training.beta import BetaSettings
+from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Recipe, Shape, swiglu_width
 from nvium_core.training.recipes.twins import dense_twin, without_exits

@@ -5,8 +5,8 @@ from typing import Literal, get_args
 
 from nvium_core.errors import NviumError
 from nvium_core.model.config import NviumConfig, even_exit_layers
-from nvium_core.training.beta import BetaSettings
-from nvium_core.training.data import Diet
+from nvium_core.training.data.documents import Diet
+from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.schedule import LearningRate, RouterWarmup
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from nvium_core.model.config import even_exit_layers
-from nvium_core.training.beta import BetaSettings
+from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.recipes.recipe import Recipe, Shape, swiglu_width
 from nvium_core.training.recipes.twins import dense_twin

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from nvium_core.training.beta import BetaSettings
-from nvium_core.training.data import Diet
+from nvium_core.training.data.documents import Diet
+from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.recipes.recipe import Recipe, Shape
 from nvium_core.training.schedule import LearningRate, RouterWarmup

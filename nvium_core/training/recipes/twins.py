@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from nvium_core.training.beta import BetaSettings
+from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Recipe
 

@@ -7,8 +7,8 @@ from nvium_core.model.config import even_exit_layers
 from nvium_core.training.baselines.calm import CalmForCausalLM, build_calm
 from nvium_core.training.baselines.layerskip import LayerSkipForCausalLM, build_layerskip
 from nvium_core.training.baselines.univium import UniviumForCausalLM, univium_config
-from nvium_core.training.data import Batch, packed_batch
-from nvium_core.training.objective import Moment
+from nvium_core.training.data.windows import Batch, packed_batch
+from nvium_core.training.objective.objective import Moment
 from tests.random_models import randomized
 
 

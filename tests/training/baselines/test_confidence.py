@@ -12,7 +12,7 @@ from nvium_core.training.baselines import univium
 from nvium_core.training.baselines.calm import CalmForCausalLM
 from nvium_core.training.baselines.confidence import confident_losses, generate, leave_when_confident
 from nvium_core.training.baselines.decoding import Decoding
-from nvium_core.training.data import packed_batch
+from nvium_core.training.data.windows import packed_batch
 from tests.training.baselines.small_models import small_batch, small_calm
 
 MODEL = small_calm()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import token_nll
 from nvium_core.training.baselines.layerskip import LayerSkip, active, build_layerskip, exit_losses, kept_layers
-from nvium_core.training.data import Batch
+from nvium_core.training.data.windows import Batch
 from tests.training.baselines.small_models import moment, small_batch, small_config, small_layerskip, small_univium
 
 PAPER = LayerSkip()

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from nvium_core.training.baselines.calm import CalmForCausalLM
-from nvium_core.training.methods import METHODS
+from nvium_core.training.objective.methods import METHODS
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Method, Recipe

@@ -14,8 +14,8 @@ from nvium_core.training.chat.conversations import Conversation
 from nvium_core.training.chat.examples import example
 from nvium_core.training.chat.instructions import Tale, Teller, asked, divided, instructions, tales
 from nvium_core.training.chat.template import give_chat_template
-from nvium_core.training.data import Diet
-from nvium_core.training.tokenizer import train_tokenizer
+from nvium_core.training.data.documents import Diet
+from nvium_core.training.data.tokenizer import train_tokenizer
 
 SENTENCE = "The fox number {n} met the crow, and the crow was glad to see a fox."
 CONTEXT = 256

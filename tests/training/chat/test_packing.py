@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from nvium_core.training.chat.examples import Example
 from nvium_core.training.chat.packing import PackedConversations, packed
-from nvium_core.training.data import Batch, DataError
-from nvium_core.training.loss import batch_losses
+from nvium_core.training.data.documents import DataError
+from nvium_core.training.data.windows import Batch
+from nvium_core.training.objective.loss import batch_losses
 from tests.random_models import random_model
 
 END = 0

@@ -13,8 +13,8 @@ from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.training.chat.conversations import assistant, parse_conversation, user
 from nvium_core.training.chat.examples import example, prompt_tokens
 from nvium_core.training.chat.template import CHAT_TEMPLATE, give_chat_template
-from nvium_core.training.data import END_OF_TEXT
-from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
+from nvium_core.training.data.documents import END_OF_TEXT
+from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
 from tests.training.small_runs import WORDS
 
 TEXTS = st.text().map(str.strip).filter(lambda text: text and END_OF_TEXT not in text)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import initialization as init
 
-from nvium_core.training.methods import METHODS
+from nvium_core.training.objective.methods import METHODS
 from nvium_core.training.recipes.catalogue import RECIPES, recipe_named
 from nvium_core.training.recipes.paper import scaling
 from nvium_core.training.recipes.parameters import num_parameters

@@ -2,7 +2,7 @@ from itertools import permutations
 
 import pytest
 
-from nvium_core.training.beta import BetaSettings
+from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import RecipeError
 

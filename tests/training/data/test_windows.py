@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nvium_core.model.llama import causal_attention
-from nvium_core.training.data import Batch, DataError, PackedStream, packed_batch
+from nvium_core.training.data.documents import DataError
+from nvium_core.training.data.windows import Batch, PackedStream, packed_batch
 from tests.random_models import random_model
 
 END = 0

@@ -9,8 +9,8 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.training.baselines.calm import build_calm, calm_objective
 from nvium_core.training.baselines.layerskip import LayerSkip, build_layerskip
 from nvium_core.training.initial import initial_model
-from nvium_core.training.loss import nvium_objective
-from nvium_core.training.objective import ObjectiveFunction
+from nvium_core.training.objective.loss import nvium_objective
+from nvium_core.training.objective.objective import ObjectiveFunction
 from nvium_core.training.recipes.recipe import Method, Recipe
 
 

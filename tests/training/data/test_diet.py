@@ -1,6 +1,6 @@
 from collections import Counter
 
-from nvium_core.training.data import Diet, simplicity, without_title
+from nvium_core.training.data.documents import Diet, simplicity, without_title
 
 
 def words(prefix: str, first: int, count: int) -> str:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from nvium_core.training import dry_run as module
-from nvium_core.training.dry_run import (
+from nvium_core.training.estimate import dry_run as module
+from nvium_core.training.estimate.dry_run import (
     Estimate,
     Speed,
     available_bytes,
@@ -20,7 +20,7 @@ from nvium_core.training.dry_run import (
     spoken_time,
     table,
 )
-from nvium_core.training.flops import training_flops
+from nvium_core.training.estimate.flops import training_flops
 from nvium_core.training.recipes.catalogue import RECIPES, recipe_named
 from nvium_core.training.train import RunOptions
 from tests.training.small_runs import options, small_recipe

@@ -5,9 +5,9 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.training.chat.chat_data import prepare_conversations, validation_conversations
-from nvium_core.training.data import Windows
+from nvium_core.training.data.tokens import prepare_documents, validation_documents
+from nvium_core.training.data.windows import Windows
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.tokens import prepare_documents, validation_documents
 
 
 def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, Windows]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from nvium_core.training.cross_entropy import CHUNK_ROWS, fewest_chunked_rows
+from nvium_core.training.objective.cross_entropy import CHUNK_ROWS, fewest_chunked_rows
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Recipe, Shape
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nvium_core.training.data import DataError, PackedStream, Tokens, encode, read_documents
+from nvium_core.training.data.documents import DataError, read_documents
+from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
+from nvium_core.training.data.windows import PackedStream, Tokens
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.tokenizer import save_tokenizer, train_tokenizer
 
 
 def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
@@ -46,6 +48,14 @@ def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]
     np.save(partial, tokens)
     (folder / "text.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
     partial.replace(folder / "tokens.npy")
+
+
+def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """One stream: every document behind its end-of-text token, and one more at the end."""
+    end = tokenizer.eos_token_id
+    encodings = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)
+    stream = [token for ids in encodings["input_ids"] for token in (end, *ids)]
+    return np.array([*stream, end], dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
 
 
 def check_length(tokens: Tokens, context: int, data: Path) -> None:

@@ -13,10 +13,9 @@ from rich.table import Table
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.training.beta import BetaSettings
-from nvium_core.training.data import PackedStream
-from nvium_core.training.flops import token_flops, training_flops
-from nvium_core.training.footprint import (
+from nvium_core.training.data.windows import PackedStream
+from nvium_core.training.estimate.flops import token_flops, training_flops
+from nvium_core.training.estimate.footprint import (
     Footprint,
     Pass,
     checkpoint_bytes,
@@ -25,6 +24,7 @@ from nvium_core.training.footprint import (
     held_head_bytes,
     model_bytes,
 )
+from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Recipe

@@ -5,9 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nvium_core import NviumForCausalLM
-from nvium_core.training.data import packed_batch
-from nvium_core.training.flops import forward_flops, token_flops, training_flops
-from nvium_core.training.loss import batch_losses
+from nvium_core.training.data.windows import packed_batch
+from nvium_core.training.estimate.flops import forward_flops, token_flops, training_flops
+from nvium_core.training.objective.loss import batch_losses
 from nvium_core.training.recipes.catalogue import recipe_named
 
 PAPER_GFLOPS = {

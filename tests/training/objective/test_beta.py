@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nvium_core.training.beta import (
+from nvium_core.training.objective.beta import (
     AdaptiveBeta,
     BetaError,
     BetaSettings,

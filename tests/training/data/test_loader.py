@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.training.loader import prefetched, timed
+from nvium_core.training.data.loader import prefetched, timed
 
 
 @given(items=st.lists(st.integers()), num_ahead=st.integers(1, 4))

@@ -9,9 +9,9 @@ from torch import Tensor
 from nvium_core.model import mixture
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.training.cross_entropy import head_nll
-from nvium_core.training.data import Batch
-from nvium_core.training.objective import Moment, Outcome, counted_mean
+from nvium_core.training.data.windows import Batch
+from nvium_core.training.objective.cross_entropy import head_nll
+from nvium_core.training.objective.objective import Moment, Outcome, counted_mean
 
 
 class Losses(NamedTuple):

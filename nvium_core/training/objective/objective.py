@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from nvium_core.training.data import Batch
+from nvium_core.training.data.windows import Batch
 
 
 @dataclass(frozen=True)

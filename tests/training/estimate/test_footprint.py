@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from nvium_core import NviumForCausalLM
-from nvium_core.training.cross_entropy import CHUNK_ROWS, MOST_LOGITS_HELD
-from nvium_core.training.data import packed_batch
-from nvium_core.training.footprint import (
+from nvium_core.training.data.windows import packed_batch
+from nvium_core.training.estimate.footprint import (
     Pass,
     activation_bytes,
     checkpoint_bytes,
@@ -23,7 +22,8 @@ from nvium_core.training.footprint import (
     held_head_bytes,
     optimizer_bytes,
 )
-from nvium_core.training.loss import batch_losses
+from nvium_core.training.objective.cross_entropy import CHUNK_ROWS, MOST_LOGITS_HELD
+from nvium_core.training.objective.loss import batch_losses
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.recipes.catalogue import RECIPES, recipe_named
 from nvium_core.training.recipes.parameters import num_parameters
@@ -80,8 +80,8 @@ from pathlib import Path
 import torch
 
 from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.training.data import packed_batch
-from nvium_core.training.loss import batch_losses
+from nvium_core.training.data.windows import packed_batch
+from nvium_core.training.objective.loss import batch_losses
 from nvium_core.training.recipes.catalogue import recipe_named
 
 shape = recipe_named("tiny", []).shape

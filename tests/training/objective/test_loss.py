@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from nvium_core import NviumForCausalLM
-from nvium_core.training.data import Batch, packed_batch
-from nvium_core.training.loss import batch_losses, nvium_objective
-from nvium_core.training.objective import Moment, Outcome
+from nvium_core.training.data.windows import Batch, packed_batch
+from nvium_core.training.objective.loss import batch_losses, nvium_objective
+from nvium_core.training.objective.objective import Moment, Outcome
 from tests.random_models import random_model
 
 WINDOW = torch.randint(1, 17, (2, 21), generator=torch.Generator().manual_seed(0))

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core.model.nvium import token_nll
-from nvium_core.training import cross_entropy
-from nvium_core.training.cross_entropy import chunked_head_nll, head_nll
+from nvium_core.training.objective import cross_entropy
+from nvium_core.training.objective.cross_entropy import chunked_head_nll, head_nll
 
 
 @given(num_rows=st.integers(1, 9), num_words=st.integers(2, 7), seed=st.integers(0, 99))

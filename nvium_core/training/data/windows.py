@@ -1,0 +1,103 @@
+"""Packed windows of a token stream, as batches.
+
+A batch depends on (stream, seed, step) only, so a resumed run reads what an uninterrupted one would have read.
+Shapes: B windows, T tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nvium_core.training.data.documents import DataError
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""In 16 bits where the vocabulary allows it."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Packed windows: inputs, next-token targets, positions counted from each document's start, document numbers, and
+    which of the targets count in the loss (bool).
+
+    All [B, T].
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    positions: Tensor
+    documents: Tensor
+    counted: Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same on another device, without waiting for it where it is a GPU."""
+        parts = (self.inputs, self.targets, self.positions, self.documents, self.counted)
+        pinned = (x.pin_memory() if device.type == "cuda" else x for x in parts)
+        return Batch(*(x.to(device, non_blocking=True) for x in pinned))
+
+    def mask(self) -> Tensor:
+        """[B, 1, T, T], True where row t may see row s: not later, and of the same document."""
+        same_document = self.documents[:, :, None] == self.documents[:, None, :]
+        return same_document.tril()[:, None]
+
+
+class Windows(Protocol):
+    """What a run reads: an endless sequence of windows that can be begun anywhere."""
+
+    def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
+        """Windows first_window … first_window + num_windows − 1."""
+
+    def num_windows(self, context: int) -> int:
+        """Windows per epoch."""
+
+
+@dataclass(frozen=True)
+class PackedStream:
+    """A token stream cut into windows, drawn in an order that depends on the seed alone."""
+
+    tokens: Tokens
+    end_token: int
+    seed: int = 0
+
+    def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
+        """Windows first_window … first_window + num_windows − 1 of the endless shuffled sequence of windows."""
+        per_epoch = self.num_windows(context)
+        numbers = range(first_window, first_window + num_windows)
+        windows = [self._window(n // per_epoch, n % per_epoch, per_epoch, context) for n in numbers]
+        window_BT = torch.from_numpy(np.stack(windows).astype(np.int64))
+        return packed_batch(window_BT[:, :-1], window_BT[:, 1:], self.end_token)
+
+    def num_windows(self, context: int) -> int:
+        """The windows of one reading of the stream. Raises `DataError` if it has not enough tokens for one."""
+        count = (len(self.tokens) - 1) // context
+        if count < 1:
+            raise DataError(f"{len(self.tokens)} tokens of text are too few for a context of {context}")
+        return count
+
+    def _window(self, epoch: int, index: int, per_epoch: int, context: int) -> Tokens:
+        shift = int(
+            np.random.default_rng((self.seed, context, epoch)).integers(0, len(self.tokens) - per_epoch * context)
+        )
+        place = permuted(index, per_epoch, (self.seed, epoch))
+        start = shift + place * context
+        return self.tokens[start : start + context + 1]
+
+
+def permuted(index: int, count: int, seed: tuple[int, ...]) -> int:
+    """Where index goes in a fixed pseudo-random permutation of range(count): an affine map by a unit of Z/count."""
+    rng = np.random.default_rng((*seed, count))
+    stride = int(rng.integers(1, count + 1))
+    while np.gcd(stride, count) != 1:
+        stride += 1
+    return (index * stride + int(rng.integers(0, count))) % count
+
+
+def packed_batch(inputs: Tensor, targets: Tensor, end_token: int) -> Batch:
+    """A batch in which each end-of-text token begins a document: position 0, and blind to all before it."""
+    starts = inputs == end_token
+    index = torch.arange(inputs.shape[1]).expand_as(inputs)
+    last_start = torch.where(starts, index, 0).cummax(dim=1).values
+    return Batch(inputs, targets, index - last_start, starts.cumsum(dim=1), torch.ones_like(starts))

@@ -1,0 +1,1 @@
+"""What a run would take, by arithmetic on its recipe. Trains nothing."""
