@@ -37,6 +37,7 @@ check: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/mypy
 	$(BIN)/mypy --strict deploy/*.py deploy/monitoring/*.py
 	$(BIN)/mypy docs/figures/*.py
+	$(BIN)/mypy -p docs.tables
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/helm lint --strict deploy/helm/nvium
 	$(BIN)/python -m pytest -n 0 tests/deploy/test_helm_chart.py

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
-    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("*.md"))),
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
     "benchmarks/README.md",
     "tests/conformance/README.md",
     "nvium_core/checkpoints/tales-6m/README.md",

@@ -31,6 +31,24 @@ def test_links_and_pictures_are_there(page: str) -> None:
     assert [f"{page}:{line}: {target}" for line, target in pages.links(page) if broken(page, target)] == []
 
 
+def missing(page: str) -> set[str]:
+    """Paths in code within lines that are not there; `x/…` and what has no folder are not looked for."""
+    named = {span.text.rstrip("/") for span in pages.spans(page) if re.fullmatch(r"[a-z_]+/[\w./-]+", span.text)}
+    return {name for name in named if name.split("/")[0] in FOLDERS and not (ROOT / name).exists()}
+
+
+FOLDERS = ("nvium_core", "server", "loadtest", "docs", "deploy", "tests", "benchmarks")
+
+
+@pytest.mark.parametrize("page", [*PAGES, "ARCHITECTURE.md"])
+def test_a_path_that_a_page_names_is_there(page: str) -> None:
+    assert missing(page) == set()
+
+
+def test_the_architecture_is_short_enough_to_be_read() -> None:
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
 @pytest.mark.parametrize("target", ["no.md", "figures/no.png", "chat.md#no-such-heading", "#no-such-heading"])
 def test_a_link_to_nowhere_is_found(target: str) -> None:
     assert broken("docs/loadtest.md", target)
@@ -43,7 +61,10 @@ def test_no_figure_is_left_to_be_filled_in(page: str) -> None:
 
 def test_every_page_is_in_the_index() -> None:
     listed = {f"docs/{target}" for _, target in pages.links("docs/README.md")}
-    assert set(DOCS) - {"docs/README.md"} <= listed
+    decisions = {page for page in DOCS if page.startswith("docs/decisions/")}
+    assert set(DOCS) - decisions - {"docs/README.md"} <= listed
+    named = {f"docs/decisions/{target}" for _, target in pages.links("docs/decisions/README.md")}
+    assert decisions - {"docs/decisions/README.md"} <= named
 
 
 def test_every_command_is_in_the_index() -> None:

@@ -1,0 +1,202 @@
+"""How good the models trained here are, the paper's figures beside them."""
+
+import math
+from typing import Any
+
+from docs.tables.table import Cell, Table, digits, percent, read, table, verdict
+from nvium_core.evaluation.paper import EXIT_PERPLEXITIES, EXIT_SHARES, PARETO, PERPLEXITY, SCALES
+
+EMBEDDED = "evaluation-tales-chat"
+BETAS, EXITS, PLACES = ("β 0, .1, .2, .3, .4", "2, 3, 4, 6, 8, 12 exits", "early exit at 2, 6, 10, 14, 18, 22")
+SMALL = {
+    "small-beta-0": ("β 0", BETAS, 0),
+    "small": ("`small`, β .02", BETAS, 1),
+    "small-beta-0.04": ("β .04", BETAS, 2),
+    "small-beta-0.08": ("β .08", BETAS, 4),
+    "small-exits-2": ("2 exits", EXITS, 0),
+    "small-exits-6": ("6 exits", EXITS, 3),
+    "small-exits-12": ("12 exits", EXITS, 5),
+    "small-exit-at-1": ("one early exit, β 0, after layer 1 of 12", PLACES, 0),
+    "small-exit-at-5": ("after layer 5", PLACES, 2),
+    "small-exit-at-9": ("after layer 9", PLACES, 4),
+}
+"""What a run is, and the paper's point beside it. Its β are five times ours for the same depth."""
+
+
+def shares(values: list[float] | tuple[float, ...]) -> str:
+    return " ".join(f"{value:.2f}"[1:] for value in values)
+
+
+@table
+def embedded() -> Table:
+    head = ["model", "parameters", "tokens", "perplexity", "dense twin", "gain, %", "mean depth", "exits' shares"]
+    head += ["theoretical speed-up, %", "measured, %"]
+    ours = {
+        "`tales-chat`, which is embedded": EMBEDDED,
+        "`tales-again`, before it learnt to chat": "evaluation-tales-again",
+    }
+    rows: list[list[Cell]] = [embedded_row(words, read(name)) for words, name in ours.items()]
+    return head, [*rows, *(paper_row(*shape) for shape in ((24, 128), (12, 768), (24, 768)))]
+
+
+def embedded_row(words: str, run: dict[str, Any]) -> list[Cell]:
+    return [
+        words,
+        run["num_parameters"],
+        f"{run['training_tokens'] / 1e6:.1f}M",
+        run["perplexity"],
+        run["twin"]["perplexity"],
+        run["perplexity_gain_percent"],
+        digits(run["mean_depth"], 3),
+        shares(run["exit_shares"]),
+        digits(run["theoretical_speed_up_percent"], 1),
+        digits(run["speed_up_percent"], 1),
+    ]
+
+
+def paper_row(layers: int, width: int) -> list[Cell]:
+    scale = SCALES[layers, width]
+    perplexities = [digits(math.exp(loss), 1) for loss in (scale.loss, scale.dense_loss)]
+    rest = [digits(scale.theoretical_speed_up, 1), digits(scale.speed_up, 1)]
+    size = f"{scale.million_parameters:g}M"
+    routed = shares(EXIT_SHARES) if (layers, width) == (24, 768) else ""
+    return [
+        f"the paper's {layers} × {width}",
+        size,
+        "20 a parameter",
+        *perplexities,
+        scale.perplexity_gain,
+        "",
+        routed,
+        *rest,
+    ]
+
+
+@table
+def targets() -> Table:
+    run = read(EMBEDDED)
+    gain = run["perplexity_gain_percent"]
+    rows = [
+        ("bits per character of the validation text", "at most 1.45", run["bits_per_character"], 1.45),
+        ("mean depth", "at most 0.7", run["mean_depth"], 0.7),
+    ]
+    met = [[what, asked, digits(found, 3), verdict(found <= bound)] for what, asked, found, bound in rows]
+    worse = ["perplexity against its twin", "not higher", f"{gain:.2f}% lower", verdict(gain >= 0)]
+    return ["asked of the embedded model", "target", "measured", ""], [*met, worse]
+
+
+@table
+def exits() -> Table:
+    run = read(EMBEDDED)
+    ours = [digits(value, 1) for value in run["exit_perplexities"]]
+    theirs = [digits(value, 1) for value in EXIT_PERPLEXITIES]
+    head = [
+        "perplexity of",
+        *(f"exit {number}" for number in range(1, len(ours) + 1)),
+        "the mixture",
+        "an oracle router",
+    ]
+    mixture = [digits(run["perplexity"], 1), digits(run["oracle_perplexity"], 1)]
+    return head, [["the embedded model", *ours, *mixture], ["the paper's 24 × 768", *theirs, digits(PERPLEXITY, 1), ""]]
+
+
+@table
+def positions() -> Table:
+    run = read(EMBEDDED)
+    pairs = zip(run["by_position"], run["twin"]["by_position"], strict=True)
+    return ["positions", "tokens", "the mixture's ln p less the twin's"], [
+        [f"{ours['first']}–{ours['last']}", ours["num_tokens"], digits(ours["mean_logprob"] - twins["mean_logprob"], 4)]
+        for ours, twins in pairs
+    ]
+
+
+@table
+def latency() -> Table:
+    found = read(EMBEDDED)["latency"]["categories"]
+    head = ["Spec-Bench category", "early exits, ms a token", "at full depth", "dense twin"]
+    names = ("early exits", "full depth", "dense")
+    return head, [[name, *(of["milliseconds"][kind] for kind in names)] for name, of in found.items()]
+
+
+@table
+def sweep() -> Table:
+    head = ["model", "perplexity", "gain, %", "mean depth", "exits' shares", "theoretical speed-up, %", "measured, %"]
+    return [*head, "the paper's gain, %", "measured, %"], [sweep_row(name, *SMALL[name]) for name in SMALL]
+
+
+def sweep_row(name: str, words: str, series: str, place: int) -> list[Cell]:
+    run, point = read(f"evaluation-{name}"), PARETO[series][place]
+    depth, theory = digits(run["mean_depth"], 3), digits(run["theoretical_speed_up_percent"], 1)
+    ours = [run["perplexity"], run["perplexity_gain_percent"], depth, shares(run["exit_shares"]), theory]
+    return [words, *ours, digits(run["speed_up_percent"], 1), point.perplexity_gain, digits(point.speed_up, 1)]
+
+
+@table
+def methods() -> Table:
+    files = ("small", "small-beta-0.04", "small-calm", "small-layerskip")
+    runs = [run for name in files for run in as_list(read(f"evaluation-{name}"))]
+    return ["model", "perplexity", "gain, %", "mean depth", "measured speed-up, %"], [
+        [run["model"], run["perplexity"], run["perplexity_gain_percent"], depth_of(run), speed_up(run)] for run in runs
+    ]
+
+
+def as_list(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [content]
+
+
+def depth_of(run: dict[str, Any]) -> str | None:
+    return digits(run["mean_depth"], 3) if "mean_depth" in run else None
+
+
+def speed_up(run: dict[str, Any]) -> str:
+    """With 95% of a bootstrap, where there is one."""
+    text = digits(run["speed_up_percent"], 1)
+    if not (interval := run.get("speed_up_interval_percent")):
+        return text
+    low, high = interval
+    return f"{text} ({digits(low, 1)} to {digits(high, 1)}){': not resolved' if low < 0 < high else ''}"
+
+
+@table
+def greedy() -> Table:
+    run = read("evaluation-tales-chat-greedy")
+    head = ["tokens at temperature 0", "certain before the last exit", "mean depth", "are the argmax of π_mix"]
+    early, argmax = percent(run["greedy_early_share"]), percent(run["greedy_agreement"], 0)
+    return head, [[run["greedy_num_tokens"], early, digits(run["greedy_mean_depth"], 3), argmax]]
+
+
+@table
+def chat() -> Table:
+    run = read("chat-tales-6m")
+    head = ["conversations", "a written token costs, nats", "own answers that end", "their tokens, on average"]
+    ended = percent(run["ended_share"], 0)
+    return head, [[run["num_conversations"], run["answer_loss"], ended, digits(run["sampled_tokens"])]]
+
+
+@table
+def temperature() -> Table:
+    found = read("temperature-tales-6m")["temperatures"]
+    head = ["", "temperature", "mean log π_mix", "entropy", "repeated 4-grams", "distinct words"]
+    rows = [("people", "", found["people"])]
+    rows += [(f"`{row['sampling']}`", f"{row['temperature']:g}", row) for row in found["rows"]]
+    return head, [
+        [
+            who,
+            at,
+            of["mean_logprob"],
+            of["entropy"],
+            percent(of["repeated_grams"]),
+            percent(of["distinct_words"], 0),
+        ]
+        for who, at, of in rows
+    ]
+
+
+@table
+def heads() -> Table:
+    ways = read("heads-24x768-float32")["ways"]
+    names = {"held": "logits held", "chunked": "logits in chunks"}
+    body = [
+        [words, digits(ways[key]["peak_bytes"] / 1e6), digits(ways[key]["seconds"], 1)] for key, words in names.items()
+    ]
+    return ["24 × 768, four exits, 1,024 tokens", "peak, MB", "seconds"], body
