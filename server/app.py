@@ -23,9 +23,11 @@ from server.http.connection import Connection
 from server.http.cors import Cors
 from server.http.drain import DrainingServer
 from server.http.keys import ApiKeys, Key, read_keys
+from server.http.listener import Listener
 from server.http.middleware import JsonBodies, LastResort, RequestFrame
 from server.http.protection import Protection
 from server.http.rate_limit import RateLimit
+from server.http.room import room_for
 from server.http.tls import tls_context
 from server.routes import chat, completions, health, models, playground, tokens
 from server.routes import metrics as metrics_page
@@ -144,13 +146,21 @@ def run(settings: Settings) -> None:
         DrainingServer(config, service).run(sockets=[listener])
 
 
-def uvicorn_config(app: FastAPI, settings: Settings, tls: ssl.SSLContext | None, **more: Any) -> uvicorn.Config:
-    """How connections are served, wherever they come from."""
+def uvicorn_config(
+    app: FastAPI, settings: Settings, tls: ssl.SSLContext | None, *, descriptors_each: int = 1, **more: Any
+) -> uvicorn.Config:
+    """How connections are served, wherever they come from. Raises `SettingsError` where no files may be open for any.
+
+    `descriptors_each` is how many of those a connection takes.
+    """
+    room = room_for(settings.max_connections, descriptors_each)
+    if room.num_connections < settings.max_connections:
+        log.warning("the limit of open files bounds connections", allowed=room.num_connections)
     connection: Any = partial(
         Connection,
         arrival_seconds=settings.arrival_seconds,
         slow_client_seconds=settings.slow_client_seconds,
-        max_connections=settings.max_connections,
+        room=room,
     )
     return uvicorn.Config(
         app,
@@ -162,11 +172,12 @@ def uvicorn_config(app: FastAPI, settings: Settings, tls: ssl.SSLContext | None,
         log_config=None,
         access_log=False,
         server_header=False,
+        backlog=min(BACKLOG, room.num_connections),
         **more,
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> Listener:
     """The socket to serve on, taken before the model is loaded. Raises `OSError` naming the address.
 
     Connections send small pieces at once, which asyncio sees to only for sockets that it opens itself: without, the
@@ -176,6 +187,6 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-        return listener
+        return Listener(listener)
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

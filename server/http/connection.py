@@ -13,6 +13,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from server.errors import ApiError, MalformedRequest, RequestTimeout, TooManyConnections
 from server.http.parser import MAX_HEAD_BYTES, BoundedParser
 from server.http.protection import protect
+from server.http.room import Room
+from server.telemetry.logs import SeldomLine
 
 SHORT_WAY = "nvium.http.response.short_way"
 """The extension by which an application adds to the body of an answer that has begun, a `ShortWay`."""
@@ -23,7 +25,11 @@ MAX_BYTES_AHEAD = 65_536
 GRACE_SECONDS = 1
 """For whoever writes to notice first that the client is slow, and say so."""
 
+SECONDS_BEYOND = 1
+"""How long a connection beyond the bound may say nothing."""
+
 log = structlog.get_logger("nvium.server")
+too_many = SeldomLine("too many connections")
 
 
 class ShortWay:
@@ -54,8 +60,8 @@ class Connection(H11Protocol):
     A request must have arrived whole `arrival_seconds` after the connection was made or the last answer given.
     A client that takes nothing of what it is sent for `slow_client_seconds` is cut off.
     A client that has sent more than its request is still seen to go while that is answered.
-    What is no HTTP, or more of it than a client has use for, is refused in the form of all errors; so is a connection
-    beyond `max_connections`.
+    What is no HTTP, or more of it than a client has use for, is refused in the form of all errors; so is what a
+    connection asks for that there was no room for, unless that is a probe.
     A request knows when its first bytes were read, which is before its turn on the event loop comes: `received_at` of
     its state, by `time.monotonic()`.
     An answer of many pieces has a `ShortWay` to the client, among the extensions of its scope.
@@ -63,12 +69,10 @@ class Connection(H11Protocol):
 
     conn: BoundedParser
 
-    def __init__(
-        self, *, arrival_seconds: float, slow_client_seconds: float, max_connections: int, **given: Any
-    ) -> None:
+    def __init__(self, *, arrival_seconds: float, slow_client_seconds: float, room: Room, **given: Any) -> None:
         super().__init__(**given)
         self.conn = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
-        self._max_connections = max_connections
+        self._room = room
         self._arrival_seconds = arrival_seconds
         self._cut_off_seconds = slow_client_seconds + GRACE_SECONDS
         self._received_at: float | None = None
@@ -78,14 +82,22 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
         self._time_arrival()
-        if len(self.connections) > self._max_connections:
-            self._refuse(TooManyConnections(self._max_connections))
+        if len(self.connections) > self._room.num_connections:
+            self._room.hold(self)
+            self.loop.call_later(SECONDS_BEYOND, self._end_silence)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._room.release(self)
         self._stop_timers()
 
     def data_received(self, data: bytes) -> None:
+        if self._room.holds(self):
+            if len(self.connections) <= self._room.num_connections:
+                self._room.release(self)
+            elif not self._room.admits(self, data):
+                self.refuse_as_too_many()
+                return
         belongs_to_next = self.conn.their_state is not h11.SEND_BODY
         if belongs_to_next and self._received_at is None:
             self._received_at = time.monotonic()
@@ -145,12 +157,25 @@ class Connection(H11Protocol):
         else:
             self.transport.close()
 
+    def refuse_as_too_many(self) -> None:
+        """Called for a connection that there was no room for."""
+        self._room.release(self)
+        self._refuse(TooManyConnections(self._room.num_connections))
+
+    def _end_silence(self) -> None:
+        has_asked = cast("object | None", self.cycle) is not None
+        if self._room.holds(self) and not has_asked:
+            self.refuse_as_too_many()
+
     def _refuse(self, error: ApiError) -> None:
         """Answer in place of the application, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             begun = cast("dict[str, Any] | None", self.scope) or {}
             response, request_id = error.response(), begun.get("state", {}).get("request_id") or uuid.uuid4().hex
-            log.info("refused", request_id=request_id, status=error.status, code=error.code)
+            if isinstance(error, TooManyConnections):
+                too_many.tell(allowed=self._room.num_connections)
+            else:
+                log.info("refused", request_id=request_id, status=error.status, code=error.code)
             protect(response.headers)
             named = [*response.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode())]
             reason = STATUS_PHRASES[error.status]

@@ -22,6 +22,9 @@ from server.telemetry.logs import configure_logs
 APPLICATION = "nvium"
 LOCAL = "127.0.0.1"
 
+OF_EACH_CLIENT = 2
+"""Connections: its own, and one to a replica."""
+
 COMPLAINT = re.compile(r"^(?:nvium_core|server)\.[\w.]+: (.+)$", re.MULTILINE)
 """The last line of a traceback, for what the user can get wrong."""
 
@@ -43,7 +46,8 @@ def run(settings: Settings) -> None:
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
             app = front_app(front, keys)
             port = listener.getsockname()[1]
-            config = uvicorn_config(app, settings, tls, port=port, timeout_graceful_shutdown=STOP_SECONDS)
+            stopping = {"timeout_graceful_shutdown": STOP_SECONDS}
+            config = uvicorn_config(app, settings, tls, descriptors_each=OF_EACH_CLIENT, port=port, **stopping)
             DrainingServer(config, front).run(sockets=[listener])
         finally:
             serve.shutdown()

@@ -5,8 +5,11 @@ lines keep their messages, as the engine knows no text.
 """
 
 import logging
+import math
 import sys
+import time
 import traceback
+from typing import Any
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
@@ -34,6 +37,23 @@ def configure_logs() -> None:
     foreign: list[Processor] = [without_reprs, *shared]
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=foreign, processor=renderer))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+
+
+class SeldomLine:
+    """A warning that is written once a second at most, with how often there was reason to since the last time."""
+
+    def __init__(self, event: str, seconds: float = 1) -> None:
+        self._event = event
+        self._seconds = seconds
+        self._told_at = -math.inf
+        self._times = 0
+
+    def tell(self, **fields: Any) -> None:
+        self._times += 1
+        now = time.monotonic()
+        if now >= self._told_at + self._seconds:
+            structlog.get_logger("nvium.server").warning(self._event, times=self._times, **fields)
+            self._told_at, self._times = now, 0
 
 
 def without_reprs(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

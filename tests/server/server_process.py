@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 
@@ -17,9 +18,20 @@ from tests.server.live_server import wait_until
 CODE = "from server.app import run; from server.settings import Settings; run(Settings())"
 
 
+class Process(Protocol):
+    """What is used of a `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 @dataclass(frozen=True)
 class ServerProcess:
-    process: subprocess.Popen[bytes]
+    process: Process
     http: httpx.Client
     log_file: Path
 

@@ -1,0 +1,142 @@
+"""A server whose files are bounded, met by more clients than it can have: it goes on, and says so once a second."""
+
+import asyncio
+import json
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.http.listener import Listener
+from server.http.room import RESERVE, Room, room_for
+from server.settings import SettingsError
+from tests.server.forked_server import forked_server
+from tests.server.generating import asking
+from tests.server.live_server import wait_until
+from tests.server.raw_client import asked, request
+from tests.server.server_process import ServerProcess
+
+MAX_LOG_BYTES = 20_000
+NUM_PROBES = 20
+
+
+def files_at_most(soft: int, hard: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def silent_clients(server: ServerProcess, number: int) -> Iterator[list[socket.socket]]:
+    address = (server.http.base_url.host, server.http.base_url.port)
+    with ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(number)]
+
+
+def seconds_of_processor(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def livez(server: ServerProcess) -> int:
+    """Asked as a probe does, on a connection of its own."""
+    return (await asyncio.wait_for(asked(server.url, request("/livez", method="GET")), 10)).status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "num_clients"), [(100, 150), (400, 500)])
+async def test_a_probe_is_answered_beside_more_silent_clients_than_there_are_files(
+    model_folder: Path, tmp_path: Path, limit: int, num_clients: int
+) -> None:
+    prepare = partial(files_at_most, limit, limit)
+    with forked_server(model_folder, tmp_path / "log", prepare=prepare, arrival_seconds=600) as server:
+        alone = (await asked(server.url, asking(max_tokens=20))).spoken()
+        with silent_clients(server, num_clients):
+            assert [await livez(server) for _ in range(NUM_PROBES)] == [200] * NUM_PROBES
+            refused = await asked(server.url, asking(max_tokens=20))
+            assert (refused.status, refused.json()["error"]["code"]) == (503, "too_many_connections")
+            await asyncio.sleep(2)  # those beyond the bound have gone
+            before = seconds_of_processor(server.process.pid)
+            await asyncio.sleep(2)
+            assert seconds_of_processor(server.process.pid) - before < 0.5
+            assert await livez(server) == 200
+        wait_until(lambda: httpx.get(f"{server.url}/v1/models").status_code == 200)
+        assert (await asked(server.url, asking(max_tokens=20))).spoken() == alone
+        lines = [json.loads(line) for line in server.log().splitlines()]
+        assert "the limit of open files bounds connections" in {line["event"] for line in lines}
+        assert sum(line["event"] == "too many connections" for line in lines) < 10
+        assert len(server.log()) < MAX_LOG_BYTES
+
+
+@pytest.mark.slow
+async def test_the_soft_limit_of_files_is_raised_to_the_hard_one(model_folder: Path, tmp_path: Path) -> None:
+    prepare = partial(files_at_most, 100, 2_000)
+    with forked_server(model_folder, tmp_path / "log", prepare=prepare) as server:
+        with silent_clients(server, 400):
+            assert (await asked(server.url, asking(max_tokens=2))).status == 200
+        assert '"allowed"' in server.log()  # 4,096 are more than 2,000 files
+
+
+def test_no_room_at_all_is_said_in_one_line() -> None:
+    with pytest.raises(SettingsError, match=r"^max_connections: a limit of \d+ open files leaves no room"):
+        room_for(10, count=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def test_room_is_what_is_wanted_or_what_files_are_left_for() -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert room_for(10).num_connections == 10
+    assert room_for(10**9, count=lambda: 30).num_connections == limit - 30 - RESERVE
+    assert room_for(10**9, descriptors_each=2, count=lambda: 30).num_connections == (limit - 30 - RESERVE) // 2
+
+
+class Held:
+    def __init__(self, room: Room) -> None:
+        self._room = room
+
+    def refuse_as_too_many(self) -> None:
+        self._room.release(self)
+
+
+def test_beyond_the_bound_the_longest_silence_makes_way_and_never_who_is_answered() -> None:
+    room = Room(0, num_beyond=2)
+    first, second, third, fourth, fifth = (Held(room) for _ in range(5))
+    room.hold(first)
+    room.hold(second)
+    assert room.admits(first, b"GET /livez HTTP/1.1\r\n")
+    assert not room.admits(second, b"GET /livez?x HTTP/1.1\r\n")
+    room.hold(third)
+    assert [room.holds(held) for held in (first, second, third)] == [True, False, True]
+    assert room.admits(third, b"HEAD /readyz HTTP/1.0\r\n")
+    room.hold(fourth)
+    assert not room.holds(fourth)
+    room.release(first)
+    room.hold(fifth)
+    assert room.holds(fifth)
+
+
+def test_a_listener_without_descriptors_sheds_who_comes_and_raises_nothing() -> None:
+    with Listener(socket.create_server(("127.0.0.1", 0))) as listener, ExitStack() as stack:
+        listener.setblocking(False)
+        clients = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(3)]
+        hoard: list[int] = []
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+        try:
+            with suppress(OSError):
+                while True:
+                    hoard.append(os.dup(0))
+            for _ in clients:
+                with pytest.raises(BlockingIOError):
+                    listener.accept()
+        finally:
+            for descriptor in hoard:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert [client.recv(1) for client in clients] == [b""] * 3
+        with socket.create_connection(listener.getsockname()):
+            listener.setblocking(True)
+            listener.accept()[0].close()
