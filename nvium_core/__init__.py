@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nvium_core.model.checkpoint import CheckpointError as CheckpointError
     from nvium_core.model.config import NviumConfig as NviumConfig
     from nvium_core.model.nvium import NviumForCausalLM as NviumForCausalLM
+    from nvium_core.options import ServerOptions as ServerOptions
 
 _HOME = {
     "Device": "choices",
@@ -71,6 +72,7 @@ _HOME = {
     "NviumForCausalLM": "model.nvium",
     "LoadedModel": "loading",
     "load_model": "loading",
+    "ServerOptions": "options",
 }
 
 __all__ = list(_HOME)

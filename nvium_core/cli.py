@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nvium_core.commands import evaluation, measuring, planning, speaking, training
+from nvium_core.commands import evaluation, measuring, planning, serving, training
 from nvium_core.errors import NviumError
 
 USER_ERROR = 2
@@ -20,8 +20,8 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="N-vium, served and trained.")
 
 COMMANDS = (
-    speaking.serve,
-    speaking.generate,
+    serving.serve,
+    serving.generate,
     training.train,
     training.recipes,
     training.convert,

@@ -45,6 +45,7 @@ MAY_IMPORT = {
     DEVICE: (WORDS, ERRORS, MODEL, SCHEDULE, DEVICE, *ASKED_AND_TOLD),
     PLANNING: (WORDS, ERRORS, SCHEDULE, PLANNING, *ASKED_AND_TOLD),
     TEXT: (WORDS, ERRORS, TEXT),
+    f"{CORE}.options": (WORDS, f"{ENGINE}.params"),
     EVALUATION: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TRAINING, BENCH, EVALUATION),
     BENCH: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TRAINING, PLANNING, BENCH),
     "server": ("server", CORE),
@@ -54,7 +55,7 @@ MAY_IMPORT = {
 
 COMMANDS = (f"{CORE}.cli", f"{CORE}.commands")
 SERVER_ONLY = ("fastapi", "starlette", "pydantic", "pydantic_core", "pydantic_settings", "uvicorn", "llguidance")
-TORCH_FREE = (SCHEDULE, PLANNING, *ASKED_AND_TOLD)
+TORCH_FREE = (SCHEDULE, PLANNING, f"{CORE}.options", *ASKED_AND_TOLD)
 """What is decided, asked and told about a Step; how it is carried out is `engine.device`'s business."""
 READS_ENVIRONMENT = "server.settings"
 LONGEST_FILE = 400

@@ -1,13 +1,15 @@
 """How good a model is, and models beside one another."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from nvium_core.commands.options import DeviceOption, ModelArgument, PrecisionOption
+from nvium_core.commands.options import ModelArgument, takes
+from nvium_core.options import ModelOptions
 
 
+@takes(ModelOptions)
 def evaluate(
     data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
     model: ModelArgument = None,
@@ -23,8 +25,7 @@ def evaluate(
     tasks_folder: Annotated[Path | None, typer.Option(help="Where .yaml files describe further ones.")] = None,
     report: Annotated[Path | None, typer.Option(help="A folder for report.md, figures and coloured text.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
-    device: DeviceOption = "auto",
-    dtype: PrecisionOption = "auto",
+    **given: Any,
 ) -> None:
     """Perplexity of π_mix, of each exit and of an oracle; routing, calibration, FLOPs; and what else is asked for."""
     from rich.console import Console
@@ -38,11 +39,12 @@ def evaluate(
 
     suite.check_places(json_file, report)
     documents = read_documents(data)
-    loaded = load_model(model, device, dtype)
+    options = ModelOptions(**given)
+    loaded = load_model(model, options.device, options.dtype)
     parts = suite.Parts(
         greedy=greedy,
         temperatures=temperatures,
-        twin=load_model(twin, device, dtype) if twin else None,
+        twin=load_model(twin, options.device, options.dtype) if twin else None,
         spec_bench=spec_bench,
         prompts_per_category=prompts,
         trials=trials,
@@ -57,13 +59,13 @@ def evaluate(
         suite.write_report(loaded, figures, documents, report)
 
 
+@takes(ModelOptions)
 def evaluate_chat(
     data: Annotated[Path, typer.Option(help="Stories to ask for, or a .jsonl of chats; see docs/chat.md.")],
     model: ModelArgument = None,
     conversations: Annotated[int, typer.Option(help="So many of them, spread over the text.", min=1)] = 100,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
-    device: DeviceOption = "auto",
-    dtype: PrecisionOption = "auto",
+    **given: Any,
 ) -> None:
     """What written answers cost a model that was taught to chat, and whether its own come to an end."""
     from nvium_core import load_model
@@ -71,7 +73,8 @@ def evaluate_chat(
     from nvium_core.evaluation.report import table
 
     suite.check_places(json_file, None)
-    loaded = load_model(model, device, dtype)
+    options = ModelOptions(**given)
+    loaded = load_model(model, options.device, options.dtype)
     found = chat.evaluate_chat(loaded.model, chat.held_out(loaded, data, conversations), show_progress=True)
     figures = suite.description(loaded) | found.as_dict()
     print(table(["figure", "value"], figures.items()))
@@ -79,6 +82,7 @@ def evaluate_chat(
         suite.write_json(figures, json_file)
 
 
+@takes(ModelOptions)
 def evaluate_baseline(
     model: Annotated[str, typer.Argument(help="The folder of a CALM*, or of LayerSkip, which is a Llama.")],
     twin: Annotated[str, typer.Option(help="The dense model's folder.")],
@@ -89,8 +93,7 @@ def evaluate_baseline(
     ] = None,
     trials: Annotated[int, typer.Option(help="Answers to each prompt, for speed.", min=1)] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the points here, for nvium compare.")] = None,
-    device: DeviceOption = "auto",
-    dtype: PrecisionOption = "auto",
+    **given: Any,
 ) -> None:
     """Other methods' points of the quality-speed figure: CALM* at each threshold, LayerSkip with each draft."""
     from nvium_core import load_model
@@ -102,9 +105,10 @@ def evaluate_baseline(
     suite.check_places(json_file, None)
     documents = read_documents(data)
     asked = read_prompts(spec_bench, prompts) if spec_bench else suite.openings(documents, prompts)
-    loaded = baselines.load_baseline(model, device, dtype)
+    options = ModelOptions(**given)
+    loaded = baselines.load_baseline(model, options.device, options.dtype)
     origin = measured_on(data, documents, spec_bench, prompts)
-    dense = load_model(twin, device, dtype)
+    dense = load_model(twin, options.device, options.dtype)
     found = baselines.evaluate_baseline(loaded, dense, documents, asked, trials=trials)
     points = [origin | point for point in found]
     print(comparison.markdown(points))

@@ -7,9 +7,11 @@ import typer
 
 from nvium_core.bench import experiments
 from nvium_core.bench.experiments import Experiment
-from nvium_core.commands.options import DeviceOption, PrecisionOption
+from nvium_core.commands.options import takes
+from nvium_core.options import ModelOptions
 
 
+@takes(ModelOptions)
 def bench(
     experiment: Annotated[Experiment, typer.Argument(help="What to measure.")] = "schedules",
     model: Annotated[str | None, typer.Option(help="A folder or Hub name; the embedded model if left out.")] = None,
@@ -28,8 +30,7 @@ def bench(
     threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's choice if left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them, into a .png.")] = None,
-    device: DeviceOption = "auto",
-    dtype: PrecisionOption = "auto",
+    **given: Any,
 ) -> None:
     """Measure the engine in this process. What is left out, the experiment chooses.
 
@@ -44,17 +45,18 @@ def bench(
     from nvium_core.bench import harness
     from nvium_core.planning.plan import counts
 
-    options = {"tokens": tokens, "repeats": repeats, "requests": requests}
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    numbers = {"tokens": tokens, "repeats": repeats, "requests": requests}
+    asked: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
     for name, text in {"sequences": sequences, "prompt_tokens": prompt_tokens}.items():
         if text is not None:
-            given[name] = counts(text, name)
+            asked[name] = counts(text, name)
     if against is not None:
-        given["against"] = tuple(against.split(","))
-    experiments.check(experiment, given, json_file, plot, several="," in (shape or ""))
+        asked["against"] = tuple(against.split(","))
+    experiments.check(experiment, asked, json_file, plot, several="," in (shape or ""))
+    options = ModelOptions(**given)
     harness.use_threads(threads)
     runs = []
-    for subject in harness.load_subjects(model, shape, routing, device, dtype):
-        runs.append(experiments.measure(experiment, subject, given))
+    for subject in harness.load_subjects(model, shape, routing, options.device, options.dtype):
+        runs.append(experiments.measure(experiment, subject, asked))
         Console().print(experiments.table(runs[-1]))
     experiments.save(runs, json_file, plot)

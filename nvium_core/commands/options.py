@@ -1,17 +1,89 @@
-"""Options that several commands have, and how they show a table."""
+"""From a declaration of options (`nvium_core.options`) to parameters of a command, and how commands show a table."""
 
-from typing import TYPE_CHECKING, Annotated
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, get_origin, get_type_hints
 
 import typer
+from typing_extensions import Doc
 
-from nvium_core.choices import Device, Precision
+from nvium_core.choices import Device
+from nvium_core.engine.params import EngineConfig
+from nvium_core.options import ModelOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+Command = Callable[..., None]
+Options = TypeVar("Options", EngineConfig, ModelOptions)
+
 ModelArgument = Annotated[str | None, typer.Argument(help="A folder or Hub name; the embedded model if left out.")]
 DeviceOption = Annotated[Device, typer.Option(help="auto is CUDA where there is one.")]
-PrecisionOption = Annotated[Precision, typer.Option(help="auto is float32 on CPU, bfloat16 on CUDA.")]
+
+
+def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
+    """Gives a command, which has `**given`, an option for each field of a dataclass, or for those named.
+
+    `given` holds the options that were on the command line; what the others are is for the declaration to say. A tuple
+    is an option that may be repeated, or have commas in it.
+    """
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        declared = declared_options(declaration, names)
+        added = {name: option for name, option in declared.items() if name not in signature.parameters}
+
+        @wraps(command)
+        def with_options(**given: Any) -> None:
+            left_out = [name for name in added if given.get(name) in (None, [])]
+            texts = {name: ",".join(given[name]) for name in added if isinstance(given.get(name), list)}
+            command(**{name: value for name, value in (given | texts).items() if name not in left_out})
+
+        parameters = [*own, *added.values()]
+        with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return with_options
+
+    return decorate
+
+
+def chosen(declaration: type[Options], given: Mapping[str, Any], **fixed: Any) -> Options:
+    """The declaration with what was given of it."""
+    names = {field.name for field in fields(declaration)}
+    return declaration(**{name: value for name, value in given.items() if name in names}, **fixed)
+
+
+def declared_options(declaration: Any, names: tuple[str, ...]) -> Mapping[str, inspect.Parameter]:
+    """A parameter for each field, by name; None is what was not given."""
+    types, marked = get_type_hints(declaration), get_type_hints(declaration, include_extras=True)
+    declared = {field.name: field.default for field in fields(declaration) if not names or field.name in names}
+    return {name: parameter(name, types[name], help_of(marked[name], declared[name])) for name in declared}
+
+
+def parameter(name: str, kind: Any, described: str) -> inspect.Parameter:
+    is_list = get_origin(kind) is tuple
+    option = typer.Option(help=described, metavar="<str,…>" if is_list else None)
+    annotation: Any = Annotated[Optional[list[str] if is_list else kind], option]  # noqa: UP045 (of a value)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def help_of(hint: Any, default: object) -> str:
+    described = next(mark.documentation for mark in hint.__metadata__ if isinstance(mark, Doc))
+    return f"{described.removesuffix('.')}{shown(default)}."
+
+
+def shown(default: object) -> str:
+    """A default in brackets; where there is none, the help says what that means."""
+    if default is None or default == ():
+        return ""
+    if isinstance(default, bool):
+        return f" [{'on' if default else 'off'}]"
+    if isinstance(default, tuple):
+        return f" [{','.join(f'{item:g}' for item in default)}]"
+    return f" [{default:,}]" if isinstance(default, int) and default > 9999 else f" [{default}]"
 
 
 def show(table: "Table") -> None:

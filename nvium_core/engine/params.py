@@ -3,7 +3,9 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Annotated, get_args
+
+from typing_extensions import Doc
 
 from nvium_core.choices import Sampling, Schedule
 from nvium_core.engine.constraint import Constraint
@@ -168,29 +170,26 @@ class SamplingParams:
         return self.logprobs is not None or self.num_choices > self.n
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What an engine may use.
+    """What an engine may use; each field is an option of `nvium serve` too (`nvium_core.options`).
 
-    `max_sequences` run at once, the rest wait. `max_rows_per_step` bounds a step; while sequences with few rows run,
-    long runs (prompts) may take only `chunk_rows` of them. Who has not run for `max_wait_steps` steps goes first.
-    The key/value cache holds `cache_tokens` positions, or as many as fit into `cache_memory`, such as "2GiB" or "10%"
-    of the device's memory. With neither: room for every sequence's full context, within `DEFAULT_CACHE_MEMORY`.
-    It is made of pages of `page_size` positions; None is 16, and 256 in half precision on CUDA, as attention wants it.
-    `prefix_caching` keeps complete pages to be found again. `context` None is the model's own.
+    While sequences with few rows run, long runs (prompts) may take only `chunk_rows` of a Step. The key/value cache
+    holds `cache_tokens` positions, or as many as fit into `cache_memory` of the device. With neither: room for every
+    sequence's full context, within `DEFAULT_CACHE_MEMORY`.
     """
 
-    schedule: Schedule = "optimal"
-    max_sequences: int = 32
-    max_rows_per_step: int = 256
-    chunk_rows: int = 64
-    max_wait_steps: int = 64
-    page_size: int | None = None
-    cache_tokens: int | None = None
-    cache_memory: str | None = None
-    prefix_caching: bool = True
-    context: int | None = None
-    deterministic: bool = False
+    schedule: Annotated[Schedule, Doc("Which block runs next.")] = "optimal"
+    deterministic: Annotated[bool, Doc("The same bits whatever else runs.")] = False
+    context: Annotated[int | None, Doc("Tokens of prompt and answer together [the model's].")] = None
+    max_sequences: Annotated[int, Doc("Sequences that run at once; the rest wait.")] = 32
+    max_rows_per_step: Annotated[int, Doc("Rows of one Step; longer prompts are cut.")] = 256
+    chunk_rows: Annotated[int, Doc("Rows of a Step for prompts while others generate.")] = 64
+    max_wait_steps: Annotated[int, Doc("Steps after which a sequence that was passed over goes first.")] = 64
+    cache_memory: Annotated[str | None, Doc("Key/value cache, such as 2GiB or 10% [as needed, at most 25%].")] = None
+    cache_tokens: Annotated[int | None, Doc("Or the positions it holds.")] = None
+    page_size: Annotated[int | None, Doc("Positions of a page [16; 256 in half precision on CUDA].")] = None
+    prefix_caching: Annotated[bool, Doc("Keep complete pages, to be found by later prompts.")] = True
 
     def __post_init__(self) -> None:
         require(self.schedule in get_args(Schedule), "schedule", f"no such schedule: {self.schedule!r}")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from nvium_core import Constraint, Engine, EngineConfig, EngineWorker, InvalidRequest, LoadedModel, SamplingParams
+from nvium_core import Constraint, Engine, EngineWorker, InvalidRequest, LoadedModel, SamplingParams
 from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.text.token_bytes import TokenBytes, longest_token
 from server.errors import InvalidField, ModelNotFound
@@ -51,7 +51,7 @@ class Service:
         self.num_layers = loaded.model.config.num_hidden_layers
         self.vocab_size = loaded.model.config.vocab_size
         self.exit_layers = list(loaded.model.config.exit_layers or [])
-        self.engine = Engine(loaded.model, engine_config(settings))
+        self.engine = Engine(loaded.model, settings.engine)
         self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
         self.worker = EngineWorker(self.engine, observe=self.metrics.observe_step)
         self.metrics.watch(lambda: self.worker.state, lambda: self.worker.seconds_since_progress)
@@ -204,21 +204,6 @@ class Service:
 
 def milliseconds(costs: Sequence[float]) -> list[float]:
     return [round(1000 * seconds, 4) for seconds in costs]
-
-
-def engine_config(settings: Settings) -> EngineConfig:
-    return EngineConfig(
-        schedule=settings.schedule,
-        max_sequences=settings.max_sequences,
-        max_rows_per_step=settings.max_rows_per_step,
-        chunk_rows=settings.chunk_rows,
-        max_wait_steps=settings.max_wait_steps,
-        cache_memory=settings.cache_memory,
-        cache_tokens=settings.cache_tokens,
-        prefix_caching=settings.prefix_caching,
-        deterministic=settings.deterministic,
-        context=settings.context,
-    )
 
 
 def fingerprint(loaded: LoadedModel, settings: Settings) -> str:

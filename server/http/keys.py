@@ -38,7 +38,7 @@ class Key:
 
 def read_keys(settings: Settings) -> list[Key]:
     """The keys of the settings and of their file. Raises `SettingsError`, which names the place and never the key."""
-    entries = [(f"api_keys, entry {n}", key.get_secret_value()) for n, key in enumerate(settings.api_keys, start=1)]
+    entries = [(f"api_keys, entry {n}", key) for n, key in enumerate(settings.api_keys, start=1)]
     if settings.api_keys_file is not None:
         entries += lines_of(settings.api_keys_file)
     return without_duplicates((place, parsed(place, text)) for place, text in entries)

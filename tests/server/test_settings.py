@@ -1,10 +1,14 @@
-import inspect
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
+from typing_extensions import Doc
 
-from nvium_core import LoadedModel
-from nvium_core.commands import speaking
+from nvium_core import LoadedModel, ServerOptions, cli
+from nvium_core.commands.options import takes
 from server.settings import Settings, SettingsError, read_settings
 from tests.server.live_server import live_server
 
@@ -15,7 +19,7 @@ def test_lists_are_comma_separated_in_the_environment(monkeypatch: pytest.Monkey
     monkeypatch.setenv("NVIUM_MODEL_ALIASES", " gpt-x ,story")
     monkeypatch.setenv("NVIUM_LATENCY_BUCKETS", "0.1, 1")
     settings = read_settings({})
-    assert [key.get_secret_value() for key in settings.api_keys] == ["alice:sk-a", "sk-b"]
+    assert list(settings.api_keys) == ["alice:sk-a", "sk-b"]
     assert settings.cors_origins == ("https://a.example", "http://b.example:3000")
     assert settings.model_aliases == ("gpt-x", "story")
     assert settings.latency_buckets == (0.1, 1.0)
@@ -49,10 +53,33 @@ def test_a_time_is_a_positive_number_of_seconds(name: str, seconds: object) -> N
         read_settings({name: seconds})
 
 
-def test_every_setting_but_the_buckets_is_an_option_of_serve() -> None:
-    options = set(inspect.signature(speaking.serve).parameters)
-    assert set(Settings.model_fields) - options == {"latency_buckets"}
-    assert options <= set(Settings.model_fields)
+def test_each_setting_is_declared_once_and_is_an_option_of_serve_with_its_help_and_its_default() -> None:
+    shown = " ".join(CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "1000"}).stdout.split())
+    assert Settings.model_fields.keys() == {field.name for field in fields(ServerOptions)}
+    assert Settings().model_dump().items() <= asdict(ServerOptions()).items()
+    for name in set(Settings.model_fields) - {"model"}:
+        assert f"--{name.replace('_', '-')} " in shown
+    for help_text in ("Port to listen on; 0 is any free one [8000].", "Size of a request's body [2,000,000].", "[on]."):
+        assert help_text in shown
+
+
+def test_a_declared_field_becomes_a_parameter_of_a_command_and_only_what_was_given_reaches_it() -> None:
+    @dataclass(frozen=True)
+    class Declared:
+        names: Annotated[tuple[str, ...], Doc("Names.")] = ()
+        depth: Annotated[int, Doc("How deep.")] = 3
+        is_fast: Annotated[bool, Doc("Whether it hurries.")] = False
+
+    told: dict[str, object] = {}
+
+    @takes(Declared)
+    def command(place: str, **given: Any) -> None:
+        told.update(given, place=place)
+
+    app = typer.Typer()
+    app.command()(command)
+    assert CliRunner().invoke(app, ["here", "--names", "a,b", "--names", "c", "--no-is-fast"]).exit_code == 0
+    assert told == {"place": "here", "names": "a,b,c", "is_fast": False}
 
 
 def test_options_of_serve_reach_the_settings_as_text(tmp_path: Path) -> None:

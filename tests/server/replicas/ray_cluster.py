@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from nvium_core import LoadedModel
-from server.settings import PRESUMED_OF_RAY, Settings, presume
+from server.settings import RAY_DEFAULTS, Settings, set_defaults
 from tests.server.live_server import LiveServer, live_server
 
 APPLICATION = f"tests-{os.getpid()}"
@@ -23,7 +23,7 @@ QUICK = {
 
 @contextmanager
 def ray_started(num_replicas: int) -> Iterator[None]:
-    presume({**PRESUMED_OF_RAY, **QUICK})
+    set_defaults({**RAY_DEFAULTS, **QUICK})
     with warnings.catch_warnings(action="ignore"):  # of what Ray imports
         import ray
         from ray import serve

@@ -19,7 +19,7 @@ from tests.server.server_process import server_process
 
 LONG = 1500
 NUM_STREAMS, NUM_WHOLE = 12, 24
-SERVES = "from nvium_core.commands.speaking import serve; serve()"
+SERVES = "from nvium_core.commands.serving import serve; serve()"
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from nvium_core.cli import main; main()"
 
 

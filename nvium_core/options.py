@@ -1,0 +1,82 @@
+"""What the command line, the environment and Python may set: each option is declared once, here.
+
+To add an option, add a field: its type with its bounds (`annotated_types`), its help (`Doc`) and its default.
+
+    prompt_lookup: Annotated[int, Ge(0), Doc("Tokens to look up in the prompt.")] = 0
+
+- A field of `ModelOptions` is an option of every command that runs a model, which is decorated `@takes(ModelOptions)`.
+- A field of `EngineConfig` reaches the engine by its name.
+- `ServerOptions` has them all; each is `--prompt-lookup` of `nvium serve`, `NVIUM_PROMPT_LOOKUP` in the environment and
+  `settings.prompt_lookup` in the server. Checks beyond a bound are in `server/settings.py`; Helm's
+  `values.schema.json` names it too, as a test says.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge, Interval, MinLen
+from typing_extensions import Doc
+
+from nvium_core.choices import Device, Precision
+from nvium_core.engine.params import EngineConfig
+
+Positive = Annotated[int, Ge(1)]
+Seconds = Annotated[float, Interval(gt=0, lt=inf)]
+Name = Annotated[str, MinLen(1)]
+
+LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model is loaded."""
+
+    device: Annotated[Device, Doc("auto is CUDA where there is one.")] = "auto"
+    dtype: Annotated[Precision, Doc("auto is float32 on CPU, bfloat16 on CUDA.")] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(EngineConfig, ModelOptions):
+    """What `nvium serve` may be told. A request's choices are its prompts times its `n`."""
+
+    model: Annotated[str | None, Doc("A folder or Hub name; the embedded model if left out.")] = None
+    model_aliases: Annotated[tuple[Name, ...], Doc("Other names under which the model answers.")] = ()
+    host: Annotated[str, Doc("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Interval(ge=0, le=65535), Doc("Port to listen on; 0 is any free one.")] = 8000
+
+    max_queue: Annotated[int, Ge(0), Doc("Choices that may wait beyond those that run.")] = 1024
+    max_prompts: Annotated[Positive, Doc("Prompts of one request.")] = 1024
+    max_n: Annotated[Positive, Doc("Choices per prompt.")] = 128
+    max_new_tokens: Annotated[Positive, Doc("Choices × max_tokens of one request.")] = 262_144
+    max_body_bytes: Annotated[Positive, Doc("Size of a request's body.")] = 2_000_000
+    max_present_bytes: Annotated[Positive, Doc("Size of the bodies of all unanswered requests.")] = 64_000_000
+    max_connections: Annotated[Positive, Doc("Clients connected at once.")] = 4096
+
+    api_keys: Annotated[tuple[str, ...], Doc("KEY or NAME:KEY; safer as NVIUM_API_KEYS or in a file [none].")] = ()
+    api_keys_file: Annotated[Path | None, Doc("The same, one a line, with # comments.")] = None
+    metrics_open: Annotated[bool, Doc("/metrics needs no key.")] = False
+    requests_per_minute: Annotated[Positive | None, Doc("Limit of each key, or of all without keys [none].")] = None
+    playground: Annotated[bool, Doc("A page at / to try the model.")] = True
+    ssl_certfile: Annotated[Path | None, Doc("Certificate chain (PEM); then https only.")] = None
+    ssl_keyfile: Annotated[Path | None, Doc("Its key, if not in the same file.")] = None
+    cors_origins: Annotated[tuple[str, ...], Doc("Origins of pages that may call the server [none].")] = ()
+    otlp_endpoint: Annotated[str | None, Doc("OpenTelemetry collector for traces (OTLP over HTTP) [none].")] = None
+    latency_buckets: Annotated[tuple[float, ...], Doc("Upper bounds of the latency histograms, in seconds.")] = (
+        LATENCY_BUCKETS
+    )
+
+    replicas: Annotated[Positive | None, Doc("Processes with a model each, by Ray [one, without Ray].")] = None
+    max_replicas: Annotated[Positive | None, Doc("Scale up to so many under load [--replicas].")] = None
+    sequences_per_replica: Annotated[Positive, Doc("Running and waiting sequences that call for one more.")] = 16
+    prefix_affinity: Annotated[bool, Doc("Send prompts to the replica that has seen their prefix.")] = True
+    upscale_seconds: Annotated[Seconds, Doc("Load must last so long before replicas are added.")] = 10
+    downscale_seconds: Annotated[Seconds, Doc("Idleness must last so long before replicas are removed.")] = 300
+
+    request_seconds: Annotated[Seconds | None, Doc("How long a request may take [no limit].")] = None
+    arrival_seconds: Annotated[Seconds, Doc("How long a request may take to arrive.")] = 60
+    slow_client_seconds: Annotated[Seconds, Doc("How long a client may stop reading its response.")] = 60
+    drain_seconds: Annotated[Seconds, Doc("How long running requests may finish after SIGTERM.")] = 30
+    keep_alive_seconds: Annotated[Seconds, Doc("Between comments on a silent stream.")] = 15
+    stall_seconds: Annotated[Seconds, Doc("Without a step, until /livez fails.")] = 30
