@@ -21,8 +21,8 @@ from nvium_core.bench.limit import TokenCosts, measured_costs, share_of_gain
 from nvium_core.bench.machine import BUFFER_BYTES, MATRIX_WIDTH, beside, demands, machine
 from nvium_core.bench.schedules import predict
 from nvium_core.bench.twin import num_parameters
-from nvium_core.engine.params import require
-from nvium_core.planning.simulator import Load
+from nvium_core.engine.params import EngineConfig, require
+from nvium_core.planning.machine import Machine
 
 
 def measure(
@@ -135,8 +135,8 @@ def gain(
     costs: TokenCosts, routing: tuple[float, ...], ratio: float, num_sequences: int, simulated_tokens: int
 ) -> Figures:
     """What leaving early gave, of what these costs allow: by the limit, which is one sequence's, and as simulated."""
-    load = Load(routing=routing, costs=costs.blocks, num_sequences=num_sequences)
-    rates = predict(load, simulated_tokens)
+    config = EngineConfig(max_sequences=num_sequences)
+    rates = predict(Machine(routing=routing, costs=costs.blocks, config=config), simulated_tokens)
     simulated = rates[OURS] / rates[BASELINE]
     found = {"costs": costs.as_dict(), "ratio": ratio, "simulated": simulated, "share_of_simulated": ratio / simulated}
     if num_sequences == 1:

@@ -20,11 +20,11 @@ from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
 from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import TokenEvent
-from nvium_core.engine.params import SamplingParams, require
+from nvium_core.engine.params import EngineConfig, SamplingParams, require
 from nvium_core.engine.schedule.costs import Line, StepCosts
-from nvium_core.engine.schedule.policies import Optimal, Policy, Sweep, Synchronous
-from nvium_core.engine.schedule.policies.optimal import solved
-from nvium_core.planning.simulator import Load, simulate
+from nvium_core.engine.schedule.policies import Optimal
+from nvium_core.planning.machine import Machine
+from nvium_core.planning.simulator import simulate
 
 BASELINE: Schedule = "synchronous"
 LEAST_RATIO = 0.97
@@ -75,8 +75,9 @@ def compare(subject: Subject, num_sequences: int, num_tokens: int, repeats: int,
     spells = interleaved(contenders, repeats, f"{num_sequences} sequences")
     routing = shares(spells, subject.model.config.num_exits)
     costs = {"calibrated": calibrated, "learnt": optimal.costs}
-    loads = {way: Load(routing=routing, costs=costs[way], num_sequences=num_sequences) for way in costs}
-    schedules = beside(spells, {way: predict(load, simulated_tokens) for way, load in loads.items()})
+    config = EngineConfig(max_sequences=num_sequences)
+    machines = {way: Machine(routing=routing, costs=costs[way], config=config) for way in costs}
+    schedules = beside(spells, {way: predict(machine, simulated_tokens) for way, machine in machines.items()})
     return {
         "sequences": num_sequences,
         "routing": routing,
@@ -156,15 +157,12 @@ def tokens_of(engine: Engine) -> Iterator[TokenEvent]:
     return map(sound, engine.step())
 
 
-def predict(load: Load, num_tokens: int) -> dict[str, float]:
+def predict(machine: Machine, num_tokens: int) -> dict[str, float]:
     """The simulator's tokens per second. A block's costs include its junction, so the head is free."""
-    policies: dict[Schedule, Policy] = {
-        "optimal": solved(load.problem, load.num_sequences),
-        "sweep": Sweep(),
-        "synchronous": Synchronous(),
+    schedules = track(get_args(Schedule), "simulating", transient=True)
+    return {
+        name: simulate(machine, machine.policy(name), num_tokens=num_tokens).tokens_per_second for name in schedules
     }
-    simulated = track(policies.items(), "simulating", transient=True)
-    return {name: simulate(policy, load, num_tokens=num_tokens).tokens_per_second for name, policy in simulated}
 
 
 def beside(spells: Spells, predicted: Mapping[str, Mapping[str, float]]) -> dict[str, Figures]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from nvium_core.planning.capacity import Machine
+    from nvium_core.planning.machine import Machine
 
 
 def plan(
@@ -48,11 +48,12 @@ def plan(
     from nvium_core.engine.params import EngineConfig
     from nvium_core.planning import capacity
     from nvium_core.planning import plan as planning
+    from nvium_core.planning.machine import Machine
 
     check(rate=rate, against=against, fit=fit, plot=plot, head=head)
 
-    def machine(exits: tuple[float, ...]) -> capacity.Machine:
-        return capacity.Machine(
+    def machine(exits: tuple[float, ...]) -> "Machine":
+        return Machine(
             costs=planning.costs_of(",".join(map(str, exits)), fixed, per_row, costs),
             routing=exits,
             config=EngineConfig(max_sequences=max_sequences),
@@ -72,7 +73,7 @@ def plan(
         seen = capacity.look_ahead(replica, demand, target)
         shown, figures = capacity.table(seen, demand, target), capacity.as_dict(replica, demand, target, seen)
     else:
-        simulated = planning.loads(routing, sequences, fixed, per_row, head, costs)
+        simulated = planning.machines(routing, sequences, fixed, per_row, head, costs)
         rows = planning.compare(simulated)
         shown, figures = planning.table(rows), planning.as_dict(simulated, rows)
     Console().print(shown)

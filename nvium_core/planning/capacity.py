@@ -1,27 +1,18 @@
-"""How many replicas a load needs: requests that arrive at random, the engine's own scheduler, and costs for a clock.
-
-Each replica is taken to get its share of the requests at random. No prompt is found in a cache, and pages do not run
-out. Needs no model and no torch.
-"""
+"""How many replicas a demand needs: requests that arrive at random, each replica's share of them simulated."""
 
 import math
 import random
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from rich.progress import track
 from rich.table import Table
 
-from nvium_core.engine.params import EngineConfig, SamplingParams, require
-from nvium_core.engine.schedule.costs import StepCosts
-from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies, exit_probabilities
-from nvium_core.engine.schedule.kv_cache import PagePool
-from nvium_core.engine.schedule.policies import POLICIES, Optimal, Policy
-from nvium_core.engine.schedule.scheduler import Scheduler, Step
-from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.params import require
+from nvium_core.planning.machine import Machine
+from nvium_core.planning.simulator import Request, serve
 
 Range = tuple[int, int]
 """From and to, both included; any number between them is as likely."""
@@ -64,160 +55,6 @@ class Target:
         require(is_sound, "target", "times must be above 0")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """A replica: its costs and routing, and what HTTP takes of the engine's time.
-
-    Steps run at `http_share` of their pace, and each request, and each token that is told, takes so many seconds.
-    """
-
-    costs: StepCosts
-    routing: tuple[float, ...]
-    config: EngineConfig = field(default_factory=EngineConfig)
-    http_share: float = 1.0
-    http_request_seconds: float = 0.0
-    http_token_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        is_distribution = min(self.routing, default=-1) >= 0 and abs(sum(self.routing) - 1) <= 0.01
-        require(is_distribution, "routing", f"probabilities must be at least 0 and sum to 1, got {self.routing}")
-        blocks, exits = self.costs.num_blocks, len(self.routing)
-        require(blocks == exits, "costs", f"are given for {blocks} blocks, the routing for {exits}")
-        require(0 < self.http_share <= 1, "http-share", f"must be above 0 and at most 1, got {self.http_share}")
-        require(self.http_request_seconds >= 0, "http-request-ms", "must not be negative")
-        require(self.http_token_seconds >= 0, "http-token-ms", "must not be negative")
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "costs": self.costs.as_dict(),
-            "routing": self.routing,
-            "max_sequences": self.config.max_sequences,
-            "http_share": self.http_share,
-            "http_request_seconds": self.http_request_seconds,
-            "http_token_seconds": self.http_token_seconds,
-        }
-
-
-@dataclass(slots=True)
-class Request:
-    """When it was due and how much it asks, and when its tokens came."""
-
-    due: float
-    num_prompt_tokens: int
-    num_tokens: int
-    first: float = math.nan
-    last: float = math.nan
-
-    @property
-    def first_token(self) -> float:
-        return self.first - self.due
-
-    @property
-    def between_tokens(self) -> float:
-        """On average; 0 of a single token."""
-        return (self.last - self.first) / max(1, self.num_tokens - 1)
-
-    @property
-    def total(self) -> float:
-        return self.last - self.due
-
-
-class Replica:
-    """A scheduler whose Steps take what they cost."""
-
-    def __init__(self, machine: Machine, seed: int = 0) -> None:
-        self._machine = machine
-        self._draws = random.Random(seed)
-        self._leaving = exit_probabilities(machine.routing)
-        policy = policy_of(machine)
-        pool = PagePool(2**20, 16, keeps_pages=False)
-        self._scheduler = Scheduler(policy, pool, machine.config, num_blocks=machine.costs.num_blocks)
-        self._requests: dict[Sequence, Request] = {}
-        self._now = 0.0
-        self._before: Step | None = None
-
-    def serve(self, requests: Items[Request]) -> None:
-        """All of them, in the order in which they are due."""
-        waiting = iter(requests)
-        following = next(waiting, None)
-        while following is not None or self._requests:
-            if not self._requests and following is not None:
-                self._now = max(self._now, following.due)
-            while following is not None and following.due <= self._now:
-                self._add(following)
-                following = next(waiting, None)
-            step = self._scheduler.schedule()
-            assert step is not None
-            self._carry_out(step)
-
-    def _add(self, request: Request) -> None:
-        number = len(self._requests)
-        sequence = Sequence(
-            str(number),
-            [0] * request.num_prompt_tokens,
-            SamplingParams(max_tokens=request.num_tokens),
-            seed=0,
-            num_blocks=self._machine.costs.num_blocks,
-            arrival=int(1e9 * request.due) + number,
-        )
-        self._requests[sequence] = request
-        self._scheduler.add(sequence)
-        self._now += self._machine.http_request_seconds
-
-    def _carry_out(self, step: Step) -> None:
-        """Let the time pass, then what is spoken be spoken."""
-        asked = [run.sequence for run in step.runs if run.reaches_front]
-        leaving = {sequence for sequence in asked if self._draws.random() < self._leaving[step.block]}
-        costs = self._machine.costs
-        follows = self._follows(step)
-        cost = costs.seconds_following if follows else costs.seconds
-        seconds = cost(step.block, step.num_rows, len(asked)) / self._machine.http_share
-        self._now += seconds
-        self._scheduler.policy.observe(
-            step.block,
-            num_rows=step.num_rows,
-            seconds=seconds,
-            num_asked=len(asked),
-            num_left=len(leaving),
-            follows=follows,
-        )
-        for run in step.runs:
-            run.sequence.advance(step.block, run.rows)
-        for sequence in leaving:
-            self._speak(sequence)
-        self._before = step if not leaving or step.goes_on_anyway else None
-
-    def _follows(self, step: Step) -> bool:
-        """It was run with the Step before it."""
-        expected = None if self._before is None else self._before.following
-        return expected is not None and (expected.block, expected.runs[0].sequence) == (
-            step.block,
-            step.runs[0].sequence,
-        )
-
-    def _speak(self, sequence: Sequence) -> None:
-        request = self._requests[sequence]
-        sequence.append(0)
-        self._now += self._machine.http_token_seconds
-        if sequence.num_generated == 1:
-            request.first = self._now
-        if sequence.num_generated == request.num_tokens:
-            request.last = self._now
-            self._scheduler.remove(sequence)
-            del self._requests[sequence]
-
-
-def policy_of(machine: Machine) -> Policy:
-    schedule = machine.config.schedule
-    if schedule != "optimal":
-        return POLICIES[schedule]()
-    policy = Optimal(machine.costs.copy(), ExitFrequencies(exit_probabilities(machine.routing)))
-    for number in range(1, machine.config.max_sequences + 1):
-        policy.solve_now(number)
-    return policy
-
-
 def arrivals(demand: Demand, replicas: int, count: int, seed: int = 0) -> list[Request]:
     """Of one of so many replicas: a Poisson process."""
     draws = random.Random(seed)
@@ -251,11 +88,11 @@ class Outlook:
 def saturation(machine: Machine, demand: Demand, count: int) -> float:
     """Requests per second of a replica that is never without work."""
     requests = [Request(0.0, request.num_prompt_tokens, request.num_tokens) for request in arrivals(demand, 1, count)]
-    Replica(machine).serve(requests)
+    serve(machine, requests)
     return answered_per_second(requests)
 
 
-def answered_per_second(requests: Items[Request]) -> float:
+def answered_per_second(requests: Sequence[Request]) -> float:
     """Without the first and the last tenth, when a replica fills and empties."""
     ends = sorted(request.last for request in requests)
     first, last = len(ends) // 10, len(ends) - len(ends) // 10 - 1
@@ -265,7 +102,7 @@ def answered_per_second(requests: Items[Request]) -> float:
 def outlook(machine: Machine, demand: Demand, target: Target, replicas: int, most: float, count: int) -> Outlook:
     """`most`: the rate that saturates a replica. What comes in the first tenth, to an idle replica, does not count."""
     requests = arrivals(demand, replicas, count)
-    Replica(machine).serve(requests)
+    serve(machine, requests)
     counted = requests[len(requests) // 10 :]
     kept = (
         np.percentile([request.first_token for request in counted], target.percentile) <= target.first_token
@@ -283,7 +120,7 @@ def outlook(machine: Machine, demand: Demand, target: Target, replicas: int, mos
     )
 
 
-def percentiles(requests: Items[Request], name: str) -> dict[int, float]:
+def percentiles(requests: Sequence[Request], name: str) -> dict[int, float]:
     values = [getattr(request, name) for request in requests]
     return {p: float(np.percentile(values, p)) for p in PERCENTILES}
 
@@ -331,7 +168,7 @@ def span(text: str, option: str) -> Range:
     return numbers[0], numbers[-1]
 
 
-def table(seen: Items[Outlook], demand: Demand, target: Target) -> Table:
+def table(seen: Sequence[Outlook], demand: Demand, target: Target) -> Table:
     columns = "replicas", "requests/s each", "busy", "first token ms", "between tokens ms", "total s", "target"
     result = Table(*columns, caption=remark(seen, demand, target))
     for look in seen:
@@ -346,7 +183,7 @@ def spread(seconds: dict[int, float], unit: float) -> str:
     return " / ".join(f"{unit * seconds[p]:.3g}" for p in PERCENTILES)
 
 
-def remark(seen: Items[Outlook], demand: Demand, target: Target) -> str:
+def remark(seen: Sequence[Outlook], demand: Demand, target: Target) -> str:
     """The answer in words."""
     last = seen[-1]
     most = last.requests_per_second / last.utilization
@@ -357,7 +194,7 @@ def remark(seen: Items[Outlook], demand: Demand, target: Target) -> str:
     return answer if last.utilization < NEARLY_SATURATED else f"{answer} {WARNING}"
 
 
-def as_dict(machine: Machine, demand: Demand, target: Target, seen: Items[Outlook]) -> dict[str, Any]:
+def as_dict(machine: Machine, demand: Demand, target: Target, seen: Sequence[Outlook]) -> dict[str, Any]:
     """What was asked and what came of it, for JSON; no target is null."""
     asked = asdict(demand) | {name: value if value < math.inf else None for name, value in asdict(target).items()}
     last = seen[-1]

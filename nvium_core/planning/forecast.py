@@ -6,7 +6,7 @@ Arrivals and lengths are the load test's own, so that chance has no part in the 
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,9 @@ from rich.progress import track
 from rich.table import Table
 
 from nvium_core.engine.params import InvalidRequest, require
-from nvium_core.planning.capacity import PERCENTILES, Machine, Replica, Request, answered_per_second, percentiles
+from nvium_core.planning.capacity import PERCENTILES, answered_per_second, percentiles
+from nvium_core.planning.machine import Machine
+from nvium_core.planning.simulator import Request, serve
 
 MEASURES = {"first_token": "first token", "between_tokens": "between tokens", "total": "whole request"}
 
@@ -53,7 +55,7 @@ class Load:
     def foreseen(self, machine: Machine, seed: int) -> list[Request]:
         """The same requests, simulated."""
         requests = [Request(request.due, request.num_prompt_tokens, request.num_tokens) for request in self.seen]
-        Replica(machine, seed).serve(requests)
+        serve(machine, requests, seed)
         return requests
 
 
@@ -147,12 +149,12 @@ def forecast(machine: Machine, load: Load, num_simulations: int = NUM_SIMULATION
     )
 
 
-def forecasts(machine: Machine, loads: Items[Load]) -> list[Forecast]:
+def forecasts(machine: Machine, loads: Sequence[Load]) -> list[Forecast]:
     """Of every load; shows progress on a terminal."""
     return [forecast(machine, load) for load in track(loads, "simulating", transient=True)]
 
 
-def fit(machine: Machine, loads: Items[Load]) -> Machine:
+def fit(machine: Machine, loads: Sequence[Load]) -> Machine:
     """The same with what HTTP takes, so that these loads are foreseen as well as can be; shows progress on a terminal.
 
     From the machine's own numbers by ever smaller steps in each of them, as long as forecasts become better.
@@ -174,12 +176,12 @@ def changed(machine: Machine, name: str, by: float) -> Machine | None:
         return None
 
 
-def error(machine: Machine, loads: Items[Load]) -> float:
+def error(machine: Machine, loads: Sequence[Load]) -> float:
     """How far a simulation of each load is off, in the logarithm, on average."""
     return fmean(abs(math.log(ratio)) for load in loads for ratio in forecast(machine, load, 1).ratios)
 
 
-def table(machine: Machine, found: Items[Forecast]) -> Table:
+def table(machine: Machine, found: Sequence[Forecast]) -> Table:
     ratios = np.array([ratio for each in found for ratio in each.ratios])
     met = int(np.sum(np.abs(ratios - 1) <= TOLERANCE))
     http = (
@@ -203,5 +205,5 @@ def spread(ratios: "np.typing.NDArray[np.float64]") -> float:
     return float(np.median(np.abs(ratios - 1)))
 
 
-def as_dict(machine: Machine, found: Items[Forecast]) -> dict[str, Any]:
+def as_dict(machine: Machine, found: Sequence[Forecast]) -> dict[str, Any]:
     return {**machine.as_dict(), "loads": [each.as_dict() for each in found]}

@@ -1,7 +1,4 @@
-"""Capacity planning: what each schedule would give for a routing, block costs and numbers of sequences, simulated.
-
-Needs no model and no torch. `nvium plan` reads its options through here.
-"""
+"""What each schedule would give for a routing, block costs and numbers of sequences. Parses options of `nvium plan`."""
 
 import json
 import math
@@ -12,29 +9,38 @@ from typing import Any
 from rich.progress import track
 from rich.table import Table
 
-from nvium_core.engine.params import InvalidRequest, require
+from nvium_core.engine.params import EngineConfig, InvalidRequest, require
 from nvium_core.engine.schedule.costs import StepCosts
-from nvium_core.planning.simulator import Load, policies_for, simulate
+from nvium_core.engine.schedule.policies import Policy
+from nvium_core.engine.schedule.policies.tuning import tune
+from nvium_core.planning.machine import Machine
+from nvium_core.planning.simulator import simulate
 
 NUM_TOKENS = 10_000
-"""Spoken by every policy under every load: rates are then good to about half a percent."""
+"""Emitted under every policy: rates are then good to about half a percent."""
 
-MOST_SEQUENCES = 1000
-"""With more, too few of them would speak twice."""
+MAX_SEQUENCES = 1000
+"""With more, too few of them would emit two tokens."""
 
 Row = dict[str, Any]
 
 
-def loads(
+def machines(
     routing: str, sequences: str, fixed: str | None, per_row: str | None, head_ms: float, costs_file: Path | None
-) -> list[Load]:
-    """A load for each number of sequences, from options as they are typed; times are in milliseconds.
+) -> list[Machine]:
+    """One for each number of sequences, from options as they are typed; times are in milliseconds.
 
     Raises `InvalidRequest`, naming the option, for what cannot be simulated.
     """
+    require(head_ms >= 0, "head", f"must not be negative, got {head_ms}")
     exits, costs = numbers(routing, "routing"), costs_of(routing, fixed, per_row, costs_file)
     return [
-        Load(routing=exits, costs=costs, num_sequences=number, head_seconds=head_ms / 1000)
+        Machine(
+            costs=costs,
+            routing=exits,
+            config=EngineConfig(max_sequences=number),
+            http_token_seconds=head_ms / 1000,
+        )
         for number in counts(sequences, "sequences")
     ]
 
@@ -58,8 +64,8 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
 def counts(text: str, option: str) -> tuple[int, ...]:
     """Whole numbers from 1 on, separated by commas."""
     values = numbers(text, option)
-    is_whole = all(1 <= value <= MOST_SEQUENCES and value.is_integer() for value in values)
-    require(is_whole, option, f"must be whole numbers from 1 to {MOST_SEQUENCES}, got {text!r}")
+    is_whole = all(1 <= value <= MAX_SEQUENCES and value.is_integer() for value in values)
+    require(is_whole, option, f"must be whole numbers from 1 to {MAX_SEQUENCES}, got {text!r}")
     return tuple(map(int, values))
 
 
@@ -88,21 +94,28 @@ def saved_costs(path: Path) -> StepCosts:
     return StepCosts.from_dict(saved)
 
 
-def compare(loads: Sequence[Load]) -> list[Row]:
-    """A row of figures for each policy under each load; shows progress on a terminal."""
-    total = len(loads) * len(policies_for(loads[0]))
-    return list(track(_rows(loads), "simulating", total=total, transient=True))
+def policies(machine: Machine) -> dict[str, Policy]:
+    """The schedules of the engine, and thresholds as others publish them, each at its best. `synchronous`, which the
+    others are measured against, comes first."""
+    return {
+        "synchronous": machine.policy("synchronous"),
+        "sweep": machine.policy("sweep"),
+        "threshold": tune(machine.problem, machine.config.max_sequences),
+        "optimal": machine.policy("optimal"),
+    }
 
 
-def _rows(loads: Sequence[Load]) -> Iterator[Row]:
-    """`synchronous` comes first under every load, and is what the others are measured against."""
-    for load in loads:
-        baseline = 0.0
-        for name, policy in policies_for(load).items():
-            figures = simulate(policy, load, num_tokens=NUM_TOKENS)
-            baseline = baseline or figures.tokens_per_second
-            ratio = figures.tokens_per_second / baseline
-            yield {"sequences": load.num_sequences, "policy": name, "over_synchronous": ratio, **figures.as_dict()}
+def compare(machines: Sequence[Machine]) -> list[Row]:
+    """A row of figures for each policy on each machine; shows progress on a terminal."""
+    return [row for machine in track(machines, "simulating", transient=True) for row in rows_of(machine)]
+
+
+def rows_of(machine: Machine) -> Iterator[Row]:
+    found = {name: simulate(machine, policy, num_tokens=NUM_TOKENS) for name, policy in policies(machine).items()}
+    for name, figures in found.items():
+        ratio = figures.tokens_per_second / found["synchronous"].tokens_per_second
+        sequences = machine.config.max_sequences
+        yield {"sequences": sequences, "policy": name, "over_synchronous": ratio, **figures.as_dict()}
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -117,12 +130,12 @@ def table(rows: Sequence[Row]) -> Table:
     return result
 
 
-def as_dict(loads: Sequence[Load], rows: Sequence[Row]) -> dict[str, Any]:
+def as_dict(machines: Sequence[Machine], rows: Sequence[Row]) -> dict[str, Any]:
     """What was asked and what came of it, for JSON."""
-    asked = loads[0]
+    asked = machines[0]
     return {
         "routing": asked.routing,
         "costs": asked.costs.as_dict(),
-        "head_seconds": asked.head_seconds,
+        "head_seconds": asked.http_token_seconds,
         "rows": rows,
     }

@@ -1,58 +1,159 @@
-"""Schedules without a model: real staircases and the engine's own policies, moved by drawn exits and given costs.
+"""The engine without a model: its own scheduler, exits drawn from a routing, and measured costs for a clock.
 
-A closed loop: a sequence that has all its tokens is replaced at once. Prompts are one token long and free to admit.
-A sequence's exits are the same whatever the policy, so that policies are compared on the same work. Needs no torch.
+No prompt is found in a cache, and pages do not run out. A sequence's exits depend on the seed and its number only, so
+that policies are compared on the same work.
 """
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from nvium_core.engine.params import EngineConfig, SamplingParams, require
-from nvium_core.engine.schedule.costs import StepCosts
-from nvium_core.engine.schedule.exit_frequencies import exit_probabilities
-from nvium_core.engine.schedule.policies import Policy, Sweep, Synchronous
-from nvium_core.engine.schedule.policies.optimal import solved
-from nvium_core.engine.schedule.policies.problem import Problem
-from nvium_core.engine.schedule.policies.tuning import tune
-from nvium_core.engine.schedule.sequence import Sequence as Staircase
+from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.schedule.kv_cache import PagePool
+from nvium_core.engine.schedule.policies import Policy
+from nvium_core.engine.schedule.scheduler import Scheduler, Step
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.planning.machine import Machine
 
 TOKENS_PER_SEQUENCE = 256
+"""Of the closed loop."""
+
 WARM_UP_SHARE = 0.1
+ENDLESS = 2**40
+"""Positions of a page: each sequence has enough in one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
-    """What is asked of a machine: how deep tokens go, what blocks cost, how many sequences there are.
+class Ran(NamedTuple):
+    """A Step, the second in which it began, and the sequences whose front exits."""
 
-    `routing` is p_k for every block. `head_seconds` is paid for every token. A sequence that has been ready for
-    `max_wait_steps` steps has its block run next, as in the engine.
-    """
+    step: Step
+    began: float
+    leaving: list[Sequence]
 
-    routing: tuple[float, ...]
-    costs: StepCosts
-    num_sequences: int
-    head_seconds: float = 0.0
-    max_wait_steps: int = EngineConfig().max_wait_steps
 
-    def __post_init__(self) -> None:
-        is_distribution = min(self.routing, default=-1) >= 0 and abs(sum(self.routing) - 1) <= 0.01
-        require(is_distribution, "routing", f"probabilities must be at least 0 and sum to 1, got {self.routing}")
-        blocks, exits = self.costs.num_blocks, len(self.routing)
-        require(blocks == exits, "costs", f"are given for {blocks} blocks, the routing for {exits}")
-        require(self.num_sequences >= 1, "sequences", f"must be at least 1, got {self.num_sequences}")
-        require(self.head_seconds >= 0, "head", f"must not be negative, got {self.head_seconds}")
+class Simulator:
+    """A scheduler whose Steps take what they cost. Seconds count from 0."""
+
+    def __init__(self, machine: Machine, policy: Policy | None = None, seed: int = 0) -> None:
+        self.machine = machine
+        self.now = 0.0
+        self.num_steps = 0
+        config = machine.config
+        pool = PagePool(2 * config.max_sequences, ENDLESS, keeps_pages=False)
+        self.scheduler = Scheduler(policy or machine.policy(), pool, config, num_blocks=machine.costs.num_blocks)
+        self._seed = seed
+        self._num_added = 0
+        self._exit_probabilities = machine.exit_probabilities
+        self._draws: dict[Sequence, random.Random] = {}
+
+    def add(self, num_prompt_tokens: int) -> Sequence:
+        number = self._num_added
+        self._num_added += 1
+        sequence = Sequence(
+            str(number),
+            [0] * num_prompt_tokens,
+            SamplingParams(),
+            seed=0,
+            num_blocks=self.scheduler.num_blocks,
+            arrival=number,
+        )
+        self._draws[sequence] = random.Random(f"{self._seed} {number}")
+        self.scheduler.add(sequence)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        del self._draws[sequence]
+
+    def step(self) -> Iterator[Ran]:
+        """Run the next Step, and those that the engine would run with it; there must be work.
+
+        Whoever takes a `Ran` has to `emit` the tokens of its `leaving` before the next.
+        """
+        step, follows = self.scheduler.schedule(), False
+        assert step is not None
+        while step is not None:
+            ran = self._run(step, follows)
+            yield ran
+            goes_on = step.runs[0].sequence in self._draws and (step.goes_on_anyway or not ran.leaving)
+            step, follows = step.following if goes_on else None, True
+
+    def emit(self, sequence: Sequence) -> float:
+        """A token, and when it came."""
+        sequence.append(0)
+        self.now += self.machine.http_token_seconds
+        return self.now
+
+    def _run(self, step: Step, follows: bool) -> Ran:
+        """Let the time of a Step pass."""
+        asked = [run.sequence for run in step.runs if run.rows.stop == run.sequence.num_tokens]
+        probability, began = self._exit_probabilities[step.block], self.now
+        leaving = [sequence for sequence in asked if self._draws[sequence].random() < probability]
+        cost = self.machine.costs.seconds_following if follows else self.machine.costs.seconds
+        seconds = cost(step.block, step.num_rows, len(asked)) / self.machine.http_share
+        self.now += seconds
+        self.num_steps += 1
+        counts = {"num_rows": step.num_rows, "num_asked": len(asked), "num_left": len(leaving)}
+        self.scheduler.policy.observe(step.block, seconds=seconds, follows=follows, **counts)
+        for run in step.runs:
+            run.sequence.advance(step.block, run.rows)
+        return Ran(step, began, leaving)
+
+
+@dataclass(slots=True)
+class Request:
+    """When it was due and how much it asks, and when its first and last token came, in seconds."""
+
+    due: float
+    num_prompt_tokens: int
+    num_tokens: int
+    first: float = math.nan
+    last: float = math.nan
 
     @property
-    def exit_probabilities(self) -> tuple[float, ...]:
-        """w_k for every block."""
-        return exit_probabilities(self.routing)
+    def first_token(self) -> float:
+        return self.first - self.due
 
     @property
-    def problem(self) -> Problem:
-        return Problem.of(self.costs, self.exit_probabilities)
+    def between_tokens(self) -> float:
+        """On average; 0 of a single token."""
+        return (self.last - self.first) / max(1, self.num_tokens - 1)
+
+    @property
+    def total(self) -> float:
+        return self.last - self.due
+
+
+def serve(machine: Machine, requests: Iterable[Request], seed: int = 0) -> None:
+    """Fill in when tokens came. Requests are in the order in which they are due."""
+    simulator = Simulator(machine, seed=seed)
+    open_requests: dict[Sequence, Request] = {}
+    waiting = iter(requests)
+    following = next(waiting, None)
+    while following is not None or open_requests:
+        if not open_requests and following is not None:
+            simulator.now = max(simulator.now, following.due)
+        while following is not None and following.due <= simulator.now:
+            open_requests[simulator.add(following.num_prompt_tokens)] = following
+            simulator.now += machine.http_request_seconds
+            following = next(waiting, None)
+        for ran in simulator.step():
+            for sequence in ran.leaving:
+                _answer(simulator, sequence, open_requests)
+
+
+def _answer(simulator: Simulator, sequence: Sequence, open_requests: dict[Sequence, Request]) -> None:
+    request, now = open_requests[sequence], simulator.emit(sequence)
+    if sequence.num_generated == 1:
+        request.first = now
+    if sequence.num_generated == request.num_tokens:
+        request.last = now
+        simulator.remove(sequence)
+        del open_requests[sequence]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,169 +175,86 @@ class Figures:
         return asdict(self)
 
 
-@dataclass(slots=True, eq=False)
-class Member:
-    """A sequence of the loop: since when it has been ready, and when it last spoke."""
-
-    staircase: Staircase
-    draws: random.Random
-    ready_step: int
-    ready_second: float
-    spoke_second: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """What running a block did with one member."""
-
-    num_rows: int
-    is_asked: bool
-    leaves: bool
-
-
 @dataclass(slots=True)
 class Record:
     """What has been seen since the warm-up."""
 
-    began_second: float = 0.0
+    began: float
     num_tokens: int = 0
     wait_steps: list[int] = field(default_factory=list)
     wait_seconds: list[float] = field(default_factory=list)
     gap_seconds: list[float] = field(default_factory=list)
 
+    def figures(self, now: float) -> Figures:
+        steps, seconds, gaps = (_spread(each) for each in (self.wait_steps, self.wait_seconds, self.gap_seconds))
+        return Figures(
+            tokens_per_second=self.num_tokens / (now - self.began),
+            mean_wait_steps=steps[0],
+            p99_wait_steps=steps[2],
+            max_wait_steps=steps[3],
+            mean_wait_seconds=seconds[0],
+            p99_wait_seconds=seconds[2],
+            max_wait_seconds=seconds[3],
+            p50_gap_seconds=gaps[1],
+            p99_gap_seconds=gaps[2],
+            max_gap_seconds=gaps[3],
+        )
+
 
 class ClosedLoop:
-    """The sequences, the clock, and what has been seen."""
+    """Every seat taken: a sequence that has all its tokens is replaced at once. Prompts are one token long."""
 
-    def __init__(self, policy: Policy, load: Load, seed: int) -> None:
-        self.policy = policy
-        self.load = load
-        self.seed = seed
-        self.seconds = 0.0
-        self.num_steps = 0
-        self.record = Record()
-        self._exit_probabilities = load.exit_probabilities
-        self._ready: list[list[Member]] = [[] for _ in load.routing]
-        self._num_arrived = 0
-        self._follows = False
-        """A lone sequence's next Step is run with the last one."""
-        for _ in range(load.num_sequences):
+    def __init__(self, machine: Machine, policy: Policy, seed: int) -> None:
+        self.simulator = Simulator(machine, policy, seed)
+        self._ready: dict[Sequence, tuple[int, float]] = {}
+        """Since which Step and second a sequence waits for its next block."""
+        self._emitted: dict[Sequence, float] = {}
+        for _ in range(machine.config.max_sequences):
             self._arrive()
 
     def run(self, num_tokens: int) -> Record:
-        """Go on until so many tokens have been spoken; what is seen meanwhile."""
-        self.record = Record(began_second=self.seconds)
-        while self.record.num_tokens < num_tokens:
-            self.step()
-        return self.record
+        """Go on until so many tokens have been emitted; what is seen meanwhile."""
+        record = Record(self.simulator.now)
+        while record.num_tokens < num_tokens:
+            self._step(record)
+        return record
 
-    def step(self) -> None:
-        """Run one block for all that wait for it."""
-        block = self._choose()
-        members, self._ready[block] = self._ready[block], []
-        for member in members:
-            self.record.wait_steps.append(self.num_steps - member.ready_step)
-            self.record.wait_seconds.append(self.seconds - member.ready_second)
-        visits = [self._visit(member, block) for member in members]
-        self._pay(block, visits)
-        for member, visit in zip(members, visits, strict=True):
-            if visit.leaves:
-                self._speak(member)
-            else:
-                self._wait(member)
+    def _step(self, record: Record) -> None:
+        simulator = self.simulator
+        for step, began, leaving in simulator.step():
+            for run in step.runs:
+                since_step, since = self._ready[run.sequence]
+                record.wait_steps.append(simulator.num_steps - 1 - since_step)
+                record.wait_seconds.append(began - since)
+            for sequence in leaving:
+                self._emit(sequence, record)
+            for run in step.runs:
+                if run.sequence in self._ready:
+                    self._ready[run.sequence] = simulator.num_steps, simulator.now
 
-    def _choose(self) -> int:
-        """The policy's block, unless someone has waited for too long."""
-        block, waited = self._longest_wait()
-        if waited >= self.load.max_wait_steps:
-            return block
-        return self.policy.choose([len(members) for members in self._ready])
-
-    def _longest_wait(self) -> tuple[int, int]:
-        """Members join their block in order of time, so the first has waited longest there."""
-        firsts = [(members[0].ready_step, block) for block, members in enumerate(self._ready) if members]
-        ready_step, block = min(firsts)
-        return block, self.num_steps - ready_step
-
-    def _visit(self, member: Member, block: int) -> Visit:
-        """Carry all pending rows through the block; if the front is among them, ask it."""
-        rows = member.staircase.pending_rows(block)
-        member.staircase.advance(block, rows)
-        is_asked = rows.stop == member.staircase.num_tokens
-        leaves = is_asked and member.draws.random() < self._exit_probabilities[block]
-        return Visit(len(rows), is_asked, leaves)
-
-    def _pay(self, block: int, visits: list[Visit]) -> None:
-        """Let the time pass, and tell the policy."""
-        num_rows = sum(visit.num_rows for visit in visits)
-        num_asked, num_left = sum(visit.is_asked for visit in visits), sum(visit.leaves for visit in visits)
-        follows = self._follows
-        cost = self.load.costs.seconds_following if follows else self.load.costs.seconds
-        seconds = cost(block, num_rows, num_asked)
-        is_through = block == len(self.load.routing) - 1 or (num_left > 0 and self.policy.defers)
-        self._follows = self.load.num_sequences == 1 and not is_through
-        self.seconds += seconds + num_left * self.load.head_seconds
-        self.num_steps += 1
-        self.policy.observe(
-            block, num_rows=num_rows, seconds=seconds, num_asked=num_asked, num_left=num_left, follows=follows
-        )
-
-    def _speak(self, member: Member) -> None:
-        self.record.num_tokens += 1
-        if member.spoke_second is not None:
-            self.record.gap_seconds.append(self.seconds - member.spoke_second)
-        member.spoke_second = self.seconds
-        member.staircase.append(0)
-        if member.staircase.num_generated < TOKENS_PER_SEQUENCE:
-            self._wait(member)
-        else:
+    def _emit(self, sequence: Sequence, record: Record) -> None:
+        now = self.simulator.emit(sequence)
+        record.num_tokens += 1
+        if sequence in self._emitted:
+            record.gap_seconds.append(now - self._emitted[sequence])
+        self._emitted[sequence] = now
+        if sequence.num_generated == TOKENS_PER_SEQUENCE:
+            self.simulator.remove(sequence)
+            del self._ready[sequence], self._emitted[sequence]
             self._arrive()
 
-    def _wait(self, member: Member) -> None:
-        member.ready_step, member.ready_second = self.num_steps, self.seconds
-        self._ready[self.policy.ready_block(member.staircase)].append(member)
-
     def _arrive(self) -> None:
-        """A new sequence, whose exits depend on the seed and its number only."""
-        number = self._num_arrived
-        self._num_arrived += 1
-        blocks = len(self.load.routing)
-        staircase = Staircase(str(number), [0], SamplingParams(), seed=0, num_blocks=blocks, arrival=number)
-        self._wait(Member(staircase, random.Random(f"{self.seed} {number}"), self.num_steps, self.seconds))
+        self._ready[self.simulator.add(1)] = self.simulator.num_steps, self.simulator.now
 
 
-def simulate(policy: Policy, load: Load, *, num_tokens: int = 20_000, seed: int = 0) -> Figures:
-    """Figures of one policy over so many tokens, after a warm-up."""
-    loop = ClosedLoop(policy, load, seed)
+def simulate(machine: Machine, policy: Policy, *, num_tokens: int = 20_000, seed: int = 0) -> Figures:
+    """Figures of one policy over so many tokens with every seat taken, after a warm-up."""
+    loop = ClosedLoop(machine, policy, seed)
     loop.run(round(num_tokens * WARM_UP_SHARE))
-    record = loop.run(num_tokens)
-    mean_steps, _, p99_steps, max_steps = _spread(record.wait_steps)
-    mean_wait, _, p99_wait, max_wait = _spread(record.wait_seconds)
-    _, p50_gap, p99_gap, max_gap = _spread(record.gap_seconds)
-    return Figures(
-        tokens_per_second=record.num_tokens / (loop.seconds - record.began_second),
-        mean_wait_steps=mean_steps,
-        p99_wait_steps=p99_steps,
-        max_wait_steps=max_steps,
-        mean_wait_seconds=mean_wait,
-        p99_wait_seconds=p99_wait,
-        max_wait_seconds=max_wait,
-        p50_gap_seconds=p50_gap,
-        p99_gap_seconds=p99_gap,
-        max_gap_seconds=max_gap,
-    )
+    return loop.run(num_tokens).figures(loop.simulator.now)
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float, float, float]:
+def _spread(values: Iterable[float]) -> tuple[float, ...]:
     """Mean, median, 99th percentile, maximum."""
-    return float(np.mean(values)), *map(float, np.percentile(values, [50, 99, 100]))  # type: ignore[return-value]
-
-
-def policies_for(load: Load) -> dict[str, Policy]:
-    """The schedules of the engine, and thresholds as others publish them, each at its best for this load."""
-    return {
-        "synchronous": Synchronous(),
-        "sweep": Sweep(),
-        "threshold": tune(load.problem, load.num_sequences),
-        "optimal": solved(load.problem, load.num_sequences),
-    }
+    seen = np.fromiter(values, float)
+    return float(seen.mean()), *map(float, np.percentile(seen, [50, 99, 100]))

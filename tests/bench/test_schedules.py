@@ -5,6 +5,7 @@ import pytest
 from nvium_core import InvalidRequest
 from nvium_core.bench import schedules
 from nvium_core.bench.schedules import measure, most_tokens, pointwise_median, spell
+from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.costs import StepCosts
 from tests.bench.tiny import tiny_subject
 
@@ -25,8 +26,8 @@ def test_every_schedule_is_measured_beside_synchronous_and_beside_what_is_simula
 
 
 def test_schedules_are_simulated_as_costs_and_exits_were_seen() -> None:
-    load = schedules.Load(routing=(0.5, 0.5), costs=StepCosts.linear([1, 1], [0, 0]), num_sequences=1)
-    rates = schedules.predict(load, 4000)
+    costs, alone = StepCosts.linear([1, 1], [0, 0]), EngineConfig(max_sequences=1)
+    rates = schedules.predict(schedules.Machine(routing=(0.5, 0.5), costs=costs, config=alone), 4000)
     assert rates["synchronous"] == pytest.approx(1 / 2, rel=0.02)
     assert rates["sweep"] == rates["optimal"] == pytest.approx(1 / 1.5, rel=0.02)
 

@@ -12,9 +12,6 @@ from nvium_core.engine.params import EngineConfig, InvalidRequest
 from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.planning.capacity import (
     Demand,
-    Machine,
-    Replica,
-    Request,
     Target,
     arrivals,
     look_ahead,
@@ -22,6 +19,8 @@ from nvium_core.planning.capacity import (
     saturation,
     span,
 )
+from nvium_core.planning.machine import Machine
+from nvium_core.planning.simulator import Request, serve
 
 ONE_BLOCK = StepCosts.linear([0.010], [0.001])
 FOUR_BLOCKS = StepCosts.linear([0.002] * 4, [0.0002] * 4)
@@ -40,7 +39,7 @@ def demand(rate: float, prompt_tokens: int = 4, output_tokens: int = 3) -> Deman
 
 def test_a_request_that_is_alone_takes_what_its_steps_cost() -> None:
     request = Request(5.0, 4, 3)
-    Replica(machine()).serve([request])
+    serve(machine(), [request])
     assert request.first_token == pytest.approx(0.014)
     assert request.between_tokens == pytest.approx(0.011)
     assert request.total == pytest.approx(0.014 + 2 * 0.011)
@@ -48,14 +47,14 @@ def test_a_request_that_is_alone_takes_what_its_steps_cost() -> None:
 
 def test_http_slows_tokens_down_and_delays_the_first() -> None:
     request = Request(0.0, 4, 3)
-    Replica(machine(http_share=0.5, http_request_seconds=0.003, http_token_seconds=0.001)).serve([request])
+    serve(machine(http_share=0.5, http_request_seconds=0.003, http_token_seconds=0.001), [request])
     assert request.first_token == pytest.approx(2 * 0.014 + 0.003 + 0.001)
     assert request.between_tokens == pytest.approx(2 * 0.011 + 0.001)
 
 
 def test_two_that_are_there_together_share_their_steps() -> None:
     requests = [Request(0.0, 4, 3), Request(0.0, 2, 3)]
-    Replica(machine()).serve(requests)
+    serve(machine(), requests)
     assert requests[0].first_token == requests[1].first_token == pytest.approx(0.016)
     assert requests[0].total == pytest.approx(0.016 + 2 * 0.012)
 
@@ -63,7 +62,7 @@ def test_two_that_are_there_together_share_their_steps() -> None:
 def test_the_engine_s_own_time_is_paid_once_for_a_lone_token() -> None:
     costs = FOUR_BLOCKS.with_own((0.1, 0.0))
     request = Request(0.0, 1, 40)
-    Replica(machine(costs)).serve([request])
+    serve(machine(costs), [request])
     assert 0.1 < request.between_tokens < 0.1 + 4 * 0.0022 + 0.002
 
 
@@ -71,7 +70,7 @@ def test_the_engine_s_own_time_is_paid_once_for_a_lone_token() -> None:
 def test_waits_are_those_of_a_queue_with_equal_service_times(busy: float) -> None:
     one_at_a_time, service = machine(max_sequences=1), 0.014
     requests = arrivals(demand(busy / service, output_tokens=1), 1, 20_000)
-    Replica(one_at_a_time).serve(requests)
+    serve(one_at_a_time, requests)
     wait = fmean(request.first_token for request in requests) - service
     assert wait == pytest.approx(busy * service / (2 * (1 - busy)), rel=0.08)  # Pollaczek and Khinchine
 
@@ -84,7 +83,7 @@ def test_a_replica_is_saturated_where_it_has_no_time_left() -> None:
 @given(st.integers(1, 60), st.sampled_from(["sweep", "synchronous"]), st.integers(1, 12), st.integers(1, 40))
 def test_every_request_is_served_in_full(count: int, schedule: Schedule, num_tokens: int, prompt: int) -> None:
     requests = arrivals(demand(100.0, prompt, num_tokens), 1, count)
-    Replica(machine(FOUR_BLOCKS, schedule, max_sequences=3)).serve(requests)
+    serve(machine(FOUR_BLOCKS, schedule, max_sequences=3), requests)
     for request in requests:
         assert request.due < request.first <= request.last
         assert (request.num_tokens == 1) == (request.between_tokens == 0)

@@ -8,8 +8,10 @@ import pytest
 
 from nvium_core.engine.params import EngineConfig, InvalidRequest
 from nvium_core.engine.schedule.costs import StepCosts
-from nvium_core.planning.capacity import Demand, Machine, Replica, Request, arrivals
+from nvium_core.planning.capacity import Demand, arrivals
 from nvium_core.planning.forecast import MEASURES, error, fit, forecast, forecasts, read, table
+from nvium_core.planning.machine import Machine
+from nvium_core.planning.simulator import Request, serve
 
 COSTS = StepCosts.linear([0.002] * 3, [0.0002] * 3)
 ROUTING = (0.25, 0.25, 0.5)
@@ -23,7 +25,7 @@ def machine(costs: StepCosts = COSTS, **rest: float) -> Machine:
 def requests_at(rate: float, count: int = 200) -> list[Request]:
     """Answered by the machine."""
     asked = arrivals(Demand(rate=rate, prompt_tokens=(4, 30), output_tokens=(1, 12)), 1, count)
-    Replica(machine()).serve(asked)
+    serve(machine(), asked)
     return asked
 
 
@@ -78,8 +80,8 @@ def test_what_http_takes_is_in_a_forecast(tmp_path: Path) -> None:
 
 def test_what_http_takes_is_found_from_a_report(tmp_path: Path) -> None:
     served = machine(http_request_seconds=0.004, http_token_seconds=0.0002)
-    asked = requests_at(4.0)
-    Replica(served, seed=1).serve(asked)
+    asked = requests_at(4.0, count=400)
+    serve(served, asked, seed=1)
     loads, _ = read(written(tmp_path, {"points": [{"rate": 4.0, "requests": told(asked)}]}))
     found = fit(machine(), loads)
     assert error(found, loads) < 0.05
@@ -98,7 +100,7 @@ def test_beyond_saturation_the_answers_per_second_are_those_of_a_full_replica(tm
 
 def test_answers_of_one_token_have_nothing_between_tokens(tmp_path: Path) -> None:
     asked = arrivals(Demand(rate=5.0, prompt_tokens=(4, 30), output_tokens=(1, 1)), 1, 50)
-    Replica(machine()).serve(asked)
+    serve(machine(), asked)
     [load], _ = read(written(tmp_path, {"points": [{"rate": 5.0, "requests": told(asked)}]}))
     found = forecast(machine(), load)
     assert len(found.ratios) == 7

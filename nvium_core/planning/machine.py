@@ -1,0 +1,74 @@
+"""A replica to be simulated: what its Steps cost, how deep tokens go, and what a request and a token take beside."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nvium_core.choices import Schedule
+from nvium_core.engine.params import EngineConfig, require
+from nvium_core.engine.schedule.costs import StepCosts
+from nvium_core.engine.schedule.exit_frequencies import exit_probabilities
+from nvium_core.engine.schedule.policies import POLICIES, Policy
+from nvium_core.engine.schedule.policies.optimal import solved
+from nvium_core.engine.schedule.policies.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """`routing` is p_k for every block. Steps run at `http_share` of their pace; each request, and each token that is
+    emitted, takes so many seconds (of HTTP, or of a head that `costs` leave out)."""
+
+    costs: StepCosts
+    routing: tuple[float, ...]
+    config: EngineConfig = field(default_factory=EngineConfig)
+    http_share: float = 1.0
+    http_request_seconds: float = 0.0
+    http_token_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        is_distribution = min(self.routing, default=-1) >= 0 and abs(sum(self.routing) - 1) <= 0.01
+        require(is_distribution, "routing", f"probabilities must be at least 0 and sum to 1, got {self.routing}")
+        blocks, exits = self.costs.num_blocks, len(self.routing)
+        require(blocks == exits, "costs", f"are given for {blocks} blocks, the routing for {exits}")
+        require(0 < self.http_share <= 1, "http-share", f"must be above 0 and at most 1, got {self.http_share}")
+        require(self.http_request_seconds >= 0, "http-request-ms", "must not be negative")
+        require(self.http_token_seconds >= 0, "http-token-ms", "must not be negative")
+
+    @property
+    def exit_probabilities(self) -> tuple[float, ...]:
+        """w_k for every block."""
+        return exit_probabilities(self.routing)
+
+    @property
+    def problem(self) -> Problem:
+        return Problem.of(self.costs, self.exit_probabilities)
+
+    def policy(self, schedule: Schedule | None = None) -> Policy:
+        """A schedule of the engine (None: the configured one) that knows this machine and has nothing to learn."""
+        schedule = schedule or self.config.schedule
+        return Solved(self.problem) if schedule == "optimal" else POLICIES[schedule]()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "costs": self.costs.as_dict(),
+            "routing": self.routing,
+            "max_sequences": self.config.max_sequences,
+            "http_share": self.http_share,
+            "http_request_seconds": self.http_request_seconds,
+            "http_token_seconds": self.http_token_seconds,
+        }
+
+
+class Solved(Policy):
+    """What `Optimal` comes to once it knows costs and routing."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._policies: dict[int, Policy] = {}
+
+    def choose(self, num_waiting: Sequence[int]) -> int:
+        num_sequences = sum(num_waiting)
+        if num_sequences not in self._policies:
+            self._policies[num_sequences] = solved(self._problem, num_sequences)
+        return self._policies[num_sequences].choose(num_waiting)
