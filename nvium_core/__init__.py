@@ -1,10 +1,13 @@
 """N-vium: the mixture-of-exits transformer (arXiv 2605.13190), its engine and its training.
 
-The names below are imported on first use, so that `nvium --version` need not wait for PyTorch.
+The names below are imported on first use, so that `nvium --version` need not wait for PyTorch. transformers'
+Auto classes know N-viums once both packages are imported, in either order.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from nvium_core.registration import register_when_imported
 
 if TYPE_CHECKING:
     from nvium_core.choices import Device as Device
@@ -33,6 +36,10 @@ if TYPE_CHECKING:
     from nvium_core.engine.worker import TokenStream as TokenStream
     from nvium_core.engine.worker import WorkerState as WorkerState
     from nvium_core.errors import NviumError as NviumError
+    from nvium_core.llm import LLM as LLM
+    from nvium_core.llm import Completions as Completions
+    from nvium_core.llm import Piece as Piece
+    from nvium_core.llm import TextCompletion as TextCompletion
     from nvium_core.loading import LoadedModel as LoadedModel
     from nvium_core.loading import load_model as load_model
     from nvium_core.model.checkpoint import CheckpointError as CheckpointError
@@ -70,6 +77,10 @@ _HOME = {
     "CheckpointError": "model.checkpoint",
     "NviumConfig": "model.config",
     "NviumForCausalLM": "model.nvium",
+    "LLM": "llm",
+    "Completions": "llm",
+    "Piece": "llm",
+    "TextCompletion": "llm",
     "LoadedModel": "loading",
     "load_model": "loading",
     "ServerOptions": "options",
@@ -82,3 +93,11 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
+
+
+register_when_imported("transformers.models.auto.modeling_auto", "nvium_core.model.nvium")
+register_when_imported("transformers.models.auto.configuration_auto", "nvium_core.model.nvium")

@@ -29,7 +29,8 @@ MODEL, ENGINE, TRAINING = f"{CORE}.model", f"{CORE}.engine", f"{CORE}.training"
 LOADING, EVALUATION, BENCH = f"{CORE}.loading", f"{CORE}.evaluation", f"{CORE}.bench"
 SCHEDULE, DEVICE = f"{ENGINE}.schedule", f"{ENGINE}.device"
 ASKED_AND_TOLD = (f"{ENGINE}.params", f"{ENGINE}.events", f"{ENGINE}.constraint")
-PLANNING, TEXT = f"{CORE}.planning", f"{CORE}.text"
+PLANNING, TEXT, LLM = f"{CORE}.planning", f"{CORE}.text", f"{CORE}.llm"
+REGISTRATION = f"{CORE}.registration"
 CONVERSION, TERMINAL = f"{CORE}.conversion", f"{CORE}.terminal"
 
 MAY_IMPORT = {
@@ -38,7 +39,9 @@ MAY_IMPORT = {
     MODEL: (WORDS, ERRORS, MODEL),
     LOADING: (WORDS, ERRORS, MODEL),
     CONVERSION: (WORDS, ERRORS, MODEL, LOADING),
-    TERMINAL: (WORDS, ERRORS, MODEL, LOADING, ENGINE),
+    LLM: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TEXT),
+    TERMINAL: (WORDS, ERRORS, MODEL, LOADING, ENGINE, LLM),
+    REGISTRATION: (),
     ENGINE: (WORDS, ERRORS, MODEL, ENGINE),
     TRAINING: (WORDS, ERRORS, MODEL, TRAINING),
     SCHEDULE: (WORDS, ERRORS, SCHEDULE, *ASKED_AND_TOLD),

@@ -4,6 +4,7 @@ Shapes: B sequences, T tokens, D width, E exits, V vocabulary; X any row dimensi
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     Cache,
     DynamicCache,
@@ -40,7 +42,8 @@ class NviumOutput(ModelOutput):
 
     loss: L_mix, also what Trainer minimises. logits: log π_mix [B, T, V]. exit_probs: p_k [B, T, E].
     exit_logits: each exit's own logits [B, T, E, V], when asked for. compute_loss: L_compute. balance_loss: L_balance.
-    exit_losses: cross-entropy of each exit alone [E].
+    exit_losses: cross-entropy of each exit alone [E]. hidden_states: the embeddings and what follows each layer, before
+    any norm, [B, T, D] each, when asked for.
     """
 
     loss: Tensor | None = None
@@ -51,6 +54,7 @@ class NviumOutput(ModelOutput):
     compute_loss: Tensor | None = None
     balance_loss: Tensor | None = None
     exit_losses: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
     past_key_values: Cache | None = None
 
 
@@ -123,10 +127,15 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
 
     def hidden_states(self, input_ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> list[Tensor]:
         """The hidden states at every exit, E times [B, T, D]."""
-        h_BTD = self.model.embed_tokens(input_ids_BT)
+        return self._states_after(self.config.blocks, self.model.embed_tokens(input_ids_BT), positions_BT, attend)
+
+    def _states_after(
+        self, parts: Iterable[Iterable[int]], h_BTD: Tensor, positions_BT: Tensor, attend: Attend
+    ) -> list[Tensor]:
+        """After each of these consecutive parts of the layers."""
         rotary = self.model.rotary(positions_BT, h_BTD.dtype)
         states = []
-        for layers in self.config.blocks:
+        for layers in parts:
             h_BTD = self.model.run(h_BTD, layers, rotary, attend)
             states.append(h_BTD)
         return states
@@ -144,6 +153,7 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         labels: Tensor | None = None,
         output_exit_logits: bool = False,
+        output_hidden_states: bool | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         **unused: Any,
@@ -155,7 +165,15 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = past + torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         attend = self._cached_attention(input_ids, attention_mask, position_ids, past_key_values)
-        states = self.hidden_states(input_ids, position_ids.expand_as(input_ids), attend)
+        position_ids = position_ids.expand_as(input_ids)
+        all_states = None
+        if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
+            embedded = self.model.embed_tokens(input_ids)
+            each = [[layer] for layer in range(self.config.num_hidden_layers)]
+            all_states = (embedded, *self._states_after(each, embedded, position_ids, attend))
+            states = [all_states[depth] for depth in self.config.exit_layers or []]
+        else:
+            states = self.hidden_states(input_ids, position_ids, attend)
         if labels is None:
             states = [h_BTD[:, -logits_to_keep:] for h_BTD in states]
         log_w, outputs = self.exit_outputs(states)
@@ -166,6 +184,7 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
             logits=mixture.log_mixture(log_p, exit_logits),
             exit_probs=log_p.exp(),
             exit_logits=exit_logits if output_exit_logits else None,
+            hidden_states=all_states,
             past_key_values=past_key_values,
             **losses,
         )
@@ -212,4 +231,5 @@ def token_nll(logits_XV: Tensor, targets_X: Tensor) -> Tensor:
 
 
 AutoConfig.register("nvium", NviumConfig)
+AutoModel.register(NviumConfig, NviumForCausalLM)
 AutoModelForCausalLM.register(NviumConfig, NviumForCausalLM)

@@ -120,3 +120,22 @@ def test_a_silent_nvium_with_a_zero_final_adapter_is_the_plain_llama(tmp_path: P
     set_routers(model, EXIT, -math.inf)
     expected = llama(INPUT_IDS).logits.log_softmax(-1)
     torch.testing.assert_close(some(forward(model).logits).float(), expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_hidden_states_are_those_of_transformers_llama_and_change_nothing(tmp_path: Path) -> None:
+    llama = random_llama()
+    model = NviumForCausalLM.from_pretrained(llama_folder(tmp_path, llama), dtype=torch.float32)
+    ids = INPUT_IDS % model.config.vocab_size
+    output = model(ids, output_hidden_states=True)
+    theirs = llama(ids, output_hidden_states=True).hidden_states
+    assert len(some_states(output)) == len(theirs) == model.config.num_hidden_layers + 1
+    for ours, their in zip(some_states(output)[:-1], theirs[:-1], strict=True):  # their last is normed
+        torch.testing.assert_close(ours, their)
+    torch.testing.assert_close(output.logits, model(ids).logits, rtol=0, atol=0)
+    assert model(ids).hidden_states is None
+
+
+def some_states(output: NviumOutput) -> tuple[Tensor, ...]:
+    assert output.hidden_states is not None
+    return output.hidden_states

@@ -1,0 +1,198 @@
+"""From text to text in a few lines: a model, its tokenizer and an engine in one object. Not thread-safe."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nvium_core.choices import Device, Precision
+from nvium_core.engine.engine import Engine, EngineError
+from nvium_core.engine.events import Completion, FailureEvent, TokenEvent, best
+from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams
+from nvium_core.engine.schedule.sequence import FinishReason
+from nvium_core.loading import LoadedModel, load_model
+from nvium_core.text.answer import AnswerText
+from nvium_core.text.chat_template import ChatTemplate
+
+Message = dict[str, Any]
+"""`{"role": "user", "content": "…"}`, as in OpenAI's API."""
+
+
+@dataclass
+class TextCompletion(Completion):
+    """A completion with its text, which leaves out end-of-text and a stop string; the other fields count both."""
+
+    text: str = ""
+
+
+class Completions(list[TextCompletion]):
+    """Of all prompts, in order. Where there is one, its fields can be read from here."""
+
+    @property
+    def only(self) -> TextCompletion:
+        """Raises `ValueError` if there are several."""
+        [completion] = self
+        return completion
+
+    @property
+    def text(self) -> str:
+        return self.only.text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.only.token_ids
+
+    @property
+    def exits(self) -> list[int]:
+        return self.only.exits
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token of a stream and the text that became certain with it, which may be none. `exits` count from 1."""
+
+    text: str
+    token_ids: list[int] = field(default_factory=list)
+    exits: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+@dataclass
+class _Answer:
+    """One choice of one prompt on its way."""
+
+    text: AnswerText
+    completion: TextCompletion = field(default_factory=TextCompletion)
+
+    def take(self, event: TokenEvent) -> Piece:
+        self.completion.append(event)
+        gained = self.text.push(event.token_id, is_silent=event.is_stop, is_last=event.finish_reason is not None)
+        self.completion.text += gained
+        if self.text.is_stopped:
+            self.completion.finish_reason = "stop"
+        return Piece(gained, [event.token_id], [event.exit], self.completion.finish_reason)
+
+
+class LLM:
+    """`LLM("folder").generate("Once upon a time")`; without a name, the embedded model.
+
+    `engine_options` are `EngineConfig`'s. `sampling` is `SamplingParams`' fields, and `stop`, a string or several, and
+    `include_stop_str_in_output`. Raises `CheckpointError` or `InvalidRequest` naming what is wrong.
+    """
+
+    def __init__(
+        self,
+        model: str | LoadedModel | None = None,
+        *,
+        device: Device = "auto",
+        dtype: Precision = "auto",
+        **engine_options: Any,
+    ) -> None:
+        self.loaded = model if isinstance(model, LoadedModel) else load_model(model, device, dtype)
+        self.engine = Engine(self.loaded.model, EngineConfig(**engine_options))
+        self._template = ChatTemplate(self.loaded.tokenizer)
+        self._num_asked = 0
+
+    def generate(self, prompts: str | Sequence[str], **sampling: Any) -> Completions:
+        """Continue one text, or many at once. With `n`, each prompt gives so many, one after the other."""
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        return self._complete([self._tokens(text) for text in texts], **sampling)
+
+    def chat(self, messages: Sequence[Message], **sampling: Any) -> Completions:
+        """Answer a conversation, through the model's chat template. An answer may take the rest of the context."""
+        prompt = self._template.token_ids(messages, ())
+        return self._complete([prompt], **self._of_chat(prompt, sampling))
+
+    def stream(self, prompt: str | Sequence[Message], **sampling: Any) -> Iterator[Piece]:
+        """The same token by token, of a text or of messages. Leaving the loop ends it."""
+        if isinstance(prompt, str):
+            return self._pieces(self._tokens(prompt), **sampling)
+        tokens = self._template.token_ids(prompt, ())
+        return self._pieces(tokens, **self._of_chat(tokens, sampling))
+
+    def _tokens(self, text: str) -> list[int]:
+        token_ids: list[int] = self.loaded.tokenizer(text).input_ids
+        return token_ids
+
+    def _of_chat(self, prompt: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        """What ends the assistant's turn is added, and the rest of the context is room for it."""
+        room = self.engine.context - len(prompt)
+        if room < 1:
+            raise ContextLengthExceeded(len(prompt), 1, self.engine.context)
+        ends = (*sampling.get("stop_token_ids", ()), *self._template.stop_token_ids)
+        stops = (*as_strings(sampling.get("stop", ())), *self._template.stops)
+        return {"max_tokens": room, **sampling, "stop_token_ids": ends, "stop": stops}
+
+    def _complete(self, prompts: Sequence[Sequence[int]], **sampling: Any) -> Completions:
+        params, answers = self._begin(prompts, **sampling)
+        try:
+            for event in self._events():
+                self._take(answers, event)
+        finally:
+            self._end(answers)
+        ranked = Completions()
+        for choices in answers.values():
+            told = [answer.completion for answer in choices]
+            ranked += best(told, params.n, lambda completion: completion.mean_logprob)
+        return ranked
+
+    def _pieces(self, prompt: Sequence[int], **sampling: Any) -> Iterator[Piece]:
+        params, answers = self._begin([prompt], **sampling)
+        if params.num_choices > 1:
+            self._end(answers)
+            raise ValueError("a stream has one choice; leave out n and best_of")
+        return self._streamed(answers)
+
+    def _streamed(self, answers: dict[str, list[_Answer]]) -> Iterator[Piece]:
+        try:
+            for event in self._events():
+                yield self._take(answers, event)
+        finally:
+            self._end(answers)
+
+    def _begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        stop: str | Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        **sampling: Any,
+    ) -> tuple[SamplingParams, dict[str, list[_Answer]]]:
+        params, stops = SamplingParams(**sampling), as_strings(stop)
+        tokenizer = self.loaded.tokenizer.backend_tokenizer
+        answers: dict[str, list[_Answer]] = {}
+        try:
+            for prompt in prompts:
+                name = f"llm-{self._num_asked}"
+                self._num_asked += 1
+                self.engine.add(name, prompt, params)
+                answers[name] = [
+                    _Answer(AnswerText(tokenizer, prompt, stops, include_stop=include_stop_str_in_output))
+                    for _ in range(params.num_choices)
+                ]
+        except BaseException:
+            self._end(answers)
+            raise
+        return params, answers
+
+    def _events(self) -> Iterator[TokenEvent]:
+        while self.engine.has_work:
+            for event in self.engine.step():
+                if isinstance(event, FailureEvent):
+                    raise EngineError(event.message)
+                if isinstance(event, TokenEvent):
+                    yield event
+
+    def _take(self, answers: dict[str, list[_Answer]], event: TokenEvent) -> Piece:
+        answer = answers[event.sequence_id][event.choice]
+        piece = answer.take(event)
+        if answer.text.is_stopped:
+            self.engine.cancel(event.sequence_id, event.choice)
+        return piece
+
+    def _end(self, answers: dict[str, list[_Answer]]) -> None:
+        for name in answers:
+            self.engine.cancel(name)
+
+
+def as_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)

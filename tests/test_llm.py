@@ -1,0 +1,128 @@
+"""`LLM`: from text to text, as an engine and a tokenizer asked by hand would give it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from nvium_core import LLM, ContextLengthExceeded, Engine, InvalidRequest, SamplingParams
+from tests.byte_model import load_byte_model
+
+LOADED = load_byte_model(context=128)
+PROMPTS = ["Once", "A fox"]
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def llm() -> LLM:
+    return LLM(LOADED, deterministic=True)
+
+
+def by_hand(prompt: str, **sampling: object) -> list[int]:
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    [completion] = Engine(LOADED.model).generate([LOADED.tokenizer(prompt).input_ids], params)
+    return completion.token_ids
+
+
+def test_a_text_is_continued_as_the_engine_continues_its_tokens(llm: LLM) -> None:
+    completions = llm.generate("Once", max_tokens=12, seed=3)
+    assert completions.token_ids == by_hand("Once", max_tokens=12, seed=3)
+    assert completions.text == LOADED.tokenizer.decode(completions.token_ids, skip_special_tokens=True).rstrip("\ufffd")
+    assert len(completions.exits) == 12
+    assert completions[0].finish_reason == "length"
+
+
+def test_many_texts_are_completed_in_their_order_each_as_if_alone(llm: LLM) -> None:
+    together = llm.generate(PROMPTS, max_tokens=8, seed=5)
+    assert [completion.token_ids for completion in together] == [by_hand(p, max_tokens=8, seed=5) for p in PROMPTS]
+    with pytest.raises(ValueError, match="too many values"):
+        _ = together.text
+
+
+def test_each_prompt_gives_as_many_choices_as_are_asked_for(llm: LLM) -> None:
+    assert len(llm.generate(PROMPTS, n=3, max_tokens=4, seed=1)) == 6
+    ranked = llm.generate("Once", n=2, best_of=4, max_tokens=6, seed=1)
+    assert ranked[0].mean_logprob >= ranked[1].mean_logprob
+    assert len(ranked) == 2
+
+
+def test_a_stream_is_the_completion_in_pieces(llm: LLM) -> None:
+    pieces = list(llm.stream("Once", max_tokens=30, seed=3))
+    whole = llm.generate("Once", max_tokens=30, seed=3)
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert [token for piece in pieces for token in piece.token_ids] == whole.token_ids
+    assert [exit_ for piece in pieces for exit_ in piece.exits] == whole.exits
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
+
+
+def test_a_stream_that_is_left_frees_the_engine(llm: LLM) -> None:
+    stream = llm.stream("Once", max_tokens=30, seed=3)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert not llm.engine.has_work
+    llm.engine.check_integrity()
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    whole = llm.generate("Once", max_tokens=60, seed=3)
+    stop = whole.text[10:12]
+    at = whole.text.index(stop)
+    stopped = llm.generate("Once", max_tokens=60, seed=3, stop=stop)
+    assert stopped.text == whole.text[:at]
+    assert stopped[0].finish_reason == "stop"
+    assert len(stopped.token_ids) < len(whole.token_ids)
+    with_stop = llm.generate("Once", max_tokens=60, seed=3, stop=[stop], include_stop_str_in_output=True)
+    assert with_stop.text == whole.text[:at] + stop
+    assert not llm.engine.has_work
+
+
+def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
+    answer = llm.chat(MESSAGES, max_tokens=9, seed=2, ignore_eos=True)
+    assert answer.token_ids == by_hand("User:\nHi\n\nAssistant:\n", max_tokens=9, seed=2, ignore_eos=True)
+    assert "".join(p.text for p in llm.stream(MESSAGES, max_tokens=9, seed=2, ignore_eos=True)) == answer.text
+
+
+def test_an_answer_may_take_the_rest_of_the_context(llm: LLM) -> None:
+    answer = llm.chat(MESSAGES, seed=2, ignore_eos=True)
+    assert len(LOADED.tokenizer("User:\nHi\n\nAssistant:\n").input_ids) + len(answer.token_ids) == 128
+    with pytest.raises(ContextLengthExceeded):
+        llm.chat([{"role": "user", "content": "Hi" * 100}])
+
+
+@pytest.mark.parametrize("sampling", [{"max_tokens": 0}, {"temperature": 9}, {"max_tokens": 200}])
+def test_what_cannot_be_served_is_refused_and_leaves_nothing_behind(llm: LLM, sampling: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.generate(PROMPTS, **sampling)
+    assert not llm.engine.has_work
+
+
+def test_a_stream_of_several_choices_is_refused(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="one choice"):
+        llm.stream("Once", n=2)
+    assert not llm.engine.has_work
+
+
+IMPORTS = {
+    "nvium_core first": "import nvium_core; from transformers import AutoConfig, AutoModel, AutoModelForCausalLM",
+    "transformers first": "from transformers import AutoConfig, AutoModel, AutoModelForCausalLM; import nvium_core",
+}
+LOADS = """
+from pathlib import Path
+folder = next(Path(nvium_core.__file__).parent.glob("checkpoints/*"))
+print(type(AutoConfig.from_pretrained(folder)).__name__)
+print(type(AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)).__name__)
+print(type(AutoModel.from_pretrained(folder)).__name__)
+"""
+
+
+@pytest.mark.parametrize("order", IMPORTS)
+def test_the_auto_classes_know_the_model_once_both_packages_are_imported(order: str) -> None:
+    program = [sys.executable, "-c", IMPORTS[order] + LOADS]
+    printed = subprocess.run(program, check=True, capture_output=True, text=True).stdout.split()
+    assert printed == ["NviumConfig", "NviumForCausalLM", "NviumForCausalLM"]
+
+
+def test_importing_the_package_waits_for_neither_torch_nor_transformers_and_names_its_api() -> None:
+    statement = "import sys, nvium_core; print({'torch', 'transformers'} & set(sys.modules), 'LLM' in dir(nvium_core))"
+    program = [sys.executable, "-c", statement]
+    assert subprocess.run(program, check=True, capture_output=True, text=True).stdout == "set() True\n"
