@@ -9,7 +9,7 @@ import pytest
 
 from nvium_core import cli
 from nvium_core.training.chat.template import give_chat_template
-from nvium_core.training.train import write_model
+from nvium_core.training.run_folder import write_model
 from tests.byte_model import load_byte_model
 from tests.training.baselines.small_models import small_calm, small_univium
 

@@ -29,6 +29,9 @@ def train(
     checkpoint_activations: Annotated[
         bool, typer.Option("--checkpoint-activations", help="Compute them twice instead of keeping them.")
     ] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Resume on another device, by other processes and so on.")
+    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write its files beside log.jsonl.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")] = False,
     flops_per_second: Annotated[
@@ -58,6 +61,7 @@ def train(
         rows_per_pass=rows_per_pass,
         checkpoint_activations=checkpoint_activations,
         tensorboard=tensorboard,
+        accept_changes=accept_changes,
     )
     chosen = recipe_named(recipe, settings)
     if flops_per_second and not dry_run:

@@ -1,16 +1,19 @@
 """A run's checkpoint, `state.pt`: weights, optimisers, β and the step reached, whole however they are spread.
 
-Written by the first process, read by it and handed to the others.
+Written by the first process, read by all. The file ends in the SHA-256 of what stands before; it is read back before it
+takes the place of the last one, which stays beside it as `state.previous.pt`.
 """
 
+import hashlib
+import io
 import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -19,12 +22,17 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
+from nvium_core.training.data.tokens import differences
 from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 
 State = dict[str, Any]
 
-PARTS = {"model", "optimizers", "beta", "step", "recipe"}
+STATE, PREVIOUS, PARTIAL = "state.pt", "state.previous.pt", "state.partial"
+PARTS = {"model", "optimizers", "beta", "step", "recipe", "run"}
+DIGEST_BYTES = hashlib.sha256().digest_size
+MAX_NAMED = 5
+"""Differences that an error names."""
 
 
 def gathered(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
@@ -51,29 +59,107 @@ def scatter(state: State, model: nn.Module, optimizers: Sequence[Optimizer], pro
     )
 
 
+def check_tensors(state: State, model: nn.Module, optimizers: Sequence[Optimizer], folder: Path) -> None:
+    """Raise `TrainingError` unless a state has just the names and shapes of the run's weights and optimisers."""
+    weights, moments = get_state_dict(model, list(optimizers))
+    expected = shapes({"model": weights, "optimizers": moments})
+    if wrong := sorted(differences(shapes({name: state[name] for name in expected}), expected)):
+        more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
+        raise TrainingError(f"{folder / STATE}: other tensors than the run's: {', '.join(wrong[:MAX_NAMED])}{more}")
+
+
+def shapes(state: State) -> dict[str, Any]:
+    """A nested state's tensors as their shapes, tables as tables; numbers and lists of names are left out."""
+    parts = {name: shapes(part) if isinstance(part, dict) else part for name, part in state.items()}
+    return {
+        name: tuple(part.shape) if isinstance(part, Tensor) else part
+        for name, part in parts.items()
+        if isinstance(part, Tensor | dict)
+    }
+
+
+class Hashed(io.RawIOBase):
+    """A file that is only written to, and the digest of what was."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        return self._file.write(data)
+
+    @property
+    def digest(self) -> bytes:
+        return self._digest.digest()
+
+
 def write_state(state: State, folder: Path) -> None:
-    """Write `state.pt` whole or not at all."""
-    partial = folder / "state.partial"
+    """Write `state.pt` whole or not at all, and keep the one before."""
+    partial = folder / PARTIAL
     try:
         with partial.open("wb") as file:
-            torch.save(state, file)
+            hashed = Hashed(file)
+            torch.save(state, cast(BinaryIO, hashed))
+            file.write(hashed.digest)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(folder / "state.pt")
+        if not is_intact(partial):
+            raise OSError("what the disk gives back is not what was written")
+        if (folder / STATE).exists():
+            (folder / STATE).replace(folder / PREVIOUS)
+        partial.replace(folder / STATE)
     except (OSError, RuntimeError) as error:
         if partial.is_file():
             partial.unlink()
         raise TrainingError(f"{partial}: cannot write the checkpoint ({error}); the last one is intact") from error
 
 
+def is_intact(path: Path) -> bool:
+    """Whether a file ends in the digest of what stands before."""
+    with path.open("rb") as file:
+        remaining = file.seek(0, os.SEEK_END) - DIGEST_BYTES
+        file.seek(0)
+        digest = hashlib.sha256()
+        while remaining > 0 and (part := file.read(min(remaining, 2**20))):
+            digest.update(part)
+            remaining -= len(part)
+        return remaining == 0 and file.read() == digest.digest()
+
+
 def read_state(folder: Path) -> State | None:
-    """What `state.pt` holds, or None if there is none."""
-    path = folder / "state.pt"
+    """The last checkpoint, or None if there is none.
+
+    Raises `TrainingError` for a damaged one, and says whether the one before can be used.
+    """
+    path = folder / STATE
+    if not path.exists():  # nor would it, for a moment, while a new one takes the place of the last
+        path = folder / PREVIOUS
     if not path.exists():
         return None
     try:
+        return loaded(path)
+    except TrainingError as error:
+        raise TrainingError(f"{error}; {way_out(folder, path)}") from error
+
+
+def way_out(folder: Path, damaged: Path) -> str:
+    """What can be done about a damaged checkpoint."""
+    previous = folder / PREVIOUS
+    try:
+        step = loaded(previous)["step"]
+    except (TrainingError, OSError):
+        return f"there is no other: delete {damaged} to begin again"
+    return f"the one before, of step {step}, is intact: `mv {previous} {folder / STATE}` to go on from there"
+
+
+def loaded(path: Path) -> State:
+    try:
+        if not is_intact(path):
+            raise TrainingError(f"{path}: damaged (its digest is not that of its content)")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        if isinstance(error, TrainingError):
+            raise
         raise TrainingError(f"{path}: damaged ({error!r})") from error
     if not (isinstance(state, dict) and state.keys() >= PARTS):
         raise TrainingError(f"{path}: damaged (not a checkpoint of a run)")

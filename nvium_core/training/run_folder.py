@@ -1,16 +1,24 @@
-"""A run's folder, which belongs to one run at a time, and says by which recipe it was made."""
+"""A run's folder: it belongs to one run at a time, says by which recipe it was made, and holds the model at the end."""
 
 import fcntl
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.logging import disable_progress_bar
+
+from nvium_core.training.data.tokenizer import save_tokenizer
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.recipes.recipe import Recipe
 
 RECIPE_FILE = "recipe.json"
+READABLE = 0o644
 
 
 @contextmanager
@@ -43,3 +51,20 @@ def tokens_read(folder: Path) -> int | None:
     before = tokens_read(Path(recipe["initial"]).parent) if recipe["initial"] else 0
     total: int = recipe["total_tokens"] + (before or 0)
     return total
+
+
+def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a standard folder whole or not at all, in the place of an earlier one."""
+    partial = folder.with_name("model.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        disable_progress_bar()
+        model.save_pretrained(partial)
+        if model.generation_config.eos_token_id == model.config.eos_token_id:  # it says nothing else of ours
+            (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
+        save_tokenizer(tokenizer, partial)
+        (partial / SAFE_WEIGHTS_NAME).chmod(READABLE)  # which transformers leaves to the owner alone
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(f"{partial}: the model cannot be written ({error}); the checkpoint is intact") from error

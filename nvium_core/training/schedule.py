@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Kind = Literal["cosine", "wsd"]
+DecayShape = Literal["linear", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
     """Linear warm-up over the first `warmup` share of the steps, then down to `final_ratio` of the maximum.
 
-    `cosine` falls all the way from the warm-up on; `wsd` (warm-up, stable, decay) stays at the maximum and falls
-    linearly over the last `decay` share of the steps.
+    `cosine` falls all the way from the warm-up on; `wsd` (warm-up, stable, decay) stays at the maximum and falls over
+    the last `decay` share of the steps, in a straight line or, with `decay_shape` cosine, in half a cosine.
     """
 
     maximum: float
@@ -23,12 +24,14 @@ class LearningRate:
     final_ratio: float = 0.1
     kind: Kind = "cosine"
     decay: float = 0.1
+    decay_shape: DecayShape = "linear"
 
     def __post_init__(self) -> None:
         if not (self.maximum > 0 and 0 <= self.warmup < 1):
             raise ValueError(f"maximum must be positive and warmup in [0, 1), got {self.maximum} and {self.warmup}")
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
+        for name, words in (("kind", get_args(Kind)), ("decay_shape", get_args(DecayShape))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, got {getattr(self, name)!r}")
         if not (0 <= self.final_ratio <= 1 and 0 < self.decay <= 1):
             raise ValueError(f"final_ratio must be in [0, 1] and decay in (0, 1], got {self.final_ratio}, {self.decay}")
 
@@ -44,9 +47,15 @@ class LearningRate:
 
     def _height_at(self, progress: float) -> float:
         """From 1 after the warm-up to 0 at the end."""
-        if self.kind == "wsd":
-            return min(1.0, (1 - progress) / self.decay)
-        return 0.5 * (1 + math.cos(math.pi * (progress - self.warmup) / (1 - self.warmup)))
+        if self.kind == "cosine":
+            return half_cosine((progress - self.warmup) / (1 - self.warmup))
+        left = min(1.0, (1 - progress) / self.decay)
+        return left if self.decay_shape == "linear" else half_cosine(1 - left)
+
+
+def half_cosine(share: float) -> float:
+    """From 1 at 0 to 0 at 1."""
+    return 0.5 * (1 + math.cos(math.pi * share))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,30 +5,35 @@ Hugging Face folder. Started by torchrun, all its processes train one model.
 """
 
 import math
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME
-from transformers.utils.logging import disable_progress_bar
+from transformers import PreTrainedTokenizerBase
 
 from nvium_core.choices import Sharding
 from nvium_core.model.checkpoint import MODEL_FOLDER
-from nvium_core.training.checkpoint import gathered, gathered_weights, read_state, scatter, write_state
+from nvium_core.training.checkpoint import (
+    STATE,
+    State,
+    check_tensors,
+    gathered,
+    gathered_weights,
+    read_state,
+    scatter,
+    write_state,
+)
 from nvium_core.training.data.loader import prefetched, timed
 from nvium_core.training.data.source import prepare_text, validation_text
-from nvium_core.training.data.tokenizer import save_tokenizer
-from nvium_core.training.data.tokens import differences
+from nvium_core.training.data.tokens import differences, file_digest
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.distributed import Processes, gradients_shared, joined_processes, own_device, spread
 from nvium_core.training.errors import TrainingError
@@ -41,11 +46,9 @@ from nvium_core.training.optimizer import optimizers
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import Report, RunLog, describe, progress_bar
-from nvium_core.training.run_folder import owned, write_recipe
+from nvium_core.training.run_folder import owned, write_model, write_recipe
 
-READABLE = 0o644
-
-EXTENDABLE = {"total_tokens", "checkpoint_every", "evaluations"}
+EXTENDABLE = {"total_tokens", "epochs", "checkpoint_every", "evaluations"}
 """What may change when a run is resumed."""
 
 
@@ -55,7 +58,8 @@ class RunOptions:
 
     `validation` is text to evaluate on now and then, `dense_log` the log of a dense run for an adaptive
     β. `rows_per_pass` bounds the tokens of a forward pass; `checkpoint_activations` computes a layer's activations
-    again in the backward pass instead of keeping them.
+    again in the backward pass instead of keeping them. `accept_changes` lets a run be resumed in other circumstances
+    than it was begun in, which changes its weights.
     """
 
     data: Path
@@ -68,6 +72,7 @@ class RunOptions:
     checkpoint_activations: bool = False
     rows_per_pass: int = 16_384
     tensorboard: bool = False
+    accept_changes: bool = False
 
 
 def train(recipe: Recipe, options: RunOptions) -> Path:
@@ -88,6 +93,7 @@ def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processe
             prepare_text(recipe, options.data, options.folder)
         processes.wait()
         tokenizer, stream = prepare_text(recipe, options.data, options.folder)
+        recipe = recipe.reading(stream.num_windows(recipe.short_context))
     except OSError as error:
         raise TrainingError(f"{options.folder}: its text cannot be written or read ({error})") from error
     validation = None
@@ -154,8 +160,8 @@ class TrainingRun:
         nn.Module.to(self.model, self.device)
         if options.checkpoint_activations:
             self.model.activation_checkpointing_enable()
-        function = torch.compile(method.objective, dynamic=False) if options.compile else method.objective
-        objective = Objective(self.model, function)
+        function = method.objective(recipe)
+        objective = Objective(self.model, torch.compile(function, dynamic=False) if options.compile else function)
         self.objective = spread(objective, self.model.model.layers, options.sharding, self.processes)
         self.optimizers = optimizers(self.model, recipe.learning_rate.maximum, recipe.optimizer)
         self.beta = beta_control(recipe.beta, recipe.num_steps, options.dense_log)
@@ -300,22 +306,45 @@ class TrainingRun:
         """Write the checkpoint."""
         state = gathered(self.model, self.optimizers)
         if self.processes.is_first:
-            own = {"recipe": asdict(self.recipe), "step": self.step, "beta": self.beta.state()}
-            write_state(state | own, self.options.folder)
+            own = {"recipe": asdict(self.recipe), "run": self.circumstances(), "step": self.step}
+            write_state(state | own | {"beta": self.beta.state()}, self.options.folder)
         self.processes.wait()
+
+    def circumstances(self) -> dict[str, Any]:
+        """What a run's weights depend on besides its recipe and its text."""
+        files = {"validation": self.options.validation, "dense_log": self.options.dense_log}
+        return {
+            "device": self.device.type,
+            "precision": str(self.autocast_dtype),
+            "processes": self.processes.count,
+            **{name: getattr(self.options, name) for name in ("sharding", "compile", "rows_per_pass")},
+            **{name: path and file_digest(path) for name, path in files.items()},
+        }
 
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one."""
         state = read_state(self.options.folder)
         if state is None:
             return
-        if others := differences(state["recipe"], asdict(self.recipe)) - EXTENDABLE:
-            path = self.options.folder / "state.pt"
-            raise TrainingError(f"{path}: holds a run with other {', '.join(sorted(others))}; choose another --folder")
+        self.check_resumed(state)
         self.step = state["step"]
         self.check_length(state["recipe"]["total_tokens"])
         self.beta.restore(state["beta"])
         scatter(state, self.model, self.optimizers, self.processes)
+
+    def check_resumed(self, state: State) -> None:
+        """Raise `TrainingError` unless a checkpoint is of this run."""
+        path = self.options.folder / STATE
+        if others := differences(state["recipe"], asdict(self.recipe)) - EXTENDABLE:
+            raise TrainingError(f"{path}: holds a run with other {', '.join(sorted(others))}; choose another --folder")
+        others = differences(state["run"], self.circumstances())
+        if others and not self.options.accept_changes:
+            begun = ", ".join(f"{name} ({state['run'][name]})" for name in sorted(others))
+            raise TrainingError(
+                f"{path}: holds a run that was begun with other {begun}; resumed, it ends with other weights than an "
+                "uninterrupted one: --accept-changes"
+            )
+        check_tensors(state, self.model, self.optimizers, self.options.folder)
 
     def check_length(self, total_tokens: int) -> None:
         """Raise if in a run of the length it was begun with another rate, window or phase would be due by now."""
@@ -348,23 +377,6 @@ def due(recipe: Recipe, step: int) -> tuple[float, int, bool]:
         recipe.context_at(progress),
         recipe.router_warmup.active(progress),
     )
-
-
-def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a standard folder whole or not at all, in the place of an earlier one."""
-    partial = folder.with_name("model.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        disable_progress_bar()
-        model.save_pretrained(partial)
-        if model.generation_config.eos_token_id == model.config.eos_token_id:  # it says nothing else of ours
-            (partial / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
-        save_tokenizer(tokenizer, partial)
-        (partial / SAFE_WEIGHTS_NAME).chmod(READABLE)  # which transformers leaves to the owner alone
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    except (OSError, SafetensorError) as error:
-        raise TrainingError(f"{partial}: the model cannot be written ({error}); the checkpoint is intact") from error
 
 
 def rounded(value: Tensor) -> float | list[float]:

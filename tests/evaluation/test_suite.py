@@ -13,8 +13,7 @@ from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import markdown, papers_routing
 from nvium_core.loading import load_model
 from nvium_core.training.recipes.catalogue import recipe_named
-from nvium_core.training.run_folder import write_recipe
-from nvium_core.training.train import write_model
+from nvium_core.training.run_folder import write_model, write_recipe
 from tests.byte_model import EXIT_LAYERS, load_byte_model
 from tests.random_models import random_model
 

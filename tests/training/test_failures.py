@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nvium_core.errors import NviumError
+from nvium_core.training.checkpoint import write_state
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.errors import TrainingError
@@ -68,7 +69,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, content: bytes)
 
 def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     run_options = options(tmp_path / "run")
-    torch.save({"model": {}}, tmp_path / "run" / "state.pt")
+    write_state({"model": {}}, tmp_path / "run")
     with pytest.raises(TrainingError, match=r"state\.pt: damaged \(not a checkpoint"):
         start(small_recipe(), run_options)
 

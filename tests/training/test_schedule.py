@@ -2,6 +2,8 @@ import math
 from typing import Any
 
 import pytest
+import torch
+from transformers import get_wsd_schedule
 
 from nvium_core.training.schedule import LearningRate, RouterWarmup
 
@@ -13,6 +15,25 @@ from nvium_core.training.schedule import LearningRate, RouterWarmup
 def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(progress: float, rate: float) -> None:
     schedule = LearningRate(maximum=2.0, warmup=0.1, final_ratio=0.1)
     assert schedule.at(progress) == pytest.approx(2 * rate)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+@pytest.mark.parametrize(("progress", "left"), [(0.8, 1.0), (0.9, 1.0), (0.95, 0.5), (1.0, 0.0)])
+def test_a_stable_rate_decays_at_the_end(shape: Any, progress: float, left: float) -> None:
+    schedule = LearningRate(maximum=1.0, kind="wsd", decay_shape=shape)
+    assert schedule.at(progress) == pytest.approx(0.1 + 0.9 * left)
+
+
+def test_a_cosine_decay_is_that_of_transformers_schedule() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=2e-4)
+    theirs = get_wsd_schedule(optimizer, 10, 100, num_stable_steps=890, min_lr_ratio=0.1)
+    schedule = LearningRate(maximum=2e-4, kind="wsd", decay_shape="cosine")
+    for step in range(1000):
+        if step >= 10:  # their warm-up does not begin at zero
+            assert schedule.at(step / 1000) == pytest.approx(theirs.get_last_lr()[0]), step
+        optimizer.step()
+        theirs.step()
 
 
 def test_without_warm_up_the_learning_rate_starts_at_its_maximum() -> None:

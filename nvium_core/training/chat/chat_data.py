@@ -40,7 +40,8 @@ def prepare_conversations(
         examples = chat_examples(data, tokenizer, recipe.shape.context, recipe.diet, recipe.seed)
         origin_file.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
         save_examples(examples_file, examples)
-    return tokenizer, PackedConversations(load_examples(examples_file), tokenizer.eos_token_id, recipe.seed)
+    examples = load_examples(examples_file)
+    return tokenizer, PackedConversations(examples, tokenizer.eos_token_id, recipe.seed, together=recipe.packing)
 
 
 def validation_conversations(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedConversations:
@@ -54,17 +55,19 @@ def validation_conversations(recipe: Recipe, data: Path, tokenizer: PreTrainedTo
 def chat_examples(path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int) -> list[Example]:
     """Examples of at most `context` tokens, from a chat file (by its suffix) or a text file of stories.
 
-    `diet` and `seed` are for stories. What is longer is left out, which stderr is told. Raises `DataError` naming the
-    file, and the line of a chat file, that cannot be used.
+    `diet` and `seed` are for stories. What is longer is cut, and left out if no answer has begun by then; stderr is
+    told. Raises `DataError` naming the file, and the line of a chat file, that cannot be used.
     """
     console = Console(stderr=True)
     found = list(track(encoded(path, tokenizer, context, diet, seed), "encoding", console=console, transient=True))
-    fitting = [each for each in found if len(each) <= context]
-    if not fitting:
-        raise DataError(f"{path}: no conversation fits a context of {context} tokens")
-    if len(fitting) < len(found):
-        console.print(f"{path}: {len(found) - len(fitting)} of {len(found)} conversations exceed the context, left out")
-    return fitting
+    answered = [each.cut(context) for each in found if each.is_answer[:context].any()]
+    if not answered:
+        raise DataError(f"{path}: no conversation has an answer within a context of {context} tokens")
+    num_cut, num_lost = sum(len(each) > context for each in found), len(found) - len(answered)
+    if num_cut:
+        told = f"{num_cut} of {len(found)} conversations exceed the context and are cut, {num_lost} left out"
+        console.print(f"{path}: {told}")
+    return answered
 
 
 def encoded(path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int) -> Iterator[Example]:

@@ -27,6 +27,10 @@ class Example:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def cut(self, length: int) -> "Example":
+        """Its first tokens."""
+        return Example(self.tokens[:length], self.is_answer[:length])
+
 
 def prompt_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """What the model continues when it is the assistant's turn."""

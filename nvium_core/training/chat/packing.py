@@ -1,4 +1,4 @@
-"""Conversations packed into windows, none of them cut, with the interface of a packed stream of text.
+"""Conversations in windows, several in each or one, with the interface of a packed stream of text.
 
 A batch depends on (examples, seed, step) only, so a resumed run sees exactly what an uninterrupted one would have seen.
 Shapes: B windows, T tokens, F fields of a batch.
@@ -18,10 +18,10 @@ from nvium_core.training.data.windows import Batch, permuted
 
 
 class PackedConversations:
-    """Examples in windows that each hold several, drawn in an order that depends on the seed alone."""
+    """Examples in windows, drawn in an order that depends on the seed alone; `together` puts several in each."""
 
-    def __init__(self, examples: Sequence[Example], end_token: int, seed: int = 0) -> None:
-        self.examples, self.end_token, self.seed = examples, end_token, seed
+    def __init__(self, examples: Sequence[Example], end_token: int, seed: int = 0, *, together: bool = True) -> None:
+        self.examples, self.end_token, self.seed, self.together = examples, end_token, seed, together
         self._num_rows = tuple(len(example) - 1 for example in examples)
 
     def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
@@ -30,7 +30,7 @@ class PackedConversations:
         What remains empty of a window is filled with end-of-text, which does not count. Raises `DataError` if an
         example is longer than the context.
         """
-        windows = packed(self._num_rows, context)
+        windows = self._windows(context)
         numbers = range(first_window, first_window + num_windows)
         places = [permuted(n % len(windows), len(windows), (self.seed, n // len(windows))) for n in numbers]
         window_BFT = torch.from_numpy(np.stack([self._window(windows[place], context) for place in places]))
@@ -39,7 +39,11 @@ class PackedConversations:
 
     def num_windows(self, context: int) -> int:
         """Windows per epoch."""
-        return len(packed(self._num_rows, context))
+        return len(self._windows(context))
+
+    def _windows(self, context: int) -> list[list[int]]:
+        """Which examples share a window."""
+        return packed(self._num_rows, context) if self.together else alone(self._num_rows, context)
 
     def _window(self, numbers: Sequence[int], context: int) -> NDArray[np.int64]:
         """A window's fields [F, T], in the order of a batch's. All tokens of an example but its last are inputs."""
@@ -57,10 +61,21 @@ class PackedConversations:
 
 
 @cache
-def packed(num_rows: tuple[int, ...], context: int) -> list[list[int]]:
-    """Which examples share a window: the longest first, each put where it leaves the least room."""
+def alone(num_rows: tuple[int, ...], context: int) -> list[list[int]]:
+    """Every example in a window of its own."""
+    check_fits(num_rows, context)
+    return [[number] for number in range(len(num_rows))]
+
+
+def check_fits(num_rows: Sequence[int], context: int) -> None:
     if max(num_rows) > context:
         raise DataError(f"a conversation of {max(num_rows) + 1} tokens is too long for a context of {context}")
+
+
+@cache
+def packed(num_rows: tuple[int, ...], context: int) -> list[list[int]]:
+    """The longest first, each put where it leaves the least room."""
+    check_fits(num_rows, context)
     windows = list[list[int]]()
     rooms = list[tuple[int, int]]()  # sorted; (rows that a window has left, its number)
     for number in sorted(range(len(num_rows)), key=num_rows.__getitem__, reverse=True):

@@ -75,20 +75,24 @@ def read_tokens(path: Path) -> Tokens:
 
 def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
     """All that the tokens of a run depend on."""
-    try:
-        with data.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{data}: {error.strerror}") from error
     shape = recipe.shape
     return {
-        "data": digest,
+        "data": file_digest(data),
         "vocab_size": shape.vocab_size,
         "context": shape.context,
         "diet": asdict(recipe.diet),
         "seed": recipe.seed,
         "tokenizer": recipe.tokenizer or recipe.initial,
     }
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content. Raises `DataError` naming one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
 
 
 def check_origin(path: Path, origin: dict[str, Any]) -> None:

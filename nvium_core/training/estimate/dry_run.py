@@ -187,7 +187,7 @@ def what_is_held(estimate: Estimate) -> dict[str, str]:
         "activations": f"{quantity(memory.activations)}B; with checkpointing {quantity(sparing.activations)}B",
         "head": f"{quantity(memory.head)}B; all logits held {quantity(heads[0])}B, in chunks {quantity(heads[1])}B",
         "memory in all": f"{quantity(memory.total)}B {fits} {quantity(estimate.available_bytes)}B that are free",
-        "disk": f"{quantity(checkpoint_bytes(recipe))}B a checkpoint, two while one is written; "
+        "disk": f"{quantity(checkpoint_bytes(recipe))}B a checkpoint, two kept and a third while it is written; "
         f"{quantity(model_bytes(recipe))}B the model",
     }
 

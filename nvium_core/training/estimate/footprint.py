@@ -130,7 +130,7 @@ def chunked_head_bytes(shape: Shape, each: Pass) -> int:
 
 
 def checkpoint_bytes(recipe: Recipe) -> int:
-    """On disk: weights and optimiser. While one is written the last one stays, so twice this must be free."""
+    """On disk: weights and optimiser. Two are kept, and both stay while a third is written."""
     return WIDE * num_parameters(recipe) + optimizer_bytes(recipe)
 
 

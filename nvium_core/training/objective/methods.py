@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from nvium_core.model.config import NviumConfig
 from nvium_core.training.baselines.calm import build_calm, calm_objective
-from nvium_core.training.baselines.layerskip import LayerSkip, build_layerskip
+from nvium_core.training.baselines.layerskip import build_layerskip
 from nvium_core.training.initial import initial_model
 from nvium_core.training.objective.loss import nvium_objective
 from nvium_core.training.objective.objective import ObjectiveFunction
@@ -19,7 +19,7 @@ class TrainingMethod:
     """`build` makes the model of the first step from (recipe, size of the vocabulary, end-of-text token)."""
 
     build: Callable[[Recipe, int, int], PreTrainedModel]
-    objective: ObjectiveFunction
+    objective: Callable[[Recipe], ObjectiveFunction]
 
 
 def of_the_shape(build: Callable[[NviumConfig], PreTrainedModel]) -> Callable[[Recipe, int, int], PreTrainedModel]:
@@ -28,8 +28,8 @@ def of_the_shape(build: Callable[[NviumConfig], PreTrainedModel]) -> Callable[[R
 
 
 METHODS: dict[Method, TrainingMethod] = {
-    "nvium": TrainingMethod(initial_model, nvium_objective),
-    "retrofit": TrainingMethod(initial_model, nvium_objective),
-    "calm": TrainingMethod(of_the_shape(build_calm), calm_objective),
-    "layerskip": TrainingMethod(of_the_shape(build_layerskip), LayerSkip().objective),
+    "nvium": TrainingMethod(initial_model, lambda recipe: nvium_objective),
+    "retrofit": TrainingMethod(initial_model, lambda recipe: nvium_objective),
+    "calm": TrainingMethod(of_the_shape(build_calm), lambda recipe: calm_objective),
+    "layerskip": TrainingMethod(of_the_shape(build_layerskip), lambda recipe: recipe.layerskip.objective),
 }

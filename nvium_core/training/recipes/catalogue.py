@@ -28,6 +28,8 @@ def recipe_named(name: str, settings: list[str]) -> Recipe:
     if base not in RECIPES:
         raise RecipeError(f"no recipe {name!r}{suggestion(base)}; `nvium recipes` lists them")
     recipe = with_settings(RECIPES[base](), settings)
+    if recipe.epochs and any(setting.startswith("total_tokens=") for setting in settings):
+        raise RecipeError(f"total_tokens: {name} reads {recipe.epochs:g} epochs of the text; set epochs=0 too")
     try:
         recipe.shape.config(recipe.shape.vocab_size, end_token=0)
         recipe.check_together()

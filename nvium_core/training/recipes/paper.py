@@ -118,12 +118,15 @@ def at_rate(recipe: Recipe, rate: float) -> Recipe:
 
 
 def largest() -> Recipe:
-    """The 1.5B model: heads of 128, warm-up-stable-decay, and β adapted to its dense twin's losses (`--dense-log`)."""
+    """The 1.5B model: heads of 128, warm-up-stable-decay, and β adapted to its dense twin's losses (`--dense-log`).
+
+    The rate decays in half a cosine, as in the authors' trainer (transformers' `warmup_stable_decay`).
+    """
     recipe = scaling(48, 1536)
     return replace(
         recipe,
         shape=replace(recipe.shape, num_heads=12),
-        learning_rate=LearningRate(maximum=2e-4, kind="wsd"),
+        learning_rate=LearningRate(maximum=2e-4, kind="wsd", decay_shape="cosine"),
         beta=BetaSettings(initial=0.0, adaptive=True),
     )
 
@@ -147,13 +150,19 @@ def layerskip() -> Recipe:
 
 
 def tuned(num_layers: int) -> Recipe:
-    """Instruction tuning of a model of the depth table, two epochs over 892,375 conversations (Tulu 3's mixture)."""
+    """Instruction tuning of a model of the depth table, two epochs over conversations (Tulu 3's mixture).
+
+    As the authors have it, a conversation is a window of its own and 128 are a step. `total_tokens` is what their
+    892,375 conversations come to; a run has the two epochs of the conversations that it is given.
+    """
     recipe = scaling(num_layers, 768)
     return replace(
         recipe,
         initial=f"runs/paper-{num_layers}x768/model",
         text="conversations",
         total_tokens=SFT_EPOCHS * -(-SFT_CONVERSATIONS // SFT_BATCH) * SFT_BATCH * CONTEXT,
+        epochs=SFT_EPOCHS,
+        packing=False,
         tokens_per_step=SFT_BATCH * CONTEXT,
         learning_rate=LearningRate(maximum=1e-5, warmup=0.05, final_ratio=0.0),
         router_warmup=RouterWarmup(share=0.0),

@@ -1,10 +1,11 @@
 """A recipe: everything a training run depends on besides its text. Knows nothing of any particular recipe."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from nvium_core.errors import NviumError
 from nvium_core.model.config import NviumConfig, even_exit_layers
+from nvium_core.training.baselines.layerskip import LayerSkip
 from nvium_core.training.data.documents import Diet
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
@@ -85,7 +86,8 @@ class Recipe:
     `evaluations` is how often a validation text is evaluated on, at even distances and at the end.
     `initial` is the folder or Hub name of the model to start from, None for random weights. `tokenizer` is that of a
     tokenizer to use, None for the initial model's or, without one, a byte-level BPE of `shape.vocab_size` tokens
-    trained on the text.
+    trained on the text. `epochs` above 0 says how often the text is read, and `total_tokens` follows when the run
+    starts. `packing` puts several conversations into a window; without it each has one of its own.
     """
 
     method: Method = "nvium"
@@ -94,6 +96,8 @@ class Recipe:
     tokenizer: str | None = None
     text: Text = "documents"
     total_tokens: int
+    epochs: float = 0.0
+    packing: bool = True
     tokens_per_step: int
     short_context: int
     long_context_share: float = 0.0
@@ -102,6 +106,7 @@ class Recipe:
     beta: BetaSettings
     diet: Diet = field(default_factory=Diet)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    layerskip: LayerSkip = field(default_factory=LayerSkip)
     seed: int = 0
     checkpoint_every: int = 200
     evaluations: int = 1
@@ -110,7 +115,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("total_tokens", "tokens_per_step", "short_context", "checkpoint_every"):
             check(getattr(self, name) >= 1, f"{name} must be at least 1")
-        for name in ("evaluations", "seed"):
+        for name in ("evaluations", "seed", "epochs"):
             check(getattr(self, name) >= 0, f"{name} must not be negative")
         check(self.validation_tokens >= 1, "validation_tokens must be at least 1")
         check(0 <= self.long_context_share <= 1, "long_context_share must be between 0 and 1")
@@ -128,8 +133,15 @@ class Recipe:
         check(whole, f"tokens_per_step must be a multiple of {' and '.join(map(str, sorted(contexts)))}, the windows")
         starts = self.method in ("nvium", "retrofit") or self.initial is None
         check(starts, f"initial means nothing to {self.method}, which starts from random weights")
+        check(self.method == "layerskip" or self.layerskip == LayerSkip(), f"layerskip means nothing to {self.method}")
         seen = self.evaluations > 0 or not self.beta.adaptive
         check(seen, "evaluations must be at least 1 for an adaptive β")
+
+    def reading(self, windows_per_epoch: int) -> "Recipe":
+        """The recipe whose `total_tokens` are its epochs of a text of so many short windows."""
+        if not self.epochs:
+            return self
+        return replace(self, total_tokens=max(1, round(self.epochs * windows_per_epoch * self.short_context)))
 
     @property
     def num_steps(self) -> int:

@@ -1,6 +1,7 @@
 """From files to packed conversations; a run on them starts from a model, resumes exactly and learns to answer."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import RunOptions, TrainingRun
-from tests.training.small_runs import WORDS, small_corpus, small_recipe
+from tests.training.small_runs import WORDS, options, small_corpus, small_recipe, start
 
 CONTEXT = 64
 
@@ -52,13 +53,16 @@ def test_stories_become_conversations(tokenizer: PreTrainedTokenizerFast, tmp_pa
     assert all(tokenizer.decode(each.tokens).startswith((f"{END_OF_TEXT}User:", f"{END_OF_TEXT}Sys")) for each in found)
 
 
-def test_what_exceeds_the_context_is_left_out_and_told(
+def test_what_exceeds_the_context_is_cut_and_told(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = chat_file(tmp_path / "chat.jsonl", "the cat ran", "the cat " * 100)
-    assert len(chat_examples(path, tokenizer, CONTEXT, Diet(), seed=0)) == 1
-    assert "1 of 2 conversations exceed the context" in " ".join(capsys.readouterr().err.split())
-    with pytest.raises(DataError, match=r"chat\.jsonl: no conversation fits a context of 4 tokens"):
+    whole, cut = chat_examples(path, tokenizer, CONTEXT, Diet(), seed=0)
+    assert (whole.tokens[-1], len(cut)) == (tokenizer.eos_token_id, CONTEXT)
+    assert cut.is_answer[-1] and cut.tokens[-1] != tokenizer.eos_token_id
+    told = " ".join(capsys.readouterr().err.split())
+    assert "1 of 2 conversations exceed the context and are cut, 0 left out" in told
+    with pytest.raises(DataError, match=r"chat\.jsonl: no conversation has an answer within a context of 4 tokens"):
         chat_examples(path, tokenizer, 4, Diet(), seed=0)
 
 
@@ -152,3 +156,17 @@ def test_validation_takes_the_first_conversations_that_fit(
     few = validation_conversations(replace(recipe, validation_tokens=60), data, tokenizer).examples
     assert 1 < len(few) < len(ANSWERS) and sum(map(len, few)) <= 60
     assert len(validation_conversations(replace(recipe, validation_tokens=1), data, tokenizer).examples) == 1
+
+
+def test_epochs_are_of_the_conversations_that_there_are(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """One to a window, as many steps as two readings of ten conversations take, each of them read twice."""
+    two = replace(recipe, epochs=2.0, packing=False, tokens_per_step=4 * 64)
+    data = chat_file(tmp_path / "chat.jsonl", *(f"{word} ran" for word in WORDS[:10]))
+    run = start(two, replace(options(tmp_path / "run"), data=data))
+    assert (run.recipe.num_steps, run.epochs) == (5, 2.0)
+    firsts = Counter(
+        tuple(window.tolist()) for step in range(5) for batch in run.batches_of(step) for window in batch.inputs
+    )
+    assert len(firsts) == 10 and set(firsts.values()) == {2}

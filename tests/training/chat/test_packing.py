@@ -55,6 +55,15 @@ def test_an_epoch_holds_every_conversation_once_and_whole(lengths: list[int], ep
     assert sorted(found) == sorted(tuple(each.tokens) for each in examples)
 
 
+def test_each_conversation_may_have_a_window_of_its_own() -> None:
+    examples = examples_of([5, 9, 3])
+    stream = PackedConversations(examples, END, together=False)
+    batch = an_epoch(stream)
+    assert stream.num_windows(CONTEXT) == 3
+    assert sorted(batch.inputs[:, 0].tolist()) == sorted(int(each.tokens[0]) for each in examples)
+    assert batch.counted.sum() == sum(each.is_answer[1:].sum() for each in examples)
+
+
 @settings(max_examples=60)
 @given(num_rows=st.lists(st.integers(1, 100), min_size=1, max_size=60), context=st.just(100))
 def test_hardly_more_windows_are_used_than_there_must_be(num_rows: list[int], context: int) -> None:

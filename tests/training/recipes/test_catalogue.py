@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import initialization as init
 
+from nvium_core.training.baselines.layerskip import LayerSkip
 from nvium_core.training.objective.methods import METHODS
 from nvium_core.training.recipes.catalogue import RECIPES, recipe_named
 from nvium_core.training.recipes.paper import scaling
@@ -175,6 +176,29 @@ def test_a_baseline_is_the_dense_model_with_exits() -> None:
         assert (shape.width, shape.mlp_width) == (dense.width, dense.mlp_width)
     assert recipe_named("paper-calm", []).shape.exit_depths == [6, 12, 18, 24]
     assert recipe_named("paper-layerskip", []).shape.exit_depths == list(range(2, 25, 2))
+
+
+def test_layerskips_settings_are_the_authors_and_belong_to_its_recipes() -> None:
+    settings = ["layerskip.max_dropout=0.2", "layerskip.early_loss_scale=0.5"]
+    assert recipe_named("paper-layerskip", []).layerskip == LayerSkip(max_dropout=0.3, early_loss_scale=1.0)
+    changed = recipe_named("paper-layerskip", settings)
+    assert changed.layerskip == LayerSkip(max_dropout=0.2, early_loss_scale=0.5)
+    with pytest.raises(RecipeError, match="layerskip means nothing to nvium"):
+        recipe_named("tiny", settings)
+
+
+def test_tuning_reads_two_epochs_one_conversation_to_a_window_in_the_authors_steps() -> None:
+    recipe = recipe_named("paper-sft-24x768", [])
+    assert (recipe.epochs, recipe.packing, recipe.windows_of_a_step(0.0)) == (2, False, 128)
+    assert recipe.num_steps == 2 * -(-892_375 // 128)
+    assert recipe.reading(1000).total_tokens == 2 * 1000 * 1024
+    with pytest.raises(RecipeError, match="reads 2 epochs of the text; set epochs=0 too"):
+        recipe_named("paper-sft-24x768", ["total_tokens=1e6"])
+
+
+def test_the_largest_models_rate_decays_as_in_the_authors_trainer() -> None:
+    rate = recipe_named("paper-48x1536", []).learning_rate
+    assert (rate.kind, rate.decay, rate.decay_shape) == ("wsd", 0.1, "cosine")
 
 
 def test_an_unknown_recipe_is_refused_with_what_is_near() -> None:
