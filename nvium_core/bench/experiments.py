@@ -51,6 +51,7 @@ def check(
     for option, value in given.items():
         require(option in known, option, f"means nothing to {experiment}")
         require(not isinstance(value, int) or value >= 1, option, f"must be at least 1, got {value}")
+        require(not isinstance(value, float) or value > 0, option, f"must be above 0, got {value}")
     for option, file in {"json": json_file, "plot": plot}.items():
         require(file is None or file.parent.is_dir(), option, f"no such folder: {file and file.parent}")
     if plot:

@@ -3,6 +3,7 @@
 Contenders take turns, so that a noisy machine is fair to all: what is reported is the median of the turns' ratios.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,8 +64,14 @@ class Subject:
             "model": self.name,
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
+            "instructions": instructions() if self.model.device.type == "cpu" else None,
             "threads": torch.get_num_threads(),
         }
+
+
+def instructions() -> str:
+    """Those that native steps are compiled for, here."""
+    return torch.backends.cpu.get_cpu_capability().lower()
 
 
 def use_threads(threads: int | None) -> None:
@@ -165,20 +172,49 @@ def take_turns(turn: Callable[[int], Result], repeats: int, label: str) -> list[
     return [turn(number) for number in track(range(repeats + 1), label, transient=True)][1:]
 
 
-def interleaved(contenders: Mapping[str, Callable[[int], Result]], repeats: int, label: str) -> dict[str, list[Result]]:
-    """What each contender gave, turn by turn. Every other turn goes in reverse order."""
+def interleaved(
+    contenders: Mapping[str, Callable[[int], Result]], repeats: int, label: str, seconds: float = math.inf
+) -> dict[str, list[Result]]:
+    """What each contender gave, turn by turn, after a turn that warms up. Every other turn goes in reverse order.
 
-    def turn(number: int) -> dict[str, Result]:
-        order = list(contenders.items())[:: -1 if number % 2 else 1]
-        return {name: contender(number) for name, contender in order}
+    A contender that would use more than its share of the seconds takes fewer turns, one at least.
+    """
+    results: dict[str, list[Result]] = {name: [] for name in contenders}
+    clocks = {name: Clock(seconds / len(contenders)) for name in contenders}
+    for number in track(range(repeats + 1), label, transient=True):
+        for name, contender in list(contenders.items())[:: -1 if number % 2 else 1]:
+            if number < 2 or clocks[name].has_time:
+                result = clocks[name].timed(contender, number)
+                results[name] += [result] if number else []
+    return results
 
-    turns = take_turns(turn, repeats, label)
-    return {name: [results[name] for results in turns] for name in contenders}
+
+@dataclass(slots=True)
+class Clock:
+    """A contender's time, in seconds."""
+
+    allowed: float
+    spent: float = 0.0
+    num_turns: int = 0
+
+    @property
+    def has_time(self) -> bool:
+        """For another turn like those before; once it has not, it never has again."""
+        if self.spent * (1 + 1 / self.num_turns) > self.allowed:
+            self.allowed = 0.0
+        return self.allowed > 0
+
+    def timed(self, contender: Callable[[int], Result], number: int) -> Result:
+        started = time.perf_counter()
+        result = contender(number)
+        self.spent += time.perf_counter() - started
+        self.num_turns += 1
+        return result
 
 
 def median_ratio(values: Items[float], baselines: Items[float]) -> float:
-    """The median of the turns' ratios."""
-    return median(value / baseline for value, baseline in zip(values, baselines, strict=True))
+    """The median of the turns' ratios, of as many turns as both took."""
+    return median(value / baseline for value, baseline in zip(values, baselines, strict=False))
 
 
 def pointwise(mean: Callable[[Iterable[float]], float], measured: Items[StepCosts]) -> dict[int, dict[int, float]]:

@@ -1,11 +1,11 @@
 """What this machine can do, and what a token asks of it: bytes read and operations, per second and per token.
 
-Measured on the device and with the threads that the model runs with.
+Measured on the device and with the threads that the model runs with, in a few seconds whatever the machine.
 """
 
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -20,32 +20,46 @@ from nvium_core.model.nvium import NviumForCausalLM
 BUFFER_BYTES = 2**30
 """Read at a stretch: more than caches hold."""
 
-MATRIX_WIDTH = 2048
+ENOUGH_SECONDS = 0.02
+"""Of one product of matrices: they are made no larger once it takes so long."""
+
+MIN_WIDTH, MAX_WIDTH = 128, 8192
 TRIES = 5
 
 
-def machine(like: torch.Tensor, buffer_bytes: int = BUFFER_BYTES, matrix_width: int = MATRIX_WIDTH) -> Figures:
-    """Bytes read and operations done per second, each at its best of a few tries; `like` gives device and precision."""
+def machine(like: torch.Tensor, buffer_bytes: int = BUFFER_BYTES, enough_seconds: float = ENOUGH_SECONDS) -> Figures:
+    """Bytes read per second, and operations per second by precision; `like` gives device and precision."""
     return {
-        "bytes_per_second": read_rate(like, buffer_bytes),
-        "flops_per_second": arithmetic_rate(like, matrix_width),
+        "bytes_per_second": read_rate(like.device, buffer_bytes),
+        "flops_per_second": {
+            str(dtype).removeprefix("torch."): arithmetic_rate(dtype, like.device, enough_seconds)
+            for dtype in precisions(like.dtype)
+        },
     }
 
 
-def read_rate(like: torch.Tensor, num_bytes: int) -> float:
-    """The faster of a sum over float32 numbers and a product with a vector in the model's precision."""
-    buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=like.device)
+def precisions(dtype: torch.dtype) -> list[torch.dtype]:
+    """Those in which the engine may multiply: 16-bit weights are widened where a processor has no products for them."""
+    return [dtype, torch.float32] if dtype.itemsize == 2 else [dtype]
+
+
+def read_rate(device: torch.device, num_bytes: int) -> float:
+    """The faster of a sum and a product with a vector, over float32 numbers."""
+    buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     width = 4096 if num_bytes >= 2**24 else 64
-    matrix = buffer.view(like.dtype)[: num_bytes // like.itemsize // width * width].view(-1, width)
-    vector = torch.zeros(width, dtype=like.dtype, device=like.device)
-    fastest = min(least_seconds(buffer.sum), least_seconds(lambda: matrix @ vector))
-    return num_bytes / fastest
+    matrix, vector = buffer[: len(buffer) // width * width].view(-1, width), torch.zeros(width, device=device)
+    return num_bytes / min(least_seconds(buffer.sum), least_seconds(lambda: matrix @ vector))
 
 
-def arithmetic_rate(like: torch.Tensor, width: int) -> float:
-    """Of a product of two square matrices in the model's precision."""
-    matrix = torch.full((width, width), 1 / width, dtype=like.dtype, device=like.device)
-    return 2 * width**3 / least_seconds(lambda: matrix @ matrix)
+def arithmetic_rate(dtype: torch.dtype, device: torch.device, enough_seconds: float) -> float:
+    """Of a product of two square matrices, wide enough to take a while."""
+    width = MIN_WIDTH
+    while True:
+        matrix = torch.full((width, width), 1 / width, dtype=dtype, device=device)
+        taken = least_seconds(partial(torch.matmul, matrix, matrix))
+        if taken >= enough_seconds or width == MAX_WIDTH:
+            return 2 * width**3 / taken
+        width *= 2
 
 
 def least_seconds(work: Callable[[], object]) -> float:
@@ -61,7 +75,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def demands(model: NviumForCausalLM, twin: NviumForCausalLM, routing: Items[float], num_positions: int) -> Figures:
+def demands(model: NviumForCausalLM, twin: NviumForCausalLM, routing: Sequence[float], num_positions: int) -> Figures:
     """Of one sequence, by way of decoding: bytes of weights a token reads, and its operations with so many positions
     before it."""
     dense_flops = flops_per_token(twin.config, num_positions).total
@@ -73,7 +87,7 @@ def demands(model: NviumForCausalLM, twin: NviumForCausalLM, routing: Items[floa
     }
 
 
-def weight_bytes(model: NviumForCausalLM, routing: Items[float], *, skips: bool) -> float:
+def weight_bytes(model: NviumForCausalLM, routing: Sequence[float], *, skips: bool) -> float:
     """Σ_k P(depth ≥ k)·(block k and its junction) + Σ_k p_k·(adapter k) + head, as stored; if nothing is skipped each
     block is read once for every token, and junctions as before."""
     shares = [share / sum(routing) for share in routing]
@@ -92,7 +106,8 @@ def num_bytes(module: nn.Module) -> int:
 
 def beside(asked: Figures, rates: Figures, tokens_per_second: float) -> Figures:
     """What one way asks per token, the least time the machine needs for it, and how near to that it comes."""
-    by_bandwidth, by_arithmetic = (asked[name] / rates[f"{name}_per_second"] for name in ("bytes", "flops"))
+    by_bandwidth = asked["bytes"] / rates["bytes_per_second"]
+    by_arithmetic = asked["flops"] / max(rates["flops_per_second"].values())
     return {
         **asked,
         "least_ms_by_bandwidth": 1000 * by_bandwidth,

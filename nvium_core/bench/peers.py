@@ -6,8 +6,7 @@ twin has random weights, on which speed does not depend. Who cannot take part is
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -18,7 +17,7 @@ from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Ra
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, TWIN, Lineup, lineup, peer_of
 from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
 from nvium_core.bench.limit import TokenCosts, measured_costs, share_of_gain
-from nvium_core.bench.machine import BUFFER_BYTES, MATRIX_WIDTH, beside, demands, machine
+from nvium_core.bench.machine import BUFFER_BYTES, ENOUGH_SECONDS, beside, demands, machine
 from nvium_core.bench.schedules import predict
 from nvium_core.bench.twin import num_parameters
 from nvium_core.engine.params import EngineConfig, require
@@ -28,22 +27,24 @@ from nvium_core.planning.machine import Machine
 def measure(
     subject: Subject,
     *,
-    sequences: Items[int] = (1,),
-    tokens: int = 128,
+    sequences: Sequence[int] = (1, 8),
+    tokens: int = 64,
     repeats: int = 5,
     against: Collection[str] = OTHERS,
+    seconds: float = 60,
     simulated_tokens: int = 10_000,
     buffer_bytes: int = BUFFER_BYTES,
-    matrix_width: int = MATRIX_WIDTH,
+    enough_seconds: float = ENOUGH_SECONDS,
 ) -> Figures:
     """A row for each number of sequences, and what the machine could do. `against` is who takes part beside ours and
-    the baseline."""
+    the baseline. When turns have taken so many seconds, the slowest contenders take no more of them."""
     room = subject.context - len(subject.prompt)
     require(tokens <= room, "tokens", f"after the prompt there is room for {room}, got {tokens}")
-    rates = machine(subject.model.lm_head.weight, buffer_bytes, matrix_width)
+    rates = machine(subject.model.lm_head.weight, buffer_bytes, enough_seconds)
     with lineup(subject, against) as who:
         races = [Race(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
-        rows = [compare(who, race, rates, repeats, simulated_tokens) for race in races]
+        each = seconds / len(races)
+        rows = [compare(who, race, rates, repeats, each, simulated_tokens) for race in races]
     return {
         "tokens": tokens,
         "repeats": repeats,
@@ -53,7 +54,7 @@ def measure(
             "parameters": num_parameters(who.twin.config),
             "mlp_width": who.twin.config.intermediate_size,
         },
-        "machine": rates,
+        "machine": {name: subject.as_dict()[name] for name in ("instructions", "threads")} | rates,
         "left_out": who.left_out,
         "rows": rows,
     }
@@ -67,13 +68,14 @@ class Turn:
     processor_seconds: float
 
 
-def compare(who: Lineup, race: Race, rates: Figures, repeats: int, simulated_tokens: int) -> Figures:
+def compare(who: Lineup, race: Race, rates: Figures, repeats: int, seconds: float, simulated_tokens: int) -> Figures:
     """All contenders at one number of sequences."""
     with who.ready(race) as (engine, contenders):
         contenders[OURS](0)  # meets all that its schedule has to solve, which the next turn waits for
         costs = measured_costs(engine, race.prompt, race.num_tokens)
         label = f"{race.num_sequences} sequences"
-        turns = interleaved({name: on_the_clock(name, c, race) for name, c in contenders.items()}, repeats, label)
+        clocked = {name: on_the_clock(name, contender, race) for name, contender in contenders.items()}
+        turns = interleaved(clocked, repeats, label, seconds)
     shown = {name: summary(taken, race) | beside_ours(turns[OURS], taken) for name, taken in turns.items()}
     routing = shares(turns[OURS], who.subject.model.config.num_exits)
     return {
@@ -100,7 +102,7 @@ def on_the_clock(name: str, contender: Contender, race: Race) -> Callable[[int],
     return turn
 
 
-def summary(turns: Items[Turn], race: Race) -> Figures:
+def summary(turns: Sequence[Turn], race: Race) -> Figures:
     """Medians. A token's milliseconds are those of one sequence; of the processor's, each token has its share."""
     num_tokens = race.num_tokens * race.num_sequences
     return {
@@ -112,7 +114,7 @@ def summary(turns: Items[Turn], race: Race) -> Figures:
     }
 
 
-def beside_ours(ours: Items[Turn], theirs: Items[Turn]) -> Figures:
+def beside_ours(ours: Sequence[Turn], theirs: Sequence[Turn]) -> Figures:
     """How many times as fast ours is: medians of the turns' ratios, by the clock and by the processor's time."""
     speeds = ([turn.spoken.tokens_per_second for turn in turns] for turns in (ours, theirs))
     times = ([turn.processor_seconds for turn in turns] for turns in (theirs, ours))
@@ -125,7 +127,7 @@ def best_variants(contenders: Mapping[str, Figures]) -> dict[str, str]:
     return {peer_of(name): name for name in by_speed}
 
 
-def shares(turns: Items[Turn], num_exits: int) -> tuple[float, ...]:
+def shares(turns: Sequence[Turn], num_exits: int) -> tuple[float, ...]:
     """p_k as observed."""
     exits = sum((turn.spoken.exits for turn in turns), Counter[int]())
     return tuple(exits[k] / exits.total() for k in range(1, num_exits + 1))
@@ -148,7 +150,7 @@ def gain(
     return found
 
 
-def work(who: Lineup, race: Race, routing: Items[float], rates: Figures, shown: Mapping[str, Figures]) -> Figures:
+def work(who: Lineup, race: Race, routing: Sequence[float], rates: Figures, shown: Mapping[str, Figures]) -> Figures:
     """Bytes and operations of a token halfway, beside what the machine can do."""
     halfway = len(race.prompt) + race.num_tokens // 2
     asked = demands(who.subject.model, who.twin, routing, halfway)
@@ -171,12 +173,16 @@ def table(figures: Figures) -> Table:
 def remarks(figures: Figures) -> list[str]:
     """Shares of the gain, the machine, and who is left out, a line each."""
     lines = [remark(row["sequences"], row["gain"]) for row in figures["rows"]]
-    rates = figures["machine"]
-    lines.append(
-        f"The machine reads {rates['bytes_per_second'] / 1e9:.1f} GB/s and does {rates['flops_per_second'] / 1e9:.0f}"
-        " Gflop/s."
-    )
+    lines.append(told_of_machine(figures["machine"]))
     return lines + [f"Left out: {peer}, {reason}." for peer, reason in figures["left_out"].items()]
+
+
+def told_of_machine(machine: Figures) -> str:
+    """Three digits, however slow it is."""
+    rates = machine["flops_per_second"].items()
+    arithmetic = " and ".join(f"{rate / 1e9:.3g} Gflop/s in {precision}" for precision, rate in rates)
+    where = f"With {machine['threads']} threads" + (f" and {found}" if (found := machine["instructions"]) else "")
+    return f"{where} the machine reads {machine['bytes_per_second'] / 1e9:.3g} GB/s and does {arithmetic}."
 
 
 def remark(num_sequences: int, found: Figures) -> str:

@@ -13,7 +13,7 @@ from nvium_core.options import ModelOptions
 
 @takes(ModelOptions)
 def bench(
-    experiment: Annotated[Experiment, typer.Argument(help="What to measure.")] = "schedules",
+    experiment: Annotated[Experiment, typer.Argument(help="What to measure.")] = "peers",
     model: Annotated[str | None, typer.Option(help="A folder or Hub name; the embedded model if left out.")] = None,
     shape: Annotated[
         str | None, typer.Option(help="Random weights instead: layers x width, such as 24x768, one or several.")
@@ -27,25 +27,27 @@ def bench(
         str | None, typer.Option(help="With peers and prompts: who races, such as generate,llama.cpp [all].")
     ] = None,
     requests: Annotated[int | None, typer.Option(help="With determinism, soak and costs: how many.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="With peers: when turns end, at the latest [60].")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's choice if left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them, into a .png.")] = None,
     **given: Any,
 ) -> None:
-    """Measure the engine in this process. What is left out, the experiment chooses.
+    """Is it fast here? Measure the engine in this process. What is left out, the experiment chooses.
 
+    peers, without options in two minutes: beside the dense twin in transformers and llama.cpp, as far as they are
+    installed, the share of the possible gain, and what the machine can do; prompts: the same until the first token;
     schedules: tokens/s of each over synchronous, and as simulated; throughput: prompts included; memory: waste in the
     cache; prefix: first token with a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost;
     determinism: what differs in company; soak: leaks; costs: a step's, for nvium plan; heads: the exits' losses in
-    training, logits held or in chunks; peers: beside the dense twin in transformers and llama.cpp; prompts: the same
-    until the first token; profile: where a step's time goes.
+    training, logits held or in chunks; profile: where a step's time goes.
     """
     from rich.console import Console
 
     from nvium_core.bench import harness
     from nvium_core.planning.plan import counts
 
-    numbers = {"tokens": tokens, "repeats": repeats, "requests": requests}
+    numbers = {"tokens": tokens, "repeats": repeats, "requests": requests, "seconds": seconds}
     asked: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
     for name, text in {"sequences": sequences, "prompt_tokens": prompt_tokens}.items():
         if text is not None:

@@ -18,16 +18,23 @@ def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_schedules_are_compared_where_nothing_is_said(
+def test_without_an_experiment_peers_are_raced_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, byte_model: Path
 ) -> None:
     figures = tmp_path / "figures.json"
-    small = ("--model", byte_model, "--dtype", "float64", "--tokens", 3, "--repeats", 1)
+    small = ("--model", byte_model, "--dtype", "float64", "--tokens", 3, "--seconds", 1, "--against", "generate")
     assert run(monkeypatch, "bench", "--json", figures, *small) == 0
-    assert "speed-up" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "as simulated" in printed
+    assert "GB/s" in printed
     written = json.loads(figures.read_text())
-    assert (written["experiment"], written["model"], written["dtype"]) == ("schedules", "bytes", "float64")
-    assert [row["sequences"] for row in written["rows"]] == [1]
+    assert (written["experiment"], written["model"], written["dtype"]) == ("peers", "bytes", "float64")
+    assert [row["sequences"] for row in written["rows"]] == [1, 8]
+    assert all(row["ours_over"]["generate"] > 0 for row in written["rows"])
+    machine = written["machine"]
+    assert machine["instructions"] == written["instructions"]
+    assert machine["threads"] == written["threads"] >= 1
+    assert min(machine["bytes_per_second"], machine["flops_per_second"]["float64"]) > 0
 
 
 def test_a_shape_is_measured_with_the_routing_asked_for(
@@ -50,6 +57,7 @@ def test_a_shape_is_measured_with_the_routing_asked_for(
         (["--tokens", "0"], "tokens"),
         (["--tokens", "1024"], "tokens"),
         (["--repeats", "0"], "repeats"),
+        (["--seconds", "0"], "seconds"),
         (["--threads", "0"], "threads"),
         (["--requests", "5"], "requests"),
         (["soak", "--tokens", "5"], "tokens"),
@@ -60,7 +68,7 @@ def test_a_shape_is_measured_with_the_routing_asked_for(
         (["--json", "nowhere/a.json"], "nowhere"),
         (["--shape", "2x3"], "shape"),
         (["--shape", "4x128,2x3"], "shape"),
-        (["--shape", "2x128,4x128", "--plot", "a.png"], "plot"),
+        (["schedules", "--shape", "2x128,4x128", "--plot", "a.png"], "plot"),
         (["peers", "--shape", "2x128,4x128", "--sequences", "2", "--plot", "a.png"], "sequences"),
         (["prompts", "--prompt-tokens", "16,x"], "prompt_tokens"),
         (["prompts", "--sequences", "2"], "sequences"),

@@ -38,7 +38,7 @@ SMALL: dict[str, Mapping[str, Any]] = {
         "repeats": 1,
         "simulated_tokens": 200,
         "buffer_bytes": 2**20,
-        "matrix_width": 64,
+        "enough_seconds": 1e-9,
     },
     "prompts": {"prompt_tokens": (3, 40), "repeats": 2},
     "profile": {"sequences": (1, 2), "tokens": 4, "repeats": 1},
@@ -228,7 +228,9 @@ def test_every_contender_is_beside_ours_and_who_is_missing_is_named() -> None:
     assert "limit" not in two["gain"]
     assert one["work"]["optimal"]["bytes"] < one["work"]["synchronous"]["bytes"]
     assert two["work"] is None
-    assert min(figures["machine"].values()) > 0
+    machine = figures["machine"]
+    assert min(machine["threads"], machine["bytes_per_second"], *machine["flops_per_second"].values()) > 0
+    assert machine["instructions"] == figures["instructions"]
 
 
 def test_who_is_not_invited_does_not_race() -> None:

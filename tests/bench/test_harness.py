@@ -1,5 +1,7 @@
 """Turns, ratios and timed runs."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +32,25 @@ def test_contenders_take_turns_in_both_orders_and_the_first_turn_does_not_count(
     results = interleaved({n: lambda number, n=n: contender(n, number) for n in "ab"}, repeats=3, label="")
     assert "".join(order) == "abbaabba"
     assert results == {"a": [1, 2, 3], "b": [1, 2, 3]}
+
+
+def test_a_contender_that_is_too_slow_takes_fewer_turns_but_one_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def contender(number: int, taken: float) -> int:
+        nonlocal now
+        now += taken
+        return number
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    taken = {"quick": 1.0, "slow": 4.0, "hopeless": 50.0}
+    contenders = {name: partial(contender, taken=each) for name, each in taken.items()}
+    results = interleaved(contenders, repeats=5, label="", seconds=48)
+    assert results == {"quick": [1, 2, 3, 4, 5], "slow": [1, 2, 3], "hopeless": [1]}
+
+
+def test_a_ratio_is_of_the_turns_that_both_took() -> None:
+    assert median_ratio([4.0, 6.0, 8.0], [2.0]) == 2.0
 
 
 def test_a_ratio_is_taken_within_each_turn() -> None:

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from nvium_core.bench.machine import beside, demands, machine, weight_bytes
+from nvium_core.bench import machine as machines
+from nvium_core.bench.machine import arithmetic_rate, beside, demands, machine, weight_bytes
+from nvium_core.bench.peers import told_of_machine
 from nvium_core.bench.twin import dense_twin
 from tests.random_models import random_model
 
@@ -33,15 +35,36 @@ def test_ways_of_decoding_differ_in_what_they_read_only() -> None:
 
 
 def test_what_is_asked_is_held_against_what_can_be_done() -> None:
-    found = beside({"bytes": 50.0, "flops": 10.0}, {"bytes_per_second": 1000.0, "flops_per_second": 400.0}, 10.0)
+    rates = {"bytes_per_second": 1000.0, "flops_per_second": {"bfloat16": 3.0, "float32": 400.0}}
+    found = beside({"bytes": 50.0, "flops": 10.0}, rates, 10.0)
     assert found["least_ms_by_bandwidth"] == pytest.approx(50)
     assert found["least_ms_by_arithmetic"] == pytest.approx(25)
     assert found["share_of_bandwidth"] == pytest.approx(0.5)
     assert found["share_of_arithmetic"] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_machine_reads_and_reckons(dtype: torch.dtype) -> None:
-    found = machine(torch.zeros(1, dtype=dtype), buffer_bytes=2**18, matrix_width=32)
-    assert found.keys() == {"bytes_per_second", "flops_per_second"}
-    assert min(found.values()) > 1e6
+@pytest.mark.parametrize(
+    ("dtype", "measured"), [(torch.float64, {"float64"}), (torch.bfloat16, {"bfloat16", "float32"})]
+)
+def test_a_machine_reads_and_multiplies_in_every_precision_that_the_engine_may_use(
+    dtype: torch.dtype, measured: set[str]
+) -> None:
+    found = machine(torch.zeros(1, dtype=dtype), buffer_bytes=2**18, enough_seconds=0.0)
+    assert found["flops_per_second"].keys() == measured
+    assert min(found["bytes_per_second"], *found["flops_per_second"].values()) > 1e6
+
+
+def test_matrices_grow_until_their_product_takes_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+    monkeypatch.setattr(torch, "matmul", lambda one, _: widths.append(len(one)))
+    monkeypatch.setattr(machines, "seconds", lambda work: work() or widths[-1] ** 3 / 1e9)
+    rate = arithmetic_rate(torch.float32, torch.device("cpu"), enough_seconds=0.02)
+    assert sorted(set(widths)) == [128, 256, 512]
+    assert rate == pytest.approx(2e9)
+
+
+def test_a_slow_machine_is_never_told_to_do_nothing() -> None:
+    slow = {"instructions": None, "threads": 2, "bytes_per_second": 4.2e7, "flops_per_second": {"bfloat16": 5.1e5}}
+    assert told_of_machine(slow) == (
+        "With 2 threads the machine reads 0.042 GB/s and does 0.00051 Gflop/s in bfloat16."
+    )
