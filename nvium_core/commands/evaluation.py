@@ -1,5 +1,6 @@
 """How good a model is, and models beside one another."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ def evaluate(
         int | None, typer.Option(help="Of each of its categories [all]; without it, openings of documents [8].", min=1)
     ] = None,
     trials: Annotated[int, typer.Option(help="Answers to each prompt, for speed.", min=1)] = 3,
+    as_paper: Annotated[bool, typer.Option("--as-paper", help="Speed as the authors' script has it too.")] = False,
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm_eval, comma separated.")] = None,
     tasks_folder: Annotated[Path | None, typer.Option(help="Where .yaml files describe further ones.")] = None,
     report: Annotated[Path | None, typer.Option(help="A folder for report.md, figures and coloured text.")] = None,
@@ -48,6 +50,7 @@ def evaluate(
         spec_bench=spec_bench,
         prompts_per_category=prompts,
         trials=trials,
+        as_paper=as_paper,
         tasks=tasks.split(",") if tasks else (),
         tasks_folder=tasks_folder,
     )
@@ -76,7 +79,7 @@ def evaluate_chat(
     options = ModelOptions(**given)
     loaded = load_model(model, options.device, options.dtype)
     found = chat.evaluate_chat(loaded.model, chat.held_out(loaded, data, conversations), show_progress=True)
-    figures = suite.description(loaded) | found.as_dict()
+    figures = suite.description(loaded) | asdict(found)
     print(table(["figure", "value"], figures.items()))
     if json_file:
         suite.write_json(figures, json_file)

@@ -4,18 +4,20 @@ A point holds what `comparison` asks of it, both figures over the dense twin. Ho
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 
 from nvium_core.bench.harness import Figures
 from nvium_core.choices import Device, Precision
 from nvium_core.evaluation import perplexity, plain_speed
 from nvium_core.evaluation.calm import evaluate_calm
-from nvium_core.evaluation.latency import DENSE, TRIALS
-from nvium_core.evaluation.plain_speed import Answers, Questions, Speak
+from nvium_core.evaluation.latency import DENSE
+from nvium_core.evaluation.paired import perplexity_gain
+from nvium_core.evaluation.plain_speed import Answers, Speak
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.spec_bench import Prompts
-from nvium_core.evaluation.suite import check_dense, description, perplexity_gain, twin_figures
+from nvium_core.evaluation.suite import check_dense, description, twin_figures
+from nvium_core.evaluation.turns import TRIALS, Questions, questions
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines import confidence, speculation, univium
@@ -64,7 +66,7 @@ def evaluate_baseline(
     measured = ways(loaded, documents, show_progress)
     dense = twin_figures(twin, documents, show_progress)
     context = min(each.model.config.max_position_embeddings for each in (loaded, twin))
-    asked = plain_speed.questions(loaded.tokenizer, prompts, context)
+    asked = questions(loaded.tokenizer, prompts, context)
     speakers: dict[str, Speak] = {way.name: way.speak for way in measured}
     speakers[DENSE] = partial(univium.generate, twin.model)
     answers = plain_speed.measure(speakers, asked, trials, show_progress)
@@ -79,7 +81,7 @@ def calm_ways(loaded: LoadedModel, documents: Sequence[str], show_progress: bool
 def calm_way(
     loaded: LoadedModel, model: CalmForCausalLM, documents: Sequence[str], threshold: float, show_progress: bool
 ) -> Way:
-    figures = evaluate_calm(model, loaded.tokenizer, documents, threshold, show_progress).as_dict()
+    figures = asdict(evaluate_calm(model, loaded.tokenizer, documents, threshold, show_progress))
     return Way(
         name=f"{CALM} τ {threshold}",
         family=CALM,
@@ -94,8 +96,8 @@ def layerskip_ways(loaded: LoadedModel, documents: Sequence[str], show_progress:
     drafts = [(exit_layer, length) for exit_layer, length in DRAFTS if exit_layer < depth]
     if not drafts:
         raise EvaluationError(f"{loaded.name}: {depth} layers are too few to draft after {min(DRAFTS)[0]} of them")
-    found = perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress).as_dict()
-    figures = {key: found[key] for key in ("num_tokens", "num_characters", "perplexity", "bits_per_character")}
+    found = perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress)
+    figures = {field.name: getattr(found, field.name) for field in fields(perplexity.TextLoss)}
     return [layerskip_way(loaded.model, figures, *draft) for draft in drafts]
 
 
@@ -117,7 +119,7 @@ def quality(way: Way, loaded: LoadedModel, dense: Figures) -> Figures:
         "family": way.family,
         **way.figures,
         "twin": dense,
-        "perplexity_gain_percent": perplexity_gain(way.figures, dense),
+        **perplexity_gain(way.figures, dense),
     }
 
 
@@ -130,7 +132,7 @@ def speed(way: Way, loaded: LoadedModel, answers: dict[str, Answers]) -> Figures
 
 def protocol(asked: Questions, trials: int) -> Figures:
     return {
-        "prompts": {category: len(of_category) for category, of_category in asked.prompts.items()},
+        "prompts": asked.counts,
         "prompts_cut": asked.prompts_cut,
         "max_new_tokens": asked.max_new_tokens,
         "trials": trials,

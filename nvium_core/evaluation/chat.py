@@ -4,10 +4,9 @@ Shapes: T tokens of a conversation, A of them in answers, E exits.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 from rich.progress import track
@@ -45,9 +44,6 @@ class ChatEvaluation:
     ended_share: float
     sampled_tokens: float
     sampled_depth: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def held_out(loaded: LoadedModel, data: Path, count: int) -> list[Example]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from nvium_core.evaluation.spoken import SpokenToken
+from nvium_core.evaluation.latency import SpokenToken
 from nvium_core.loading import LoadedModel
 
 COLOURS = ("#8dd3c7", "#fdb462", "#bebada", "#fb8072", "#80b1d3", "#b3de69", "#fccde5", "#d9d9d9")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from nvium_core.bench.harness import Figures, shown
 from nvium_core.evaluation.origin import differences
+from nvium_core.evaluation.paired import resolved
 from nvium_core.evaluation.paper import SCALES, Point
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.ratios import resolved
 from nvium_core.evaluation.report import Row, table
 
 COLUMNS = (
@@ -66,11 +66,14 @@ def markdown(evaluations: Sequence[Figures]) -> str:
 def row(figures: Figures) -> Row:
     speed_up = figures.get("speed_up_percent") if figures.get("speed_up_over", DENSE) == DENSE else None
     measured = None if speed_up is None else resolved(shown(speed_up), figures.get("speed_up_interval_percent"), 0)
+    gain = figures.get("perplexity_gain_percent")
+    if gain is not None:
+        gain = resolved(shown(gain), figures.get("perplexity_gain_interval_percent"), 0)
     shares, twin = figures.get("exit_shares"), figures.get("twin", {})
     return [
         figures["model"],
         *(of.get(name) for name in ("num_parameters", "training_tokens", "perplexity") for of in (figures, twin)),
-        figures.get("perplexity_gain_percent"),
+        gain,
         figures.get("mean_depth"),
         " ".join(f"{share:.2f}" for share in shares) if shares else None,
         figures.get("theoretical_speed_up_percent"),

@@ -4,16 +4,14 @@ Shapes: T positions of a window, E exits, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.engine.device.sampling import certified_argmax
-from nvium_core.evaluation.predictions import document_windows
+from nvium_core.evaluation.predictions import text_windows
 from nvium_core.model import mixture
 from nvium_core.model.nvium import NviumForCausalLM
 
@@ -35,17 +33,14 @@ class GreedyEvaluation:
     exit_counts: list[int]
     mean_depth: float
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def evaluate_greedy(
     model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> GreedyEvaluation:
     """Decide every token of every document once, each with at least half a context before it where there is one."""
     num_agreeing, exit_counts_E = 0, torch.zeros(model.config.num_exits, dtype=torch.long)
-    decided = track(documents, "deciding", disable=not show_progress)
-    for token_ids, first_target in document_windows(tokenizer, decided, model.config.max_position_embeddings):
+    context, progress = model.config.max_position_embeddings, "deciding" if show_progress else None
+    for _, token_ids, first_target in text_windows(tokenizer, documents, context, progress):
         certified_T, exit_T, explicit_T = decide(model, token_ids[:-1], first_target - 1)
         num_agreeing += int((certified_T == explicit_T).sum())
         exit_counts_E += exit_T.bincount(minlength=len(exit_counts_E)).cpu()

@@ -1,61 +1,83 @@
 """Milliseconds per token by category of prompt: a model, the same model at full depth, and its dense twin.
 
-The paper's protocol: one request at a time, 128 new tokens, three trials; a token's share of the whole time, prompt
-included; the mean over categories of dense over ours. Every answer has the same length, end-of-text or not. Contenders
-take turns at every prompt, every other time in reverse order. A category's time is the median over its answers and its
-ratio the median over pairs that were spoken in turn, so that a noisy machine is fair to all.
+One request at a time, 128 new tokens, three trials; a token's share of the whole time, prompt included; the mean over
+categories of dense over ours. Every answer has the same length, end-of-text or not. Models take turns at every prompt.
+A category's time is the median over its answers and its ratio the median over pairs that were spoken in turn, so that a
+noisy machine is fair to all. `as_paper` follows the authors' script instead.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import cycle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
-from rich.progress import track
 
+from nvium_core.bench.harness import Figures, sound
 from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
-from nvium_core.evaluation.ratios import Ratios, mean_ratio, pairwise, ratio_interval
+from nvium_core.evaluation.paired import mean_ratio, pairwise, rate, rate_ratio, rate_ratio_interval, ratio_interval
 from nvium_core.evaluation.spec_bench import Prompts
-from nvium_core.evaluation.spoken import SpokenToken, speak
+from nvium_core.evaluation.turns import MAX_NEW_TOKENS, TRIALS, questions, take_turns
 from nvium_core.loading import LoadedModel
 
-MAX_NEW_TOKENS = 128
-TRIALS = 3
 OURS, FULL_DEPTH, DENSE = "early exits", "full depth", "dense"
 MILLISECONDS = 1000
+PAPER_PROMPT_TOKENS, PAPER_TOP_K = 256, 50
 
 
-@dataclass(slots=True)
-class Contender:
-    """A model with an engine of its own, and what it has spoken: by category, an answer for every prompt and trial."""
+@dataclass(frozen=True, slots=True)
+class SpokenToken:
+    """A token, its exit (from 1) with p_k, and the seconds since the token before it, or since the prompt came."""
 
-    loaded: LoadedModel
-    engine: Engine
-    answers: dict[str, list[list[SpokenToken]]] = field(default_factory=dict)
-    num_cut: int = 0
-
-    def answer(self, category: str, text: str, seed: int, num_tokens: int, room: int) -> None:
-        """To at most the last `room` tokens of a prompt."""
-        token_ids = self.loaded.tokenizer(text, verbose=False).input_ids
-        self.num_cut += len(token_ids) > room
-        params = SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True)
-        self.answers.setdefault(category, []).append(speak(self.engine, token_ids[-room:], params))
-
-    def milliseconds(self, category: str, first: int = 0) -> list[float]:
-        """Per token of each answer, from its token `first` on: from 0 the prompt has its share in it."""
-        return [MILLISECONDS * fmean(token.seconds for token in answer[first:]) for answer in self.answers[category]]
+    token_id: int
+    exit: int
+    exit_probability: float
+    seconds: float
 
 
-def contender(loaded: LoadedModel, schedule: Schedule) -> Contender:
-    """With an engine for one sequence that finds nothing left of the prompts before. One sequence alone has one next
-    block, so all schedules that let tokens leave early are the same."""
+Answer = list[SpokenToken]
+Answers = Mapping[str, Sequence[Answer]]
+"""By category, one for every prompt and trial."""
+
+
+def speak(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Answer:
+    """Continue a prompt on an idle engine. Raises `EngineError` if it fails."""
+    last = time.perf_counter()
+    engine.add("spoken", list(prompt), params)
+    spoken = Answer()
+    while engine.has_work:
+        events, now = engine.step(), time.perf_counter()
+        for event in map(sound, events):
+            spoken.append(SpokenToken(event.token_id, event.exit, event.exit_probability, now - last))
+            last = now
+    return spoken
+
+
+def warm_engine(loaded: LoadedModel, schedule: Schedule) -> Engine:
+    """For one sequence, which finds nothing left of the prompts before. One sequence alone has one next block, so all
+    schedules that let tokens leave early are the same."""
     engine = Engine(loaded.model, EngineConfig(schedule=schedule, max_sequences=1, prefix_caching=False))
     speak(engine, [0], SamplingParams(max_tokens=16, seed=0, ignore_eos=True))
-    return Contender(loaded, engine)
+    return engine
+
+
+def engines(loaded: LoadedModel, twin: LoadedModel | None) -> dict[str, Engine]:
+    found = {OURS: warm_engine(loaded, "sweep"), FULL_DEPTH: warm_engine(loaded, "synchronous")}
+    return found | {DENSE: warm_engine(twin, "sweep")} if twin else found
+
+
+def speakers(
+    running: Mapping[str, Engine], params: Callable[..., SamplingParams]
+) -> dict[str, Callable[[list[int], int], Answer]]:
+    """Of each engine: from a prompt and a seed to an answer."""
+
+    def answer(engine: Engine, prompt: list[int], seed: int) -> Answer:
+        return speak(engine, prompt, params(seed=seed))
+
+    return {name: partial(answer, engine) for name, engine in running.items()}
 
 
 def measure(
@@ -65,70 +87,91 @@ def measure(
     *,
     num_tokens: int = MAX_NEW_TOKENS,
     trials: int = TRIALS,
-) -> dict[str, Any]:
-    """Times per token of every contender by category, and how many times as long as ours the others take.
-
-    Answers take at most half of the context, the shorter one of the two models; prompts that leave no room for them
-    lose their beginning.
-    """
-    contenders = {OURS: contender(loaded, "sweep"), FULL_DEPTH: contender(loaded, "synchronous")}
-    if twin:
-        contenders[DENSE] = contender(twin, "sweep")
-    context = min(each.engine.context for each in contenders.values())
-    num_tokens = min(num_tokens, context // 2)
-    turns = cycle((list(contenders.values()), list(contenders.values())[::-1]))
-    asked = [(category, text) for _ in range(trials) for category in prompts for text in prompts[category]]
-    for seed, (category, text) in enumerate(track(asked, "speaking", transient=True)):
-        for each in next(turns):
-            each.answer(category, text, seed, num_tokens, context - num_tokens)
+) -> Figures:
+    """Times per token of every model by category, and how many times as long as ours the others take."""
+    running = engines(loaded, twin)
+    asked = questions(loaded.tokenizer, prompts, min(each.context for each in running.values()), num_tokens)
+    params = partial(SamplingParams, max_tokens=asked.max_new_tokens, ignore_eos=True)
+    answers = take_turns(speakers(running, params), asked, trials)
     return {
-        "max_new_tokens": num_tokens,
+        "max_new_tokens": asked.max_new_tokens,
         "trials": trials,
-        "prompts_cut": contenders[OURS].num_cut // trials,
-        **compared(contenders, {category: len(texts) for category, texts in prompts.items()}),
-        "staircase": staircase(contenders[OURS]),
+        "prompts_cut": asked.prompts_cut,
+        **compared(answers, asked.counts),
+        "staircase": staircase(answers[OURS], loaded.model.config.exit_layers or []),
     }
 
 
-def compared(contenders: Mapping[str, Contender], num_prompts: Mapping[str, int]) -> dict[str, Any]:
+def compared(answers: Mapping[str, Answers], num_prompts: Mapping[str, int]) -> Figures:
     """Medians over the answers of each category, and ratios on average over categories."""
+    parts = {"": 0, "decoding_": 1}
     categories = {
-        category: {
-            "prompts": number,
-            "milliseconds": medians(contenders, category, first=0),
-            "decoding_milliseconds": medians(contenders, category, first=1),
-        }
+        category: {"prompts": number}
+        | {f"{part}milliseconds": medians(answers, category, first) for part, first in parts.items()}
         for category, number in num_prompts.items()
     }
-    others = {name: each for name, each in contenders.items() if name != OURS}
-    whole, decoding = (
-        {name: ratios_of(each, contenders[OURS], first) for name, each in others.items()} for first in (0, 1)
-    )
-    return {
-        "categories": categories,
-        "ratios": {name: mean_ratio(ratios) for name, ratios in whole.items()},
-        "ratio_intervals": {name: ratio_interval(ratios) for name, ratios in whole.items()},
-        "decoding_ratios": {name: mean_ratio(ratios) for name, ratios in decoding.items()},
-        "decoding_ratio_intervals": {name: ratio_interval(ratios) for name, ratios in decoding.items()},
-    }
+    figures: Figures = {"categories": categories}
+    for part, first in parts.items():
+        ratios = {name: ratios_of(each, answers[OURS], first) for name, each in answers.items() if name != OURS}
+        figures[f"{part}ratios"] = {name: mean_ratio(each) for name, each in ratios.items()}
+        figures[f"{part}ratio_intervals"] = {name: ratio_interval(each) for name, each in ratios.items()}
+    return figures
 
 
-def medians(contenders: Mapping[str, Contender], category: str, first: int) -> dict[str, float]:
-    return {name: median(each.milliseconds(category, first)) for name, each in contenders.items()}
+def milliseconds(answers: Sequence[Answer], first: int = 0) -> list[float]:
+    """Per token of each answer, from its token `first` on: from 0 the prompt has its share in it."""
+    return [MILLISECONDS * fmean(token.seconds for token in answer[first:]) for answer in answers]
 
 
-def ratios_of(other: Contender, ours: Contender, first: int) -> Ratios:
+def medians(answers: Mapping[str, Answers], category: str, first: int) -> dict[str, float]:
+    return {name: median(milliseconds(each[category], first)) for name, each in answers.items()}
+
+
+def ratios_of(other: Answers, ours: Answers, first: int) -> dict[str, list[float]]:
     """The other's time per token over ours, of every pair spoken in turn."""
-    return {name: pairwise(other.milliseconds(name, first), ours.milliseconds(name, first)) for name in ours.answers}
+    return {name: pairwise(milliseconds(other[name], first), milliseconds(ours[name], first)) for name in ours}
 
 
-def staircase(ours: Contender) -> list[dict[str, float | None]]:
+def staircase(ours: Answers, exit_layers: Sequence[int]) -> list[dict[str, float | None]]:
     """How long a token took, from when the one before it was out, by the exit it left at; first tokens left out. None
     for an exit that no token left at."""
-    answers = [answer for of_category in ours.answers.values() for answer in of_category]
+    answers = [answer for of_category in ours.values() for answer in of_category]
     steps: list[dict[str, float | None]] = []
-    for exit_, depth in enumerate(ours.loaded.model.config.exit_layers or [], 1):
+    for exit_, depth in enumerate(exit_layers, 1):
         times = [MILLISECONDS * token.seconds for answer in answers for token in answer[1:] if token.exit == exit_]
         low, middle, high = np.percentile(times, (25, 50, 75)).tolist() if times else (None, None, None)
         steps.append({"exit": exit_, "layer": depth, "tokens": len(times), "median": middle, "low": low, "high": high})
     return steps
+
+
+def as_paper(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts, trials: int = TRIALS) -> Figures:
+    """Speed as the authors' script has it: a prompt's first 256 tokens, the 50 most probable tokens, answers that end
+    where the model ends them; by category all tokens over all seconds, and the mean over categories of the ratio."""
+    running = engines(loaded, twin)
+    context = min(each.context for each in running.values())
+    asked = questions(loaded.tokenizer, prompts, context, max_prompt=PAPER_PROMPT_TOKENS)
+    params = partial(SamplingParams, max_tokens=asked.max_new_tokens, top_k=PAPER_TOP_K)
+    answers = take_turns(speakers(running, params), asked, trials)
+    totals = {name: totals_of(each) for name, each in answers.items()}
+    ours, others = totals[OURS], {name: each for name, each in totals.items() if name != OURS}
+    return {
+        "prompt_tokens": PAPER_PROMPT_TOKENS,
+        "prompts_cut": asked.prompts_cut,
+        "max_new_tokens": asked.max_new_tokens,
+        "top_k": PAPER_TOP_K,
+        "trials": trials,
+        "tokens": {name: sum(count for part in each.values() for count, _ in part) for name, each in totals.items()},
+        "tokens_per_second": {
+            category: {name: rate(each[category]) for name, each in totals.items()} for category in asked.prompts
+        },
+        "ratios": {name: rate_ratio(ours, each) for name, each in others.items()},
+        "ratio_intervals": {name: rate_ratio_interval(ours, each) for name, each in others.items()},
+    }
+
+
+def totals_of(answers: Answers) -> dict[str, list[tuple[int, float]]]:
+    """Tokens and seconds of every answer."""
+    return {
+        category: [(len(answer), sum(token.seconds for token in answer)) for answer in of_category]
+        for category, of_category in answers.items()
+    }

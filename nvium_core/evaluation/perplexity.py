@@ -1,94 +1,163 @@
 """How well a model predicts a text: π_mix, each exit alone, and a router that knew; where it speaks, how sure it is.
 
-Shapes: T tokens of a window, E exits.
+Shapes: T tokens of a text, E exits, K early exits, Q bins.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.evaluation.positions import Positions, PositionTotals
 from nvium_core.evaluation.predictions import Predictions, predictions
-from nvium_core.evaluation.reliability import Calibration, CalibrationTotals
-from nvium_core.evaluation.routing import Routing, RoutingTotals
+from nvium_core.model import mixture
+from nvium_core.model.exits import EXIT
 from nvium_core.model.nvium import NviumForCausalLM
 
 ROUNDING = 1e-5
 """By how many nats float32 may seem to break the bound, and by how much a sum of probabilities may miss 1."""
 
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+CONTEXT_PARTS = 4
+CONFIDENCE_BINS = 15
+
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Routing, Calibration, Positions):
-    """Means over all tokens of a text, end-of-text included.
+class TextLoss:
+    """What a text costs a model, end-of-text tokens included.
 
-    `perplexity` is π_mix's, `exit_perplexities` those of each exit alone, and `oracle_perplexity` that of a router
-    which always chose the exit that says the token best, exp E[min_k ℓ_k] (paper, Proposition 3). `bound_violations`
-    counts tokens outside min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2) and `mass_violations` those where π_mix does not
-    add up to 1 (Proposition 1), both by more than rounding; both must be 0.
+    `document_losses` are Σ −ln p over the `document_tokens` of each document: by them two models are compared.
     """
 
     num_tokens: int
     num_characters: int
     perplexity: float
     bits_per_character: float
+    document_tokens: list[int]
+    document_losses: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(TextLoss):
+    """Means over all tokens of a text.
+
+    Losses: `perplexity` is π_mix's, `exit_perplexities` those of each exit alone, and `oracle_perplexity` that of a
+    router which always chose the exit that says the token best, exp E[min_k ℓ_k] (paper, Proposition 3).
+    `bound_violations` counts tokens outside min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2) and `mass_violations` those
+    where π_mix does not add up to 1 (Proposition 1), both by more than rounding; both must be 0.
+
+    Routing: `exit_shares` are the mean p_k and `mean_depth` is Σ p_k l_k / L. `exit_posteriors` are the mean
+    p_k π_k / π_mix of the token that came: which exit it was most likely drawn from, had it been drawn. Trained on
+    L_mix alone, routers learn to make the two equal, so that a deep exit with a posterior above its share is what β
+    costs. `routing_entropy` is that of p, in nats, at most log N. Of w_k of each early exit: `router_means`,
+    `router_deviations`, and `router_quantiles` at `QUANTILES`.
+
+    Calibration: `accuracy` is how often the argmax of π_mix came; `calibration_error` the mean of
+    |confidence − accuracy| over tokens, by bins of equal width; `reliability` has the bins that hold tokens.
+    `by_position` has mean log π_mix of the tokens that follow each quarter of the context's positions.
+    """
+
     exit_perplexities: list[float]
     oracle_perplexity: float
     bound_violations: int
     mass_violations: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    exit_shares: list[float]
+    exit_posteriors: list[float]
+    mean_depth: float
+    routing_entropy: float
+    router_means: list[float]
+    router_deviations: list[float]
+    router_quantiles: list[list[float]]
+    accuracy: float
+    calibration_error: float
+    reliability: list[dict[str, float]]
+    by_position: list[dict[str, float]]
 
 
 def evaluate(
     model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Evaluation:
     """Predict every token of every document once, each with at least half a context before it where there is one."""
-    num_exits = model.config.num_exits
-    losses, routing, calibration = LossTotals(num_exits), RoutingTotals(num_exits), CalibrationTotals()
-    positions = PositionTotals(model.config.max_position_embeddings)
-    for each in predictions(model, tokenizer, documents, show_progress):
-        for totals in losses, routing, calibration, positions:
-            totals.add(each)
+    found, config = predictions(model, tokenizer, documents, show_progress), model.config
     return Evaluation(
-        **losses.figures(sum(map(len, documents))),
-        **vars(routing.figures(model.config.exit_layers or [])),
-        **vars(calibration.figures()),
-        **vars(positions.figures()),
+        **text_loss(found.mix_nll, found.document, documents),
+        **exit_losses(found),
+        **routing(found, config.exit_layers or []),
+        **calibration(found),
+        by_position=by_position(found, config.max_position_embeddings),
     )
 
 
-class LossTotals:
-    """Running totals over windows."""
+def text_loss(nll_T: Tensor, document_T: Tensor, documents: Sequence[str]) -> dict[str, Any]:
+    """The fields of `TextLoss`."""
+    num_characters, total = sum(map(len, documents)), float(nll_T.sum())
+    tokens_D = document_T.bincount(minlength=len(documents))
+    losses_D = document_T.bincount(nll_T.double(), minlength=len(documents))
+    return {
+        "num_tokens": len(nll_T),
+        "num_characters": num_characters,
+        "perplexity": math.exp(total / len(nll_T)),
+        "bits_per_character": total / max(1, num_characters) / math.log(2),
+        "document_tokens": tokens_D.tolist(),
+        "document_losses": [round(loss, 4) for loss in losses_D.tolist()],
+    }
 
-    def __init__(self, num_exits: int) -> None:
-        self.num_tokens = self.bound_violations = self.mass_violations = 0
-        self.mix_nll = self.oracle_nll = 0.0
-        self.exit_nll_E = torch.zeros(num_exits, dtype=torch.float64)
 
-    def add(self, predictions: Predictions) -> None:
-        nll_TE, mix_nll_T = predictions.exit_nll, predictions.mix_nll
-        self.num_tokens += len(nll_TE)
-        self.mix_nll += float(mix_nll_T.sum())
-        self.oracle_nll += float(nll_TE.amin(-1).sum())
-        self.exit_nll_E += nll_TE.sum(0)
-        said_T = predictions.explicit_nll
-        is_bound_T = (nll_TE.amin(-1) <= said_T + ROUNDING) & (said_T <= nll_TE.amax(-1) + ROUNDING)
-        self.bound_violations += int((~is_bound_T).sum())
-        self.mass_violations += int(((predictions.mass - 1).abs() > ROUNDING).sum())
+def exit_losses(found: Predictions) -> dict[str, Any]:
+    lowest_T, highest_T, said_T = found.exit_nll.amin(-1), found.exit_nll.amax(-1), found.explicit_nll
+    is_bound_T = (lowest_T <= said_T + ROUNDING) & (said_T <= highest_T + ROUNDING)
+    return {
+        "exit_perplexities": found.exit_nll.mean(0).exp().tolist(),
+        "oracle_perplexity": float(lowest_T.mean().exp()),
+        "bound_violations": int((~is_bound_T).sum()),
+        "mass_violations": int(((found.mass - 1).abs() > ROUNDING).sum()),
+    }
 
-    def figures(self, num_characters: int) -> dict[str, Any]:
-        return {
-            "num_tokens": self.num_tokens,
-            "num_characters": num_characters,
-            "perplexity": math.exp(self.mix_nll / self.num_tokens),
-            "bits_per_character": self.mix_nll / num_characters / math.log(2),
-            "exit_perplexities": (self.exit_nll_E / self.num_tokens).exp().tolist(),
-            "oracle_perplexity": math.exp(self.oracle_nll / self.num_tokens),
-            "bound_violations": self.bound_violations,
-            "mass_violations": self.mass_violations,
-        }
+
+def routing(found: Predictions, exit_layers: Sequence[int]) -> dict[str, Any]:
+    p_TE, w_TK = found.log_p.exp(), found.log_w[:, :-1, EXIT].exp().numpy()
+    posterior_TE = (found.log_p - found.exit_nll + found.mix_nll[:, None]).exp()
+    quantiles_QK = np.quantile(w_TK, QUANTILES, axis=0, method="inverted_cdf")
+    return {
+        "exit_shares": p_TE.mean(0).tolist(),
+        "exit_posteriors": posterior_TE.mean(0).tolist(),
+        "mean_depth": float(mixture.mean_depth(found.log_p, exit_layers).mean()),
+        "routing_entropy": float(-torch.special.xlogy(p_TE, p_TE).sum(-1).mean()),
+        "router_means": w_TK.mean(0).tolist(),
+        "router_deviations": w_TK.std(0).tolist(),
+        "router_quantiles": quantiles_QK.T.tolist(),
+    }
+
+
+def calibration(found: Predictions) -> dict[str, Any]:
+    bin_T = (found.top_prob * CONFIDENCE_BINS).long().clamp(max=CONFIDENCE_BINS - 1)
+    bins = sums_by(bin_T, found.top_prob, found.top_is_target)
+    return {
+        "accuracy": float(found.top_is_target.mean()),
+        "calibration_error": sum(abs(said - right) for _, _, said, right in bins) / len(bin_T),
+        "reliability": [
+            {"num_tokens": count, "confidence": said / count, "accuracy": right / count}
+            for _, count, said, right in bins
+        ],
+    }
+
+
+def by_position(found: Predictions, context: int) -> list[dict[str, float]]:
+    """By quarters of the context: of the tokens that follow positions `first` to `last`, counted from 0, how many, and
+    their mean log π_mix."""
+    length = math.ceil(context / CONTEXT_PARTS)
+    return [
+        {"first": part * length, "last": (part + 1) * length - 1, "num_tokens": count, "mean_logprob": -nll / count}
+        for part, count, nll in sums_by(found.position // length, found.mix_nll)
+    ]
+
+
+def sums_by(kind_T: Tensor, *values: Tensor) -> list[tuple[Any, ...]]:
+    """Each kind that occurs, how often it does, and the sum of each value over it."""
+    counts = kind_T.bincount()
+    sums = [kind_T.bincount(value_T.double()).tolist() for value_T in values]
+    return [each for each in zip(range(len(counts)), counts.tolist(), *sums, strict=True) if each[1]]

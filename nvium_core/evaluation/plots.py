@@ -9,7 +9,7 @@ from nvium_core.bench.harness import Figures
 from nvium_core.bench.plots import label, sheet
 from nvium_core.evaluation import paper
 from nvium_core.evaluation.paper import Point
-from nvium_core.evaluation.routing import QUANTILES
+from nvium_core.evaluation.perplexity import QUANTILES
 
 PAPER_STYLE = {"alpha": 0.45, "markersize": 5, "linewidth": 1, "linestyle": "--"}
 

@@ -3,8 +3,9 @@
 Shapes: T targets of a window, C of them at a time, E exits, D width, V vocabulary.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from rich.progress import track
@@ -26,14 +27,16 @@ class EvaluationError(NviumError, ValueError):
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of the targets of a window, in float64 on the CPU, whatever the model's precision.
+    """Of the targets of a window, or of a whole text, in float64 on the CPU, whatever the model's precision.
 
-    position: in the window, from 0, of the token that the target follows [T]. log_w: each exit's log-probabilities of
-    going on and of leaving [T, E, 2]. log_p: log p_k [T, E]. exit_nll: −log π_k of the target [T, E]. explicit_nll:
-    −log π_mix of the target, read off π_mix over the whole vocabulary [T]. mass: Σ_v π_mix(v), which should be 1 [T].
-    top_prob: the largest of π_mix [T]. top_is_target: whether that token came [T].
+    document: the number of the text's document that the target is of [T]. position: in the window, from 0, of the token
+    that the target follows [T]. log_w: each exit's log-probabilities of going on and of leaving [T, E, 2]. log_p:
+    log p_k [T, E]. exit_nll: −log π_k of the target [T, E]. explicit_nll: −log π_mix of the target, read off π_mix over
+    the whole vocabulary [T]. mass: Σ_v π_mix(v), which should be 1 [T]. top_prob: the largest of π_mix [T].
+    top_is_target: whether that token came [T].
     """
 
+    document: Tensor
     position: Tensor
     log_w: Tensor
     log_p: Tensor
@@ -49,23 +52,37 @@ class Predictions:
         return mixture.mixture_nll(self.log_p, self.exit_nll)
 
 
+class Window(NamedTuple):
+    """Tokens of a document, by its number, those from `first_target` on being targets."""
+
+    document: int
+    token_ids: list[int]
+    first_target: int
+
+
 def predictions(
     model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
-) -> Iterator[Predictions]:
-    """Predict every token of every document once, each with at least half a context before it where there is one."""
-    seen = track(documents, "evaluating", disable=not show_progress)
-    for token_ids, first_target in document_windows(tokenizer, seen, model.config.max_position_embeddings):
-        yield window_predictions(model, token_ids, first_target)
+) -> Predictions:
+    """Of every token of every document, each with at least half a context before it where there is one."""
+    context = model.config.max_position_embeddings
+    return joined(
+        [
+            window_predictions(model, token_ids, first_target, document)
+            for document, token_ids, first_target in text_windows(
+                tokenizer, documents, context, "evaluating" if show_progress else None
+            )
+        ]
+    )
 
 
-def document_windows(
-    tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], context: int
-) -> Iterator[tuple[list[int], int]]:
-    """The tokens of every window of every document, and the place in it of its first target."""
-    for document in documents:
+def text_windows(
+    tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], context: int, progress: str | None = None
+) -> Iterator[Window]:
+    """The windows of a text, which make every token of every document a target once; `progress` names a bar."""
+    for number, document in enumerate(track(documents, progress or "", disable=progress is None)):
         token_ids = document_tokens(tokenizer, document)
         for start, first_target, stop in windows(len(token_ids), context):
-            yield token_ids[start:stop], first_target - start
+            yield Window(number, token_ids[start:stop], first_target - start)
 
 
 def document_tokens(tokenizer: PreTrainedTokenizerBase, document: str) -> list[int]:
@@ -87,7 +104,9 @@ def windows(num_tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
 
 
 @torch.inference_mode()
-def window_predictions(model: NviumForCausalLM, token_ids: Sequence[int], first_target: int) -> Predictions:
+def window_predictions(
+    model: NviumForCausalLM, token_ids: Sequence[int], first_target: int, document: int = 0
+) -> Predictions:
     """Of the targets token_ids[first_target:]."""
     ids_BT = torch.tensor([token_ids], device=model.device)
     positions_BT = torch.arange(ids_BT.shape[1] - 1, device=model.device)[None]
@@ -95,7 +114,7 @@ def window_predictions(model: NviumForCausalLM, token_ids: Sequence[int], first_
     position_T = positions_BT[0, first_target - 1 :].cpu()
     rows = [h_BTD[0, first_target - 1 :].split(CHUNK_ROWS) for h_BTD in states]
     chunks = zip(position_T.split(CHUNK_ROWS), ids_BT[0, first_target:].split(CHUNK_ROWS), *rows, strict=True)
-    return joined([predict(model, list(h), position, target) for position, target, *h in chunks])
+    return joined([predict(model, list(h), position, target, document) for position, target, *h in chunks])
 
 
 def joined(parts: Sequence[Predictions]) -> Predictions:
@@ -103,7 +122,9 @@ def joined(parts: Sequence[Predictions]) -> Predictions:
     return Predictions(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Predictions)))
 
 
-def predict(model: NviumForCausalLM, states: list[Tensor], position_C: Tensor, target_C: Tensor) -> Predictions:
+def predict(
+    model: NviumForCausalLM, states: list[Tensor], position_C: Tensor, target_C: Tensor, document: int
+) -> Predictions:
     """Of rows whose hidden states at the exits are given, E times [C, D]."""
     log_w_CE2, outputs = model.exit_outputs(states)
     log_p_CE = mixture.log_exit_probs(log_w_CE2)
@@ -116,4 +137,4 @@ def predict(model: NviumForCausalLM, states: list[Tensor], position_C: Tensor, t
     explicit_nll_C = -mixture_CV.gather(-1, target_C[:, None])[:, 0].log()
     mixed = (explicit_nll_C, mixture_CV.sum(-1), top_prob_C, top_C == target_C)
     found = (log_w_CE2, log_p_CE, torch.stack(nll, -1), *mixed)
-    return Predictions(position_C, *(x.double().cpu() for x in found))
+    return Predictions(torch.full_like(position_C, document), position_C, *(x.double().cpu() for x in found))

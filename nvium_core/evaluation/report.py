@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from nvium_core.bench.harness import Figures, shown
 from nvium_core.evaluation import paper
-from nvium_core.evaluation.ratios import resolved
-from nvium_core.evaluation.routing import QUANTILES
+from nvium_core.evaluation.paired import resolved
+from nvium_core.evaluation.perplexity import QUANTILES
 
 Row = Sequence[object]
 
@@ -71,8 +71,9 @@ def quality(figures: Figures) -> str:
 def certainty(figures: Figures) -> str:
     gain = ""
     if "twin" in figures:
-        percentage = figures["perplexity_gain_percent"]
-        gain = f"Perplexity is {abs(percentage):.2f}% {'below' if percentage >= 0 else 'above'} the dense twin's. "
+        bounds = figures.get("perplexity_gain_interval_percent")
+        percentage = resolved(f"{figures['perplexity_gain_percent']:.2f}%", bounds, nothing=0)
+        gain = f"Perplexity is {percentage} below the dense twin's. "
     return (
         f"{gain}bits per character: {figures['bits_per_character']:.4g}, over {figures['num_tokens']:,} tokens "
         f"({figures['num_characters']:,} characters). The most probable token came {percent(figures['accuracy'])} of "
@@ -176,6 +177,22 @@ def latency(figures: Figures) -> str:
     return f"## Speed\n\n{protocol}\n\n{table(columns, rows)}\n\nTime since the token before, by exit:\n\n{stairs}"
 
 
+def latency_as_paper(figures: Figures) -> str:
+    """Tokens per second by category, and the ratios."""
+    measured = figures["latency_as_paper"]
+    names, rates = list(measured["tokens"]), measured["tokens_per_second"]
+    rows: list[Row] = [[category, *(of[name] for name in names)] for category, of in rates.items()]
+    ratios = dict(zip(measured["ratios"], ratios_shown(measured["ratios"], measured["ratio_intervals"]), strict=True))
+    rows.append(["**early exits over it**", *(ratios.get(name) for name in names)])
+    protocol = (
+        f"Tokens per second as the authors' script measures: the first {measured['prompt_tokens']} tokens of a prompt, "
+        f"the {measured['top_k']} most probable tokens, at most {measured['max_new_tokens']} new ones up to an end of "
+        f"text, {measured['trials']} trials; by category all tokens over all seconds, ratios on average over "
+        "categories, in brackets where they are in 95% of bootstrap samples of the answers."
+    )
+    return f"## Speed as the paper measures it\n\n{protocol}\n\n{table(['category', *names], rows)}"
+
+
 def ratios_shown(ratios: Mapping[str, float], intervals: Mapping[str, Sequence[float] | None]) -> list[str]:
     return [resolved(f"{ratio:.3f}", intervals.get(name), nothing=1) for name, ratio in ratios.items()]
 
@@ -218,6 +235,7 @@ SECTIONS: Sequence[tuple[str, Callable[[Figures], str]]] = (
     ("greedy_agreement", greedy),
     ("flops", flops),
     ("latency", latency),
+    ("latency_as_paper", latency_as_paper),
     ("temperatures", temperatures),
     ("tasks", tasks),
 )

@@ -12,9 +12,10 @@ from nvium_core.evaluation import latency, perplexity, report, tasks, temperatur
 from nvium_core.evaluation.coloured_text import page
 from nvium_core.evaluation.greedy import evaluate_greedy
 from nvium_core.evaluation.origin import OPENINGS
+from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.spec_bench import Prompts, read_prompts
-from nvium_core.evaluation.spoken import speak
+from nvium_core.evaluation.turns import TRIALS
 from nvium_core.loading import LoadedModel
 from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.model.flops import flops_before_speaking, flops_per_token, spoken_flops
@@ -37,7 +38,8 @@ class Parts:
     twin: LoadedModel | None = None
     spec_bench: Path | None = None
     prompts_per_category: int | None = None
-    trials: int = latency.TRIALS
+    trials: int = TRIALS
+    as_paper: bool = False
     tasks: Sequence[str] = ()
     tasks_folder: Path | None = None
 
@@ -50,16 +52,18 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
         temperature.openings(loaded, documents, parts.num_texts, parts.tokens_per_text) if parts.temperatures else []
     )
     figures = description(loaded)
-    figures |= perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress).as_dict()
+    figures |= asdict(perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress))
     figures["theoretical_speed_up_percent"] = 100 * (1 / figures["mean_depth"] - 1)
     figures["flops"] = flops(loaded, figures["exit_shares"])
     if parts.greedy:
-        decided = evaluate_greedy(loaded.model, loaded.tokenizer, documents, show_progress).as_dict()
+        decided = asdict(evaluate_greedy(loaded.model, loaded.tokenizer, documents, show_progress))
         figures |= {f"greedy_{name}": value for name, value in decided.items()}
     if parts.twin:
         figures |= beside_twin(figures, parts.twin, documents, show_progress)
     if prompts:
         figures |= speed(loaded, parts.twin, prompts, parts.trials)
+    if prompts and parts.as_paper:
+        figures["latency_as_paper"] = latency.as_paper(loaded, parts.twin, prompts, parts.trials)
     if begun:
         figures["temperatures"] = temperature.measure(loaded, begun)
     if parts.tasks:
@@ -73,7 +77,8 @@ def check(loaded: LoadedModel, parts: Parts) -> None:
     if not (parts.twin or parts.spec_bench):
         for name, value, default in (
             ("prompts", parts.prompts_per_category, None),
-            ("trials", parts.trials, latency.TRIALS),
+            ("trials", parts.trials, TRIALS),
+            ("as-paper", parts.as_paper, False),
         ):
             if value != default:
                 raise EvaluationError(f"--{name}: means nothing without --twin or --spec-bench")
@@ -142,7 +147,7 @@ def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
 def beside_twin(figures: Figures, twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
     """The twin's own quality and costs, and by how much ours is better."""
     dense = twin_figures(twin, documents, show_progress)
-    return {"twin": dense, "perplexity_gain_percent": perplexity_gain(figures, dense)}
+    return {"twin": dense, **perplexity_gain(figures, dense)}
 
 
 def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
@@ -153,17 +158,12 @@ def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: boo
         **description(twin),
         "perplexity": quality.perplexity,
         "bits_per_character": quality.bits_per_character,
-        "by_position": [asdict(part) for part in quality.by_position],
+        **{name: getattr(quality, name) for name in ("by_position", "document_tokens", "document_losses")},
         "flops": flops_per_token(config, config.max_position_embeddings).as_dict(),
     }
 
 
-def perplexity_gain(ours: Figures, dense: Figures) -> float:
-    """By how many percent of the dense perplexity ours is lower."""
-    return 100 * (1 - ours["perplexity"] / dense["perplexity"])
-
-
-def speed(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts, trials: int = latency.TRIALS) -> Figures:
+def speed(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts, trials: int = TRIALS) -> Figures:
     """Times per token, and the speed-up over the twin, or over full depth where there is none."""
     measured = latency.measure(loaded, twin, prompts, trials=trials)
     over = latency.DENSE if twin else latency.FULL_DEPTH
@@ -193,10 +193,10 @@ def write_json(figures: Figures | Sequence[Figures], path: Path) -> None:
 
 def samples(loaded: LoadedModel, documents: Sequence[str]) -> str:
     """A page of openings that the model has continued."""
-    engine = latency.contender(loaded, "sweep").engine
+    engine = latency.warm_engine(loaded, "sweep")
     texts = []
     for seed, document in enumerate(documents[:SAMPLES]):
         prompt = loaded.tokenizer(document[:OPENING_CHARACTERS]).input_ids[: engine.context // 2]
         params = SamplingParams(max_tokens=min(SAMPLE_TOKENS, engine.context // 2), seed=seed)
-        texts.append((prompt, speak(engine, prompt, params)))
+        texts.append((prompt, latency.speak(engine, prompt, params)))
     return page(loaded, texts)

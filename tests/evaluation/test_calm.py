@@ -61,4 +61,4 @@ def test_where_everybody_leaves_at_once_it_is_the_first_exits_perplexity(
 ) -> None:
     ours, plain = evaluate_calm(model, tokenizer, DOCUMENTS, 0.0), evaluate(model, tokenizer, DOCUMENTS)
     assert ours.perplexity == pytest.approx(plain.exit_perplexities[0])
-    assert ours.as_dict()["exit_shares"] == [1, 0, 0]
+    assert ours.exit_shares == [1, 0, 0]

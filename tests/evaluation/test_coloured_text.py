@@ -6,7 +6,7 @@ import pytest
 
 from nvium_core import LoadedModel
 from nvium_core.evaluation.coloured_text import page
-from nvium_core.evaluation.spoken import SpokenToken
+from nvium_core.evaluation.latency import SpokenToken
 from tests.byte_model import EXIT_LAYERS, load_byte_model, token_ids
 
 

@@ -45,10 +45,8 @@ def test_a_speed_over_full_depth_is_not_shown_as_one_over_dense() -> None:
     assert comparison.row(PAPER_SIZED | {"speed_up_over": "full depth"})[-1] is None
 
 
-def test_a_speed_up_that_may_be_none_is_not_resolved() -> None:
-    assert (
-        comparison.row(PAPER_SIZED | {"speed_up_interval_percent": [-3.0, 44.0]})[-1] == "21 (-3 to 44, not resolved)"
-    )
+def test_what_may_be_no_difference_is_level() -> None:
+    assert comparison.row(PAPER_SIZED | {"speed_up_interval_percent": [-3.0, 44.0]})[-1] == "21 (-3 to 44: level)"
 
 
 def test_points_are_sorted_by_speed_within_their_family() -> None:

@@ -3,8 +3,19 @@
 import pytest
 
 from nvium_core import Engine, EngineConfig, LoadedModel, SamplingParams
-from nvium_core.evaluation.latency import DENSE, FULL_DEPTH, OURS, Contender, compared, measure, staircase
-from nvium_core.evaluation.spoken import SpokenToken, speak
+from nvium_core.evaluation import latency
+from nvium_core.evaluation.latency import (
+    DENSE,
+    FULL_DEPTH,
+    OURS,
+    SpokenToken,
+    as_paper,
+    compared,
+    measure,
+    milliseconds,
+    speak,
+    staircase,
+)
 from tests.byte_model import EXIT_LAYERS, load_byte_model
 from tests.random_models import random_model
 
@@ -20,29 +31,27 @@ def answer(*seconds: float, exit_: int = 1) -> list[SpokenToken]:
     return [SpokenToken(5, exit_, 0.5, each) for each in seconds]
 
 
-def made_up(loaded: LoadedModel, *answers: list[SpokenToken]) -> Contender:
-    return Contender(loaded, Engine(loaded.model), {"qa": list(answers)})
+def test_a_token_takes_its_share_of_the_time_of_its_answer() -> None:
+    answers = [answer(0.010, 0.002), answer(0.008, 0.003)]
+    assert milliseconds(answers) == pytest.approx([6, 5.5])
+    assert milliseconds(answers, first=1) == pytest.approx([2, 3])
 
 
-def test_a_token_takes_its_share_of_the_time_of_its_answer(loaded: LoadedModel) -> None:
-    contender = made_up(loaded, answer(0.010, 0.002), answer(0.008, 0.003))
-    assert contender.milliseconds("qa") == pytest.approx([6, 5.5])
-    assert contender.milliseconds("qa", first=1) == pytest.approx([2, 3])
-
-
-def test_ratios_are_medians_over_pairs_of_answers_and_means_over_categories(loaded: LoadedModel) -> None:
-    ours = made_up(loaded, answer(0.002, 0.002), answer(0.002, 0.002), answer(0.002, 0.002))
-    dense = made_up(loaded, answer(0.009, 0.003), answer(0.900, 0.900), answer(0.004, 0.004))
-    ours.answers["math"], dense.answers["math"] = [answer(0.004, 0.004)], [answer(0.004, 0.008)]
+def test_ratios_are_medians_over_pairs_of_answers_and_means_over_categories() -> None:
+    ours = {"qa": [answer(0.002, 0.002)] * 3, "math": [answer(0.004, 0.004)]}
+    dense = {
+        "qa": [answer(0.009, 0.003), answer(0.900, 0.900), answer(0.004, 0.004)],
+        "math": [answer(0.004, 0.008)],
+    }
     figures = compared({OURS: ours, DENSE: dense}, {"qa": 3, "math": 1})
     assert figures["ratios"] == {DENSE: pytest.approx((3 + 1.5) / 2)}
     assert figures["decoding_ratios"] == {DENSE: pytest.approx((2 + 2) / 2)}
     assert figures["categories"]["qa"]["milliseconds"] == {OURS: pytest.approx(2), DENSE: pytest.approx(6)}
 
 
-def test_the_staircase_has_the_times_of_each_exit_but_for_first_tokens(loaded: LoadedModel) -> None:
+def test_the_staircase_has_the_times_of_each_exit_but_for_first_tokens() -> None:
     spoken = [*answer(9.0), *answer(0.001, 0.003, 0.002), *answer(0.007, exit_=3)]
-    first, second, third = staircase(made_up(loaded, spoken))
+    first, second, third = staircase({"qa": [spoken]}, EXIT_LAYERS)
     assert (first["tokens"], first["median"]) == (3, pytest.approx(2))
     assert (second["tokens"], second["layer"]) == (0, EXIT_LAYERS[1])
     assert (third["tokens"], third["median"], third["low"]) == (1, pytest.approx(7), pytest.approx(7))
@@ -73,3 +82,24 @@ def test_what_is_spoken_is_what_the_engine_generates(loaded: LoadedModel) -> Non
     assert [token.token_id for token in spoken] == completion.token_ids
     assert [token.exit for token in spoken] == completion.exits
     assert all(token.seconds > 0 for token in spoken)
+
+
+def test_the_papers_protocol_cuts_prompts_at_their_end_and_lets_answers_end(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[tuple[list[int], SamplingParams]]()
+
+    def ends_early(engine: Engine, prompt: list[int], params: SamplingParams) -> list[SpokenToken]:
+        asked.append((prompt, params))
+        return answer(*[0.001] * (len(asked) % 5 + 1))
+
+    monkeypatch.setattr(latency, "speak", ends_early)
+    monkeypatch.setattr(latency, "PAPER_PROMPT_TOKENS", 5)
+    figures = as_paper(loaded, None, PROMPTS, trials=2)
+    asked = asked[2:]  # the first two warm the engines up
+    assert {len(prompt) for prompt, _ in asked} == {4, 5}
+    assert {(params.top_k, params.ignore_eos, params.max_tokens) for _, params in asked} == {(50, False, 32)}
+    assert figures["prompts_cut"] == 2
+    assert sum(figures["tokens"].values()) == sum(n % 5 + 1 for n in range(3, 15))
+    assert figures["tokens_per_second"]["short"][OURS] == pytest.approx(1000)
+    assert figures["ratios"] == {FULL_DEPTH: pytest.approx(1)}

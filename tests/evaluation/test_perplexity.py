@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
-from nvium_core.evaluation.perplexity import LossTotals, evaluate
-from nvium_core.evaluation.predictions import Predictions, window_predictions
+from nvium_core.evaluation.perplexity import evaluate, exit_losses
+from nvium_core.evaluation.predictions import window_predictions
 from tests.byte_model import load_byte_model
 from tests.random_models import random_model
 
@@ -20,12 +20,6 @@ TOKENS = st.lists(st.integers(0, 16), min_size=4, max_size=20)
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
     return load_byte_model()
-
-
-def totals(predictions: Predictions) -> LossTotals:
-    result = LossTotals(predictions.log_p.shape[-1])
-    result.add(predictions)
-    return result
 
 
 def test_a_short_document_is_scored_as_one_forward_pass_would(loaded: LoadedModel) -> None:
@@ -50,23 +44,24 @@ ROUNDED_UP = 1 + 1e-12
 
 @given(TOKENS, st.integers(0, 5))
 def test_the_papers_propositions_hold_at_every_token(ids: list[int], seed: int) -> None:
-    figures = totals(window_predictions(random_model([1, 2, 4], seed=seed), ids, 1)).figures(num_characters=1)
+    found = window_predictions(random_model([1, 2, 4], seed=seed), ids, 1)
+    figures = exit_losses(found)
     assert figures["bound_violations"] == figures["mass_violations"] == 0
     assert figures["oracle_perplexity"] <= ROUNDED_UP * min(figures["exit_perplexities"])
-    assert figures["oracle_perplexity"] <= ROUNDED_UP * figures["perplexity"]
+    assert figures["oracle_perplexity"] <= ROUNDED_UP * float(found.mix_nll.mean().exp())
 
 
 def test_a_mixture_outside_its_exits_is_counted() -> None:
     sound = window_predictions(random_model([1, 2, 4]), [1, 2, 3, 4], 1)
     heavy = replace(sound, explicit_nll=sound.explicit_nll - 5)
-    assert totals(heavy).bound_violations == 3
-    assert totals(replace(sound, mass=sound.mass + 0.1)).mass_violations == 3
+    assert exit_losses(heavy)["bound_violations"] == 3
+    assert exit_losses(replace(sound, mass=sound.mass + 0.1))["mass_violations"] == 3
 
 
 def test_the_oracle_takes_each_token_from_its_best_exit() -> None:
     found = window_predictions(random_model([1, 2, 4]), [1, 2, 3, 4], 1)
     best = [min(row) for row in found.exit_nll.tolist()]
-    assert totals(found).figures(1)["oracle_perplexity"] == pytest.approx(math.exp(sum(best) / 3))
+    assert exit_losses(found)["oracle_perplexity"] == pytest.approx(math.exp(sum(best) / 3))
 
 
 def test_a_model_without_early_exits_is_evaluated_too() -> None:
@@ -75,3 +70,12 @@ def test_a_model_without_early_exits_is_evaluated_too() -> None:
     assert figures.perplexity == pytest.approx(figures.oracle_perplexity)
     assert figures.exit_perplexities == pytest.approx([figures.perplexity])
     assert (figures.exit_shares, figures.mean_depth, figures.router_quantiles) == ([1.0], 1.0, [])
+
+
+def test_each_documents_tokens_and_loss_are_its_own(loaded: LoadedModel) -> None:
+    documents = ["A fox, two hens.", "x" * 200, "Nobody."]
+    whole = evaluate(loaded.model, loaded.tokenizer, documents)
+    alone = [evaluate(loaded.model, loaded.tokenizer, [document]) for document in documents]
+    assert whole.document_tokens == [each.num_tokens for each in alone]
+    assert whole.document_losses == pytest.approx([each.document_losses[0] for each in alone], abs=2e-4)
+    assert sum(whole.document_losses) == pytest.approx(math.log(whole.perplexity) * whole.num_tokens, abs=1e-3)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.evaluation.plain_speed import Questions, Speak, beside_dense, early_share, measure, questions
+from nvium_core.evaluation.plain_speed import Speak, beside_dense, early_share, measure
+from nvium_core.evaluation.turns import Questions, questions
 from nvium_core.training.baselines.decoding import Generated
 from tests.byte_model import END_OF_TEXT, byte_tokenizer, token_ids
 
@@ -65,3 +66,9 @@ def test_answers_take_at_most_half_of_the_context_and_prompts_lose_their_beginni
     assert asked.prompts == {"qa": [token_ids("hen"), token_ids("y" * 8), [0]]}
     assert (asked.max_new_tokens, asked.prompts_cut) == (8, 1)
     assert questions(tokenizer, {}, context=4096).max_new_tokens == 128
+
+
+def test_the_papers_prompts_lose_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
+    asked = questions(tokenizer, {"qa": ["hen", "y" * 9 + "x" * 10]}, context=64, max_prompt=9)
+    assert asked.prompts == {"qa": [token_ids("hen"), token_ids("y" * 9)]}
+    assert asked.prompts_cut == 1

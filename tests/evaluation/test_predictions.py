@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
 from nvium_core.evaluation import predictions as module
-from nvium_core.evaluation.predictions import EvaluationError, predictions, window_predictions, windows
+from nvium_core.evaluation.predictions import EvaluationError, predictions, text_windows, window_predictions, windows
 from nvium_core.model.exits import EXIT
 from tests.byte_model import load_byte_model, token_ids
 from tests.random_models import random_model
@@ -49,13 +49,13 @@ def test_predictions_are_those_of_the_models_forward_pass(
 def test_long_documents_are_read_in_windows_and_none_of_their_tokens_is_left_out() -> None:
     loaded = load_byte_model(context=16)
     documents = ["A fox.", "", "Two hens went to see a third, who was not in."]
-    found = list(predictions(loaded.model, loaded.tokenizer, documents))
-    assert sum(len(each.mass) for each in found) == sum(len(token_ids(text)) + 1 for text in documents)
-    assert len(found) > len(documents)
+    found = predictions(loaded.model, loaded.tokenizer, documents)
+    assert found.document.bincount().tolist() == [len(token_ids(text)) + 1 for text in documents]
+    assert len(list(text_windows(loaded.tokenizer, documents, 16))) > len(documents)
 
 
 def test_a_tokenizer_without_an_end_of_text_token_is_named() -> None:
     loaded: LoadedModel = load_byte_model()
     loaded.tokenizer.eos_token = None
     with pytest.raises(EvaluationError, match="end-of-text"):
-        next(predictions(loaded.model, loaded.tokenizer, ["A fox."]))
+        predictions(loaded.model, loaded.tokenizer, ["A fox."])

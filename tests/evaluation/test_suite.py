@@ -41,7 +41,7 @@ def spec_bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def figures(loaded: LoadedModel, twin: LoadedModel, spec_bench: Path) -> Figures:
     """Everything but tasks, at the smallest size."""
     sizes = {"num_texts": 2, "tokens_per_text": 8}
-    parts = suite.Parts(greedy=True, temperatures=True, twin=twin, spec_bench=spec_bench, **sizes)
+    parts = suite.Parts(greedy=True, temperatures=True, twin=twin, spec_bench=spec_bench, as_paper=True, **sizes)
     return suite.evaluate(loaded, DOCUMENTS, parts, show_progress=False)
 
 
@@ -70,11 +70,13 @@ def test_every_part_has_its_section(figures: Figures) -> None:
         "Temperature 0",
         "MFLOPs per token",
         "Speed",
+        "Speed as the paper measures it",
         "Temperature",
     ]
     assert "| dense twin, dense |" in text
     assert "![routing](routing.png)" in text
     assert "For equal training FLOPs" in text
+    assert "below the dense twin's" in text
     assert f"Its dense twin dense: {figures['twin']['num_parameters']:,} parameters, 4 layers of width" in text
 
 
@@ -122,7 +124,10 @@ def test_speed_is_measured_on_openings_where_there_is_a_twin_and_no_spec_bench(t
     assert suite.speed_prompts(DOCUMENTS, suite.Parts()) == {}
 
 
-@pytest.mark.parametrize(("name", "setting"), [("prompts", {"prompts_per_category": 2}), ("trials", {"trials": 5})])
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("prompts", {"prompts_per_category": 2}), ("trials", {"trials": 5}), ("as-paper", {"as_paper": True})],
+)
 def test_settings_of_a_speed_that_is_not_measured_are_refused(
     loaded: LoadedModel, name: str, setting: dict[str, int]
 ) -> None:

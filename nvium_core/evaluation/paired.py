@@ -1,0 +1,120 @@
+"""Two models on the same documents or prompts: by how much one is better, and how far that can be trusted.
+
+Every difference is of pairs, and its interval is where it lies in 95% of bootstrap samples of the pairs. What reaches
+to both sides of no difference is called level.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nvium_core.bench.harness import Figures
+
+RESAMPLES = 2000
+LEVEL = 95
+MIN_PAIRS = 3
+
+Ratios = Mapping[str, Sequence[float]]
+"""By category, the other's time over ours for every pair."""
+
+Interval = tuple[float, float]
+
+Sample = NDArray[np.int64]
+"""Numbers of pairs, [RESAMPLES, pairs]."""
+
+
+def interval(counts: Sequence[int], statistic: Callable[[list[Sample]], NDArray[np.float64]]) -> Interval | None:
+    """Of a statistic over groups of so many pairs, given the pairs of every resample; None where a group has fewer than
+    three."""
+    if min(counts) < MIN_PAIRS:
+        return None
+    rng = np.random.default_rng(0)
+    found = statistic([rng.integers(0, count, (RESAMPLES, count)) for count in counts])
+    low, high = np.percentile(found, (50 - LEVEL / 2, 50 + LEVEL / 2)).tolist()
+    return low, high
+
+
+def pairwise(others: Sequence[float], ours: Sequence[float]) -> list[float]:
+    return [other / our for other, our in zip(others, ours, strict=True)]
+
+
+def mean_ratio(ratios: Ratios) -> float:
+    """The mean over categories of the median over pairs."""
+    return fmean(median(of_category) for of_category in ratios.values())
+
+
+def ratio_interval(ratios: Ratios) -> Interval | None:
+    """Answers to the same prompt count as independent."""
+    values = [np.asarray(of_category) for of_category in ratios.values()]
+    return interval(
+        [len(of_category) for of_category in values],
+        lambda samples: np.mean(
+            [np.median(value[sample], axis=1) for value, sample in zip(values, samples, strict=True)], axis=0
+        ),
+    )
+
+
+Totals = Mapping[str, Sequence[tuple[int, float]]]
+"""By category, tokens and seconds of every answer."""
+
+
+def rate(answers: Sequence[tuple[int, float]]) -> float:
+    """All tokens over all seconds."""
+    return sum(count for count, _ in answers) / sum(seconds for _, seconds in answers)
+
+
+def rate_ratio(ours: Totals, others: Totals) -> float:
+    """The mean over categories of our rate over the other's."""
+    return fmean(rate(ours[name]) / rate(others[name]) for name in ours)
+
+
+def rate_ratio_interval(ours: Totals, others: Totals) -> Interval | None:
+    """Pairs are answers to the same prompt in the same trial."""
+    pairs = [(np.asarray(ours[name]), np.asarray(others[name])) for name in ours]
+
+    def rates(answers: NDArray[np.float64], sample: Sample) -> NDArray[np.float64]:
+        tokens, seconds = answers.T
+        found: NDArray[np.float64] = tokens[sample].sum(1) / seconds[sample].sum(1)
+        return found
+
+    return interval(
+        [len(our) for our, _ in pairs],
+        lambda samples: np.mean(
+            [rates(our, each) / rates(other, each) for (our, other), each in zip(pairs, samples, strict=True)], axis=0
+        ),
+    )
+
+
+def speed_up_percent(ratios: Ratios) -> Figures:
+    """For an evaluation's JSON: by how many percent ours is faster, and the interval of that."""
+    found = ratio_interval(ratios)
+    return {
+        "speed_up_percent": 100 * (mean_ratio(ratios) - 1),
+        "speed_up_interval_percent": found and [100 * (bound - 1) for bound in found],
+    }
+
+
+def perplexity_gain(ours: Figures, dense: Figures) -> Figures:
+    """By how many percent of the dense perplexity ours is lower, and the interval of that over the text's documents."""
+    found = None
+    if ours.get("document_tokens") == dense.get("document_tokens") and "document_losses" in dense:
+        tokens = np.asarray(dense["document_tokens"])
+        lead = np.asarray(dense["document_losses"]) - np.asarray(ours["document_losses"])
+        found = interval(
+            [len(tokens)],
+            lambda samples: 100 * (1 - np.exp(-lead[samples[0]].sum(1) / tokens[samples[0]].sum(1))),
+        )
+    return {
+        "perplexity_gain_percent": 100 * (1 - ours["perplexity"] / dense["perplexity"]),
+        "perplexity_gain_interval_percent": found and list(found),
+    }
+
+
+def resolved(value: str, bounds: Sequence[float] | None, nothing: float) -> str:
+    """A figure for a table, beside its interval; marked where that reaches to both sides of no difference."""
+    if not bounds:
+        return value
+    low, high = bounds
+    return f"{value} ({low:.3g} to {high:.3g}{': level' if low <= nothing <= high else ''})"

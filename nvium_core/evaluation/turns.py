@@ -1,0 +1,75 @@
+"""Prompts as tokens, and models that take turns at them. Knows no engine and no clock."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TypeVar
+
+from rich.progress import track
+from transformers import PreTrainedTokenizerBase
+
+from nvium_core.evaluation.spec_bench import Prompts
+
+MAX_NEW_TOKENS = 128
+TRIALS = 3
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """Prompts by category as tokens, how long answers are, and how many prompts are cut."""
+
+    prompts: dict[str, list[list[int]]]
+    max_new_tokens: int
+    prompts_cut: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many prompts there are of each category."""
+        return {category: len(of_category) for category, of_category in self.prompts.items()}
+
+
+def questions(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Prompts,
+    context: int,
+    num_tokens: int = MAX_NEW_TOKENS,
+    max_prompt: int | None = None,
+) -> Questions:
+    """Answers take at most half of the context. Prompts that leave no room for them lose their beginning; where
+    `max_prompt` bounds them, what comes after so many tokens."""
+    num_tokens = min(num_tokens, context // 2)
+    room = context - num_tokens
+    kept = slice(-room, None) if max_prompt is None else slice(min(room, max_prompt))
+    whole = {category: [tokens(tokenizer, text) for text in texts] for category, texts in prompts.items()}
+    cut = {category: [ids[kept] for ids in of_category] for category, of_category in whole.items()}
+    num_cut = sum(len(ids) > len(rest) for name in whole for ids, rest in zip(whole[name], cut[name], strict=True))
+    return Questions(prompts=cut, max_new_tokens=num_tokens, prompts_cut=num_cut)
+
+
+def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """At least one: end-of-text where there is no text."""
+    return list(tokenizer(text, verbose=False).input_ids) or [tokenizer.eos_token_id]
+
+
+def take_turns(
+    speakers: Mapping[str, Callable[[list[int], int], Answer]],
+    asked: Questions,
+    trials: int = TRIALS,
+    show_progress: bool = True,
+) -> dict[str, dict[str, list[Answer]]]:
+    """What each speaker, told a prompt and a seed, answers to every prompt in every trial, by category.
+
+    All answer a prompt before the next is asked, every other time in reverse order.
+    """
+    answers: dict[str, dict[str, list[Answer]]] = {
+        name: {category: [] for category in asked.prompts} for name in speakers
+    }
+    once = [(category, prompt) for category, of_category in asked.prompts.items() for prompt in of_category]
+    turns: cycle[Sequence[str]] = cycle((list(speakers), list(speakers)[::-1]))
+    rounds = list(enumerate(once * trials))
+    for seed, (category, prompt) in track(rounds, "speaking", transient=True, disable=not show_progress):
+        for name in next(turns):
+            answers[name][category].append(speakers[name](prompt, seed))
+    return answers
