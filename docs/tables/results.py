@@ -7,6 +7,7 @@ from docs.tables.table import Cell, Table, digits, percent, read, table, verdict
 from nvium_core.evaluation.paper import EXIT_PERPLEXITIES, EXIT_SHARES, PARETO, PERPLEXITY, SCALES
 
 EMBEDDED = "evaluation-tales-chat"
+GAIN = "gain, % (95%)"
 BETAS, EXITS, PLACES = ("β 0, .1, .2, .3, .4", "2, 3, 4, 6, 8, 12 exits", "early exit at 2, 6, 10, 14, 18, 22")
 SMALL = {
     "small-beta-0": ("β 0", BETAS, 0),
@@ -29,7 +30,7 @@ def shares(values: list[float] | tuple[float, ...]) -> str:
 
 @table
 def embedded() -> Table:
-    head = ["model", "parameters", "tokens", "perplexity", "dense twin", "gain, %", "mean depth", "exits' shares"]
+    head = ["model", "parameters", "tokens", "perplexity", "dense twin", GAIN, "mean depth", "exits' shares"]
     head += ["theoretical speed-up, %", "measured, %"]
     ours = {
         "`tales-chat`, which is embedded": EMBEDDED,
@@ -46,12 +47,29 @@ def embedded_row(words: str, run: dict[str, Any]) -> list[Cell]:
         f"{run['training_tokens'] / 1e6:.1f}M",
         run["perplexity"],
         run["twin"]["perplexity"],
-        run["perplexity_gain_percent"],
+        gain(run),
         digits(run["mean_depth"], 3),
         shares(run["exit_shares"]),
         digits(run["theoretical_speed_up_percent"], 1),
-        digits(run["speed_up_percent"], 1),
+        speed_up(run),
     ]
+
+
+def gain(run: dict[str, Any]) -> str:
+    """With the interval over documents, where their losses are kept."""
+    return bracketed(digits(run["perplexity_gain_percent"], 2), run.get("perplexity_gain_interval_percent"), 2)
+
+
+def speed_up(run: dict[str, Any]) -> str:
+    """With the interval over pairs of answers, where there is one."""
+    return bracketed(digits(run["speed_up_percent"], 1), run.get("speed_up_interval_percent"), 1)
+
+
+def bracketed(text: str, interval: list[float] | None, decimals: int) -> str:
+    if not interval:
+        return text
+    low, high = interval
+    return f"{text} ({digits(low, decimals)} to {digits(high, decimals)}){': level' if low <= 0 <= high else ''}"
 
 
 def paper_row(layers: int, width: int) -> list[Cell]:
@@ -75,14 +93,15 @@ def paper_row(layers: int, width: int) -> list[Cell]:
 @table
 def targets() -> Table:
     run = read(EMBEDDED)
-    gain = run["perplexity_gain_percent"]
     rows = [
         ("bits per character of the validation text", "at most 1.45", run["bits_per_character"], 1.45),
         ("mean depth", "at most 0.7", run["mean_depth"], 0.7),
     ]
     met = [[what, asked, digits(found, 3), verdict(found <= bound)] for what, asked, found, bound in rows]
-    worse = ["perplexity against its twin", "not higher", f"{gain:.2f}% lower", verdict(gain >= 0)]
-    return ["asked of the embedded model", "target", "measured", ""], [*met, worse]
+    interval = run.get("perplexity_gain_interval_percent")
+    shown = verdict(interval[0] >= 0) if interval else "not shown: no interval"
+    against = ["perplexity against its twin", "not higher", f"{gain(run)}% lower", shown]
+    return ["asked of the embedded model", "target", "measured", ""], [*met, against]
 
 
 @table
@@ -120,23 +139,23 @@ def latency() -> Table:
 
 @table
 def sweep() -> Table:
-    head = ["model", "perplexity", "gain, %", "mean depth", "exits' shares", "theoretical speed-up, %", "measured, %"]
+    head = ["model", "perplexity", GAIN, "mean depth", "exits' shares", "theoretical speed-up, %", "measured, %"]
     return [*head, "the paper's gain, %", "measured, %"], [sweep_row(name, *SMALL[name]) for name in SMALL]
 
 
 def sweep_row(name: str, words: str, series: str, place: int) -> list[Cell]:
     run, point = read(f"evaluation-{name}"), PARETO[series][place]
     depth, theory = digits(run["mean_depth"], 3), digits(run["theoretical_speed_up_percent"], 1)
-    ours = [run["perplexity"], run["perplexity_gain_percent"], depth, shares(run["exit_shares"]), theory]
-    return [words, *ours, digits(run["speed_up_percent"], 1), point.perplexity_gain, digits(point.speed_up, 1)]
+    ours = [run["perplexity"], gain(run), depth, shares(run["exit_shares"]), theory]
+    return [words, *ours, speed_up(run), point.perplexity_gain, digits(point.speed_up, 1)]
 
 
 @table
 def methods() -> Table:
     files = ("small", "small-beta-0.04", "small-calm", "small-layerskip")
     runs = [run for name in files for run in as_list(read(f"evaluation-{name}"))]
-    return ["model", "perplexity", "gain, %", "mean depth", "measured speed-up, %"], [
-        [run["model"], run["perplexity"], run["perplexity_gain_percent"], depth_of(run), speed_up(run)] for run in runs
+    return ["model", "perplexity", GAIN, "mean depth", "measured speed-up, %"], [
+        [run["model"], run["perplexity"], gain(run), depth_of(run), speed_up(run)] for run in runs
     ]
 
 
@@ -146,15 +165,6 @@ def as_list(content: Any) -> list[Any]:
 
 def depth_of(run: dict[str, Any]) -> str | None:
     return digits(run["mean_depth"], 3) if "mean_depth" in run else None
-
-
-def speed_up(run: dict[str, Any]) -> str:
-    """With 95% of a bootstrap, where there is one."""
-    text = digits(run["speed_up_percent"], 1)
-    if not (interval := run.get("speed_up_interval_percent")):
-        return text
-    low, high = interval
-    return f"{text} ({digits(low, 1)} to {digits(high, 1)}){': not resolved' if low < 0 < high else ''}"
 
 
 @table
