@@ -99,5 +99,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
 
 
-register_when_imported("transformers.models.auto.modeling_auto", "nvium_core.model.nvium")
-register_when_imported("transformers.models.auto.configuration_auto", "nvium_core.model.nvium")
+register_when_imported(
+    ("transformers.models.auto.modeling_auto", "transformers.models.auto.configuration_auto"), "nvium_core.model.nvium"
+)

@@ -1,4 +1,4 @@
-"""Imports one module as soon as another has been imported, and not before. Knows nothing of models."""
+"""Imports one module as soon as others have been imported, and not before. Knows nothing of models."""
 
 import sys
 from collections.abc import Sequence
@@ -9,37 +9,48 @@ from importlib.util import find_spec
 from types import ModuleType
 
 
-def register_when_imported(awaited: str, registers: str) -> None:
-    """Import `registers` once `awaited` is imported; at once if it is already."""
-    if awaited in sys.modules:
+def register_when_imported(awaited: Sequence[str], registers: str) -> None:
+    """Import `registers` once any of these is imported, and those of them that import it; at once if one is already."""
+    if any(name in sys.modules for name in awaited):
         import_module(registers)
     else:
         sys.meta_path.insert(0, _Watcher(awaited, registers))
 
 
 class _Watcher(MetaPathFinder):
-    """Finds one module as the others would, with a loader that goes on to the second."""
+    """Finds modules as the others would, with a loader that goes on to `registers`."""
 
-    def __init__(self, awaited: str, registers: str) -> None:
-        self._awaited = awaited
+    def __init__(self, awaited: Sequence[str], registers: str) -> None:
+        self._awaited = set(awaited)
         self._registers = registers
+        self._depth = 0
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._awaited:
+        if fullname not in self._awaited:
             return None
-        sys.meta_path.remove(self)
+        self._awaited.remove(fullname)
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Continued(spec.loader, self._registers)
+            spec.loader = _Continued(spec.loader, self)
         return spec
+
+    def execute(self, loader: Loader, module: ModuleType) -> None:
+        """Register after the outermost of the modules: those that it imports are not usable before it is done."""
+        self._depth += 1
+        try:
+            loader.exec_module(module)
+        finally:
+            self._depth -= 1
+        if self._depth == 0:
+            import_module(self._registers)
 
 
 class _Continued(Loader):
-    def __init__(self, loader: Loader, registers: str) -> None:
+    def __init__(self, loader: Loader, watcher: _Watcher) -> None:
         self._loader = loader
-        self._registers = registers
+        self._watcher = watcher
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -49,5 +60,4 @@ class _Continued(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        import_module(self._registers)
+        self._watcher.execute(self._loader, module)
