@@ -104,7 +104,7 @@ def test_a_stream_of_several_choices_is_refused(llm: LLM) -> None:
 
 IMPORTS = {
     "nvium_core first": "import nvium_core; from transformers import AutoConfig, AutoModel, AutoModelForCausalLM",
-    "models before configurations": "import nvium_core; from transformers import AutoModelForCausalLM, AutoModel, AutoConfig",
+    "models first": "import nvium_core; from transformers import AutoModelForCausalLM, AutoModel, AutoConfig",
     "transformers first": "from transformers import AutoConfig, AutoModel, AutoModelForCausalLM; import nvium_core",
 }
 LOADS = """
