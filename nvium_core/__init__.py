@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from nvium_core.choices import Sampling as Sampling
     from nvium_core.choices import Schedule as Schedule
     from nvium_core.engine.constraint import Constraint as Constraint
+    from nvium_core.engine.constraint import TooCostly as TooCostly
+    from nvium_core.engine.engine import ConstraintLimit as ConstraintLimit
     from nvium_core.engine.engine import Engine as Engine
     from nvium_core.engine.engine import EngineError as EngineError
+    from nvium_core.engine.engine import EngineStopped as EngineStopped
     from nvium_core.engine.events import Completion as Completion
     from nvium_core.engine.events import FailureEvent as FailureEvent
     from nvium_core.engine.events import PromptEvent as PromptEvent
@@ -54,8 +57,11 @@ _HOME = {
     "Schedule": "choices",
     "NviumError": "errors",
     "Constraint": "engine.constraint",
+    "TooCostly": "engine.constraint",
+    "ConstraintLimit": "engine.engine",
     "Engine": "engine.engine",
     "EngineError": "engine.engine",
+    "EngineStopped": "engine.engine",
     "Completion": "engine.events",
     "FailureEvent": "engine.events",
     "PromptEvent": "engine.events",

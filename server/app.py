@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -34,6 +35,7 @@ from server.routes import metrics as metrics_page
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
+from server.telemetry.sink import sink
 from server.telemetry.tracing import Tracing, tracer_provider
 
 log = structlog.get_logger("nvium.server")
@@ -48,6 +50,9 @@ ENDPOINTS = {
 
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
+
+FAILURE = 1
+"""The exit code of a server whose device thread has failed."""
 
 STOP_SECONDS = 5
 """How long ending connections, and then the device thread, may take once nothing is waited for any more."""
@@ -131,7 +136,7 @@ def run(settings: Settings) -> None:
     """Load the model and serve it until SIGTERM or SIGINT, then let running requests finish.
 
     Raises `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` for a model, settings or an address that
-    cannot be used.
+    cannot be used. Exits with a code of its own once the device thread has failed, for whoever starts it again.
     """
     configure_logs()
     disable_created_metrics()
@@ -144,6 +149,9 @@ def run(settings: Settings) -> None:
         port = listener.getsockname()[1]
         config = uvicorn_config(app, settings, tls, port=port, timeout_graceful_shutdown=STOP_SECONDS)
         DrainingServer(config, service).run(sockets=[listener])
+        sink.drain()
+        if service.has_failed:
+            sys.exit(FAILURE)
 
 
 def uvicorn_config(

@@ -3,6 +3,7 @@
 ApiError
 ├── InvalidField      400  a field of the request is wrong
 ├── MalformedRequest  400  no HTTP
+├── TooComplex        400  an answer's form cannot be followed within bounds
 ├── InvalidKey        401  no key, or none that is known
 ├── ModelNotFound     404
 ├── RequestTimeout    408  did not arrive in time
@@ -11,6 +12,7 @@ ApiError
 ├── RateLimited       429  too many requests with one key
 ├── Overloaded        503  queue full, draining or stopped; come back later
 │   ├── BodiesTooLarge     all that is being answered takes too much memory
+│   ├── EngineGone         it was told to stop, or has failed
 │   └── TooManyConnections
 ├── DeadlineExceeded  503  a request's time was over before anything could be told
 └── InternalError     500  says nothing about what happened inside
@@ -20,16 +22,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from nvium_core import ContextLengthExceeded, EngineError, InvalidRequest
+from nvium_core import ConstraintLimit, ContextLengthExceeded, EngineError, EngineStopped, InvalidRequest
 from nvium_core.text.chat_template import ConversationError
 
 MAX_MESSAGE_CHARACTERS = 1000
 """Beyond this a message, which may quote what was asked, is cut."""
+
+log = structlog.get_logger("nvium.server")
+
+RETRY_STOPPED_SECONDS = 5
 
 NESTED_FIELDS = ("stream_options", "nvium", "messages", "tools", "tool_choice", "response_format", "structured_outputs")
 
@@ -80,6 +87,10 @@ class InvalidKey(ApiError):
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}; send a key of this server as `Authorization: Bearer KEY`")
+
+
+class TooComplex(ApiError):
+    code = "grammar_too_complex"
 
 
 class ModelNotFound(ApiError):
@@ -139,6 +150,11 @@ class TooManyConnections(Overloaded):
         super().__init__(message, code="too_many_connections", retry_after_seconds=1)
 
 
+class EngineGone(Overloaded):
+    def __init__(self) -> None:
+        super().__init__("the engine has stopped", code="engine_stopped", retry_after_seconds=RETRY_STOPPED_SECONDS)
+
+
 class DeadlineExceeded(ApiError):
     status = 503
     type = "server_error"
@@ -180,11 +196,18 @@ def as_api_error(error: Exception) -> ApiError:
         case ConversationError():
             return InvalidField("messages", str(error))
         case EngineError():
-            return InternalError(str(error))
+            return from_engine(error)
         case RequestValidationError():
             return from_validation(error)
         case _:
             return from_http(error) if isinstance(error, HTTPException) else InternalError()
+
+
+def from_engine(error: EngineError) -> ApiError:
+    if isinstance(error, ConstraintLimit):
+        log.warning("an answer's form was too complex to be followed")
+        return TooComplex(str(error))
+    return EngineGone() if isinstance(error, EngineStopped) else InternalError(str(error))
 
 
 def from_http(error: HTTPException) -> ApiError:

@@ -11,6 +11,10 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 
+class TooCostly(Exception):
+    """Raised by a constraint that cannot be followed further within bounds."""
+
+
 class Constraint(Protocol):
     """What may follow the tokens it has been told of. A request's own is a prototype, forked for each choice.
 
@@ -41,6 +45,7 @@ class ConstraintState:
     def __init__(self, prototype: Constraint) -> None:
         self.is_over = False
         self.has_failed = False
+        self.is_too_costly = False
         self._allowed: bytes | None = None
         """None until somebody asks."""
         with self._contained():
@@ -69,6 +74,9 @@ class ConstraintState:
     def _contained(self) -> Iterator[None]:
         try:
             yield
+        except TooCostly:
+            self.is_too_costly = True
+            self._allowed = b""
         except Exception:
             logger.exception("a constraint failed, and its sequence with it")
             self.has_failed = True

@@ -47,11 +47,21 @@ from nvium_core.engine.schedule.speedup import PiggybackSpeedup
 from nvium_core.errors import NviumError
 from nvium_core.model.nvium import NviumForCausalLM
 
+CONSTRAINT_LIMIT = "the request's constraint is too complex to be followed further"
+
 logger = logging.getLogger(__name__)
 
 
 class EngineError(NviumError, RuntimeError):
     """A sequence could not be run to its end."""
+
+
+class EngineStopped(EngineError):
+    """Not for its own sake: the engine was told to stop."""
+
+
+class ConstraintLimit(EngineError):
+    """Its constraint costs too much to follow further."""
 
 
 class Engine:
@@ -329,6 +339,8 @@ class Engine:
         if sequence.constraint is None or sequence.constraint.allows_any(self._vocab_size):
             return self._fail(sequence, "the model's output is not finite")
         self._end(sequence)
+        if sequence.constraint.is_too_costly:
+            return FailureEvent(sequence.id, CONSTRAINT_LIMIT, sequence.choice, "constraint_limit")
         reason = "failed" if sequence.constraint.has_failed else "allows no token of the model"
         return FailureEvent(sequence.id, f"the request's constraint {reason}", sequence.choice)
 

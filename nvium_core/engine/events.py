@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from nvium_core.engine.schedule.sequence import FinishReason
 
@@ -46,13 +46,20 @@ class PromptEvent:
     choice: int = 0
 
 
+FailureReason = Literal["failed", "stopped", "constraint_limit"]
+
+
 @dataclass(frozen=True, slots=True)
 class FailureEvent:
-    """A sequence ended because running it failed; others are not affected."""
+    """A sequence ended because running it failed; others are not affected.
+
+    `reason`: its own fault or the model's, the engine was told to stop, or its constraint costs too much to follow.
+    """
 
     sequence_id: str
     message: str
     choice: int = 0
+    reason: FailureReason = "failed"
 
 
 Event = TokenEvent | PromptEvent | FailureEvent

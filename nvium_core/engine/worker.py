@@ -4,6 +4,7 @@ Neither side waits for the other: commands go through a queue, events reach the 
 """
 
 import asyncio
+import logging
 import math
 import queue
 import threading
@@ -16,17 +17,26 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from nvium_core.engine.engine import Engine, EngineError
-from nvium_core.engine.events import Event, FailureEvent, PromptEvent, StepReport, TokenEvent
+from nvium_core.engine.engine import ConstraintLimit, Engine, EngineError, EngineStopped
+from nvium_core.engine.events import Event, FailureEvent, FailureReason, PromptEvent, StepReport, TokenEvent
 from nvium_core.engine.params import SamplingParams
 
 STOPPED = "the engine has stopped"
+FAILED = "the engine has failed"
+
+ERRORS: dict[FailureReason, type[EngineError]] = {
+    "failed": EngineError,
+    "stopped": EngineStopped,
+    "constraint_limit": ConstraintLimit,
+}
 
 Key = tuple[str, int]
 """A request's id and the number of one of its choices."""
 
 IDLE_WAIT_SECONDS = 0.5
 """How often an idle worker shows that it lives."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +147,7 @@ class TokenStream:
                 continue
             if isinstance(event, FailureEvent):
                 self._open.remove(key)
-                raise EngineError(event.message)
+                raise ERRORS[event.reason](event.message)
             if event.finish_reason:
                 self._open.remove(key)
             yield event
@@ -165,6 +175,8 @@ class EngineWorker:
         self._queued: dict[Key, TokenStream] = {}
         self._numbers = count()
         self._stopped = False
+        self.has_failed = False
+        """The thread has ended, or is ending, without having been told to."""
         self._beat = time.monotonic()
         self._thread = threading.Thread(target=self._loop, name="nvium-device", daemon=True)
 
@@ -196,7 +208,7 @@ class EngineWorker:
         stream = TokenStream([key for name, request in by_id.items() for key in request.keys(name)], self._cancel_soon)
         self._commands.put(lambda: self._add(by_id, tenant, stream))
         if self._stopped:  # looked at last, as the thread may have ended in between and taken no more commands
-            raise EngineError(STOPPED)
+            raise EngineStopped(STOPPED)
         return stream
 
     def _cancel_soon(self, key: Key) -> None:
@@ -208,6 +220,9 @@ class EngineWorker:
                 if self.engine.has_work:
                     self._step()
                 self._look()
+        except Exception:
+            logger.exception("the device thread has failed")
+            self.has_failed = True
         finally:
             self._stopped = True
             self._fail_everything()
@@ -240,7 +255,9 @@ class EngineWorker:
             if command := self._commands.get():
                 with suppress(Exception):  # the engine may be what is broken
                     command()
-        self._deliver([FailureEvent(sequence_id, STOPPED, choice) for sequence_id, choice in self._streams])
+        reason: FailureReason = "failed" if self.has_failed else "stopped"
+        message = FAILED if self.has_failed else STOPPED
+        self._deliver([FailureEvent(name, message, choice, reason) for name, choice in self._streams])
 
     def _add(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
         by_key = dict.fromkeys(stream.keys, stream)

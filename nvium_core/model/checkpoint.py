@@ -81,6 +81,7 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
     tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not DERIVABLE.search(name)}
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
+    check_finite(folder, tensors)
     return Checkpoint(config=config, tensors=rename(tensors, config.num_exits), folder=folder)
 
 
@@ -110,8 +111,8 @@ def read_config(folder: Path) -> NviumConfig:
         return NviumConfig(**_nvium_fields(folder, fields))
     except CheckpointError:
         raise
-    except (TypeError, ValueError, StrictDataclassError) as error:
-        raise CheckpointError(f"{path}: {error.__cause__ or error}") from error
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, StrictDataclassError) as error:
+        raise CheckpointError(f"{path}: {one_line(error.__cause__ or error)}") from error
 
 
 def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
@@ -154,6 +155,17 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder / shard}: {error}") from error
     return tensors
+
+
+def check_finite(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Raise `CheckpointError` for a weight that is infinite or no number, which would silence or spoil every answer."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor))):
+            raise CheckpointError(f"{folder}: tensor {name} holds values that are not finite")
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or repr(error)
 
 
 def _shards(index: Path) -> list[str]:

@@ -3,12 +3,28 @@
 Knows nothing of weights. `exit_layers` are depths counted in layers: 6 means "after six layers".
 """
 
+import math
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+MAX_SIZE = 2**24
+"""Of each; beyond what any model has."""
+
+MAX_LAYERS = 10_000
 
 ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
 
@@ -29,6 +45,7 @@ class NviumConfig(LlamaConfig):
     router_temperature: float | int = 1.0
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self._check_sizes()  # before anything is divided by one
         if self.exit_layers is None:
             self.exit_layers = [self.num_hidden_layers]
         self.exit_layers = list(self.exit_layers)
@@ -46,6 +63,31 @@ class NviumConfig(LlamaConfig):
         if rope_type in ("dynamic", "longrope"):
             raise ValueError(f"rope_type {rope_type!r} depends on the longest sequence of a batch and cannot be served")
 
+    def _check_sizes(self) -> None:
+        """Raise `ValueError` for what could not be built, or would take all the memory there is."""
+        for name in SIZES:
+            require_between(name, getattr(self, name), MAX_SIZE)
+        require_between("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS)
+
+    def validate_heads(self) -> None:
+        """Part of `@strict` validation."""
+        heads, shared = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
+        if heads % shared:
+            raise ValueError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({shared})")
+        if (self.head_dim or 0) % 2:
+            raise ValueError(f"head_dim must be even, as positions turn pairs, got {self.head_dim}")
+
+    def validate_numbers(self) -> None:
+        """Part of `@strict` validation: what would make numbers that are none, or an end that never comes."""
+        if not 0 <= self.rms_norm_eps < math.inf:
+            raise ValueError(f"rms_norm_eps must be finite and not negative, got {self.rms_norm_eps}")
+        for name, value in rope_numbers(self.rope_parameters or {}):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        check_end_token_ids(self.eos_token_id, self.vocab_size)
+        if getattr(self, "quantization_config", None) is not None:
+            raise ValueError("quantization_config: weights that others have quantized are not read")
+
     def validate_exits(self) -> None:
         """Part of `@strict` validation: exits strictly increase and the last one is at full depth."""
         depths = [0, *(self.exit_layers or [])]
@@ -57,8 +99,11 @@ class NviumConfig(LlamaConfig):
             )
         if (self.router_hidden_size or 0) < 1:
             raise ValueError(f"router_hidden_size must be positive, got {self.router_hidden_size}")
-        if self.router_temperature <= 0:
-            raise ValueError(f"router_temperature must be positive, got {self.router_temperature}")
+        if not 0 < self.router_temperature < math.inf:
+            raise ValueError(f"router_temperature must be positive and finite, got {self.router_temperature}")
+        for name in ("router_hidden_size", "adapter_hidden_size"):
+            if not 0 <= (getattr(self, name) or 0) <= MAX_SIZE:
+                raise ValueError(f"{name} must be between 0 and {MAX_SIZE}, got {getattr(self, name)}")
 
     @property
     def num_exits(self) -> int:
@@ -70,6 +115,26 @@ class NviumConfig(LlamaConfig):
         """Block k (0-based) as the range of layer indices it runs: l_k … l_{k+1} - 1."""
         depths = [0, *(self.exit_layers or [])]
         return [range(shallow, deep) for shallow, deep in pairwise(depths)]
+
+
+def require_between(name: str, value: object, most: int) -> None:
+    """Raise `ValueError` for a size that is none; what is left out or no number is for others to say."""
+    if isinstance(value, int) and not 1 <= value <= most:
+        raise ValueError(f"{name} must be between 1 and {most}, got {value}")
+
+
+def rope_numbers(parameters: Any) -> Iterator[tuple[str, float]]:
+    """All that say how positions turn, by name."""
+    for name, value in parameters.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, value
+
+
+def check_end_token_ids(named: int | list[int] | None, vocab_size: int) -> None:
+    """Raise `ValueError` for an end-of-text that is no token, as nothing would ever end."""
+    for token_id in [named] if isinstance(named, int) else named or []:
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"eos_token_id {token_id} is outside the vocabulary of {vocab_size} tokens")
 
 
 def even_exit_layers(num_layers: int, num_exits: int) -> list[int]:

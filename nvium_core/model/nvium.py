@@ -6,6 +6,7 @@ Shapes: B sequences, T tokens, D width, E exits, V vocabulary; X any row dimensi
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -27,8 +28,8 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.generic import ModelOutput
 
 from nvium_core.model import mixture
-from nvium_core.model.checkpoint import read_checkpoint
-from nvium_core.model.config import NviumConfig
+from nvium_core.model.checkpoint import CheckpointError, one_line, read_checkpoint
+from nvium_core.model.config import NviumConfig, check_end_token_ids
 from nvium_core.model.exits import Adapter, Exit, Router
 from nvium_core.model.llama import Attend, Llama, RMSNorm, dense_attention
 
@@ -89,13 +90,17 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
         """
         hub_options = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
         checkpoint = read_checkpoint(folder, config, **hub_options)
-        checkpoint.check_against(cls._empty(checkpoint.config))
+        try:
+            empty = cls._empty(checkpoint.config)
+        except Exception as error:  # whatever transformers makes of odd values
+            raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {one_line(error)}") from error
+        checkpoint.check_against(empty)
         options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # its old name
         if options["dtype"] == "auto":
             options["dtype"] = checkpoint.dtype
         model: Self = super().from_pretrained(None, config=checkpoint.config, state_dict=checkpoint.tensors, **options)
         if (checkpoint.folder / GENERATION_CONFIG_NAME).exists():
-            model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder)
+            model.generation_config = generation_config(checkpoint.folder, checkpoint.config.vocab_size)
         return model
 
     @classmethod
@@ -222,6 +227,16 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
             "balance_loss": mixture.balance_penalty(log_w).mean(),
             "exit_losses": nll_XE.mean(0),
         }
+
+
+def generation_config(folder: Path, vocab_size: int) -> GenerationConfig:
+    """What the folder says of generating. Raises `CheckpointError` for an end-of-text that is no token."""
+    try:
+        read = GenerationConfig.from_pretrained(folder)
+        check_end_token_ids(read.eos_token_id, vocab_size)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder / GENERATION_CONFIG_NAME}: {one_line(error)}") from error
+    return read
 
 
 def token_nll(logits_XV: Tensor, targets_X: Tensor) -> Tensor:

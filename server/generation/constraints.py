@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core import Constraint
+from nvium_core import Constraint, TooCostly
 from server.errors import InvalidField
 from server.generation.grammars import Grammar, UnusableGrammar
 
@@ -25,6 +25,9 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """What compiling and one token may take; most bound time on the device thread, where constraints are asked."""
+
+NOT_ALLOWED = "doesn't satisfy the grammar"
+"""In what llguidance says of a token that was not allowed. It knows no other error than that and a limit."""
 
 LONGEST_REASON = 200
 
@@ -76,7 +79,7 @@ class Constraints:
 
 
 class GrammarConstraint:
-    """A place in a text that obeys a grammar. Raises `RuntimeError` where following it further would cost too much."""
+    """A place in a text that obeys a grammar. Raises `TooCostly` where following it further would."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
@@ -99,7 +102,8 @@ class GrammarConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():  # its message may quote the text
-            raise RuntimeError(f"the grammar cannot be followed further: {self._matcher.stop_reason()}")
+            kind = RuntimeError if NOT_ALLOWED in self._matcher.get_error() else TooCostly
+            raise kind(f"the grammar cannot be followed further: {self._matcher.stop_reason()}")
 
 
 def first_error(matcher: LLMatcher) -> str:

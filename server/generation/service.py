@@ -13,10 +13,10 @@ import structlog
 from nvium_core import Constraint, Engine, EngineWorker, InvalidRequest, LoadedModel, SamplingParams
 from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.text.token_bytes import TokenBytes, longest_token
-from server.errors import InvalidField, ModelNotFound
+from server.errors import EngineGone, InvalidField, ModelNotFound
 from server.generation.choice_text import Prompt
 from server.generation.constraints import Constraints
-from server.http.admission import Admission, draining, stopped
+from server.http.admission import Admission, draining
 from server.schemas.formats import Form
 from server.schemas.generation import Limits
 from server.schemas.models import Model
@@ -106,6 +106,11 @@ class Service:
     def is_ready(self) -> bool:
         return self.is_warm and self.worker.is_alive and not self.admission.is_draining
 
+    @property
+    def has_failed(self) -> bool:
+        """The device thread has ended unasked, and nothing can be answered any more."""
+        return self.worker.has_failed
+
     def give_up(self) -> None:
         """End what still runs: its requests fail."""
         self.worker.stop(timeout=0)
@@ -115,7 +120,7 @@ class Service:
         if self.admission.is_draining:
             raise draining()
         if not self.worker.is_alive:
-            raise stopped()
+            raise EngineGone
 
     def check_model(self, name: str) -> None:
         if name not in (self.name, ALIAS, *self.settings.model_aliases):

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from server.errors import InvalidField, Overloaded
+from server.errors import RETRY_STOPPED_SECONDS, InvalidField, Overloaded
 
 RETRY_QUEUE_SECONDS = 1
-RETRY_DRAINING_SECONDS = 5
 
 
 class Admission:
@@ -51,8 +50,4 @@ class Admission:
 
 
 def draining() -> Overloaded:
-    return Overloaded("the server is shutting down", code="draining", retry_after_seconds=RETRY_DRAINING_SECONDS)
-
-
-def stopped() -> Overloaded:
-    return Overloaded("the engine has stopped", code="engine_stopped", retry_after_seconds=RETRY_DRAINING_SECONDS)
+    return Overloaded("the server is shutting down", code="draining", retry_after_seconds=RETRY_STOPPED_SECONDS)

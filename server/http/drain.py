@@ -15,18 +15,29 @@ from server.settings import Settings
 log = structlog.get_logger("nvium.server")
 
 
+FAILED_SECONDS = 5
+"""For telling whoever is present that the service has failed."""
+
+
 class Drainable(Protocol):
     """What an app serves with."""
 
     settings: Settings
     admission: Admission
 
+    @property
+    def has_failed(self) -> bool:
+        """Nothing can be answered any more."""
+
     def give_up(self) -> None:
         """End what still runs: its requests fail. Called on the event loop."""
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal drains, a second one stops at once. Either way the process ends with exit code 0."""
+    """The first signal drains, a second one stops at once. Either way the process ends with exit code 0.
+
+    A service that has failed drains as well, for a while that is short, as nothing is left to be computed.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Drainable) -> None:
         super().__init__(config)
@@ -38,7 +49,10 @@ class DrainingServer(uvicorn.Server):
         if self._drains_until is not None:
             self.should_exit = self.force_exit = True
             return
-        self._drains_until = time.monotonic() + self._service.settings.drain_seconds
+        self._begin_to_drain(self._service.settings.drain_seconds)
+
+    def _begin_to_drain(self, seconds: float) -> None:
+        self._drains_until = time.monotonic() + seconds
         self._service.admission.drain()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -49,6 +63,9 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
+        if self._service.has_failed and self._drains_until is None:
+            log.error("the service has failed and stops")
+            self._begin_to_drain(FAILED_SECONDS)
         if self._drains_until is not None and not self.should_exit:
             self._drain()
         return await super().on_tick(counter)

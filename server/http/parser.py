@@ -14,6 +14,10 @@ BYTES_PER_PIECE = 256
 """A body may come in so many pieces of any size; beyond them each has to bring so many bytes, on average."""
 
 BLANK_LINE = re.compile(rb"\n\r?\n")
+BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
+FOLDED_LINE = re.compile(rb"\n[ \t]")
+
+VERSIONS = (b"1.0", b"1.1")
 
 
 class BoundedParser(h11.Connection):
@@ -40,10 +44,19 @@ class BoundedParser(h11.Connection):
         head = data[: end.start()] if end else data
         if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEAD_LINES:
             self._refuse(HeadTooLarge(MAX_HEAD_BYTES, MAX_HEAD_LINES))
+        if BARE_LINE_FEED.search(head):
+            self._refuse(MalformedRequest("a line ends without a carriage return"))
+        if FOLDED_LINE.search(head):
+            self._refuse(MalformedRequest("a header goes on in a second line"))
 
     def _check_framing(self, request: h11.Request) -> None:
-        """Of a body with two lengths a proxy may have seen the other."""
-        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+        """Of a body with two lengths, or none that its version knows, a proxy may have seen another."""
+        if request.http_version not in VERSIONS:
+            self._refuse(MalformedRequest("only HTTP/1.1 and HTTP/1.0 are spoken here"))
+        names = {name for name, _ in request.headers}
+        if b"transfer-encoding" in names and request.http_version == b"1.0":
+            self._refuse(MalformedRequest("HTTP/1.0 has no transfer-encoding"))
+        if {b"content-length", b"transfer-encoding"} <= names:
             self._refuse(MalformedRequest("there is a content-length beside a transfer-encoding"))
 
     def _count(self, num_bytes: int) -> None:

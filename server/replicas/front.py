@@ -43,6 +43,9 @@ class Front:
         self._pool = pool
         self._known: list[Address] = []
 
+    has_failed = False
+    """It has nothing of its own that could."""
+
     def give_up(self) -> None:
         """End what still runs: its requests fail. Called on the event loop."""
         self.relay.give_up()

@@ -14,6 +14,8 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
+from server.telemetry.sink import sink
+
 ENGINE = "nvium_core"
 LONGEST_CHAIN = 10
 """Exceptions told of a chain of causes."""
@@ -31,9 +33,10 @@ def configure_logs() -> None:
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sink),  # type: ignore[arg-type]
     )
-    handler = logging.StreamHandler(sys.stderr)
+    sink.open(sys.stderr)
+    handler = logging.StreamHandler(sink)
     foreign: list[Processor] = [without_reprs, *shared]
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=foreign, processor=renderer))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

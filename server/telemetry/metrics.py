@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from nvium_core import StepReport, TokenEvent, WorkerState
+from server.telemetry.sink import sink
 
 STEP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -42,6 +43,7 @@ class Metrics:
         self._add_token_metrics()
         self._add_step_metrics()
         exits = range(1, len(depth_ratios) + 1)
+        self.registry.register(LogCollector())
         self._tokens_by_exit = {number: self.generated_tokens.labels(number) for number in exits}
         self._steps_by_block = {
             number: (self.steps.labels(number), self.step_time.labels(number), self.step_rows.labels(number))
@@ -130,6 +132,13 @@ class Metrics:
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class LogCollector(Collector):
+    """What could not be logged, which no line can say."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("nvium_dropped_log_lines", "Log lines that could not be written.", sink.num_dropped)
 
 
 class WorkerCollector(Collector):

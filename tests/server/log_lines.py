@@ -10,6 +10,9 @@ from typing import Any
 import structlog
 
 from server.telemetry.logs import configure_logs
+from server.telemetry.sink import sink
+
+WRITTEN_SECONDS = 30
 
 
 class LogLines:
@@ -18,6 +21,7 @@ class LogLines:
 
     @property
     def text(self) -> str:
+        sink.drain(WRITTEN_SECONDS)
         return self.stream.getvalue()
 
     @property
@@ -39,6 +43,7 @@ def log_lines() -> Iterator[LogLines]:
     try:
         yield written
     finally:
+        sink.drain(WRITTEN_SECONDS)
         structlog.configure(**before)
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)

@@ -6,8 +6,16 @@ import pytest
 from nvium_core import InvalidRequest, LoadedModel
 from nvium_core.engine.worker import IDLE_WAIT_SECONDS
 from server.app import create_app, listen
-from server.errors import BodiesTooLarge, BodyTooLarge, DeadlineExceeded, InvalidKey, Overloaded, RateLimited
-from server.http.admission import Admission, draining, stopped
+from server.errors import (
+    BodiesTooLarge,
+    BodyTooLarge,
+    DeadlineExceeded,
+    EngineGone,
+    InvalidKey,
+    Overloaded,
+    RateLimited,
+)
+from server.http.admission import Admission, draining
 from server.replicas.relay import nobody
 from server.settings import Settings, read_settings
 from server.telemetry.metrics import REASONS, Outcome
@@ -76,7 +84,7 @@ def test_what_may_be_counted_is_there_at_zero(byte_model: LoadedModel) -> None:
 
 def test_every_reason_to_turn_a_request_away_is_foreseen() -> None:
     of_requests = [InvalidKey(""), BodyTooLarge(1), BodiesTooLarge(1), RateLimited(1, 1), DeadlineExceeded()]
-    known = [draining(), stopped(), nobody(), *of_requests]
+    known = [draining(), EngineGone(), nobody(), *of_requests]
     admission = Admission(capacity=1)
     admission.enter(1)
     with pytest.raises(Overloaded) as full:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingParams, load_model
+from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingParams, TooCostly, load_model
 from nvium_core.text.tool_calls import BEGINNING, END, MIDDLE
 from server.errors import InvalidField
 from server.generation.constraints import Constraints
@@ -199,6 +199,18 @@ def test_a_token_that_is_not_allowed_is_refused_and_said_without_quoting_the_tex
     constraint = compiled(Choice(["secret"]))
     with pytest.raises(RuntimeError, match=r"^the grammar cannot be followed further: \w+$"):
         constraint.advance(token_ids("x")[0])
+
+
+def follow(constraint: Constraint, text: str) -> None:
+    for token_id in token_ids(text):
+        constraint.allowed()
+        constraint.advance(token_id)
+
+
+def test_a_limit_that_is_reached_while_matching_is_told_as_such() -> None:
+    constraint = compiled(Regex("(.{0,500}){20}"))
+    with pytest.raises(TooCostly, match=r"^the grammar cannot be followed further: \w+$"):
+        follow(constraint, "abc" * 100)
 
 
 PATTERNS = [

@@ -58,8 +58,9 @@ def test_a_failure_of_a_whole_response_is_an_internal_error(byte_model: LoadedMo
         wait_until(lambda: server.service.worker.state.num_running == 1)
         server.service.worker.stop()
         request.join()
-        assert answers[0].status_code == 500
-        assert answers[0].json()["error"]["code"] == "internal_error"
+        assert answers[0].status_code == 503
+        assert answers[0].json()["error"]["code"] == "engine_stopped"
+        assert int(answers[0].headers["retry-after"]) > 0
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 import json
 import re
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.byte_model import NAME
-from tests.server.live_server import LiveServer
+from tests.server.live_server import LiveServer, wait_until
+from tests.server.log_lines import log_lines
 from tests.server.test_refusals import error_of
 
 Json = dict[str, Any]
@@ -150,3 +152,21 @@ def test_what_is_wrong_is_refused_with_the_name_of_its_field(
     assert response.status_code == 400
     error = error_of(response)
     assert error["param"] == param or error["param"].partition("[")[0] == param
+
+
+COSTLY = {"structured_outputs": {"regex": "(.{0,500}){20}"}, "max_tokens": 400, "n": 8, "logit_bias": {"0": -100}}
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_an_expression_that_costs_too_much_to_follow_is_refused_with_one_warning(
+    server: LiveServer, endpoint: str
+) -> None:
+    with log_lines() as log:
+        answer = ask(server, endpoint, **COSTLY)
+        lines = partial(log.of, answer.headers["x-request-id"])
+        wait_until(lambda: "request" in [line["event"] for line in lines()])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "grammar_too_complex")
+    assert [line["level"] for line in lines()] == ["warning", "info"]
+    assert all("exception" not in line for line in lines())
+    streamed = ask(server, endpoint, **COSTLY, stream=True)
+    assert streamed.status_code == 400 or '"grammar_too_complex"' in streamed.text

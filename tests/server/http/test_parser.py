@@ -62,6 +62,24 @@ async def test_two_lengths_of_one_body_are_refused(server: LiveServer) -> None:
     assert "content-length" in str(error_of(answer)["message"])
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        get().replace(b"HTTP/1.1", b"HTTP/9.9"),
+        get().replace(b"HTTP/1.1", b"HTTP/2.0"),
+        get("x: one", " two"),
+        get("x: one", "\ttwo"),
+        get("x: one").replace(b"\r\n", b"\n"),
+        get("x: one").replace(b"one\r\n", b"one\n"),
+        request(PATHS[0], b"{}", is_chunked=True).replace(b"HTTP/1.1", b"HTTP/1.0"),
+    ],
+)
+async def test_what_a_proxy_may_read_in_another_way_is_refused(server: LiveServer, head: bytes) -> None:
+    answer = await asked(server.url, head)
+    assert (answer.status, error_of(answer)["code"]) == (400, "malformed_request")
+    assert answer.headers["connection"] == "close"
+
+
 def fed(sizes: list[int]) -> BoundedParser:
     """A parser that has read a chunked body in pieces of these sizes."""
     parser = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)

@@ -1,0 +1,113 @@
+"""How streams and the process end where nothing can be logged, where the device thread dies, and where time is up."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.server.forked_server import forked_server
+from tests.server.generating import asking
+from tests.server.live_server import wait_until
+from tests.server.raw_client import Answer, asked, connected
+from tests.server.server_process import ServerProcess
+
+LONG = 1_000
+
+
+def num_tokens(stream: bytes) -> int:
+    return len(Answer(200, {"content-type": "text/event-stream"}, stream).spoken()[0])
+
+
+async def streamed_over_a_drain(server: ServerProcess) -> tuple[bytes, int]:
+    """What a stream told that was under way when the server was told to stop, and how that ended."""
+    async with connected(server.url) as connection:
+        await connection.send(asking(max_tokens=LONG, stream=True))
+        await connection.head()
+        first = await connection.chunk()
+        server.terminate()
+        told = first + await connection.rest()
+    return told, await asyncio.to_thread(server.exit_code, 20)
+
+
+@pytest.mark.slow
+async def test_a_server_whose_log_goes_to_a_full_disk_serves_and_drains(model_folder: Path) -> None:
+    with forked_server(model_folder, Path("/dev/full")) as server:
+        refused = await asked(server.url, b"\x00 no HTTP\r\n\r\n")
+        assert (refused.status, refused.json()["error"]["code"]) == (400, "malformed_request")
+        told, code = await streamed_over_a_drain(server)
+    assert num_tokens(told) == LONG
+    assert code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", ["gone", "asleep"])
+async def test_a_server_whose_logs_reader_is_gone_or_asleep_finishes_its_streams(
+    model_folder: Path, tmp_path: Path, reader: str
+) -> None:
+    pipe = tmp_path / "log"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with forked_server(model_folder, pipe) as server:
+            if reader == "gone":
+                os.close(reading)
+            else:
+                await asyncio.gather(*(asked(server.url, b"\x00\r\n\r\n") for _ in range(500)))
+            told, code = await streamed_over_a_drain(server)
+    finally:
+        if reader == "asleep":
+            os.close(reading)
+    assert num_tokens(told) == LONG
+    assert code == 0
+
+
+def break_the_device_thread() -> None:
+    """Once a prompt begins with the token that only one request has."""
+    from nvium_core import Engine  # noqa: PLC0415
+
+    step = Engine.step
+
+    def broken(engine: Engine) -> list[object]:
+        if any(sequence.token_ids[0] == BREAKS[0] for sequence in engine.scheduler.waiting):
+            raise MemoryError
+        return step(engine)  # type: ignore[return-value]
+
+    Engine.step = broken  # type: ignore[method-assign,assignment]
+
+
+BREAKS = [200, 1, 2]
+
+
+@pytest.mark.slow
+async def test_a_dead_device_thread_ends_the_process_once_everybody_has_been_told(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    with forked_server(model_folder, tmp_path / "log", prepare=break_the_device_thread) as server:
+        async with connected(server.url) as stream, connected(server.url) as whole:
+            await stream.send(asking(max_tokens=3_000, stream=True))
+            await whole.send(asking(max_tokens=3_000))
+            await stream.head()
+            broken = await asked(server.url, asking(prompt=BREAKS))
+            told, refused = await stream.rest(), await whole.answer()
+        assert (broken.status, refused.status) == (500, 500)
+        assert b'"error"' in told
+        assert told.endswith(b"data: [DONE]\n\n")
+        assert await asyncio.to_thread(server.exit_code, 20) == 1
+        assert "the device thread has failed" in server.log()
+
+
+@pytest.mark.slow
+async def test_whole_requests_that_outlast_a_drain_are_to_be_tried_again(model_folder: Path, tmp_path: Path) -> None:
+    with forked_server(model_folder, tmp_path / "log", drain_seconds=0.2) as server:
+        async with connected(server.url) as connection:
+            await connection.send(asking(max_tokens=4_000))
+            await asyncio.to_thread(
+                wait_until, lambda: "nvium_requests_running 1.0" in server.http.get("/metrics").text
+            )
+            server.process.send_signal(signal.SIGTERM)
+            answer = await connection.answer()
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_stopped")
+        assert int(answer.headers["retry-after"]) > 0
+        assert server.exit_code(seconds=20) == 0

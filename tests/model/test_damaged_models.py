@@ -1,0 +1,102 @@
+"""Whatever a folder says that cannot be served is refused by name, in one line."""
+
+import json
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nvium_core import CheckpointError, Engine, EngineConfig, load_model
+from tests.byte_model import byte_tokenizer
+from tests.model.test_untrusted_folders import write
+from tests.random_models import random_model
+
+HUGE = 10**12
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "bytes"
+    random_model([1, 2], vocab_size=257, dtype=torch.float32).save_pretrained(folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"vocab_size": -1},
+        {"vocab_size": HUGE},
+        {"hidden_size": 0},
+        {"intermediate_size": -4},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": 3},
+        {"head_dim": 3},
+        {"num_hidden_layers": HUGE},
+        {"max_position_embeddings": HUGE},
+        {"max_position_embeddings": 0},
+        {"eos_token_id": 99_999},
+        {"eos_token_id": [0, -1]},
+        {"rms_norm_eps": -1.0},
+        {"rms_norm_eps": float("nan")},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": -2.0}},
+        {"router_temperature": float("inf")},
+        {"router_hidden_size": HUGE},
+        {"adapter_hidden_size": -1},
+    ],
+    ids=str,
+)
+def test_a_configuration_that_cannot_be_served_is_refused_by_name(folder: Path, changed: dict[str, Any]) -> None:
+    write(folder / "config.json", changed)
+    [name] = changed
+    refused = refusal(folder)
+    assert "config.json" in refused
+    assert any(word in refused for word in [name, *(changed[name] if isinstance(changed[name], dict) else ())])
+
+
+def test_an_end_of_text_that_is_no_token_is_refused_where_generating_is_configured_too(folder: Path) -> None:
+    write(folder / "generation_config.json", {"eos_token_id": 99_999})
+    assert "generation_config.json: eos_token_id 99999" in refusal(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_refused_with_its_tensors_name(folder: Path, value: float) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "model.layers.1.mlp.up_proj.weight" in refusal(folder)
+
+
+VALUES = [-1, 0, 1, 2, 3, HUGE, 10**400, float("nan"), float("inf"), 0.5, "x", None, True, [], [1], [-1], ["a"], {}]
+MORE = ["head_dim", "rope_scaling", "attention_bias", "architectures", "dtype", "quantization_config", "id2label"]
+
+
+def test_a_configuration_with_anything_in_it_is_served_or_refused(folder: Path) -> None:
+    chance, config = random.Random(7), folder / "config.json"
+    good = config.read_text()
+    names = [*json.loads(good), *MORE]
+    num_served = 0
+    for _ in range(150):
+        write(config, {chance.choice(names): chance.choice(VALUES) for _ in range(chance.choice([1, 1, 2]))})
+        with suppress(CheckpointError):
+            loaded = load_model(str(folder), "cpu", "float32")
+            engine = Engine(loaded.model, EngineConfig(context=min(64, loaded.model.config.max_position_embeddings)))
+            assert all(torch.isfinite(parameter).all() for parameter in loaded.model.parameters())
+            num_served += bool(engine.generate([[1]]))
+        config.write_text(good)
+    assert num_served > 10
+
+
+def refusal(folder: Path) -> str:
+    """What is said, in one line."""
+    with pytest.raises(CheckpointError) as refused:
+        load_model(str(folder), "cpu", "float32")
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
