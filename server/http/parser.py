@@ -44,7 +44,7 @@ class BoundedParser(h11.Connection):
         head = data[: end.start()] if end else data
         if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEAD_LINES:
             self._refuse(HeadTooLarge(MAX_HEAD_BYTES, MAX_HEAD_LINES))
-        if BARE_LINE_FEED.search(head):
+        if BARE_LINE_FEED.search(data[: end.end()] if end else data):
             self._refuse(MalformedRequest("a line ends without a carriage return"))
         if FOLDED_LINE.search(head):
             self._refuse(MalformedRequest("a header goes on in a second line"))

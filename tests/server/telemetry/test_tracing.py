@@ -206,7 +206,7 @@ def test_a_failure_of_ours_is_an_error(byte_model: LoadedModel) -> None:
             list(lines)
         request, inner = spans.take()
     assert request.status.status_code is StatusCode.ERROR
-    assert dict(request.attributes)["error.type"] == "internal_error"
+    assert dict(request.attributes)["error.type"] == "engine_stopped"
     assert [span.name for span in inner] == PHASES
 
 
