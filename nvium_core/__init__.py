@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from nvium_core.choices import Schedule as Schedule
     from nvium_core.engine.constraint import Constraint as Constraint
     from nvium_core.engine.constraint import TooCostly as TooCostly
-    from nvium_core.engine.engine import ConstraintLimit as ConstraintLimit
     from nvium_core.engine.engine import Engine as Engine
-    from nvium_core.engine.engine import EngineError as EngineError
-    from nvium_core.engine.engine import EngineStopped as EngineStopped
     from nvium_core.engine.events import Completion as Completion
     from nvium_core.engine.events import FailureEvent as FailureEvent
     from nvium_core.engine.events import PromptEvent as PromptEvent
@@ -28,6 +25,9 @@ if TYPE_CHECKING:
     from nvium_core.engine.events import TokenEvent as TokenEvent
     from nvium_core.engine.events import best as best
     from nvium_core.engine.events import mean_logprob as mean_logprob
+    from nvium_core.engine.failures import ConstraintLimit as ConstraintLimit
+    from nvium_core.engine.failures import EngineError as EngineError
+    from nvium_core.engine.failures import EngineStopped as EngineStopped
     from nvium_core.engine.params import ContextLengthExceeded as ContextLengthExceeded
     from nvium_core.engine.params import EngineConfig as EngineConfig
     from nvium_core.engine.params import InvalidRequest as InvalidRequest
@@ -58,10 +58,10 @@ _HOME = {
     "NviumError": "errors",
     "Constraint": "engine.constraint",
     "TooCostly": "engine.constraint",
-    "ConstraintLimit": "engine.engine",
+    "ConstraintLimit": "engine.failures",
     "Engine": "engine.engine",
-    "EngineError": "engine.engine",
-    "EngineStopped": "engine.engine",
+    "EngineError": "engine.failures",
+    "EngineStopped": "engine.failures",
     "Completion": "engine.events",
     "FailureEvent": "engine.events",
     "PromptEvent": "engine.events",

@@ -4,7 +4,7 @@ NviumError
 ├── CheckpointError     a model folder that cannot be loaded         (model.checkpoint)
 ├── ConversionError     a folder that cannot be written to           (conversion)
 ├── InvalidRequest      a request or limit that cannot be served     (engine.params)
-├── EngineError         a sequence that could not be run to its end  (engine.engine)
+├── EngineError         a sequence that could not be run to its end  (engine.failures)
 ├── ConversationError   messages that a chat template does not take  (text.chat_template)
 ├── DataError           text that cannot be used                     (training.data.documents)
 ├── RecipeError         an unknown recipe or setting                 (training.recipes.recipe)

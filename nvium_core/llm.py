@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nvium_core.choices import Device, Precision
-from nvium_core.engine.engine import Engine, EngineError
+from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, FailureEvent, TokenEvent, best
+from nvium_core.engine.failures import EngineError
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams
 from nvium_core.engine.schedule.sequence import FinishReason
 from nvium_core.loading import LoadedModel, load_model

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.text import Text
 from tokenizers.decoders import DecodeStream
 
-from nvium_core.engine.engine import Engine, EngineError
+from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, FailureEvent, TokenEvent
+from nvium_core.engine.failures import EngineError
 from nvium_core.engine.params import SamplingParams
 from nvium_core.loading import LoadedModel
 

@@ -18,8 +18,9 @@ from rich.table import Table
 
 from nvium_core.bench.shapes import PAPER_ROUTING, random_model, shape_config
 from nvium_core.choices import Device, Precision
-from nvium_core.engine.engine import Engine, EngineError
+from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, Event, FailureEvent
+from nvium_core.engine.failures import EngineError
 from nvium_core.engine.params import EngineConfig, SamplingParams, require
 from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.loading import LoadedModel, load_model, resolve_device, resolve_dtype

@@ -35,6 +35,7 @@ from nvium_core.engine.events import (
     TokenEvent,
     best,
 )
+from nvium_core.engine.failures import error_of
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, InvalidRequest, SamplingParams, require
 from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies
@@ -44,24 +45,11 @@ from nvium_core.engine.schedule.randomness import random_seed
 from nvium_core.engine.schedule.scheduler import Run, Scheduler, Step
 from nvium_core.engine.schedule.sequence import FinishReason, Sequence
 from nvium_core.engine.schedule.speedup import PiggybackSpeedup
-from nvium_core.errors import NviumError
 from nvium_core.model.nvium import NviumForCausalLM
 
 CONSTRAINT_LIMIT = "the request's constraint is too complex to be followed further"
 
 logger = logging.getLogger(__name__)
-
-
-class EngineError(NviumError, RuntimeError):
-    """A sequence could not be run to its end."""
-
-
-class EngineStopped(EngineError):
-    """Not for its own sake: the engine was told to stop."""
-
-
-class ConstraintLimit(EngineError):
-    """Its constraint costs too much to follow further."""
 
 
 class Engine:
@@ -175,7 +163,7 @@ class Engine:
             while self.has_work:
                 for event in self.step():
                     if isinstance(event, FailureEvent):
-                        raise EngineError(event.message)
+                        raise error_of(event)
                     choices[event.sequence_id][event.choice - params.choice].append(event)
         finally:
             for sequence_id in choices:

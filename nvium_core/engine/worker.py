@@ -17,18 +17,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from nvium_core.engine.engine import ConstraintLimit, Engine, EngineError, EngineStopped
+from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, FailureEvent, FailureReason, PromptEvent, StepReport, TokenEvent
+from nvium_core.engine.failures import EngineStopped, error_of
 from nvium_core.engine.params import SamplingParams
 
 STOPPED = "the engine has stopped"
 FAILED = "the engine has failed"
-
-ERRORS: dict[FailureReason, type[EngineError]] = {
-    "failed": EngineError,
-    "stopped": EngineStopped,
-    "constraint_limit": ConstraintLimit,
-}
 
 Key = tuple[str, int]
 """A request's id and the number of one of its choices."""
@@ -147,7 +142,7 @@ class TokenStream:
                 continue
             if isinstance(event, FailureEvent):
                 self._open.remove(key)
-                raise ERRORS[event.reason](event.message)
+                raise error_of(event)
             if event.finish_reason:
                 self._open.remove(key)
             yield event

@@ -12,8 +12,9 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from nvium_core.engine.engine import Engine, EngineError
+from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, FailureEvent
+from nvium_core.engine.failures import EngineError
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.loading import LoadedModel

@@ -1,0 +1,27 @@
+"""What is raised for sequences that did not come to their end."""
+
+from nvium_core.engine.events import FailureEvent, FailureReason
+from nvium_core.errors import NviumError
+
+
+class EngineError(NviumError, RuntimeError):
+    """A sequence could not be run to its end."""
+
+
+class EngineStopped(EngineError):
+    """Not for its own sake: the engine was told to stop."""
+
+
+class ConstraintLimit(EngineError):
+    """Its constraint costs too much to follow further."""
+
+
+KINDS: dict[FailureReason, type[EngineError]] = {
+    "failed": EngineError,
+    "stopped": EngineStopped,
+    "constraint_limit": ConstraintLimit,
+}
+
+
+def error_of(event: FailureEvent) -> EngineError:
+    return KINDS[event.reason](event.message)
