@@ -128,8 +128,7 @@ def prepared(engine: Engine, num_sequences: int) -> Optimal:
 
 def spell(engine: Engine, prompts: list[list[int]], num_tokens: int, turn: int) -> Spell:
     """From when all have spoken, until `num_tokens` each have been spoken on average."""
-    if isinstance(engine.scheduler.policy, Optimal):
-        engine.scheduler.policy.wait()
+    engine.scheduler.policy.wait()
     for number, prompt in enumerate(prompts):
         limit = most_tokens(engine.context, len(prompt), num_tokens)
         params = SamplingParams(max_tokens=limit, seed=turn * len(prompts) + number, ignore_eos=True)

@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import Any
 
+from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.native import NativeBackend
 from nvium_core.engine.device.native.steps import NativeStep, NativeSteps
 from nvium_core.engine.engine import Engine
 
@@ -19,30 +21,30 @@ SEAMS = (
     ("step", "", "step"),
     ("schedule", "scheduler", "schedule"),
     ("gather", "runner", "run"),
-    ("layers", "runner._model.model", "run"),
-    ("layers", "runner._model.model", "rotary"),
-    ("layers", "runner._model.model.embed_tokens", "forward"),
-    ("attention", "runner._blocks._attention", "_attend"),
-    ("junction", "runner", "_ask"),
-    ("router", "runner._model.exits.{exit}.norm", "forward"),
-    ("router", "runner._model.exits.{exit}", "route"),
-    ("head", "runner._model.exits.{exit}.adapter", "forward"),
-    ("head", "runner._model.lm_head", "forward"),
-    ("draw", "runner._junctions._exits", "draw"),
-    ("record", "", "_record"),
+    ("layers", "runner.model.model", "run"),
+    ("layers", "runner.model.model", "rotary"),
+    ("layers", "runner.model.model.embed_tokens", "forward"),
+    ("attention", "runner.cache", "attend"),
+    ("junction", "runner", "_decide"),
+    ("router", "runner.model.exits.{exit}.norm", "forward"),
+    ("router", "runner.model.exits.{exit}", "route"),
+    ("head", "runner.model.exits.{exit}.adapter", "forward"),
+    ("head", "runner.model.lm_head", "forward"),
+    ("draw", "runner.backend", "draw"),
+    ("record", "_recorder", "record"),
     ("record", "", "_report"),
 )
 """(part, owner's path from the engine, method); a path with {exit} stands for every exit's."""
 
 NATIVE_SEAMS = (
-    ("layers", "runner._native", "_run"),
-    ("router", "runner._junctions._exits", "_route"),
-    ("head", "runner._junctions._exits", "_speak"),
+    ("layers", "runner.backend.steps", "_run"),
+    ("router", "runner.backend.fronts", "_route"),
+    ("head", "runner.backend.fronts", "_speak"),
 )
 """The native calls, attention among the layers and draws in the head, of an engine that has them. `_run` takes whole
 Steps and tells how long routers and heads took of it."""
 
-STATIC_SEAMS = (("layers", "runner._static._replay", "run"),)
+GRAPH_SEAMS = (("layers", "runner.backend.replay", "run"),)
 """All that is replayed or called over fixed buffers, junctions included, of an engine that has them."""
 
 KERNELS = ("layers", "attention", "router", "head")
@@ -115,9 +117,9 @@ def watched(engine: Engine) -> Iterator[Stopwatch]:
 
 def seams(engine: Engine) -> Iterator[tuple[str, str, str]]:
     """The tables, with a line for each exit where they say so."""
-    native = NATIVE_SEAMS if engine.runner.is_native else ()
-    static = STATIC_SEAMS if engine.runner.is_static else ()
-    for part, path, method in (*SEAMS, *native, *static):
+    native = NATIVE_SEAMS if isinstance(engine.runner.backend, NativeBackend) else ()
+    graphs = GRAPH_SEAMS if isinstance(engine.runner.backend, GraphsBackend) else ()
+    for part, path, method in (*SEAMS, *native, *graphs):
         exits = range(engine.model_config.num_exits) if "{exit}" in path else range(1)
         for exit_ in exits:
             yield part, path.format(exit=exit_), method

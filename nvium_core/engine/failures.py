@@ -8,6 +8,10 @@ class EngineError(NviumError, RuntimeError):
     """A sequence could not be run to its end."""
 
 
+class DeviceLost(EngineError):
+    """The device has failed; no sequence can run on it any more."""
+
+
 class EngineStopped(EngineError):
     """Not for its own sake: the engine was told to stop."""
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, get_args
+from typing import Annotated, NamedTuple, get_args
 
 from typing_extensions import Doc
 
@@ -47,6 +47,27 @@ RANGES = (
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
 )
+
+
+class Draw(NamedTuple):
+    """How tokens are drawn from logits, and which kind of draw that is.
+
+    `is_ranked`: top-k or top-p, so tokens are sorted. `is_adjusted`: g may change logits (penalties, biases, a minimal
+    length, a constraint). `is_summed`: the mixture is computed explicitly.
+    """
+
+    temperature: float
+    log_min_p: float
+    top_k: int
+    top_p: float
+    is_ranked: bool
+    is_adjusted: bool
+    is_summed: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """From an exit's logits as they are: needs nothing that only the host knows."""
+        return not (self.is_adjusted or self.is_summed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,19 +166,24 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
-    def leaves_logits(self) -> bool:
-        """No penalty, bias or least length is asked for."""
-        is_free = self.presence_penalty == self.frequency_penalty == 0 and self.repetition_penalty == 1
-        return is_free and not self.logit_bias and self.min_tokens == 0
+    def draw(self) -> "Draw":
+        """Temperature 0 keeps the first of the most probable tokens."""
+        is_greedy = self.is_greedy
+        min_p = 1 if is_greedy else self.min_p
+        return Draw(
+            temperature=1 if is_greedy else self.temperature,
+            log_min_p=math.log(min_p) if min_p else -math.inf,
+            top_k=1 if is_greedy else self.top_k,
+            top_p=self.top_p,
+            is_ranked=is_greedy or self.top_k > 0 or self.top_p < 1,
+            is_adjusted=self.constraint is not None or self._changes_logits,
+            is_summed=is_greedy or self.sampling == "mixture",
+        )
 
     @property
-    def plain_draw(self) -> tuple[float, float] | None:
-        """Temperature and log min-p, if tokens are drawn from exits by nothing else; None if logits are changed, sorted
-        or summed."""
-        is_sorted = self.is_greedy or self.top_k > 0 or self.top_p < 1
-        if is_sorted or self.sampling == "mixture" or self.constraint is not None or not self.leaves_logits:
-            return None
-        return self.temperature, math.log(self.min_p) if self.min_p else -math.inf
+    def _changes_logits(self) -> bool:
+        is_penalised = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(is_penalised or self.logit_bias or self.min_tokens)
 
     @property
     def num_choices(self) -> int:

@@ -15,8 +15,9 @@ import numpy as np
 from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import Policy
-from nvium_core.engine.schedule.scheduler import Scheduler, Step
+from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Step
 from nvium_core.planning.machine import Machine
 
 TOKENS_PER_SEQUENCE = 256

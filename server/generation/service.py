@@ -93,7 +93,7 @@ class Service:
             "calibrated",
             block_ms=milliseconds(costs.fixed),
             row_ms=milliseconds(costs.per_row),
-            longest_native=self.engine.runner.longest_native,
+            longest_native=self.engine.runner.backend.max_native_rows,
         )
         self.is_warm = True
 

@@ -1,12 +1,15 @@
 """The stopwatch on the engine's parts."""
 
 import time
+from functools import partial
 
 import pytest
 
-from nvium_core import SamplingParams
+from nvium_core import Engine, SamplingParams
 from nvium_core.bench.seams import KERNELS, PARTS, Stopwatch, watched
 from nvium_core.engine.device import native
+from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.runner import Runner
 from tests.bench.tiny import tiny_subject
 
 
@@ -68,9 +71,11 @@ def test_an_engine_is_its_own_again_after_a_failure() -> None:
 
 
 def test_what_is_replayed_on_a_gpu_counts_as_layers() -> None:
-    engine = tiny_subject().engine()
-    engine.runner._static = steps = engine.runner._static_steps()
+    subject = tiny_subject()
+    engine = Engine(subject.model, make_runner=partial(Runner, make_backend=GraphsBackend))
+    backend = engine.runner.backend
+    assert isinstance(backend, GraphsBackend)
     with watched(engine) as watch:
-        steps._replay.run("nothing", lambda: None)
+        backend.replay.run("nothing", lambda: None)
         assert watch.calls == {"layers": 1}
-    assert "run" not in vars(steps._replay)
+    assert "run" not in vars(backend.replay)

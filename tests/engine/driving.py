@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import torch
@@ -13,12 +13,12 @@ from nvium_core.engine.events import Event
 Key = tuple[str, int]
 """A request's id and the number of one of its choices."""
 
-MOST_STEPS = 20_000
+MAX_STEPS = 20_000
 
 
 def events_of(engine: Engine) -> Iterator[Event]:
     """All that is told until nothing is left to do."""
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if not engine.has_work:
             return
         yield from engine.step()
@@ -36,7 +36,7 @@ def drained(engine: Engine) -> dict[Key, Completion]:
     return dict(told)
 
 
-def alone(model: NviumForCausalLM, prompt: Tokens[int], params: SamplingParams) -> Completion:
+def alone(model: NviumForCausalLM, prompt: Items[int], params: SamplingParams) -> Completion:
     """What the first choice of a request tells when nothing else runs and nothing is remembered."""
     config = EngineConfig(schedule="sweep", max_sequences=1, prefix_caching=False)
     (completion,) = Engine(model, config).generate([prompt], replace(params, n=1, best_of=None))
@@ -44,12 +44,12 @@ def alone(model: NviumForCausalLM, prompt: Tokens[int], params: SamplingParams) 
 
 
 @torch.no_grad()
-def log_mixtures(model: NviumForCausalLM, token_ids: Tokens[int]) -> torch.Tensor:
+def log_mixtures(model: NviumForCausalLM, token_ids: Items[int]) -> torch.Tensor:
     """log π_mix behind every token, [T, V], from one full forward pass."""
     return model(torch.tensor([list(token_ids)])).logits[0]
 
 
-def logprobs_of(model: NviumForCausalLM, token_ids: Tokens[int]) -> list[float]:
+def logprobs_of(model: NviumForCausalLM, token_ids: Items[int]) -> list[float]:
     """log π_mix of every token but the first."""
     log_mix_TV = log_mixtures(model, token_ids)
     return [float(log_mix_TV[t, token]) for t, token in enumerate(token_ids[1:])]

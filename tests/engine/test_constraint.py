@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, InvalidRequest, SamplingParams, TokenEvent
 from nvium_core.engine.device.adjustments import adjust, unpacked
-from nvium_core.engine.device.junction import Junction
-from nvium_core.engine.device.runner import Outcome, Runner
-from nvium_core.engine.schedule.scheduler import Step
+from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.automaton import Automaton, Rule, packed
 from tests.engine.driving import drained, events_of
 from tests.random_models import random_model
@@ -231,22 +230,22 @@ class LateFaultRunner(Runner):
 
     num_faults = 0
 
-    def _outcomes(self, step: Step, answers: dict[Sequence, Junction]) -> list[Outcome | Exception]:
-        outcomes = super()._outcomes(step, answers)
+    def run(self, step: Step) -> list[StepResult]:
+        results = super().run(step)
         if len(step.runs) > 1:
             self.num_faults += 1
             raise RuntimeError("a fault that was asked for")
-        return outcomes
+        return results
 
 
 def test_a_step_that_is_run_again_advances_a_constraint_once() -> None:
     expected = {name: Engine(MODEL).generate([[1, 2]], params)[0] for name, params in company().items()}
-    engine = Engine(MODEL)
-    engine.runner.__class__ = LateFaultRunner
+    engine = Engine(MODEL, make_runner=LateFaultRunner)
     for name, params in company().items():
         engine.add(name, [1, 2], params)
     told = drained(engine)
-    assert engine.runner.num_faults > 0  # type: ignore[attr-defined]
+    assert isinstance(engine.runner, LateFaultRunner)
+    assert engine.runner.num_faults > 0
     assert {name: completion.token_ids for (name, _), completion in told.items()} == {
         name: completion.token_ids for name, completion in expected.items()
     }

@@ -13,17 +13,18 @@ from torch import nn
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
 from nvium_core.engine.device import native
-from nvium_core.engine.device.layers.attention import PagedAttention
+from nvium_core.engine.device.attention import gathered, ragged
 from nvium_core.engine.device.layers.fixed_order import (
     KEYS_PER_SPLIT,
     TILE_SIZES,
-    FixedSplitAttention,
+    fixed_order,
     rows_are_independent,
     tile_size,
     tiles,
 )
-from nvium_core.engine.schedule.scheduler import Run, Step
+from nvium_core.engine.device.paged_cache import PagedCache, positions
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Run, Step
 from tests.engine.driving import drained
 from tests.random_models import random_model
 
@@ -200,19 +201,24 @@ def test_a_tile_is_as_large_as_the_most_sensitive_product_allows(dtype: torch.dt
 
 
 @pytest.mark.parametrize("lengths", [[1], [5, 9], [3, KEYS_PER_SPLIT, KEYS_PER_SPLIT + 1], [2 * KEYS_PER_SPLIT + 40]])
-def test_attention_in_splits_is_attention(lengths: list[int]) -> None:
+def test_attention_run_by_run_row_by_row_and_in_splits_is_the_same(lengths: list[int]) -> None:
     model = random_model([1], width=16, num_heads=4, num_key_heads=2, context=512)
     generator = torch.Generator().manual_seed(0)
     page_size, num_pages = 8, 64
     free = iter(torch.randperm(num_pages, generator=generator).tolist())
     runs = [run_of(range(length), [next(free) for _ in range(-(-length // page_size))]) for length in lengths]
-    slots_R = torch.tensor([run.sequence.pages[t // 8] * 8 + t % 8 for run in runs for t in run.rows])
     q_RHP, k_RGP, v_RGP = (
         torch.randn(sum(lengths), heads, 4, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
     )
-    padded, split = (
-        kind(model.config, num_pages=num_pages, page_size=page_size, like=model.lm_head.weight).over(runs, slots_R)
-        for kind in (PagedAttention, FixedSplitAttention)
-    )
-    expected = padded(q_RHP, k_RGP, v_RGP, 0)
-    assert torch.allclose(split(q_RHP, k_RGP, v_RGP, 0), expected, rtol=0, atol=1e-12)
+    out = []
+    for rows_alone in (None, gathered, fixed_order):
+        cache = PagedCache(model.config, num_pages=num_pages, page_size=page_size, like=model.lm_head.weight)
+        slot_R, position_R = torch.from_numpy(cache.slots(runs)), torch.from_numpy(positions(runs))
+        if rows_alone is None:
+            attend = ragged(cache, runs, slot_R)
+        else:
+            table_RW = torch.from_numpy(cache.tables(runs)).repeat_interleave(torch.tensor(lengths), 0)
+            attend = rows_alone(cache, table_RW, position_R, slot_R)
+        out.append(attend(q_RHP, k_RGP, v_RGP, 0))
+    for other in out[1:]:
+        assert torch.allclose(other, out[0], rtol=0, atol=1e-12)

@@ -16,11 +16,9 @@ from nvium_core import (
     SamplingParams,
     TokenEvent,
 )
-from nvium_core.engine.device.junction import Junction
-from nvium_core.engine.device.runner import Outcome, Runner
+from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.params import RANGES
-from nvium_core.engine.schedule.scheduler import Step
-from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Step, StepResult
 from tests.random_models import random_model
 
 
@@ -242,7 +240,7 @@ class FaultyRunner(Runner):
 
     poison = 16
 
-    def run(self, step: Step) -> list[Outcome]:
+    def run(self, step: Step) -> list[StepResult]:
         if any(self.poison in run.sequence.token_ids for run in step.runs):
             raise RuntimeError("poisoned")
         return super().run(step)
@@ -260,8 +258,7 @@ def drained(engine: Engine) -> dict[str, list[TokenEvent | FailureEvent]]:
 def test_a_sequence_that_fails_ends_alone(model: NviumForCausalLM) -> None:
     params = SamplingParams(max_tokens=6, seed=4, temperature=0, ignore_eos=True)
     (undisturbed,) = Engine(model).generate([[1, 2]], params)
-    engine = Engine(model)
-    engine.runner.__class__ = FaultyRunner
+    engine = Engine(model, make_runner=FaultyRunner)
     engine.add("good", [1, 2], params)
     engine.add("bad", [1, 16], params)
     events = drained(engine)
@@ -311,11 +308,12 @@ class LateFaultRunner(Runner):
     faulty_block = 0
     num_crowded_failures = 0
 
-    def _ask(self, step: Step, answers: dict[Sequence, Junction]) -> None:
-        super()._ask(step, answers)
+    def run(self, step: Step) -> list[StepResult]:
+        results = super().run(step)
         if step.block == self.faulty_block and any("poisoned" in run.sequence.id for run in step.runs):
             self.num_crowded_failures += len(step.runs) > 1
             raise RuntimeError("poisoned")
+        return results
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])
@@ -327,10 +325,10 @@ def test_a_step_that_fails_late_leaves_its_other_sequences_as_they_were(block: i
         for number, name in enumerate(prompts)
     }
     undisturbed = {name: Engine(model).generate([prompts[name]], params[name])[0].token_ids for name in prompts}
-    engine = Engine(model)
-    runner = LateFaultRunner(model, num_pages=64, page_size=16, max_sequences=32)
+    engine = Engine(model, make_runner=LateFaultRunner)
+    runner = engine.runner
+    assert isinstance(runner, LateFaultRunner)
     runner.faulty_block = block
-    engine.runner = runner
     for name, prompt in prompts.items():
         engine.add(name, prompt, params[name])
     for seed in range(8):

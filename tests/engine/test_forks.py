@@ -1,5 +1,6 @@
 """Several choices of one request: one prefill, draws of their own, and the best of them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.choices import Schedule
-from nvium_core.engine.device.runner import Outcome, Runner
-from nvium_core.engine.schedule.scheduler import Step
+from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.driving import alone, drained, events_of, logprobs_of
 from tests.random_models import random_model
 
@@ -26,8 +27,15 @@ def model() -> NviumForCausalLM:
     return random_model([1, 2, 3], seed=5, width=8, num_heads=2, num_key_heads=1, context=64)
 
 
-def engine_with(model: NviumForCausalLM, schedule: Schedule = "sweep", **settings: object) -> Engine:
-    return Engine(model, EngineConfig(schedule=schedule, page_size=PAGE_SIZE, **settings))  # type: ignore[arg-type]
+def engine_with(
+    model: NviumForCausalLM,
+    schedule: Schedule = "sweep",
+    *,
+    make_runner: Callable[..., Runner] = Runner,
+    **settings: object,
+) -> Engine:
+    config = EngineConfig(schedule=schedule, page_size=PAGE_SIZE, **settings)  # type: ignore[arg-type]
+    return Engine(model, config, make_runner=make_runner)
 
 
 @schedules
@@ -143,7 +151,7 @@ class LeaderlessRunner(Runner):
 
     faulty_block = 0
 
-    def run(self, step: Step) -> list[Outcome]:
+    def run(self, step: Step) -> list[StepResult]:
         if step.block == self.faulty_block and any(run.sequence.choice == 0 for run in step.runs):
             raise RuntimeError("poisoned")
         return super().run(step)
@@ -151,10 +159,9 @@ class LeaderlessRunner(Runner):
 
 @pytest.mark.parametrize("block", [0, 1, 2])
 def test_a_leader_that_fails_holds_nobody_up(model: NviumForCausalLM, block: int) -> None:
-    engine = engine_with(model, "synchronous", max_rows_per_step=5)
-    runner = engine.runner
-    runner.__class__ = LeaderlessRunner
-    runner.faulty_block = block  # type: ignore[attr-defined]
+    engine = engine_with(model, "synchronous", max_rows_per_step=5, make_runner=LeaderlessRunner)
+    assert isinstance(engine.runner, LeaderlessRunner)
+    engine.runner.faulty_block = block
     engine.add("x", PROMPT, PARAMS)
     events = list(events_of(engine))
     assert [event.choice for event in events if isinstance(event, FailureEvent)] == [0]

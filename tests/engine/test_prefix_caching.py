@@ -1,7 +1,9 @@
 """Complete pages are found again by what is in them, and by nothing else."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -10,11 +12,11 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.device.junction import Answered
+from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.kv_cache import PagePool, slots
-from nvium_core.engine.schedule.scheduler import Step
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.driving import alone, drained, events_of, logprobs_of
 from tests.random_models import random_model
 
@@ -29,8 +31,15 @@ def model() -> NviumForCausalLM:
     return random_model([1, 2, 3], seed=5, width=8, num_heads=2, num_key_heads=1, context=64)
 
 
-def engine_with(model: NviumForCausalLM, schedule: Schedule = "synchronous", **settings: object) -> Engine:
-    return Engine(model, EngineConfig(schedule=schedule, page_size=PAGE_SIZE, **settings))  # type: ignore[arg-type]
+def engine_with(
+    model: NviumForCausalLM,
+    schedule: Schedule = "synchronous",
+    *,
+    make_runner: Callable[..., Runner] = Runner,
+    **settings: object,
+) -> Engine:
+    config = EngineConfig(schedule=schedule, page_size=PAGE_SIZE, **settings)  # type: ignore[arg-type]
+    return Engine(model, config, make_runner=make_runner)
 
 
 def num_rows_found(engine: Engine, prompt: list[int], params: SamplingParams = PARAMS) -> int:
@@ -304,23 +313,22 @@ def test_the_pool_equals_one_that_looks_everything_up(num_pages: int, data: st.D
         pools.check()
 
 
-class OnceBroken(Runner):
-    """The first Step it carries out leaves one row of its results not a number."""
+class OnceBroken(LayersBackend):
+    """The first Step leaves one row of its results not a number."""
 
     is_broken = True
 
-    def _carry(self, step: Step) -> list[Answered]:
-        answered = super()._carry(step)
+    def run(self, step: Step) -> list[StepResult]:
+        results = super().run(step)
         if self.is_broken:
             self.is_broken = False
-            (slot,) = slots(step.runs[0].sequence, range(2, 3), self._page_size)
-            self._states_2SD[(step.block + 1) % 2, slot] = torch.nan
-        return answered
+            (slot,) = slots(step.runs[0].sequence, range(2, 3), self.cache.page_size)
+            self.cache.states_behind(step.block)[slot] = torch.nan
+        return results
 
 
 def test_pages_of_a_sequence_that_failed_are_not_found(model: NviumForCausalLM) -> None:
-    engine = engine_with(model, max_rows_per_step=8)
-    engine.runner.__class__ = OnceBroken
+    engine = engine_with(model, max_rows_per_step=8, make_runner=partial(Runner, make_backend=OnceBroken))
     prompt = [number % 7 for number in range(20)]
     engine.add("broken", prompt, PARAMS)
     assert [type(event) for event in events_of(engine)] == [FailureEvent]

@@ -24,8 +24,8 @@ from nvium_core import (
     TokenEvent,
     TokenStream,
 )
-from nvium_core.engine.device.runner import Outcome, Runner
-from nvium_core.engine.schedule.scheduler import Step
+from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.schedule.step import Step, StepResult
 from tests.random_models import random_model
 
 PARAMS = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
@@ -106,7 +106,7 @@ async def test_the_event_loop_stays_responsive_while_the_device_works(worker: En
 class SlowRunner(Runner):
     """Takes its time over every Step."""
 
-    def run(self, step: Step) -> list[Outcome]:
+    def run(self, step: Step) -> list[StepResult]:
         time.sleep(0.3)
         return super().run(step)
 
@@ -140,7 +140,7 @@ class CountingRunner(Runner):
 
     num_steps = 0
 
-    def run(self, step: Step) -> list[Outcome]:
+    def run(self, step: Step) -> list[StepResult]:
         self.num_steps += 1
         return super().run(step)
 
@@ -148,8 +148,9 @@ class CountingRunner(Runner):
 @pytest.mark.asyncio
 async def test_every_step_is_observed_once_with_its_events(model: NviumForCausalLM) -> None:
     reports: list[StepReport] = []
-    engine = Engine(model)
-    engine.runner = runner = CountingRunner(model, num_pages=64, page_size=16, max_sequences=32)
+    engine = Engine(model, make_runner=CountingRunner)
+    runner = engine.runner
+    assert isinstance(runner, CountingRunner)
     worker = EngineWorker(engine, observe=reports.append)
     worker.start()
     tokens = await collect(submit(worker, [1], PARAMS))

@@ -6,10 +6,9 @@ from typing import Any
 
 from nvium_core.bench.contenders.contender import Contender, Race, Spoken
 from nvium_core.bench.harness import timed
-from nvium_core.engine.device.layers.attention import best_page_size
+from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
-from nvium_core.engine.schedule.policies import Optimal
 from nvium_core.model.nvium import NviumForCausalLM
 
 
@@ -24,8 +23,7 @@ def engine_for(model: NviumForCausalLM, race: Race, **config: Any) -> Engine:
 
 def contender(engine: Engine, race: Race) -> Contender:
     def speak(turn: int) -> Spoken:
-        if isinstance(engine.scheduler.policy, Optimal):
-            engine.scheduler.policy.wait()
+        engine.scheduler.policy.wait()
         params = [SamplingParams(max_tokens=race.num_tokens, seed=seed, ignore_eos=True) for seed in race.seeds(turn)]
         run = timed(engine, [(race.prompt, each) for each in params])
         return Spoken(

@@ -34,11 +34,6 @@ def adjust(logits_XRV: Tensor, sequences: Items[Sequence]) -> None:
     forbid(logits_XRV, sequences)
 
 
-def is_adjusted(sequence: Sequence) -> bool:
-    """Whether g may change anything."""
-    return sequence.constraint is not None or not sequence.params.leaves_logits
-
-
 def forbid(logits_XRV: Tensor, sequences: Items[Sequence]) -> None:
     """-inf, in place, for every token that its sequence's constraint does not allow."""
     constraints = {row: s.constraint for row, s in enumerate(sequences) if s.constraint is not None}

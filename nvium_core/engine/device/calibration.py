@@ -1,4 +1,4 @@
-"""What a Step costs on this device: measured on an idle engine before it serves, or assumed until it is."""
+"""What a Step costs on this device: measured on an idle engine before it serves, or assumed until then."""
 
 import time
 from collections import defaultdict
@@ -8,35 +8,32 @@ from statistics import fmean, linear_regression, median
 
 import torch
 
-from nvium_core.engine.device.native import LONGEST
+from nvium_core.engine.device.native.backend import NativeBackend
+from nvium_core.engine.device.native.steps import MAX_RUN_ROWS
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.costs import Line, StepCosts
 from nvium_core.engine.schedule.kv_cache import PagePool
-from nvium_core.engine.schedule.scheduler import Run, Step
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Run, Step
 from nvium_core.model.config import NviumConfig
 
 ROW_COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256)
 """What is measured; in between and beyond, costs are taken to be linear."""
 
-MOST_SPREAD_ROWS = 64
+MAX_SPREAD_ROWS = 64
 """So many are of as many sequences as there are seats; more are of one, as a prompt's are."""
 
 POSITION = 64
 """How long the sequences are that are measured, if the cache holds them."""
 
 REPEATS, LONG_REPEATS = 5, 2
-"""Runs of every Step, and of one with more rows. Each draws anew who leaves, which decides what the head is asked."""
+"""Of every Step, and of one with more rows. Each draws exits anew, which decides how often the head is computed."""
 
 PROMPT_ROWS = (64, 128, 256)
-"""Rows of one sequence for which native calls and the layers are held against one another, while native calls win."""
+"""Rows of one sequence for which native calls and the layers are compared, while native calls win."""
 
 PROMPT_REPEATS = 3
-
-REHEARSED_SEQUENCES = (2, 8)
-REHEARSED_TOKENS = 24
-"""What an engine speaks to itself to see what it takes beside its runner."""
 
 ASSUMED_ROWS = 32
 """Rows that cost as much as running a block at all does, until measured."""
@@ -49,12 +46,13 @@ def assumed_costs(config: NviumConfig) -> StepCosts:
 
 
 def choose_path(runner: Runner, pool: PagePool, config: NviumConfig) -> None:
-    """Let the runner carry prompts natively up to where the layers are faster, in the middle of the context."""
-    if not runner.chooses_path:
+    """Let prompts run natively up to where the layers are faster, in the middle of the context."""
+    backend = runner.backend
+    if not isinstance(backend, NativeBackend) or backend.is_deterministic:
         return
-    runner.longest_native = LONGEST
+    backend.max_native_rows = MAX_RUN_ROWS
     for num_rows in PROMPT_ROWS:
-        ways = runner.longest_native, num_rows
+        ways = backend.max_native_rows, num_rows
         position = config.max_position_embeddings // 2
         sequences = stand_ins(num_rows, pool, config, max_sequences=1, position=position)
         if not sequences:
@@ -62,35 +60,35 @@ def choose_path(runner: Runner, pool: PagePool, config: NviumConfig) -> None:
         step = Step(0, [Run(sequence, rows, reaches_front=False) for sequence, rows in sequences.items()])
         times: dict[int, list[float]] = {way: [] for way in ways}
         for turn, way in product(range(PROMPT_REPEATS), ways):
-            runner.longest_native = way
+            backend.max_native_rows = way
             times[way].append(seconds(runner, step, turn))
         for sequence in sequences:
             pool.release(sequence)
         layers, native = (min(times[way]) for way in ways)
         if native >= layers:
-            runner.longest_native = ways[0]
+            backend.max_native_rows = ways[0]
             return
 
 
 def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> StepCosts:
-    """Time every block with more and more rows, one of each sequence as long as there are seats, and with its junction
-    asked for each sequence. Takes a second or so.
+    """Time every block with more and more rows, one of each sequence while there are seats, without and with decisions
+    for their fronts. Takes a second or so.
 
-    Nothing else may be running. Pages kept for their content are given away if there are no others.
+    Nothing else may be running. Pages kept for their content are evicted if there are no others.
     """
-    bare = _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=False)
-    asked = _measure(runner, pool, config, max_sequences=max_sequences, asks_junctions=True)
+    bare = _measure(runner, pool, config, max_sequences=max_sequences, reaches_fronts=False)
+    asked = _measure(runner, pool, config, max_sequences=max_sequences, reaches_fronts=True)
     points = {block: rising({rows: min(seconds) for rows, seconds in times.items()}) for block, times in bare.items()}
     junctions = []
     for block, times in asked.items():
         surplus = {rows: mean_but_slowest(seconds) - points[block][rows] for rows, seconds in times.items()}
-        one_each = min(max_sequences, MOST_SPREAD_ROWS)
+        one_each = min(max_sequences, MAX_SPREAD_ROWS)
         junctions.append(line({rows: surplus[rows] for rows in surplus if rows <= one_each}))
     return StepCosts(points, junctions)
 
 
 def own_costs(samples: Iterable[tuple[int, float]]) -> Line:
-    """What Steps take beside their runner, and for each of their runs, from runs and seconds of some."""
+    """The engine's own seconds of a Step, and for each of its runs, from (runs, seconds) of some."""
     taken: dict[float, list[float]] = defaultdict(list)
     for num_runs, seconds in samples:
         taken[num_runs].append(seconds)
@@ -110,17 +108,17 @@ def line(values: Mapping[float, float]) -> Line:
 
 
 def _measure(
-    runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int, asks_junctions: bool
+    runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int, reaches_fronts: bool
 ) -> dict[int, dict[int, list[float]]]:
-    """Each block's times by rows. Turns go through all Steps, so that a machine's slow moments are shared by many."""
+    """Each block's times by rows. Turns go through all Steps, so a machine's slow moments are spread over many."""
     measured: dict[int, dict[int, list[float]]] = {block: defaultdict(list) for block in range(config.num_exits)}
     for turn, num_rows in product(range(REPEATS), ROW_COUNTS):
-        is_long = num_rows > MOST_SPREAD_ROWS
+        is_long = num_rows > MAX_SPREAD_ROWS
         if is_long and turn >= LONG_REPEATS:
             continue
         sequences = stand_ins(num_rows, pool, config, max_sequences=1 if is_long else max_sequences)
         if sum(map(len, sequences.values())) == num_rows:
-            runs = [Run(sequence, rows, reaches_front=asks_junctions) for sequence, rows in sequences.items()]
+            runs = [Run(sequence, rows, reaches_front=reaches_fronts) for sequence, rows in sequences.items()]
             for block, times in measured.items():
                 times[num_rows].append(seconds(runner, Step(block, runs), turn))
         for sequence in sequences:

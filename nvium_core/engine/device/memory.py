@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from nvium_core.engine.device.layers.attention import best_page_size
+from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.params import DEFAULT_CACHE_MEMORY, EngineConfig, require
 from nvium_core.model.config import NviumConfig
 

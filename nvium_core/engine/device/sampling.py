@@ -1,4 +1,5 @@
-"""Drawing tokens: temperature and truncation, the inverse CDF, and the certified argmax of the mixture.
+"""Drawing tokens: temperature and truncation, the inverse CDF, and the certified argmax of the mixture. The reference
+for native/draw.h.
 
 All in float64 and in token-id order, ties to the lowest id, so that a draw is a function of its distribution and its
 uniform. Shapes: R rows, V vocabulary.
@@ -10,46 +11,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.params import Draw
+from nvium_core.engine.schedule.step import NO_TOKEN
 
 CERTAINTY_MARGIN = 1e-9
 """ε of the certificate: more than float64 rounding can move a sum of probabilities."""
-
-NO_TOKEN = -1
-"""Drawn where the distribution is not one, because the model produced NaN or infinities."""
 
 
 @dataclass(frozen=True)
 class Truncation:
     """Per row: temperature > 0, log min-p (-inf is off), top-k (0 is off) and top-p (1 is off).
 
-    `ranks` says whether any row asks for top-k or top-p, which have to sort.
+    `is_ranked`: some row has top-k or top-p, so rows are sorted.
     """
 
     temperature_R: Tensor
     log_min_p_R: Tensor
     top_k_R: Tensor
     top_p_R: Tensor
-    ranks: bool
+    is_ranked: bool
 
     @classmethod
-    def of(cls, params: Items[SamplingParams], device: torch.device) -> "Truncation":
-        """What these requests ask for, a row each. Temperature 0 leaves the first of the most probable tokens."""
-        top_k = [1 if p.is_greedy else p.top_k for p in params]
-        min_p = [1 if p.is_greedy else p.min_p for p in params]
+    def of(cls, draws: Items[Draw], device: torch.device) -> "Truncation":
         return cls(
-            torch.tensor([1 if p.is_greedy else p.temperature for p in params], dtype=torch.float64, device=device),
-            torch.tensor(min_p, dtype=torch.float64, device=device).log(),
-            torch.tensor(top_k, device=device),
-            torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
-            ranks=any(top_k) or any(p.top_p < 1 for p in params),
+            torch.tensor([draw.temperature for draw in draws], dtype=torch.float64, device=device),
+            torch.tensor([draw.log_min_p for draw in draws], dtype=torch.float64, device=device),
+            torch.tensor([draw.top_k for draw in draws], device=device),
+            torch.tensor([draw.top_p for draw in draws], dtype=torch.float64, device=device),
+            is_ranked=any(draw.is_ranked for draw in draws),
         )
 
 
-def draw_tokens(logits_RV: Tensor, params: Items[SamplingParams], uniforms: Items[float]) -> list[int]:
-    """One token per row, from f of its logits as these requests have it; `NO_TOKEN` where they are no distribution."""
+def draw_tokens(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -> list[int]:
+    """One token per row, from f of its logits; `NO_TOKEN` where they are no distribution."""
     uniform_R = torch.tensor(uniforms, dtype=torch.float64, device=logits_RV.device)
-    tokens: list[int] = draw(logits_RV, Truncation.of(params, logits_RV.device), uniform_R).tolist()
+    tokens: list[int] = draw(logits_RV, Truncation.of(draws, logits_RV.device), uniform_R).tolist()
     return tokens
 
 
@@ -59,7 +55,7 @@ def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor
     below_peak_RV = (precise_RV - precise_RV.amax(-1, keepdim=True)) / truncation.temperature_R[:, None]
     below_peak_RV = below_peak_RV.masked_fill(below_peak_RV < truncation.log_min_p_R[:, None], -torch.inf)
     probs_RV = below_peak_RV.softmax(-1)
-    return inverse_cdf(_truncate(probs_RV, truncation) if truncation.ranks else probs_RV, uniform_R)
+    return inverse_cdf(_truncate(probs_RV, truncation) if truncation.is_ranked else probs_RV, uniform_R)
 
 
 def _truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:

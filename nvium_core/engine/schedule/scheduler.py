@@ -6,48 +6,17 @@ else, so while others are short they share a small part of a Step's rows, and ta
 
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
-from typing import NamedTuple
 
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import Policy
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Run, Step
 from nvium_core.engine.schedule.waiting_line import WaitingLine
 
-SHORT_RUN = 16
+MAX_SHORT_RUN = 16
 """Rows beyond which a run is long."""
-
-
-class Run(NamedTuple):
-    """One sequence's part of a Step: a prefix of its pending rows, and whether the front row is among them.
-
-    Only then is the junction asked afterwards.
-    """
-
-    sequence: Sequence
-    rows: range
-    reaches_front: bool
-
-
-@dataclass(frozen=True)
-class Step:
-    """One block, run for some sequences.
-
-    `following` is the Step that will be scheduled next if the front goes on, or if `goes_on_anyway` whatever it does.
-    Whoever runs the one may run the other at once.
-    """
-
-    block: int
-    runs: list[Run]
-    following: "Step | None" = None
-    goes_on_anyway: bool = False
-
-    @cached_property
-    def num_rows(self) -> int:
-        return sum([len(run.rows) for run in self.runs])
 
 
 class Scheduler:
@@ -234,4 +203,4 @@ class Scheduler:
 
 def is_long(sequence: Sequence, block: int) -> bool:
     """More rows wait for this block than a short run has."""
-    return len(sequence.pending_rows(block)) > SHORT_RUN
+    return len(sequence.pending_rows(block)) > MAX_SHORT_RUN

@@ -12,7 +12,7 @@ Blocks and positions count from 0 in code. Knows nothing of devices, models or p
 the choices of one request share a prompt.
 """
 
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence as Items
 from typing import Literal
 
 from nvium_core.engine.constraint import ConstraintState
@@ -30,7 +30,7 @@ class Sequence:
     def __init__(
         self,
         request_id: str,
-        prompt: Tokens[int],
+        prompt: Items[int],
         params: SamplingParams,
         *,
         seed: int,
@@ -45,7 +45,7 @@ class Sequence:
         """Whose it is: who waits is let in by turns between tenants."""
         self.choice = choice
         self.params = params
-        self.plain_draw = params.plain_draw
+        self.draw = params.draw
         self.needs_logprobs = params.needs_logprobs
         self.seed = seed
         self.arrival = arrival

@@ -15,8 +15,8 @@ import math
 from collections.abc import Collection
 
 from nvium_core.engine.schedule.costs import StepCosts
-from nvium_core.engine.schedule.scheduler import Run, Step
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Run, Step
 
 MEMORY_SECONDS = 60.0
 """Busy time after which what was seen counts for 1/e."""

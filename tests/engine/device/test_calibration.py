@@ -6,7 +6,7 @@ import pytest
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.calibration import (
-    MOST_SPREAD_ROWS,
+    MAX_SPREAD_ROWS,
     ROW_COUNTS,
     assumed_costs,
     choose_path,
@@ -15,10 +15,10 @@ from nvium_core.engine.device.calibration import (
     own_costs,
     rising,
 )
-from nvium_core.engine.device.native import LONGEST
-from nvium_core.engine.device.runner import Ran, Runner
+from nvium_core.engine.device.native.steps import MAX_RUN_ROWS
+from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.policies import Optimal
-from nvium_core.engine.schedule.scheduler import Step
+from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.driving import alone
 from tests.random_models import random_model
 
@@ -71,26 +71,24 @@ class RunnerThatPauses(Runner):
     pause_seconds = 0.5
     num_pauses = 0
 
-    def run(self, step: Step) -> list[Ran]:
+    def run(self, step: Step) -> list[StepResult]:
         num_asked = sum(run.reaches_front for run in step.runs)
         time.sleep((0.02 + 0.01 * num_asked) * (step.block == 1 and num_asked > 0))
-        if (step.block, step.num_rows, num_asked) == (0, MOST_SPREAD_ROWS, 0):
+        if (step.block, step.num_rows, num_asked) == (0, MAX_SPREAD_ROWS, 0):
             self.num_pauses += 1
             time.sleep(0 if self.num_pauses == 3 else self.pause_seconds)
         return super().run(step)
 
 
 def test_blocks_without_their_junctions_are_measured_by_the_quickest_run(model: NviumForCausalLM) -> None:
-    engine = Engine(model, EngineConfig(page_size=4, max_sequences=2))
-    engine.runner.__class__ = RunnerThatPauses
+    engine = Engine(model, EngineConfig(page_size=4, max_sequences=2), make_runner=RunnerThatPauses)
     costs = measure_costs(engine.runner, engine.pool, engine.model_config, max_sequences=2)
     assert all(tuple(block) == FITTING for block in costs.points.values())
-    assert costs.seconds(0, MOST_SPREAD_ROWS) < RunnerThatPauses.pause_seconds / 2
+    assert costs.seconds(0, MAX_SPREAD_ROWS) < RunnerThatPauses.pause_seconds / 2
 
 
 def test_junctions_are_what_steps_take_longer_where_fronts_are_asked(model: NviumForCausalLM) -> None:
-    engine = Engine(model, EngineConfig(page_size=4, max_sequences=8))
-    engine.runner.__class__ = RunnerThatPauses
+    engine = Engine(model, EngineConfig(page_size=4, max_sequences=8), make_runner=RunnerThatPauses)
     RunnerThatPauses.pause_seconds = 0.0
     fixed, each = measure_costs(engine.runner, engine.pool, engine.model_config, max_sequences=8).junctions[1]
     assert fixed + each >= 0.02
@@ -103,27 +101,26 @@ class RunnerWithAWay(Runner):
 
     most = 0
 
-    def run(self, step: Step) -> list[Ran]:
-        is_carried_natively = step.num_rows <= self.longest_native
+    def run(self, step: Step) -> list[StepResult]:
+        is_carried_natively = step.num_rows <= self.backend.max_native_rows
         time.sleep(0.03 * (is_carried_natively != (step.num_rows <= self.most)))
         return super().run(step)
 
 
-@pytest.mark.parametrize(("most", "chosen"), [(0, LONGEST), (64, 64), (128, 128), (256, 256)])
+@pytest.mark.parametrize(("most", "chosen"), [(0, MAX_RUN_ROWS), (64, 64), (128, 128), (256, 256)])
 def test_prompts_are_carried_by_whatever_is_faster(most: int, chosen: int) -> None:
-    engine = Engine(random_model([1, 2], context=256), EngineConfig(max_sequences=1))
-    engine.runner.__class__ = RunnerWithAWay
+    engine = Engine(random_model([1, 2], context=256), EngineConfig(max_sequences=1), make_runner=RunnerWithAWay)
     RunnerWithAWay.most = most
     for _ in range(2):
         choose_path(engine.runner, engine.pool, engine.model_config)
-        assert engine.runner.longest_native == chosen
+        assert engine.runner.backend.max_native_rows == chosen
     engine.check_idle()
 
 
 def test_prompts_for_which_there_is_no_room_decide_nothing(model: NviumForCausalLM) -> None:
     engine = Engine(model, EngineConfig(context=48, cache_tokens=48, page_size=4, max_sequences=1))
     choose_path(engine.runner, engine.pool, engine.model_config)
-    assert engine.runner.longest_native == LONGEST
+    assert engine.runner.backend.max_native_rows == MAX_RUN_ROWS
 
 
 def test_a_line_goes_through_its_points_and_never_below_nothing() -> None:

@@ -31,7 +31,7 @@ rows = st.tuples(logit_rows, wishes, st.floats(0, 1, exclude_max=True))
 
 
 def truncation(*params: SamplingParams) -> Truncation:
-    return Truncation.of(params, torch.device("cpu"))
+    return Truncation.of([each.draw for each in params], torch.device("cpu"))
 
 
 @given(st.lists(rows, min_size=1, max_size=6))

@@ -174,7 +174,7 @@ def test_who_is_preempted_while_owing_scores_owes_them_still(model: NviumForCaus
 
     def preempt_and_note(victim: sequence.Sequence) -> None:
         nonlocal num_owed_when_preempted
-        num_owed_when_preempted += victim in engine._untold and bool(engine._untold[victim])
+        num_owed_when_preempted += victim.owes_scores and victim.num_generated > 0
         preempt(victim)
 
     engine.scheduler.preempt = preempt_and_note  # type: ignore[method-assign]

@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import Sequence as Counts
+from collections.abc import Sequence as Items
 from itertools import product
 
 import numpy as np
@@ -15,7 +15,7 @@ from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies, exit_probabilities
 from nvium_core.engine.schedule.policies import Optimal, Policy, Sweep, Synchronous
 from nvium_core.engine.schedule.policies.background import SHARE, Background
-from nvium_core.engine.schedule.policies.optimal import MAX_TRANSITIONS, MOST_SEQUENCES, Table, solved
+from nvium_core.engine.schedule.policies.optimal import MAX_SOLVED_SEQUENCES, MAX_TRANSITIONS, Table, solved
 from nvium_core.engine.schedule.policies.problem import Problem
 from nvium_core.engine.schedule.policies.semi_markov import num_transitions, rate_of, solve, states
 from nvium_core.engine.schedule.policies.threshold import Threshold
@@ -32,7 +32,7 @@ OVER_DENSE = {
 COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any)
 
 
-def same_cost(routing: Counts[float]) -> Problem:
+def same_cost(routing: Items[float]) -> Problem:
     return Problem.of(StepCosts.linear([1] * len(routing), [0] * len(routing)), exit_probabilities(routing))
 
 
@@ -50,7 +50,7 @@ class Fixed(Policy):
     def __init__(self, blocks: dict[tuple[int, ...], int]) -> None:
         self.blocks = blocks
 
-    def choose(self, num_waiting: Counts[int]) -> int:
+    def choose(self, num_waiting: Items[int]) -> int:
         return self.blocks[tuple(num_waiting)]
 
 
@@ -149,7 +149,7 @@ def test_no_policy_picks_a_block_where_nobody_waits(num_waiting: list[int], seed
         assert num_waiting[policy.choose(num_waiting)] > 0
 
 
-def optimal_for(routing: Counts[float]) -> Optimal:
+def optimal_for(routing: Items[float]) -> Optimal:
     costs = StepCosts.linear([1.0] * len(routing), [0.0] * len(routing))
     return Optimal(costs, ExitFrequencies(exit_probabilities(routing)))
 
@@ -188,7 +188,7 @@ def test_too_many_states_for_a_table_are_given_tuned_thresholds() -> None:
         assert optimal.choose(state) == tuned.choose(state)
 
 
-@pytest.mark.parametrize("num_sequences", [MOST_SEQUENCES + 1, 70])
+@pytest.mark.parametrize("num_sequences", [MAX_SOLVED_SEQUENCES + 1, 70])
 def test_many_sequences_gather_by_quarters_and_nothing_is_solved(num_sequences: int) -> None:
     optimal = optimal_for(SHALLOW)
     untuned = Threshold.untuned(4, num_sequences)

@@ -11,9 +11,10 @@ from nvium_core.choices import Schedule
 from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies
 from nvium_core.engine.schedule.kv_cache import PagePool
-from nvium_core.engine.schedule.policies import POLICIES, Optimal, Policy
-from nvium_core.engine.schedule.scheduler import Scheduler, Step, is_long
+from nvium_core.engine.schedule.policies import POLICIES, Policy
+from nvium_core.engine.schedule.scheduler import Scheduler, is_long
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Step
 
 CONTEXT = 20
 
@@ -32,10 +33,8 @@ def scheduler_with(
 
 
 def policy_of(schedule: Schedule, num_blocks: int) -> Policy:
-    if schedule == "optimal":
-        costs = StepCosts.linear([1.0] * num_blocks, [1 / 32] * num_blocks)
-        return Optimal(costs, ExitFrequencies.even(num_blocks))
-    return POLICIES[schedule]()
+    costs = StepCosts.linear([1.0] * num_blocks, [1 / 32] * num_blocks)
+    return POLICIES[schedule].of(costs, ExitFrequencies.even(num_blocks))
 
 
 def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int, tenant: str = "") -> Sequence:

@@ -13,10 +13,11 @@ from nvium_core.choices import Schedule
 from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies, exit_probabilities
 from nvium_core.engine.schedule.kv_cache import PagePool
-from nvium_core.engine.schedule.policies import POLICIES, Optimal, Policy
-from nvium_core.engine.schedule.scheduler import Run, Scheduler, Step
+from nvium_core.engine.schedule.policies import POLICIES, Policy
+from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.speedup import MEMORY_SECONDS, PiggybackSpeedup
+from nvium_core.engine.schedule.step import Run, Step
 from tests.random_models import random_model
 
 PAPER, SHALLOW = (0.146, 0.26, 0.345, 0.247), (0.4, 0.3, 0.2, 0.1)
@@ -78,11 +79,9 @@ class Drive:
 
 
 def policy_of(schedule: Schedule, costs: StepCosts, jobs: list[Job], max_sequences: int) -> Policy:
-    if schedule != "optimal":
-        return POLICIES[schedule]()
     exits = [block for job in jobs for block in job.exits]
     routing = [exits.count(block) / len(exits) for block in range(costs.num_blocks)]
-    policy = Optimal(costs, ExitFrequencies(exit_probabilities(routing)))
+    policy = POLICIES[schedule].of(costs, ExitFrequencies(exit_probabilities(routing)))
     for number in range(1, max_sequences + 1):
         policy.solve_now(number)
     return policy

@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nvium_core import Completion, Engine, EngineConfig, FailureEvent, SamplingParams
-from nvium_core.engine.device.junction import Junction
-from nvium_core.engine.device.runner import Outcome, Ran, Runner
+from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.events import Event
-from nvium_core.engine.schedule.scheduler import Step
-from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.automaton import Automaton, Rule
 from tests.engine.driving import Key, alone
 from tests.random_models import random_model
@@ -59,16 +57,13 @@ class FaultyRunner(Runner):
     guilty: set[Key] = set()
     """Who failed alone, so that nobody else can be blamed."""
 
-    def run(self, step: Step) -> list[Ran]:
+    def run(self, step: Step) -> list[StepResult]:
         if not self.is_late:
             self._fail(step)
-        return super().run(step)
-
-    def _outcomes(self, step: Step, answers: dict[Sequence, Junction]) -> list[Outcome | Exception]:
-        outcomes = super()._outcomes(step, answers)
+        results = super().run(step)
         if self.is_late:
             self._fail(step)
-        return outcomes
+        return results
 
     def _fail(self, step: Step) -> None:
         keys = {key_of(run.sequence) for run in step.runs}
@@ -95,8 +90,7 @@ class Serving(RuleBasedStateMachine):
 
     @initialize(config=configs)
     def begin(self, config: EngineConfig) -> None:
-        self.engine = Engine(MODEL, config)
-        self.engine.runner.__class__ = FaultyRunner
+        self.engine = Engine(MODEL, config, make_runner=FaultyRunner)
         self.num_requests = 0
         self.requests: dict[str, tuple[list[int], SamplingParams]] = {}
         self.alive: dict[Key, Completion] = {}
@@ -182,8 +176,12 @@ class Serving(RuleBasedStateMachine):
     @invariant()
     def the_accounts_hold_and_the_living_are_known(self) -> None:
         self.engine.check_integrity()
-        held = [*self.engine.scheduler.waiting, *self.engine.scheduler.running]
-        assert sorted(map(key_of, held)) == sorted(self.alive)
+        scheduler = self.engine.scheduler
+        held = {key_of(sequence): sequence for sequence in [*scheduler.waiting, *scheduler.running]}
+        assert self.alive.keys() <= held.keys()
+        for key in held.keys() - self.alive.keys():  # it has ended, and completes the prompt for its siblings
+            assert held[key].finish_reason
+            assert scheduler.prefills_for_others(held[key])
 
     def _set_fault(self, *, failing_block: int | None = None, victim: Key | None = None, is_late: bool = False) -> None:
         runner = self.engine.runner
@@ -193,6 +191,7 @@ class Serving(RuleBasedStateMachine):
     def _step(self) -> None:
         for event in self.engine.step():
             if isinstance(event, FailureEvent):
+                assert isinstance(self.engine.runner, FaultyRunner)
                 assert key_of(event) in self.engine.runner.guilty
                 self._check_beginning(key_of(event))
                 del self.alive[key_of(event)]

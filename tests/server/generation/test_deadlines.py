@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from nvium_core import LoadedModel
-from nvium_core.engine.device.runner import Outcome, Runner
-from nvium_core.engine.schedule.scheduler import Step
+from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.schedule.step import Step, StepResult
 from tests.server.live_server import LiveServer, live_server, wait_until
 
 LONG = {"max_tokens": 3000, "ignore_eos": True}
@@ -17,7 +17,7 @@ SECONDS = 1.5
 class SlowRunner(Runner):
     """Takes its time over every Step, so that no machine finishes a long request early."""
 
-    def run(self, step: Step) -> list[Outcome]:
+    def run(self, step: Step) -> list[StepResult]:
         time.sleep(0.002)
         return super().run(step)
 

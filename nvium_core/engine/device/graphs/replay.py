@@ -18,16 +18,17 @@ class Replay:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        """None for what could not be captured."""
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def run(self, name: Hashable, function: Callable[[], None]) -> None:
         """Run the function. The same name must always come with the same function."""
         if self._pool is None:
             return function()
-        if name not in self._graphs:
-            self._graphs[name] = self._captured(name, function)
-        graph = self._graphs[name]
+        if name not in self.graphs:
+            self.graphs[name] = self._captured(name, function)
+        graph = self.graphs[name]
         return function() if graph is None else graph.replay()
 
     def _captured(self, name: Hashable, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:

@@ -1,6 +1,5 @@
 """Tokens drawn in one native call, where no row has to be sorted for it."""
 
-import math
 from array import array
 from collections.abc import Sequence as Items
 
@@ -9,27 +8,23 @@ from torch import Tensor
 from nvium_core.engine.device import sampling
 from nvium_core.engine.device.native.library import native_library
 from nvium_core.engine.device.native.weights import address
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.params import Draw
 
 
-def draw_tokens(logits_RV: Tensor, params: Items[SamplingParams], uniforms: Items[float]) -> list[int]:
+def draw_tokens(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -> list[int]:
     """As `sampling.draw_tokens`, on the CPU."""
-    if any(map(has_to_be_sorted, params)):
-        return sampling.draw_tokens(logits_RV, params, uniforms)
+    if any(draw.is_ranked for draw in draws):
+        return sampling.draw_tokens(logits_RV, draws, uniforms)
     library = native_library()
     assert library is not None
-    logits_RV, asked, tokens = logits_RV.contiguous(), draws(params, uniforms), array("q", bytes(8 * len(params)))
+    logits_RV, asked, tokens = logits_RV.contiguous(), packed(draws, uniforms), array("q", bytes(8 * len(draws)))
     library.draw(logits_RV.data_ptr(), *logits_RV.shape, address(asked), address(tokens))
     return tokens.tolist()
 
 
-def has_to_be_sorted(params: SamplingParams) -> bool:
-    return bool(params.is_greedy or params.top_k or params.top_p < 1)
-
-
-def draws(params: Items[SamplingParams], uniforms: Items[float]) -> "array[float]":
-    """As draw.h has them, one after the other."""
+def packed(draws: Items[Draw], uniforms: Items[float]) -> "array[float]":
+    """`Draw` of draw.h for each."""
     asked = array("d")
-    for p, uniform in zip(params, uniforms, strict=True):
-        asked.extend((p.temperature, math.log(p.min_p) if p.min_p else -math.inf, uniform))
+    for draw, uniform in zip(draws, uniforms, strict=True):
+        asked.extend((draw.temperature, draw.log_min_p, uniform))
     return asked

@@ -1,37 +1,32 @@
-"""A Step in one native call: its rows through the block, and the junction for fronts that draw from exits as they are.
+"""A Step in one native call: its rows through the block, and decisions for fronts that draw plainly and unsorted.
 
-A Step that says which one follows goes on to that in the same call, as long as its front does.
+A Step of a lone sequence that says which one follows goes on to that in the same call, as long as its front does.
 
 Shapes: R rows, D width, S cache slots, F fronts.
 """
 
 import ctypes
-import sys
 from array import array
 from collections.abc import Sequence as Items
 
 import torch
-from torch import Tensor
 
-from nvium_core.engine.device.junction import Answered, Junction
-from nvium_core.engine.device.layers.attention import PagedAttention
 from nvium_core.engine.device.native.library import PRECISIONS, native_library
 from nvium_core.engine.device.native.weights import ExitShape, Pointers, address, all_exits, block_weights, narrowest
-from nvium_core.engine.schedule.scheduler import Step
+from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import FrontDecision, Step, StepResult
 from nvium_core.model.nvium import NviumForCausalLM
 
-WIDEST, LONGEST = 128, 32
-"""Rows of a Step, and of one sequence in it, that are always carried so; for more, PyTorch's products may be faster."""
-
-ANY_LENGTH = sys.maxsize
+MAX_STEP_ROWS, MAX_RUN_ROWS = 128, 32
+"""Rows of a Step, and of one sequence in it, that always run natively; for more, PyTorch's products may be faster."""
 
 GOES_ON, NOT_ASKED = -2, -3
 """What stands in a token's place, beside `NO_TOKEN`."""
 
 
-class Shape(ctypes.Structure):
-    """As in block.h."""
+class BlockShape(ctypes.Structure):
+    """`Shape` of block.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("boundary", "num_layers", "first_layer", "width", "inner", "num_heads")),
@@ -56,9 +51,7 @@ class NativeStep(ctypes.Structure):
 class NativeSteps:
     """Over the tensors of a cache. Only for a model that `is_plain`."""
 
-    def __init__(
-        self, model: NviumForCausalLM, attention: PagedAttention, states_2SD: Tensor, *, max_sequences: int
-    ) -> None:
+    def __init__(self, model: NviumForCausalLM, cache: PagedCache, *, max_sequences: int) -> None:
         library = native_library()
         assert library is not None
         config, like, weights_dtype = model.config, model.lm_head.weight, narrowest(model)
@@ -67,46 +60,47 @@ class NativeSteps:
         positions = torch.arange(config.max_position_embeddings)
         cos_TP, sin_TP = (x.contiguous() for x in model.model.rotary(positions, precise))
         embedding = model.model.embed_tokens.weight.detach().contiguous()
-        self._tensors = Pointers([attention.keys, attention.values, cos_TP, sin_TP, states_2SD, embedding])
+        self._tensors = Pointers([cache.keys, cache.values, cos_TP, sin_TP, cache.states_2SD, embedding])
         self._layers = [Pointers(block_weights(model, block, weights_dtype)) for block in config.blocks]
         self.exits = all_exits(model, weights_dtype)
         """Where the weights of each exit are."""
         self._exit_shape = ExitShape.of(model)
         self._shapes = [
-            Shape(
+            BlockShape(
                 boundary,
                 len(block),
                 block.start,
                 config.hidden_size,
                 config.intermediate_size,
                 config.num_attention_heads,
-                attention.keys.shape[2],
-                attention.keys.shape[3],
-                attention.page_size,
-                attention.keys.shape[1],
+                cache.keys.shape[2],
+                cache.keys.shape[3],
+                cache.page_size,
+                cache.keys.shape[1],
                 config.rms_norm_eps,
             )
             for boundary, block in enumerate(config.blocks)
         ]
-        self.longest = LONGEST
-        """Rows of one sequence that are carried so, for now."""
+        self.max_run_rows = MAX_RUN_ROWS
+        """Rows of one sequence in a call."""
         self._log_w = [array("d", bytes(16 * max_sequences)) for _ in config.blocks]
         self._tokens = [array("q", bytes(8 * max_sequences)) for _ in config.blocks]
         self._steps = (NativeStep * config.num_exits)(*map(self._prepared, range(config.num_exits)))
 
     def suits(self, step: Step) -> bool:
         """Whether the native call is likely to be the faster one."""
-        return step.num_rows <= max(WIDEST, self.longest) and all(len(run.rows) <= self.longest for run in step.runs)
+        max_rows = self.max_run_rows
+        return step.num_rows <= max(MAX_STEP_ROWS, max_rows) and all(len(run.rows) <= max_rows for run in step.runs)
 
-    def run(self, step: Step) -> list[Answered]:
-        """The Step, and those that follow it as far as they were run. A front that is not answered is the caller's."""
+    def run(self, step: Step) -> list[StepResult]:
+        """The Step, and those that follow it as far as they ran. Other fronts are left to the caller."""
         steps = [step]
-        while (following := steps[-1].following) and self.suits(following) and following.runs[0].sequence.plain_draw:
+        while (following := steps[-1].following) and self.suits(following) and is_native(following.runs[0].sequence):
             steps.append(following)
         kept = [self._fill(self._steps[each.block], each) for each in steps]
         first, threads = ctypes.byref(self._steps, step.block * ctypes.sizeof(NativeStep)), torch.get_num_threads()
         count = self._run(first, len(steps), step.goes_on_anyway, self._tensors.array, threads)
-        return [self._answered(each, fronts) for each, (fronts, *_) in zip(steps[:count], kept, strict=False)]
+        return [self._result(each, fronts) for each, (fronts, *_) in zip(steps[:count], kept, strict=False)]
 
     def _prepared(self, block: int) -> NativeStep:
         """What is the same for all Steps of a block."""
@@ -133,10 +127,10 @@ class NativeSteps:
             pages += sequence.pages
             if step.block == 0:
                 tokens += sequence.token_ids[rows.start : rows.stop]
-            if reaches_front and sequence.plain_draw:
+            if reaches_front and is_native(sequence):
                 asked.append(sequence)
                 fronts += (len(places) // 2 - 1, sequence.seed, sequence.choice)
-                truncations += sequence.plain_draw
+                truncations += sequence.draw[:2]
         assert len(asked) <= len(self._tokens[step.block])
         whole, real = array("q", places + pages + tokens + fronts), array("d", truncations)
         first = address(whole)
@@ -149,13 +143,19 @@ class NativeSteps:
         native.truncations = address(real)
         return asked, whole, real
 
-    def _answered(self, step: Step, fronts: Items[Sequence]) -> Answered:
+    def _result(self, step: Step, fronts: Items[Sequence]) -> StepResult:
         log_w, tokens, native = self._log_w[step.block], self._tokens[step.block], self._steps[step.block]
         seconds = native.layer_seconds + native.router_seconds + native.head_seconds
         if fronts and tokens[0] == NOT_ASKED:
-            return Answered(Step(step.block, [run._replace(reaches_front=False) for run in step.runs]), {}, seconds)
-        answers = {
-            sequence: Junction(None if tokens[f] == GOES_ON else tokens[f], log_w[2 * f + 1], log_w[2 * f])
+            step = Step(step.block, [run._replace(reaches_front=False) for run in step.runs])
+            return StepResult(step, seconds=seconds)
+        decisions = {
+            sequence: FrontDecision(None if tokens[f] == GOES_ON else tokens[f], log_w[2 * f + 1], log_w[2 * f])
             for f, sequence in enumerate(fronts)
         }
-        return Answered(step, answers, seconds)
+        return StepResult(step, decisions, seconds=seconds)
+
+
+def is_native(sequence: Sequence) -> bool:
+    """Whether its tokens are drawn in the call."""
+    return sequence.draw.is_plain and not sequence.draw.is_ranked

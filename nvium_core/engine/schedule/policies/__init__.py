@@ -7,6 +7,6 @@ from nvium_core.engine.schedule.policies.sweep import Sweep
 from nvium_core.engine.schedule.policies.synchronous import Synchronous
 
 POLICIES: dict[Schedule, type[Policy]] = {"optimal": Optimal, "sweep": Sweep, "synchronous": Synchronous}
-"""`Optimal` is made from costs and exit frequencies, the others from nothing."""
+"""`POLICIES[name].of(costs, frequencies)` makes one."""
 
 __all__ = ["POLICIES", "Optimal", "Policy", "Sweep", "Synchronous"]

@@ -4,19 +4,21 @@ Tables are solved as they are needed, from what blocks cost and how often tokens
 Whoever asks never waits: until a table is there, and where there are too many states for one, thresholds decide.
 """
 
-from collections.abc import Sequence as Counts
+from collections.abc import Sequence as Items
 from functools import lru_cache, partial
+from typing import Self
 
 from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies
+from nvium_core.engine.schedule.policies import semi_markov
 from nvium_core.engine.schedule.policies.background import Background
 from nvium_core.engine.schedule.policies.policy import Policy
 from nvium_core.engine.schedule.policies.problem import Problem
-from nvium_core.engine.schedule.policies.semi_markov import num_transitions, solve, states
+from nvium_core.engine.schedule.policies.semi_markov import num_transitions, states
 from nvium_core.engine.schedule.policies.threshold import Threshold
 from nvium_core.engine.schedule.policies.tuning import tune
 
-MOST_SEQUENCES = 16
+MAX_SOLVED_SEQUENCES = 16
 """Beyond, gathering a quarter of them before going deeper is within thousandths of the best, and nothing is solved."""
 
 MAX_TRANSITIONS = 25_000
@@ -37,9 +39,9 @@ class Table(Policy):
 
     def __init__(self, problem: Problem, num_sequences: int) -> None:
         self._index = _index(num_sequences, problem.num_blocks)
-        self._blocks = bytes(solve(problem, num_sequences).block_S.tolist())
+        self._blocks = bytes(semi_markov.solve(problem, num_sequences).block_S.tolist())
 
-    def choose(self, num_waiting: Counts[int]) -> int:
+    def choose(self, num_waiting: Items[int]) -> int:
         return self._blocks[self._index[tuple(num_waiting)]]
 
 
@@ -52,7 +54,7 @@ def _index(num_sequences: int, num_blocks: int) -> dict[tuple[int, ...], int]:
 @lru_cache(maxsize=256)
 def solved(problem: Problem, num_sequences: int) -> Policy:
     """The table, or thresholds where it is too large, tuned unless that gains nothing. Kept, as loads come and go."""
-    if num_sequences > MOST_SEQUENCES:
+    if num_sequences > MAX_SOLVED_SEQUENCES:
         return Threshold.untuned(problem.num_blocks, num_sequences)
     if num_transitions(num_sequences, problem.num_blocks) <= MAX_TRANSITIONS:
         return Table(problem, num_sequences)
@@ -70,7 +72,11 @@ class Optimal(Policy):
         self._background = Background()
         self._start_over(self._measured())
 
-    def choose(self, num_waiting: Counts[int]) -> int:
+    @classmethod
+    def of(cls, costs: StepCosts, frequencies: ExitFrequencies) -> Self:
+        return cls(costs, frequencies)
+
+    def choose(self, num_waiting: Items[int]) -> int:
         num_sequences = sum(num_waiting)
         policy = self._policies.get(num_sequences) or self._begin(num_sequences)
         return policy.choose(num_waiting)
@@ -86,11 +92,9 @@ class Optimal(Policy):
                 self._refresh()
 
     def solve_now(self, num_sequences: int) -> None:
-        """Have the table for so many sequences ready when this returns."""
         self._policies[num_sequences] = solved(self._problem, num_sequences)
 
     def wait(self) -> None:
-        """Return when all that was asked for is solved."""
         self._background.wait()
 
     def _refresh(self) -> None:
@@ -111,7 +115,7 @@ class Optimal(Policy):
         """A policy for a number of sequences met for the first time, to be replaced by a better one soon."""
         num_blocks, stale = self._problem.num_blocks, self._stale.get(num_sequences)
         is_instant = num_transitions(num_sequences, num_blocks) <= INSTANT_TRANSITIONS
-        if num_sequences > MOST_SEQUENCES or (stale is None and is_instant):
+        if num_sequences > MAX_SOLVED_SEQUENCES or (stale is None and is_instant):
             self.solve_now(num_sequences)
         else:
             self._policies[num_sequences] = stale or Threshold.untuned(num_blocks, num_sequences)

@@ -1,37 +1,51 @@
 """The interface of a policy."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Counts
+from collections.abc import Sequence as Items
+from typing import Self
 
+from nvium_core.engine.schedule.costs import StepCosts
+from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies
 from nvium_core.engine.schedule.sequence import Sequence
 
 
 class Policy(ABC):
-    """Two decisions: the block a sequence waits for, and which of the blocks waited for to run.
+    """Two decisions: the block a sequence is ready for, and which of these blocks to run.
 
-    All sequences that wait for the chosen block move together.
+    All sequences that are ready for the chosen block move together.
     """
 
     defers = True
     """Whether layers that a token did not need are put off."""
+
+    @classmethod
+    def of(cls, costs: StepCosts, frequencies: ExitFrequencies) -> Self:
+        """A policy for these costs and exit frequencies, which it keeps up to date; most need neither."""
+        return cls()
 
     def ready_block(self, sequence: Sequence) -> int:
         """The block this sequence has to run next."""
         return sequence.front_block
 
     @abstractmethod
-    def choose(self, num_waiting: Counts[int]) -> int:
-        """The block to run, given how many sequences wait for each; at least one waits somewhere."""
+    def choose(self, num_waiting: Items[int]) -> int:
+        """The block to run, given how many sequences are ready for each; at least one is."""
 
     def observe(  # noqa: B027 (most learn nothing)
         self, block: int, *, num_rows: int, seconds: float, num_asked: int, num_left: int, follows: bool = False
     ) -> None:
-        """A Step is over: what it took, how many fronts were asked at its junction and how many of them left.
+        """A Step is over: its time, how many fronts were routed and how many of them exited.
 
-        `follows`: it was run with the one before it.
+        `follows`: it ran in one call with the one before it.
         """
 
+    def solve_now(self, num_sequences: int) -> None:  # noqa: B027 (most need no table)
+        """Be ready for so many sequences when this returns."""
 
-def deepest(num_waiting: Counts[int]) -> int:
-    """The deepest block that any sequence waits for."""
+    def wait(self) -> None:  # noqa: B027
+        """Return when nothing is being solved in the background."""
+
+
+def deepest(num_waiting: Items[int]) -> int:
+    """The deepest block that any sequence is ready for."""
     return max(block for block, count in enumerate(num_waiting) if count)

@@ -1,10 +1,10 @@
 """The paper's loop, batched: whoever is deepest first, deferred rows ride along."""
 
-from collections.abc import Sequence as Counts
+from collections.abc import Sequence as Items
 
 from nvium_core.engine.schedule.policies.policy import Policy, deepest
 
 
 class Sweep(Policy):
-    def choose(self, num_waiting: Counts[int]) -> int:
+    def choose(self, num_waiting: Items[int]) -> int:
         return deepest(num_waiting)

@@ -3,7 +3,7 @@
 The baseline of every speed claim.
 """
 
-from collections.abc import Sequence as Counts
+from collections.abc import Sequence as Items
 
 from nvium_core.engine.schedule.policies.policy import Policy, deepest
 from nvium_core.engine.schedule.sequence import Sequence
@@ -15,5 +15,5 @@ class Synchronous(Policy):
     def ready_block(self, sequence: Sequence) -> int:
         return sequence.deepest_pending_block
 
-    def choose(self, num_waiting: Counts[int]) -> int:
+    def choose(self, num_waiting: Items[int]) -> int:
         return deepest(num_waiting)

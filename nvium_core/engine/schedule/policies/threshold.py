@@ -3,7 +3,7 @@
 After DREX (arXiv 2512.15705), which holds sequences back at an exit until running them pays.
 """
 
-from collections.abc import Sequence as Counts
+from collections.abc import Sequence as Items
 
 from nvium_core.engine.schedule.policies.policy import Policy, deepest
 
@@ -11,7 +11,7 @@ from nvium_core.engine.schedule.policies.policy import Policy, deepest
 class Threshold(Policy):
     """The deepest block k > 0 for which at least θ_k sequences wait; else block 0, else the deepest waited for."""
 
-    def __init__(self, thresholds: Counts[int]) -> None:
+    def __init__(self, thresholds: Items[int]) -> None:
         """θ_k for every block; the first one's is not looked at."""
         self.thresholds = tuple(thresholds)
 
@@ -20,7 +20,7 @@ class Threshold(Policy):
         """A quarter of the sequences at every block: near the best for sixteen, within a few percent elsewhere."""
         return cls([max(1, num_sequences // 4)] * num_blocks)
 
-    def choose(self, num_waiting: Counts[int]) -> int:
+    def choose(self, num_waiting: Items[int]) -> int:
         for block in range(len(num_waiting) - 1, 0, -1):
             if num_waiting[block] >= self.thresholds[block]:
                 return block

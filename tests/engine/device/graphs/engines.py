@@ -1,57 +1,56 @@
-"""Engines whose Steps of few rows are static wherever they run, and Steps by hand."""
+"""Engines whose Steps of few rows go over fixed buffers wherever they run, and Steps by hand."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM
-from nvium_core.engine.device.graphs import StaticSteps
-from nvium_core.engine.device.junction import Junctions
-from nvium_core.engine.device.layers.attention import PagedAttention
-from nvium_core.engine.device.layers.blocks import PlainBlocks
-from nvium_core.engine.device.layers.exits import PlainExits
-from nvium_core.engine.schedule.scheduler import Run, Step
+from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Run, Step
 from tests.engine.cached_blocks import NUM_PAGES
 
 
-def static_engine(model: NviumForCausalLM, config: EngineConfig, *, is_at_once: bool = True) -> Engine:
+def graphs_engine(model: NviumForCausalLM, config: EngineConfig, *, is_at_once: bool = True) -> Engine:
     """As an engine on a GPU; `is_at_once` says whether all heads count as light."""
-    engine = Engine(model, config)
-    runner = engine.runner
-    runner._native = None
-    exits = PlainExits(model, runner._states_2SD)
-    runner._junctions = Junctions(model, exits, max_sequences=engine.config.max_sequences)
-    runner._static = runner._static_steps()
-    runner._static._has_light_head = is_at_once
-    return engine
+    make_backend = partial(GraphsBackend, light_head_bytes=2**40 if is_at_once else 0)
+    return Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
+
+
+def backend_of(engine: Engine) -> GraphsBackend:
+    backend = engine.runner.backend
+    assert isinstance(backend, GraphsBackend)
+    return backend
 
 
 @dataclass
 class Cached:
-    """A model's blocks with a cache of their own."""
+    """A model with a cache of its own."""
 
     model: NviumForCausalLM
-    is_static: bool
+    has_graphs: bool
     page_size: int = 16
+    cache: PagedCache = field(init=False)
 
     def __post_init__(self) -> None:
         like = self.model.lm_head.weight
-        self.cache = PagedAttention(self.model.config, num_pages=NUM_PAGES, page_size=self.page_size, like=like)
-        self.states_2SD = like.new_zeros(2, self.cache.num_slots, self.model.config.hidden_size)
-        plain = PlainBlocks(self.model, self.cache, self.states_2SD)
-        self.static = StaticSteps(self.model, self.cache, self.states_2SD)
-        self.blocks = self.static if self.is_static else plain
+        self.cache = PagedCache(self.model.config, num_pages=NUM_PAGES, page_size=self.page_size, like=like)
+        self.graphs = GraphsBackend(self.model, self.cache)
+        self.backend = self.graphs if self.has_graphs else LayersBackend(self.model, self.cache)
 
     @torch.inference_mode()
     def carry(self, block: int, sequences: list[Sequence], rows: list[range]) -> None:
         step = Step(block, [Run(s, own, False) for s, own in zip(sequences, rows, strict=True) if own])
-        assert self.static.suits(step)
-        self.blocks.carry(step)
+        assert self.graphs.suits(step)
+        self.backend.run(step)
 
     @property
     def kept(self) -> list[Tensor]:
         """All that is somebody's, and what padding sees."""
         somebodys = slice(0, self.cache.null_slot + 1)
-        return [self.cache.keys[:, somebodys], self.cache.values[:, somebodys], self.states_2SD[:, somebodys]]
+        return [x[:, somebodys] for x in (self.cache.keys, self.cache.values, self.cache.states_2SD)]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nvium_core.engine.device.graphs import attention
-from nvium_core.engine.device.graphs.attention import best_attention, gathered, kernel_agrees
-from nvium_core.engine.device.layers.attention import PagedAttention, best_page_size
+from nvium_core.engine.device import attention
+from nvium_core.engine.device.attention import best_attention, gathered, kernel_agrees
+from nvium_core.engine.device.paged_cache import PagedCache, best_page_size
 from tests.random_models import random_model
 
 
@@ -30,9 +30,9 @@ def slow_varlen_attn(
     return out_RHP
 
 
-def empty_cache() -> PagedAttention:
+def empty_cache() -> PagedCache:
     model = random_model([2], dtype=torch.float32, width=32)
-    return PagedAttention(model.config, num_pages=3, page_size=8, like=model.lm_head.weight)
+    return PagedCache(model.config, num_pages=3, page_size=8, like=model.lm_head.weight)
 
 
 def test_the_kernel_is_asked_for_what_gathering_gives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core.engine.device.graphs.inputs import MOST_ROWS, power_of_two
-from nvium_core.engine.schedule.scheduler import Run, Step
+from nvium_core.engine.device.attention import power_of_two
+from nvium_core.engine.device.graphs.inputs import MAX_ROWS
+from nvium_core.engine.schedule.step import Run, Step
 from tests.engine.cached_blocks import TOLERANCE, assert_alike, carry_a_staircase, carry_five_by_five, sequences_of
 from tests.engine.device.graphs.engines import Cached
 from tests.random_models import random_model
@@ -16,9 +17,9 @@ from tests.random_models import random_model
 def test_rows_keys_and_values_are_those_of_the_layers(dtype: torch.dtype) -> None:
     model = random_model([1, 3], dtype=dtype, spread=0.5, width=64)
     sequences = sequences_of([1, 17, 40], model.config.vocab_size)
-    plain, static = Cached(model, is_static=False), Cached(model, is_static=True)
-    carry_five_by_five(sequences, [plain, static])
-    assert_alike(static, plain, TOLERANCE[dtype])
+    plain, graphs = Cached(model, has_graphs=False), Cached(model, has_graphs=True)
+    carry_five_by_five(sequences, [plain, graphs])
+    assert_alike(graphs, plain, TOLERANCE[dtype])
 
 
 @settings(max_examples=30)
@@ -30,27 +31,27 @@ def test_a_staircase_of_any_shape_is_carried_as_the_layers_carry_it(
         lengths = [min(length, 6) for length in lengths]
     model = random_model([1, 2, 4], context=64)
     sequences = sequences_of(lengths, model.config.vocab_size, page_size)
-    plain, static = Cached(model, is_static=False, page_size=page_size), Cached(model, True, page_size)
-    carry_a_staircase(sequences, [plain, static], data)
-    assert_alike(static, plain, 1e-11)
+    plain, graphs = Cached(model, has_graphs=False, page_size=page_size), Cached(model, True, page_size)
+    carry_a_staircase(sequences, [plain, graphs], data)
+    assert_alike(graphs, plain, 1e-11)
 
 
 def test_what_a_sequence_leaves_in_its_pages_does_not_reach_whoever_has_them_next() -> None:
     model = random_model([1], dtype=torch.float32)
     sequences = sequences_of([20, 3], model.config.vocab_size)
-    clean, dirty = Cached(model, is_static=True), Cached(model, is_static=True)
+    clean, dirty = Cached(model, has_graphs=True), Cached(model, has_graphs=True)
     for tensor in dirty.kept:
         tensor[:, : dirty.cache.null_slot] = torch.nan
     for cached in (clean, dirty):
         cached.carry(0, sequences, [range(20), range(3)])
     slots = [s.pages[t // 16] * 16 + t % 16 for s in sequences for t in range(len(s.token_ids))]
-    assert torch.equal(clean.states_2SD[1, slots], dirty.states_2SD[1, slots])
+    assert torch.equal(clean.cache.states_2SD[1, slots], dirty.cache.states_2SD[1, slots])
 
 
 def test_a_step_that_is_run_again_leaves_the_same() -> None:
     model = random_model([1, 2])
     sequences = sequences_of([5, 20], model.config.vocab_size)
-    once, twice = Cached(model, is_static=True), Cached(model, is_static=True)
+    once, twice = Cached(model, has_graphs=True), Cached(model, has_graphs=True)
     for block in range(2):
         for cached, times in ((once, 1), (twice, 2)):
             for _ in range(times):
@@ -60,14 +61,14 @@ def test_a_step_that_is_run_again_leaves_the_same() -> None:
 
 def test_a_step_that_there_is_no_room_for_is_left_to_the_layers() -> None:
     model = random_model([1], context=8192)
-    static = Cached(model, is_static=True, page_size=512).static
+    backend = Cached(model, has_graphs=True, page_size=512).graphs
     (sequence,) = sequences_of([6000], model.config.vocab_size, 512)
 
     def suits(*rows: range) -> bool:
-        return static.suits(Step(0, [Run(sequence, own, reaches_front=False) for own in rows]))
+        return backend.suits(Step(0, [Run(sequence, own, reaches_front=False) for own in rows]))
 
-    assert suits(range(MOST_ROWS))
-    assert not suits(range(MOST_ROWS + 1))
+    assert suits(range(MAX_ROWS))
+    assert not suits(range(MAX_ROWS + 1))
     assert suits(range(5992, 6000))
     assert not suits(range(5991, 6000))
 

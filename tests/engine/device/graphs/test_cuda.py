@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from nvium_core import Engine, EngineConfig, SamplingParams
-from nvium_core.engine.device.graphs.attention import gathered, in_place
+from nvium_core.engine.device.attention import gathered, in_place
 from nvium_core.engine.device.graphs.replay import Replay
 from nvium_core.engine.schedule import randomness
 from nvium_core.model import reference
 from tests.engine.cached_blocks import TOLERANCE, assert_alike, carry_five_by_five, sequences_of
-from tests.engine.device.graphs.engines import Cached
+from tests.engine.device.graphs.engines import Cached, backend_of
 from tests.random_models import random_model
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
@@ -37,26 +37,26 @@ def test_tokens_and_exits_equal_algorithm_1_in_float64(wishes: dict[str, float],
 def test_static_blocks_are_the_layers(dtype: torch.dtype, page_size: int) -> None:
     model = random_model([1, 3], dtype=dtype, spread=0.5, width=64).cuda()
     sequences = sequences_of([1, 17, 40], model.config.vocab_size, page_size)
-    plain, static = Cached(model, False, page_size), Cached(model, True, page_size)
+    plain, graphs = Cached(model, False, page_size), Cached(model, True, page_size)
     is_kernels = dtype == torch.bfloat16 and page_size == 256
-    assert static.static._attention is (in_place if is_kernels else gathered)
-    carry_five_by_five(sequences, [plain, static])
-    assert_alike(static, plain, TOLERANCE[dtype])
+    assert graphs.graphs.attention is (in_place if is_kernels else gathered)
+    carry_five_by_five(sequences, [plain, graphs])
+    assert_alike(graphs, plain, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_graphs_leave_what_their_functions_leave(dtype: torch.dtype) -> None:
     model = random_model([1, 3], dtype=dtype, spread=0.5, width=64).cuda()
     sequences = sequences_of([9, 17, 40], model.config.vocab_size)
-    replayed, called = Cached(model, is_static=True), Cached(model, is_static=True)
-    called.static._replay = Replay(torch.device("cpu"))
+    replayed, called = Cached(model, has_graphs=True), Cached(model, has_graphs=True)
+    called.graphs.replay = Replay(torch.device("cpu"))
     for start in range(0, 9, 3):
         for block in range(2):
             rows = [range(start, start + 3) for _ in sequences]
             for cached in (replayed, called):
                 cached.carry(block, sequences, rows)
-    assert replayed.static._replay._graphs
-    assert None not in replayed.static._replay._graphs.values()
+    assert replayed.graphs.replay.graphs
+    assert None not in replayed.graphs.replay.graphs.values()
     for expected, found in zip(called.kept, replayed.kept, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE[dtype])
 
@@ -70,8 +70,7 @@ def test_a_decoding_step_waits_for_the_device_once(num_sequences: int) -> None:
         engine.add(str(number), [1, 2, 3], SamplingParams(max_tokens=40, seed=number, ignore_eos=True))
     for _ in range(10):
         engine.step()
-    assert engine.runner._static is not None
-    graphs = engine.runner._static._replay._graphs
+    graphs = backend_of(engine).replay.graphs
     assert graphs
     assert None not in graphs.values()
     for _ in range(20):

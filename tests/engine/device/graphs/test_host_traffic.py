@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvium_core import Engine, EngineConfig, SamplingParams, TokenEvent
-from nvium_core.engine.device.graphs.attention import RowAttention, gathered, in_place
-from nvium_core.engine.device.graphs.inputs import MOST_ROWS, NUM_FIELDS, Shape
-from nvium_core.engine.device.graphs.steps import StaticSteps
-from nvium_core.engine.device.layers.attention import PagedAttention
+from nvium_core.engine.device.attention import RowAttention, gathered, in_place
+from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.graphs.inputs import MAX_ROWS, NUM_FIELDS, PaddedSizes
+from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import Event
-from tests.engine.device.graphs.engines import static_engine
+from tests.engine.device.graphs.engines import backend_of, graphs_engine
 from tests.random_models import random_model
 
 HOST_TENSORS = {torch.tensor, torch.as_tensor, torch.from_numpy}
@@ -71,16 +71,15 @@ def is_mask(part: object) -> bool:
 
 
 def traffic_of_step(engine: Engine) -> tuple[Counter[str], list[Event]]:
-    steps = engine.runner._static
-    assert steps is not None
-    with Traffic([steps._inputs._host], [steps._told]) as traffic:
+    backend = backend_of(engine)
+    with Traffic([backend.inputs.host], [backend.told]) as traffic:
         events = engine.step()
     return +traffic.counts, events
 
 
 def prefilled_engine(num_sequences: int, *, is_at_once: bool, **wishes: Any) -> Engine:
     config = EngineConfig(max_sequences=num_sequences, schedule="sweep")
-    engine = static_engine(random_model([1, 2, 4]), config, is_at_once=is_at_once)
+    engine = graphs_engine(random_model([1, 2, 4]), config, is_at_once=is_at_once)
     for number in range(num_sequences):
         engine.add(str(number), [1, 2, 3], SamplingParams(max_tokens=30, seed=number, ignore_eos=True, **wishes))
     engine.step()
@@ -136,14 +135,13 @@ class Crossing(TorchDispatchMode):
 def test_nothing_of_a_graph_needs_to_know_a_value_or_the_host(attention: RowAttention) -> None:
     model = random_model([1, 2, 4], dtype=torch.bfloat16).to("meta")
     like = model.lm_head.weight
-    cache = PagedAttention(model.config, num_pages=4, page_size=256, like=like)
-    steps = StaticSteps(model, cache, like.new_zeros(2, cache.num_slots, 16))
-    steps._attention = attention
+    cache = PagedCache(model.config, num_pages=4, page_size=256, like=like)
+    backend = GraphsBackend(model, cache, attention=attention)
     with Crossing(), Traffic([], []) as traffic:
         for block in range(3):
-            steps.run_block(block, Shape(num_rows=4, num_pages=1, num_fronts=2))
-            steps.route(block, 2)
-            for ranks in (False, True):
-                steps.speak(block, 2, ranks=ranks)
+            backend.replay_block(block, PaddedSizes(num_rows=4, num_pages=1, num_fronts=2))
+            backend.replay_route(block, 2)
+            for is_ranked in (False, True):
+                backend.replay_draw(block, 2, is_ranked=is_ranked)
     assert not +traffic.counts
-    assert steps._inputs._device.numel() == MOST_ROWS * (NUM_FIELDS + 1)
+    assert backend.inputs.device.numel() == MAX_ROWS * (NUM_FIELDS + 1)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core.engine.device import native, sampling
+from nvium_core.engine.device.native.draw import draw_tokens
 from nvium_core.engine.device.sampling import NO_TOKEN
 from nvium_core.engine.params import SamplingParams
 
@@ -31,8 +32,9 @@ rows = st.tuples(logit_rows, wishes, uniforms)
 def test_tokens_are_those_that_pytorch_draws(rows: list[tuple[list[float], dict[str, Any], float]]) -> None:
     logits, asked, uniform = zip(*rows, strict=True)
     logits_RV, params = torch.tensor(logits, dtype=torch.float64), [SamplingParams(**each) for each in asked]
-    expected = sampling.draw_tokens(logits_RV.clone(), params, uniform)
-    for row, (token, other) in enumerate(zip(native.draw_tokens(logits_RV, params, uniform), expected, strict=True)):
+    draws = [each.draw for each in params]
+    expected = sampling.draw_tokens(logits_RV.clone(), draws, uniform)
+    for row, (token, other) in enumerate(zip(draw_tokens(logits_RV, draws, uniform), expected, strict=True)):
         assert token == other or is_at_an_edge(logits_RV[row], params[row], uniform[row])
 
 
@@ -47,22 +49,22 @@ def is_at_an_edge(logits_V: torch.Tensor, params: SamplingParams, uniform: float
 def test_no_token_is_drawn_from_what_is_no_distribution(broken: float) -> None:
     logits_RV = torch.zeros(2, 40, dtype=torch.float64)
     logits_RV[0, 33] = broken
-    assert native.draw_tokens(logits_RV, [SamplingParams()] * 2, [0.5, 0.5]) == [NO_TOKEN, 20]
+    assert draw_tokens(logits_RV, [SamplingParams().draw] * 2, [0.5, 0.5]) == [NO_TOKEN, 20]
 
 
 def test_no_token_is_drawn_where_none_is_allowed() -> None:
     nothing_1V = torch.full((1, 9), -math.inf, dtype=torch.float64)
-    assert native.draw_tokens(nothing_1V, [SamplingParams()], [0.5]) == [NO_TOKEN]
+    assert draw_tokens(nothing_1V, [SamplingParams().draw], [0.5]) == [NO_TOKEN]
 
 
 def test_the_largest_uniform_draws_the_last_token_that_can_come() -> None:
     logits_RV = torch.tensor([[0.0, 0.0, 0.0, -math.inf]], dtype=torch.float64)
-    assert native.draw_tokens(logits_RV, [SamplingParams()], [1 - 2.0**-53]) == [2]
+    assert draw_tokens(logits_RV, [SamplingParams().draw], [1 - 2.0**-53]) == [2]
 
 
 def test_draws_follow_the_softmax() -> None:
     logits_RV = torch.tensor([[0.3, -1.0, 2.0, 0.0]], dtype=torch.float64).expand(1000, -1)
     evenly = [(number + 0.5) / 1000 for number in range(1000)]
-    tokens = torch.tensor(native.draw_tokens(logits_RV, [SamplingParams()] * 1000, evenly))
+    tokens = torch.tensor(draw_tokens(logits_RV, [SamplingParams().draw] * 1000, evenly))
     shares = torch.bincount(tokens, minlength=4) / 1000
     torch.testing.assert_close(shares.double(), logits_RV[0].softmax(-1), rtol=0, atol=2e-3)

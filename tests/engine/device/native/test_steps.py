@@ -12,15 +12,15 @@ from torch import Tensor
 from nvium_core import NviumForCausalLM, SamplingParams
 from nvium_core.bench.shapes import force_routing
 from nvium_core.engine.device import native
-from nvium_core.engine.device.junction import Answered, Junctions
-from nvium_core.engine.device.layers.attention import PagedAttention
-from nvium_core.engine.device.layers.blocks import PlainBlocks
-from nvium_core.engine.device.layers.exits import PlainExits
+from nvium_core.engine.device.junction import Junctions
+from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.native.steps import NativeSteps
 from nvium_core.engine.device.native.weights import narrowest
+from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.randomness import Purpose, uniform
-from nvium_core.engine.schedule.scheduler import Run, Step
 from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Run, Step, StepResult
 from tests.engine.cached_blocks import (
     NUM_PAGES,
     TOLERANCE,
@@ -51,40 +51,38 @@ class Cached:
 
     def __post_init__(self) -> None:
         like = self.model.lm_head.weight
-        self.attention = PagedAttention(self.model.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, like=like)
-        self.states_2SD = like.new_zeros(2, self.attention.num_slots, self.model.config.hidden_size)
-        over = self.model, self.attention, self.states_2SD
-        self.blocks = PlainBlocks(*over)
-        self.junctions = Junctions(self.model, PlainExits(self.model, self.states_2SD), max_sequences=8)
-        self.steps = native.NativeSteps(*over, max_sequences=8)
+        self.cache = PagedCache(self.model.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, like=like)
+        self.layers = LayersBackend(self.model, self.cache)
+        self.junctions = Junctions(self.model, self.layers, max_sequences=8)
+        self.steps = NativeSteps(self.model, self.cache, max_sequences=8)
 
     @torch.inference_mode()
     def carry(self, block: int, sequences: list[Sequence], rows: list[range]) -> None:
         runs = [Run(sequence, own, reaches_front=False) for sequence, own in zip(sequences, rows, strict=True)]
         step = Step(block, [run for run in runs if run.rows])
         if self.is_native:
-            assert [answered.answers for answered in self.steps.run(step)] == [{}]
+            assert [result.decisions for result in self.steps.run(step)] == [{}]
         else:
-            self.blocks.carry(step)
+            self.layers.run(step)
 
     @torch.inference_mode()
-    def run(self, step: Step) -> list[Answered]:
+    def run(self, step: Step) -> list[StepResult]:
         """The Step and those that follow it, as they are meant to be run."""
         if self.is_native:
             return self.steps.run(step)
-        self.blocks.carry(step)
+        self.layers.run(step)
         fronts = [run.sequence for run in step.runs if run.reaches_front]
         own_slots = [slot for s in fronts for slot in slots(s, range(s.num_tokens - 1, s.num_tokens), PAGE_SIZE)]
-        answers = dict(zip(fronts, self.junctions.ask(step.block, fronts, own_slots), strict=True)) if fronts else {}
-        goes_on = any(answer.token_id is None for answer in answers.values())
+        decisions = self.junctions.decide(step.block, fronts, own_slots) if fronts else {}
+        goes_on = any(decision.token_id is None for decision in decisions.values())
         if step.following is None or not (goes_on or step.goes_on_anyway):
-            return [Answered(step, answers)]
+            return [StepResult(step, decisions)]
         following = step.following if goes_on else asking_nobody(step.following)
-        return [Answered(step, answers), *self.run(following)]
+        return [StepResult(step, decisions), *self.run(following)]
 
     @property
     def kept(self) -> list[Tensor]:
-        return [self.attention.keys, self.attention.values, self.states_2SD]
+        return [self.cache.keys, self.cache.values, self.cache.states_2SD]
 
 
 def asking_nobody(step: Step) -> Step:
@@ -149,7 +147,7 @@ def test_no_bit_depends_on_the_number_of_threads() -> None:
             torch.set_num_threads(number)
             cached = Cached(model, is_native=True)
             cached.carry(0, sequences, rows)
-            kept.append(cached.states_2SD)
+            kept.append(cached.cache.states_2SD)
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(kept[0], kept[1])
@@ -177,7 +175,7 @@ def test_what_a_sequence_leaves_in_its_pages_does_not_reach_whoever_has_them_nex
     for cached in (clean, dirty):
         cached.carry(0, [sequence], [range(20)])
     slots = [sequence.pages[t // PAGE_SIZE] * PAGE_SIZE + t % PAGE_SIZE for t in range(20)]
-    assert torch.equal(clean.states_2SD[1, slots], dirty.states_2SD[1, slots])
+    assert torch.equal(clean.cache.states_2SD[1, slots], dirty.cache.states_2SD[1, slots])
 
 
 @pytest.mark.parametrize("config", [{"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}])
@@ -214,13 +212,13 @@ def drawing(length: int, seed: int, **wishes: float) -> Sequence:
     return sequence
 
 
-def assert_same(some: list[Answered], others: list[Answered]) -> None:
-    assert [answered.step.block for answered in some] == [answered.step.block for answered in others]
+def assert_same(some: list[StepResult], others: list[StepResult]) -> None:
+    assert [result.step.block for result in some] == [result.step.block for result in others]
     for one, other in zip(some, others, strict=True):
-        assert one.answers.keys() == other.answers.keys()
-        for sequence, junction in one.answers.items():
-            assert junction.token_id == other.answers[sequence].token_id
-            assert junction[1:] == pytest.approx(other.answers[sequence][1:], rel=1e-10)
+        assert one.decisions.keys() == other.decisions.keys()
+        for sequence, decision in one.decisions.items():
+            assert decision.token_id == other.decisions[sequence].token_id
+            assert decision[1:] == pytest.approx(other.decisions[sequence][1:], rel=1e-10)
 
 
 @settings(max_examples=40)
@@ -264,9 +262,9 @@ def test_a_lone_front_goes_on_in_the_same_call_until_it_speaks(goes_on_anyway: b
         natively, slowly = fast.run(step), plain.run(step)
         assert_same(natively, slowly)
         assert_alike(fast, plain, 1e-11)
-        lengths.add((len(natively), sum(bool(answered.answers) for answered in natively)))
-        assert all(answered.seconds is not None and answered.seconds > 0 for answered in natively)
-        unasked = [answered.step for answered in natively if not answered.answers]
+        lengths.add((len(natively), sum(bool(result.decisions) for result in natively)))
+        assert all(result.seconds is not None and result.seconds > 0 for result in natively)
+        unasked = [result.step for result in natively if not result.decisions]
         assert not any(run.reaches_front for step in unasked for run in step.runs)
     assert lengths == ({(3, 1), (3, 2), (3, 3)} if goes_on_anyway else {(1, 1), (2, 2), (3, 3)})
 
@@ -275,8 +273,8 @@ def test_a_lone_front_goes_on_in_the_same_call_until_it_speaks(goes_on_anyway: b
 def test_fronts_that_draw_otherwise_are_left_to_the_junction(wish: dict[str, float]) -> None:
     _, fast = plain_and_native(random_model([1, 2]))
     plainly, otherwise = drawing(5, 1), drawing(5, 2, **wish)
-    (answered,) = fast.run(Step(0, [Run(s, range(5), reaches_front=True) for s in (plainly, otherwise)]))
-    assert answered.answers.keys() == {plainly}
+    (result,) = fast.run(Step(0, [Run(s, range(5), reaches_front=True) for s in (plainly, otherwise)]))
+    assert result.decisions.keys() == {plainly}
     following = Step(1, [Run(otherwise, range(5), reaches_front=True)])
     assert len(fast.run(Step(0, following.runs, following))) == 1
 
@@ -298,7 +296,7 @@ def test_weights_that_bfloat16_holds_are_read_in_it_and_no_bit_changes(monkeypat
     narrow = Cached(model, is_native=True)
     monkeypatch.setattr(native.steps, "narrowest", lambda model: torch.float32)
     wide = Cached(model, is_native=True)
-    assert narrow.run(step)[0].answers == wide.run(step)[0].answers
+    assert narrow.run(step)[0].decisions == wide.run(step)[0].decisions
     assert all(torch.equal(some, others) for some, others in zip(narrow.kept, wide.kept, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""An exit's answers for a few fronts, in two native calls: what its router says, and tokens for those who speak."""
+"""An exit for a few fronts, in two native calls: routes, and tokens for those that exit."""
 
 import ctypes
 from array import array
@@ -7,16 +7,16 @@ from collections.abc import Sequence as Items
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.adjustments import adjust, is_adjusted
-from nvium_core.engine.device.native.draw import draw_tokens, draws, has_to_be_sorted
+from nvium_core.engine.device.adjustments import adjust
+from nvium_core.engine.device.native.draw import draw_tokens, packed
 from nvium_core.engine.device.native.library import PRECISIONS, native_library
 from nvium_core.engine.device.native.weights import ExitShape, Pointers, address, all_exits, narrowest
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.model.nvium import NviumForCausalLM
 
 
-class NativeExits:
-    """The exits of a model. Only for a model that `is_plain`. `weights` are given where somebody has them already."""
+class NativeFronts:
+    """Only for a model that `is_plain`. `weights` are those of its exits, if they are stored already."""
 
     def __init__(self, model: NviumForCausalLM, states_2SD: Tensor, weights: Items[Pointers] | None = None) -> None:
         library = native_library()
@@ -40,12 +40,12 @@ class NativeExits:
     def draw(
         self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
     ) -> list[int]:
-        params = [sequence.params for sequence in sequences]
-        if any(map(has_to_be_sorted, params)) or any(map(is_adjusted, sequences)):
+        draws = [sequence.draw for sequence in sequences]
+        if any(draw.is_ranked or draw.is_adjusted for draw in draws):
             logits_RV = self.logits(block, x_FD[torch.tensor(rows)]).double()
             adjust(logits_RV, sequences)
-            return draw_tokens(logits_RV, params, uniforms)
-        asked, own_rows, tokens = draws(params, uniforms), array("q", rows), array("q", bytes(8 * len(rows)))
+            return draw_tokens(logits_RV, draws, uniforms)
+        asked, own_rows, tokens = packed(draws, uniforms), array("q", rows), array("q", bytes(8 * len(rows)))
         of_rows = x_FD.data_ptr(), address(own_rows), len(rows)
         self._speak(*self._of(block), *of_rows, address(asked), address(tokens), torch.get_num_threads())
         return tokens.tolist()

@@ -1,4 +1,4 @@
-"""A front at a junction: a row that may speak, and what follows from the router's answer to it. Torch-free."""
+"""A front row that has been routed, and what follows from the router's output."""
 
 import math
 from typing import NamedTuple
@@ -7,8 +7,8 @@ from nvium_core.engine.schedule.randomness import ROUTE, Purpose, uniform
 from nvium_core.engine.schedule.sequence import Sequence
 
 
-class Front(NamedTuple):
-    """Whose front it is, its row among those asked, the block it has passed and the router's log-probabilities."""
+class RoutedFront(NamedTuple):
+    """`row` is its place among the fronts routed together; `block` the one it has passed."""
 
     sequence: Sequence
     row: int
@@ -21,17 +21,8 @@ class Front(NamedTuple):
         return not math.isnan(self.log_exit + self.log_continue)
 
     @property
-    def samples_mixture(self) -> bool:
-        """Whether f is applied to π_mix, which takes all exits."""
-        return self.sequence.params.sampling == "mixture"
-
-    @property
-    def needs_mixture(self) -> bool:
-        return self.samples_mixture or self.sequence.params.is_greedy
-
-    @property
-    def is_routed(self) -> bool:
-        """Whether it leaves here if its exit is drawn."""
+    def exits(self) -> bool:
+        """Whether its uniform lets it exit here."""
         return self.uniform(ROUTE) < math.exp(self.log_exit)
 
     @property
@@ -46,19 +37,18 @@ class Front(NamedTuple):
 
     @property
     def may_be_certain(self) -> bool:
-        """Whether m_k, of mass 1 − r_k, can lead by more than r_k."""
+        """Whether the top of m_k, whose mass is 1 − r_k, can lead by more than r_k."""
         return self.remaining < 1 / 2
 
     @property
     def might_have_been_certain(self) -> bool:
-        """Whether that was so at the junction before."""
+        """The same for the block before."""
         return math.exp(self.sequence.log_reached) < 1 / 2
 
     def uniform(self, purpose: Purpose) -> float:
-        """The number that decides this."""
         return front_uniform(self.sequence, self.block, purpose)
 
 
 def front_uniform(sequence: Sequence, block: int, purpose: Purpose) -> float:
-    """The number that decides this for a sequence's front behind a block."""
+    """The uniform of a sequence's front row behind a block."""
     return uniform(sequence.seed, sequence.choice, sequence.num_tokens - 1, block, purpose)

@@ -1,0 +1,186 @@
+"""Attention over the paged cache: every row's key and value are written, then it sees its sequence up to itself.
+
+`gathered` copies the pages into a padded tensor: any device, any precision, and the reference for the other two.
+`in_place` has the flash kernel read the pages where they are: half precision on CUDA, pages of multiples of 256.
+`layers.fixed_order` has sums of a fixed order.
+
+Shapes: R rows of a Step, B runs (rows of one sequence that attend together), Q rows of the longest run, W pages of a
+table, S = W · page size keys, H query heads, G key heads, P head size.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, PagedCache
+from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN
+from nvium_core.engine.schedule.step import Run
+from nvium_core.model.llama import Attend
+
+logger = logging.getLogger(__name__)
+
+MAX_GATHERED_KEYS = 65_536
+"""Of all runs together, which bounds the memory that gathering takes."""
+
+RowAttention = Callable[[PagedCache, Tensor, Tensor, Tensor], Attend]
+"""(cache, page tables [R, W], positions [R], cache slots [R]) → attention in which every row is a run of its own."""
+
+
+def gathered(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Tensor) -> Attend:
+    lookup = Lookup.of(cache, table_RW, position_R[:, None])
+
+    def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
+        cache.write(layer, slot_R, k_RGP, v_RGP)
+        return cache.attend(q_RHP[:, None], *lookup, layer)[:, 0]
+
+    return attend
+
+
+class Lookup(NamedTuple):
+    """slot_BS: the cache slots of each run's keys. mask_B1QS: True where a query may see a key."""
+
+    slot_BS: Tensor
+    mask_B1QS: Tensor
+
+    @classmethod
+    def of(cls, cache: PagedCache, table_BW: Tensor, position_BQ: Tensor) -> "Lookup":
+        """Keys beyond a run's last row are the null slot's, so nobody's NaN reaches it though masked."""
+        within_page = torch.arange(cache.page_size, device=table_BW.device)
+        slot_BS = (table_BW[:, :, None] * cache.page_size + within_page).flatten(1)
+        key_S = torch.arange(slot_BS.shape[1], device=table_BW.device)
+        slot_BS = slot_BS.where(key_S <= position_BQ[:, -1:], cache.null_slot)
+        return cls(slot_BS, (key_S <= position_BQ[:, :, None])[:, None])
+
+
+def ragged(cache: PagedCache, runs: Items[Run], slot_R: Tensor) -> Attend:
+    """`gathered` for runs of any length, in batches of similar ones."""
+    batches = [batch(cache, runs, numbers, slot_R.device) for numbers in alike(runs, cache.page_size)]
+
+    def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
+        cache.write(layer, slot_R, k_RGP, v_RGP)
+        out_RHP = torch.empty_like(q_RHP)
+        for each in batches:
+            out_BQHP = cache.attend(q_RHP[each.row_BQ], *each.lookup, layer)
+            out_RHP[each.rows] = out_BQHP.flatten(0, 1)[each.places]
+        return out_RHP
+
+    return attend
+
+
+class Batch(NamedTuple):
+    """Runs that attend in one call; shorter ones repeat their last row.
+
+    row_BQ: rows of the Step. places: flat [B · Q] places of those that are no repetition, and rows: which these are.
+    """
+
+    row_BQ: Tensor
+    lookup: Lookup
+    places: Tensor
+    rows: Tensor
+
+
+def alike(runs: Items[Run], page_size: int) -> Iterable[list[int]]:
+    """Long runs alone, short ones with those of about as many keys: none is padded to more than twice its own."""
+    batches: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, run in enumerate(runs):
+        is_long = len(run.rows) > MAX_SHORT_RUN
+        batches[number if is_long else -1, power_of_two(-(-run.rows.stop // page_size))].append(number)
+    return batches.values()
+
+
+def batch(cache: PagedCache, runs: Items[Run], numbers: list[int], device: torch.device) -> Batch:
+    first_rows = np.cumsum([0, *(len(run.rows) for run in runs)])
+    members = [runs[number] for number in numbers]
+    last_B1 = np.array([[len(run.rows) - 1] for run in members])
+    start_B1 = np.array([[run.rows.start] for run in members])
+    every_Q = np.arange(last_B1.max() + 1)
+    place_BQ = np.minimum(every_Q, last_B1)
+    row_BQ = first_rows[numbers][:, None] + place_BQ
+    is_own_BQ = every_Q <= last_B1
+    row, table, position, places, rows = (
+        torch.from_numpy(x).to(device)
+        for x in (row_BQ, cache.tables(members), start_B1 + place_BQ, np.flatnonzero(is_own_BQ), row_BQ[is_own_BQ])
+    )
+    return Batch(row, Lookup.of(cache, table, position), places, rows)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest that is not less."""
+    return 1 << (number - 1).bit_length()
+
+
+def in_place(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Tensor) -> Attend:
+    """By the flash kernel. Not split over keys, which in some versions leaves rows unwritten (pytorch#194167)."""
+    tables, num_keys_R = table_RW.int(), position_R.int() + 1
+    first_query = torch.arange(len(position_R) + 1, dtype=torch.int32, device=position_R.device)
+    first_key = torch.cat([first_query[:1], num_keys_R.cumsum(0, dtype=torch.int32)])
+    max_keys = table_RW.shape[1] * cache.page_size
+    pages = (-1, cache.page_size)
+
+    def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
+        cache.write(layer, slot_R, k_RGP, v_RGP)
+        out_RHP = varlen_attn(
+            q_RHP,
+            cache.keys[layer].unflatten(0, pages),
+            cache.values[layer].unflatten(0, pages),
+            first_query,
+            first_key,
+            1,
+            max_keys,
+            enable_gqa=q_RHP.shape[1] != k_RGP.shape[1],
+            seqused_k=num_keys_R,
+            block_table=tables,
+            num_splits=1,
+        )
+        assert isinstance(out_RHP, Tensor)
+        return out_RHP
+
+    return attend
+
+
+def best_attention(cache: PagedCache, num_heads: int) -> RowAttention:
+    """In place if the kernel exists, takes these pages and agrees with gathering; else gathered."""
+    if cache.keys.device.type != "cuda" or cache.keys.dtype not in HALF:
+        return gathered
+    if cache.page_size % KERNEL_PAGE_SIZE:
+        message = "pages of %d positions are gathered; a page_size of %d, or a multiple, is read in place"
+        logger.warning(message, cache.page_size, KERNEL_PAGE_SIZE)
+        return gathered
+    try:
+        agrees = kernel_agrees(cache, num_heads)
+    except (RuntimeError, TypeError, ValueError) as error:
+        logger.warning("attention cannot read pages in place here, so they are gathered: %s", error)
+        return gathered
+    if not agrees:
+        logger.warning("attention that reads pages in place gives wrong results here, so they are gathered")
+    return in_place if agrees else gathered
+
+
+@torch.inference_mode()
+def kernel_agrees(cache: PagedCache, num_heads: int) -> bool:
+    """Whether both give the same for a few rows of random pages. For an empty cache, which it leaves empty."""
+    generator = torch.Generator().manual_seed(0)
+    device, page_size = cache.keys.device, cache.page_size
+    last_page = cache.null_page - 1
+    table_RW = torch.tensor([[0], [last_page], [last_page]], device=device)
+    position_R = torch.tensor([page_size - 1, page_size // 2, 0], device=device)
+    slot_R = torch.full_like(position_R, cache.padding_slot)
+
+    def random(rows: int, heads: int) -> Tensor:
+        return torch.randn(rows, heads, cache.keys.shape[-1], generator=generator).to(cache.keys)
+
+    q_RHP, k_RGP = random(3, num_heads), random(3, cache.keys.shape[2])
+    used = (table_RW[:2] * page_size + torch.arange(page_size, device=device)).flatten()
+    for tensor in (cache.keys, cache.values):
+        tensor[0, used] = random(len(used), cache.keys.shape[2])
+    found, expected = (way(cache, table_RW, position_R, slot_R)(q_RHP, k_RGP, k_RGP, 0) for way in (in_place, gathered))
+    for tensor in (cache.keys, cache.values):
+        tensor[0, used] = 0
+    return torch.allclose(found, expected, rtol=0, atol=0.05)

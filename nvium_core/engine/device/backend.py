@@ -1,0 +1,33 @@
+"""What computes Steps on a device. One is chosen when a runner is made."""
+
+from collections.abc import Sequence as Items
+from typing import Protocol
+
+from torch import Tensor
+
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Step, StepResult
+
+
+class Backend(Protocol):
+    """Reads and writes the cache that it was made with.
+
+    Shapes: F front rows, D width.
+    """
+
+    max_native_rows: int
+    """Rows of one sequence that run in a native call; 0 where nothing does."""
+
+    def run(self, step: Step) -> list[StepResult]:
+        """Forward the Step's rows through its block, and as many Steps that follow as take no more host overhead.
+
+        Decides for those fronts that it can decide for on the way.
+        """
+
+    def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
+        """Of the rows in these slots, behind the block: normed states [F, D], and log w of going on and exiting."""
+
+    def draw(
+        self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
+    ) -> list[int]:
+        """A token for each of these rows of x_FD, from f of its logits."""

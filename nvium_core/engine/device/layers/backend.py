@@ -1,0 +1,71 @@
+"""PyTorch's layers, operator by operator: any device, any precision, any model. The reference for other backends.
+
+Shapes: R rows of a Step, F fronts, D width, V vocabulary.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from nvium_core.engine.device.adjustments import adjust
+from nvium_core.engine.device.attention import ragged
+from nvium_core.engine.device.paged_cache import PagedCache, positions
+from nvium_core.engine.device.sampling import draw_tokens
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Run, Step, StepResult
+from nvium_core.model.exits import Exit
+from nvium_core.model.llama import Attend
+from nvium_core.model.nvium import NviumForCausalLM
+
+
+class LayersBackend:
+    max_native_rows = 0
+
+    def __init__(self, model: NviumForCausalLM, cache: PagedCache) -> None:
+        self.model = model
+        self.cache = cache
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> list[StepResult]:
+        slots, tokens = self.cache.slots(step.runs), tokens_of(step.runs) if step.block == 0 else []
+        self.forward(step, self.tensor(slots), self.tensor(positions(step.runs)), self.tensor(tokens))
+        return [StepResult(step)]
+
+    def forward(self, step: Step, slot_R: Tensor, position_R: Tensor, token_R: Tensor) -> None:
+        """Take rows from the boundary before the block to the one behind it."""
+        backbone, cache = self.model.model, self.cache
+        h_RD = cache.states_behind(step.block - 1)[slot_R] if step.block else backbone.embed_tokens(token_R)
+        rotary = backbone.rotary(position_R, h_RD.dtype)
+        attend = self.attend(step.runs, position_R, slot_R)
+        cache.states_behind(step.block)[slot_R] = backbone.run(
+            h_RD, self.model.config.blocks[step.block], rotary, attend
+        )
+
+    def attend(self, runs: Items[Run], position_R: Tensor, slot_R: Tensor) -> Attend:
+        return ragged(self.cache, runs, slot_R)
+
+    @torch.inference_mode()
+    def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
+        exit_ = cast(Exit, self.model.exits[block])
+        x_FD = exit_.norm(self.cache.states_behind(block)[self.tensor(slots)])
+        return x_FD, exit_.route(x_FD).double().tolist()
+
+    @torch.inference_mode()
+    def draw(
+        self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
+    ) -> list[int]:
+        o_RD = cast(Exit, self.model.exits[block]).adapter(x_FD[self.tensor(rows)])
+        logits_RV = self.model.lm_head(o_RD).double()
+        adjust(logits_RV, sequences)
+        return draw_tokens(logits_RV, [sequence.draw for sequence in sequences], uniforms)
+
+    def tensor(self, values: Iterable[int]) -> Tensor:
+        return torch.as_tensor(values, device=self.cache.keys.device, dtype=torch.long)
+
+
+def tokens_of(runs: Items[Run]) -> list[int]:
+    """Of every row of the runs, in order."""
+    return [token for run in runs for token in run.sequence.token_ids[run.rows.start : run.rows.stop]]

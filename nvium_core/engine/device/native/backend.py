@@ -1,0 +1,47 @@
+"""Native calls for what they are known to be fast at, and the layers for longer runs."""
+
+import sys
+from collections.abc import Sequence as Items
+
+from torch import Tensor
+
+from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.native.fronts import NativeFronts
+from nvium_core.engine.device.native.steps import NativeSteps
+from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Step, StepResult
+from nvium_core.model.nvium import NviumForCausalLM
+
+
+class NativeBackend:
+    """`is_deterministic`: everything runs natively, where no bit of a row depends on its company."""
+
+    def __init__(
+        self, model: NviumForCausalLM, cache: PagedCache, *, max_sequences: int, is_deterministic: bool = False
+    ) -> None:
+        self.steps = NativeSteps(model, cache, max_sequences=max_sequences)
+        self.is_deterministic = is_deterministic
+        if is_deterministic:
+            self.steps.max_run_rows = sys.maxsize
+        self.fronts = NativeFronts(model, cache.states_2SD, self.steps.exits)
+        self._layers = LayersBackend(model, cache)
+
+    @property
+    def max_native_rows(self) -> int:
+        return self.steps.max_run_rows
+
+    @max_native_rows.setter
+    def max_native_rows(self, num_rows: int) -> None:
+        self.steps.max_run_rows = num_rows
+
+    def run(self, step: Step) -> list[StepResult]:
+        return self.steps.run(step) if self.steps.suits(step) else self._layers.run(step)
+
+    def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
+        return self.fronts.route(block, slots)
+
+    def draw(
+        self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
+    ) -> list[int]:
+        return self.fronts.draw(block, x_FD, rows, sequences, uniforms)

@@ -1,0 +1,88 @@
+"""The tensors of the key/value cache, and of the hidden states beside it.
+
+A row's hidden state at the last boundary it has passed lies in the row's cache slot, in one of two buffers: boundaries
+alternate between them, so a Step overwrites nothing that it reads, and one that failed can be run again.
+
+Shapes: L layers, S cache slots, B runs, Q rows of the longest, H query heads, G key heads, P head size, D width,
+R rows, W pages of the longest table.
+"""
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nvium_core.engine.schedule.step import Run
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.llama import dense_attention
+
+HALF = (torch.bfloat16, torch.float16)
+
+KERNEL_PAGE_SIZE = 256
+"""FlashAttention 2, which is PyTorch's own, reads pages in place if they are multiples of this; half precision only."""
+
+PAGE_SIZE = 16
+
+Integers = NDArray[np.int64]
+
+
+def best_page_size(like: Tensor) -> int:
+    """Unless configured; `like` has the cache's precision and device."""
+    return KERNEL_PAGE_SIZE if like.is_cuda and like.dtype in HALF else PAGE_SIZE
+
+
+class PagedCache:
+    """keys and values [L, S, G, P]; states_2SD."""
+
+    def __init__(self, config: NviumConfig, *, num_pages: int, page_size: int, like: Tensor) -> None:
+        """`like` gives precision and device."""
+        self.page_size = page_size
+        self.null_page = num_pages
+        self.null_slot = num_pages * page_size
+        """Belongs to nobody and is always zero: what is masked must still not be another sequence's NaN."""
+        self.padding_slot = self.null_slot + 1
+        """Where padding rows write their keys and values, which nobody reads."""
+        self.num_slots = num_pages * page_size + max(2, page_size)
+        """Whole pages, as kernels want them."""
+        heads = config.num_key_value_heads or config.num_attention_heads
+        shape = (config.num_hidden_layers, self.num_slots, heads, config.head_dim or 0)
+        self.keys = like.new_zeros(shape)
+        self.values = like.new_zeros(shape)
+        self.states_2SD = like.new_zeros(2, self.num_slots, config.hidden_size)
+
+    def write(self, layer: int, slot_R: Tensor, k_RGP: Tensor, v_RGP: Tensor) -> None:
+        self.keys[layer, slot_R] = k_RGP
+        self.values[layer, slot_R] = v_RGP
+
+    def attend(self, q_BQHP: Tensor, slot_BS: Tensor, mask_B1QS: Tensor, layer: int) -> Tensor:
+        """Of each query over the keys in its batch's slots that the mask lets it see, [B, Q, H, P]."""
+        k_BGSP = self.keys[layer, slot_BS].transpose(1, 2)
+        v_BGSP = self.values[layer, slot_BS].transpose(1, 2)
+        return dense_attention(q_BQHP.transpose(1, 2), k_BGSP, v_BGSP, mask_B1QS).transpose(1, 2)
+
+    def states_behind(self, block: int) -> Tensor:
+        """The buffer of hidden states at the boundary behind a block, [S, D]; block −1 is not there."""
+        return self.states_2SD[(block + 1) % 2]
+
+    def tables(self, runs: Items[Run]) -> Integers:
+        """Each run's pages as far as its last row, [B, W], padded with the null page."""
+        counts = [-(-run.rows.stop // self.page_size) for run in runs]
+        table_BW = np.full((len(runs), max(counts)), self.null_page)
+        for row, (run, count) in enumerate(zip(runs, counts, strict=True)):
+            table_BW[row, :count] = run.sequence.pages[:count]
+        return table_BW
+
+    def slots(self, runs: Items[Run]) -> Integers:
+        """The cache slot of every row of the runs, in order, [R]."""
+        lengths = [len(run.rows) for run in runs]
+        table_BW = self.tables(runs)
+        position_R = positions(runs)
+        run_R = np.repeat(np.arange(len(runs)), lengths)
+        return table_BW[run_R, position_R // self.page_size] * self.page_size + position_R % self.page_size
+
+
+def positions(runs: Items[Run]) -> Integers:
+    """Of every row of the runs, in order, [R]."""
+    return np.concatenate([np.arange(run.rows.start, run.rows.stop) for run in runs])
