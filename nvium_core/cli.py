@@ -29,6 +29,7 @@ COMMANDS = (
     evaluation.evaluate_chat,
     evaluation.evaluate_baseline,
     evaluation.compare,
+    evaluation.iso,
     measuring.bench,
     planning.plan,
 )

@@ -119,6 +119,29 @@ def evaluate_baseline(
         suite.write_json(points, json_file)
 
 
+@takes(ModelOptions)
+def iso(
+    depths: Annotated[str, typer.Option(help="Layers of the dense models, such as 6,9,12.")],
+    model: ModelArgument = None,
+    tokens: Annotated[float, typer.Option(help="That the model was trained on; 1 gives ratios.", min=1)] = 1,
+    trials: Annotated[int, typer.Option(help="Answers of each, for speed.", min=1)] = 5,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    **given: Any,
+) -> None:
+    """The dense models that cost as much: tokens of equal training FLOPs by depth, and the depth of equal speed."""
+    from nvium_core import load_model
+    from nvium_core.evaluation import iso, suite
+    from nvium_core.planning.plan import counts
+
+    suite.check_places(json_file, None)
+    options = ModelOptions(**given)
+    loaded = load_model(model, options.device, options.dtype)
+    figures = iso.evaluate_iso(loaded, counts(depths, "depths"), tokens, trials)
+    print(iso.markdown(figures))
+    if json_file:
+        suite.write_json(figures, json_file)
+
+
 def compare(
     evaluations: Annotated[
         list[Path], typer.Argument(help="What `nvium evaluate --twin …` and `nvium evaluate-baseline` wrote by --json.")

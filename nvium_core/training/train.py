@@ -33,7 +33,7 @@ from nvium_core.training.checkpoint import (
 )
 from nvium_core.training.data.loader import prefetched, timed
 from nvium_core.training.data.source import prepare_text, validation_text
-from nvium_core.training.data.tokens import differences, file_digest
+from nvium_core.training.data.tokens import differences, text_digest
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.distributed import Processes, gradients_shared, joined_processes, own_device, spread
 from nvium_core.training.errors import TrainingError
@@ -318,7 +318,7 @@ class TrainingRun:
             "precision": str(self.autocast_dtype),
             "processes": self.processes.count,
             **{name: getattr(self.options, name) for name in ("sharding", "compile", "rows_per_pass")},
-            **{name: path and file_digest(path) for name, path in files.items()},
+            **{name: path and text_digest(path) for name, path in files.items()},
         }
 
     def resume(self) -> None:

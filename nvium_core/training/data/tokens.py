@@ -1,53 +1,112 @@
-"""The token stream of a run: made of its text once, and kept in its folder with the tokenizer and its origin."""
+"""The token stream of a run: made of its text once, and kept in its folder with the tokenizer and its origin.
+
+A text becomes one file; a corpus becomes shards, of which neither text nor tokens are ever all in memory.
+"""
 
 import hashlib
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nvium_core.training.data.documents import DataError, read_documents
+from nvium_core.training.data.corpus import corpus_files, is_corpus, stream_documents
+from nvium_core.training.data.documents import DataError, Diet, read_documents
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
-from nvium_core.training.data.windows import PackedStream, Tokens
+from nvium_core.training.data.windows import PackedStream, ShardedTokens, Tokens
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 
+MAX_SHARD_TOKENS = 2**26
+MAX_TOKENIZER_CHARACTERS = 2**28
+"""Of a corpus that a tokenizer is trained on."""
+
+BATCH_DOCUMENTS = 1000
+
 
 def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
     """The tokenizer and the token stream, from the folder if an earlier start left them there."""
-    tokens_file, origin = folder / "tokens.npy", text_origin(recipe, data)
-    if tokens_file.exists():
+    origin = text_origin(recipe, data)
+    if any(path.exists() for path in token_files(folder)):
         check_origin(folder / "text.json", origin)
     else:
         make_tokens(recipe, data, folder, origin)
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
-    return tokenizer, PackedStream(read_tokens(tokens_file), tokenizer.eos_token_id, recipe.seed)
+    return tokenizer, PackedStream(read_tokens(folder), tokenizer.eos_token_id, recipe.seed)
+
+
+def token_files(folder: Path) -> tuple[Path, Path]:
+    """Of a text, and the folder of shards of a corpus."""
+    return folder / "tokens.npy", folder / "tokens"
 
 
 def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedStream:
     """The first tokens of a text that is not trained on."""
-    tokens = encode(read_documents(data), tokenizer)[: recipe.validation_tokens]
-    return PackedStream(tokens, tokenizer.eos_token_id)
+    documents = stream_documents(data) if is_corpus(data) else read_documents(data)
+    parts = list(encoded(documents, tokenizer, recipe.validation_tokens))
+    if not parts:
+        raise DataError(f"{data}: no documents")
+    return PackedStream(np.concatenate(parts), tokenizer.eos_token_id)
 
 
 def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]) -> None:
     """Write the tokenizer and the tokens, the tokens last and whole."""
+    make = make_shards if is_corpus(data) else make_stream
+    partial, final = make(recipe, data, folder)
+    (folder / "text.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+    partial.replace(final)
+
+
+def make_stream(recipe: Recipe, data: Path, folder: Path) -> tuple[Path, Path]:
+    """The tokens of a text that is in memory, read as the recipe's diet says: the file, and what it is to be called."""
     documents = read_documents(data)
+    tokenizer = make_tokenizer(recipe, documents, folder)
+    tokens = encode(recipe.diet.readings(documents, recipe.seed), tokenizer)
+    check_length(len(tokens), recipe.longest_window, data)
+    np.save(partial := folder / "tokens.partial.npy", tokens)
+    return partial, folder / "tokens.npy"
+
+
+def make_shards(recipe: Recipe, data: Path, folder: Path) -> tuple[Path, Path]:
+    """The tokens of a corpus in order of its files, as many as the run reads once: the folder of shards, and what it is
+    to be called."""
+    if recipe.diet != Diet():
+        raise DataError(
+            f"{data}: a corpus is not all in memory, so there is no diet; give one text file, or set diet.…"
+        )
+    tokenizer = make_tokenizer(recipe, beginning(stream_documents(data), MAX_TOKENIZER_CHARACTERS), folder)
+    partial, count = folder / "tokens.partial", 0
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for number, shard in enumerate(shards(encoded(stream_documents(data), tokenizer, recipe.total_tokens + 1))):
+        np.save(partial / f"{number:05}.npy", shard)
+        count += len(shard)
+    check_length(count, recipe.longest_window, data)
+    return partial, folder / "tokens"
+
+
+def make_tokenizer(recipe: Recipe, documents: Iterable[str], folder: Path) -> PreTrainedTokenizerBase:
+    """The recipe's, or one trained on the documents; written, and read back."""
     shape = recipe.shape
     tokenizer = given_tokenizer(recipe) or train_tokenizer(documents, shape.vocab_size, shape.context)
     save_tokenizer(tokenizer, folder / "tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
-    tokens = encode(recipe.diet.readings(documents, recipe.seed), tokenizer)
-    check_length(tokens, recipe.longest_window, data)
-    partial = folder / "tokens.partial.npy"
-    np.save(partial, tokens)
-    (folder / "text.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / "tokens.npy")
+    read: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
+    return read
+
+
+def beginning(documents: Iterable[str], max_characters: int) -> Iterator[str]:
+    """Documents until there are so many characters."""
+    for document in documents:
+        yield document
+        max_characters -= len(document)
+        if max_characters <= 0:
+            return
 
 
 def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
@@ -58,14 +117,44 @@ def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Toke
     return np.array([*stream, end], dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
 
 
-def check_length(tokens: Tokens, context: int, data: Path) -> None:
+def encoded(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Iterator[Tokens]:
+    """The same stream in parts, its first `max_tokens`."""
+    source = iter(documents)
+    batch = list(islice(source, BATCH_DOCUMENTS))
+    while batch and max_tokens > 0:
+        following = list(islice(source, BATCH_DOCUMENTS))
+        tokens = encode(batch, tokenizer)
+        part = (tokens[:-1] if following else tokens)[:max_tokens]  # the next part begins with an end-of-text
+        yield part
+        batch, max_tokens = following, max_tokens - len(part)
+
+
+def shards(parts: Iterable[Tokens]) -> Iterator[Tokens]:
+    """The parts joined to `MAX_SHARD_TOKENS` and somewhat more, the last as it comes."""
+    waiting, count = list[Tokens](), 0
+    for part in parts:
+        waiting.append(part)
+        count += len(part)
+        if count >= MAX_SHARD_TOKENS:
+            yield np.concatenate(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield np.concatenate(waiting)
+
+
+def check_length(num_tokens: int, context: int, data: Path) -> None:
     """Raise `DataError` naming a text that is too short for one window of a context."""
-    if len(tokens) <= context:
-        raise DataError(f"{data}: {len(tokens)} tokens of text are too few for a context of {context}")
+    if num_tokens <= context:
+        raise DataError(f"{data}: {num_tokens} tokens of text are too few for a context of {context}")
 
 
-def read_tokens(path: Path) -> Tokens:
+def read_tokens(folder: Path) -> Tokens | ShardedTokens:
     """The tokens, read from the disk as they are needed."""
+    whole, parts = token_files(folder)
+    return ShardedTokens([mapped(path) for path in sorted(parts.iterdir())]) if parts.is_dir() else mapped(whole)
+
+
+def mapped(path: Path) -> Tokens:
     try:
         tokens: Tokens = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
@@ -77,7 +166,7 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
     """All that the tokens of a run depend on."""
     shape = recipe.shape
     return {
-        "data": file_digest(data),
+        "data": text_digest(data),
         "vocab_size": shape.vocab_size,
         "context": shape.context,
         "diet": asdict(recipe.diet),
@@ -86,9 +175,12 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
     }
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content. Raises `DataError` naming one that cannot be read."""
+def text_digest(path: Path) -> str:
+    """SHA-256 of a file; of a folder, which is too large to be read for it, of the names and sizes of its files."""
     try:
+        if path.is_dir():
+            listed = [f"{each.relative_to(path)} {each.stat().st_size}" for each in corpus_files(path)]
+            return hashlib.sha256("\n".join(listed).encode()).hexdigest()
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

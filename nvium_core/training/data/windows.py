@@ -4,6 +4,8 @@ A batch depends on (stream, seed, step) only, so a resumed run reads what an uni
 Shapes: B windows, T tokens.
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,6 +46,27 @@ class Batch:
         return same_document.tril()[:, None]
 
 
+class ShardedTokens:
+    """Token files one behind another, read as one."""
+
+    def __init__(self, shards: Sequence[Tokens]) -> None:
+        self.shards = shards
+        self.ends = np.cumsum([len(shard) for shard in shards]).tolist()
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, place: slice) -> Tokens:
+        """Tokens start … stop − 1, which may lie in several shards."""
+        parts = list[Tokens]()
+        for number in range(bisect_right(self.ends, place.start), len(self.shards)):
+            begun = self.ends[number] - len(self.shards[number])
+            if begun >= place.stop:
+                break
+            parts.append(self.shards[number][max(0, place.start - begun) : place.stop - begun])
+        return np.concatenate(parts)
+
+
 class Windows(Protocol):
     """What a run reads: an endless sequence of windows that can be begun anywhere."""
 
@@ -58,7 +81,7 @@ class Windows(Protocol):
 class PackedStream:
     """A token stream cut into windows, drawn in an order that depends on the seed alone."""
 
-    tokens: Tokens
+    tokens: Tokens | ShardedTokens
     end_token: int
     seed: int = 0
 

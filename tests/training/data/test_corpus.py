@@ -1,0 +1,143 @@
+"""A corpus of many files is read piece by piece, and trains as the same documents in one file would."""
+
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from nvium_core.training.data import tokens as module
+from nvium_core.training.data.corpus import corpus_files, is_corpus, stream_documents
+from nvium_core.training.data.documents import DataError, read_documents
+from nvium_core.training.data.source import prepare_text
+from nvium_core.training.data.windows import PackedStream, ShardedTokens
+from nvium_core.training.errors import TrainingError
+from nvium_core.training.train import train
+from tests.training.small_runs import options as run_options
+from tests.training.small_runs import small_corpus, small_recipe
+
+DOCUMENTS = ["One fox.", "Two hens.\n\nThey went home.", "Thrée."]
+JSON_LINES = "".join(json.dumps({"text": document, "url": "x"}) + "\n" for document in DOCUMENTS)
+TEXT = "\n<|endoftext|>\n".join(DOCUMENTS) + "\n"
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "a.txt": lambda path: path.write_text(TEXT, encoding="utf-8"),
+    "a.txt.gz": lambda path: path.write_bytes(gzip.compress(TEXT.encode())),
+    "a.jsonl": lambda path: path.write_text(JSON_LINES, encoding="utf-8"),
+    "a.json.gz": lambda path: path.write_bytes(gzip.compress(JSON_LINES.encode())),
+    "a.jsonl.xz": lambda path: path.write_bytes(lzma.compress(JSON_LINES.encode())),
+    "a.jsonl.zst": lambda path: path.write_bytes(zstandard.compress(JSON_LINES.encode())),
+    "a.parquet": lambda path: pq.write_table(pa.table({"text": DOCUMENTS, "url": ["x"] * 3}), path),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_documents_are_the_same_however_a_file_holds_them(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / name)
+    assert list(stream_documents(tmp_path / name)) == DOCUMENTS
+    assert list(stream_documents(tmp_path)) == DOCUMENTS
+    assert is_corpus(tmp_path) and is_corpus(tmp_path / name) == (name != "a.txt")
+
+
+def test_a_folders_files_are_read_in_order_of_their_names_and_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("b/2.jsonl", "1.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": name}), encoding="utf-8")
+    (tmp_path / "README.md").write_text("no text of the corpus", encoding="utf-8")
+    assert list(stream_documents(tmp_path)) == ["1.jsonl", "b/2.jsonl"]
+
+
+def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_text(JSON_LINES + "not JSON", encoding="utf-8")
+    documents = stream_documents(tmp_path)
+    assert [next(documents) for _ in range(3)] == DOCUMENTS
+    with pytest.raises(DataError, match=r"1\.jsonl"):
+        next(documents)
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", '{"text": 3}'])
+def test_a_line_without_text_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "a.jsonl").write_text(JSON_LINES + line, encoding="utf-8")
+    with pytest.raises(DataError, match=r"a\.jsonl, line 4: not an object with a 'text'"):
+        list(stream_documents(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["a.json.gz", "a.jsonl.xz", "a.jsonl.zst", "a.parquet"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(DataError, match=name):
+        list(stream_documents(tmp_path))
+
+
+def test_a_folder_without_a_corpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no files ending in \.txt"):
+        corpus_files(tmp_path)
+
+
+def test_shards_are_one_stream() -> None:
+    whole = np.arange(50, dtype=np.uint16)
+    sharded = ShardedTokens(np.split(whole, [7, 8, 30]))
+    assert len(sharded) == 50
+    for start in range(50):
+        for stop in range(start + 1, 51):
+            assert (sharded[start:stop] == whole[start:stop]).all()
+    one, other = (PackedStream(tokens, 0, seed=3).batch(2, 9, 12) for tokens in (whole, sharded))
+    assert (one.inputs == other.inputs).all()
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """The small corpus's documents in three files."""
+    documents = read_documents(small_corpus(tmp_path / "corpus.txt"))
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number, part in enumerate((documents[:5], documents[5:32], documents[32:])):
+        lines = "".join(json.dumps({"text": document}) + "\n" for document in part)
+        (folder / f"{number}.json.gz").write_bytes(gzip.compress(lines.encode()))
+    return folder
+
+
+def test_a_corpus_gives_the_tokens_of_one_file_in_shards(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_SHARD_TOKENS", 300)
+    monkeypatch.setattr(module, "BATCH_DOCUMENTS", 3)
+    recipe = small_recipe("diet.simple_share=0", "total_tokens=100000")
+    for name in ("whole", "sharded"):
+        (tmp_path / name).mkdir()
+    _, sharded = prepare_text(recipe, corpus, tmp_path / "sharded")
+    assert len(list((tmp_path / "sharded" / "tokens").iterdir())) > 2
+    assert isinstance(sharded, PackedStream)
+    tokenizer, again = prepare_text(recipe, corpus, tmp_path / "sharded")
+    assert isinstance(again, PackedStream)
+    whole = module.encode(read_documents(tmp_path / "corpus.txt"), tokenizer)
+    assert (sharded.tokens[0 : len(sharded.tokens)] == whole).all()
+    assert (again.tokens[0 : len(again.tokens)] == whole).all()
+
+
+def test_no_more_tokens_are_made_than_a_run_reads(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    _, stream = prepare_text(small_recipe("total_tokens=512"), corpus, tmp_path / "run")
+    assert isinstance(stream, PackedStream)
+    assert len(stream.tokens) == 513
+
+
+def test_a_run_trains_on_a_corpus_and_goes_on_with_the_same_one_only(corpus: Path, tmp_path: Path) -> None:
+    chosen = run_options(tmp_path / "run")
+    chosen = type(chosen)(**{**vars(chosen), "data": corpus, "validation": corpus})
+    assert (train(small_recipe("total_tokens=512"), chosen) / "model.safetensors").exists()
+    (corpus / "3.txt").write_text("One more.", encoding="utf-8")
+    with pytest.raises(TrainingError, match="tokens of other data"):
+        train(small_recipe("total_tokens=512"), chosen)
+
+
+def test_a_corpus_has_no_diet(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(DataError, match="there is no diet"):
+        prepare_text(small_recipe("diet.other_epochs=2"), corpus, tmp_path / "run")
