@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nvium_core.commands import evaluation, measuring, planning, serving, training
+from nvium_core.commands import evaluation, generating, measuring, planning, serving, training
 from nvium_core.errors import NviumError
 
 USER_ERROR = 2
@@ -17,11 +17,12 @@ USER_ERROR = 2
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The root of click's complaints; some versions of typer bring a click of their own, so it is reached from here."""
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="N-vium, served and trained.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="N-vium, served and trained.")
 
 COMMANDS = (
     serving.serve,
-    serving.generate,
+    generating.generate,
+    generating.chat,
     training.train,
     training.recipes,
     training.convert,

@@ -1,13 +1,13 @@
 """From text to text in a few lines: a model, its tokenizer and an engine in one object. Not thread-safe."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nvium_core.choices import Device, Precision
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, FailureEvent, TokenEvent, best
-from nvium_core.engine.failures import EngineError
+from nvium_core.engine.failures import error_of
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams
 from nvium_core.engine.schedule.sequence import FinishReason
 from nvium_core.loading import LoadedModel, load_model
@@ -103,8 +103,8 @@ class LLM:
         prompt = self._template.token_ids(messages, ())
         return self._complete([prompt], **self._of_chat(prompt, sampling))
 
-    def stream(self, prompt: str | Sequence[Message], **sampling: Any) -> Iterator[Piece]:
-        """The same token by token, of a text or of messages. Leaving the loop ends it."""
+    def stream(self, prompt: str | Sequence[Message], **sampling: Any) -> Generator[Piece, None, None]:
+        """The same token by token, of a text or of messages. Closing it ends it."""
         if isinstance(prompt, str):
             return self._pieces(self._tokens(prompt), **sampling)
         tokens = self._template.token_ids(prompt, ())
@@ -136,14 +136,14 @@ class LLM:
             ranked += best(told, params.n, lambda completion: completion.mean_logprob)
         return ranked
 
-    def _pieces(self, prompt: Sequence[int], **sampling: Any) -> Iterator[Piece]:
+    def _pieces(self, prompt: Sequence[int], **sampling: Any) -> Generator[Piece, None, None]:
         params, answers = self._begin([prompt], **sampling)
         if params.num_choices > 1:
             self._end(answers)
             raise ValueError("a stream has one choice; leave out n and best_of")
         return self._streamed(answers)
 
-    def _streamed(self, answers: dict[str, list[_Answer]]) -> Iterator[Piece]:
+    def _streamed(self, answers: dict[str, list[_Answer]]) -> Generator[Piece, None, None]:
         try:
             for event in self._events():
                 yield self._take(answers, event)
@@ -179,7 +179,7 @@ class LLM:
         while self.engine.has_work:
             for event in self.engine.step():
                 if isinstance(event, FailureEvent):
-                    raise EngineError(event.message)
+                    raise error_of(event)
                 if isinstance(event, TokenEvent):
                     yield event
 

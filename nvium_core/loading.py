@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Device, Precision
-from nvium_core.model.checkpoint import CheckpointError, resolve_folder
+from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, CheckpointError, resolve_folder
 from nvium_core.model.nvium import NviumForCausalLM
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -17,7 +17,7 @@ CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model on its device with its tokenizer; `name` is the last part of its folder or Hub name.
+    """A model on its device with its tokenizer; `name`: the last part of its folder or Hub name, or its training run's.
 
     `folder` is where it was read from, None if it was made.
     """
@@ -44,8 +44,14 @@ def load_model(
     folder = resolve_folder(path)
     model = kind.from_pretrained(folder, dtype=resolve_dtype(dtype, place)).eval()
     nn.Module.to(model, place)
-    name = path.resolve().name if path.exists() else path.name
-    return LoadedModel(name, model, load_tokenizer(folder, model), folder.resolve())
+    return LoadedModel(model_name(path), model, load_tokenizer(folder, model), folder.resolve())
+
+
+def model_name(source: Path) -> str:
+    """A folder's or Hub model's last part; of what a training run has left, the run's."""
+    path = source.resolve() if source.exists() else source
+    is_runs = path.name == MODEL_FOLDER and (path.parent / RECIPE_FILE).is_file()
+    return path.parent.name if is_runs else path.name
 
 
 def embedded_model() -> Path:

@@ -1,48 +1,126 @@
-"""A continuation in the terminal: every token in the colour of the exit it left at, and a summary."""
+"""Text in the terminal as it is emitted: every token in the colour of its exit on stdout, statistics on stderr."""
 
+import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
-from tokenizers.decoders import DecodeStream
 
-from nvium_core.engine.engine import Engine
-from nvium_core.engine.events import Completion, FailureEvent, TokenEvent
-from nvium_core.engine.failures import EngineError
-from nvium_core.engine.params import SamplingParams
-from nvium_core.loading import LoadedModel
+from nvium_core.engine.params import ContextLengthExceeded
+from nvium_core.llm import LLM, Message, Piece
 
 EXIT_COLOURS = ["bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue", "bright_red", "white"]
 
+Stream = Generator[Piece, None, None]
 
-def stream_to(console: Console, loaded: LoadedModel, engine: Engine, prompt: str, params: SamplingParams) -> None:
-    """Print the prompt and its continuation as it is spoken, then a summary."""
-    prompt_ids = loaded.tokenizer(prompt).input_ids
-    engine.add("prompt", prompt_ids, params)
-    decoder, completion = DecodeStream(prompt_ids, skip_special_tokens=True), Completion()
-    console.print(Text(prompt, "dim"), end="", soft_wrap=True)
+HELP = "Ctrl-D ends, Ctrl-C stops an answer, /reset forgets the conversation."
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """Where the text goes, and where everything else does."""
+
+    text: Console
+    remarks: Console
+
+
+def both_streams() -> Terminal:
+    """stdout and stderr of this process."""
+    return Terminal(Console(highlight=False), Console(stderr=True, highlight=False))
+
+
+def continue_text(terminal: Terminal, llm: LLM, prompt: str, sampling: dict[str, Any]) -> None:
+    """The prompt and its continuation, then statistics."""
+    pieces = llm.stream(prompt, **sampling)
+    terminal.text.print(Text(prompt, "dim"), end="", soft_wrap=True)
+    show(terminal, llm, pieces)
+
+
+def converse(
+    terminal: Terminal, llm: LLM, read: Callable[[], str], system: str | None, sampling: dict[str, Any]
+) -> None:
+    """Answers what is read until there is no more. The oldest turns are forgotten when the context is full."""
+    beginning: list[Message] = [{"role": "system", "content": system}] if system else []
+    turns: list[Message] = []
+    terminal.remarks.print(HELP, style="dim")
+    while (said := next_line(read)) is not None:
+        if said == "/reset":
+            turns.clear()
+        elif said:
+            turns.append({"role": "user", "content": said})
+            with interruption() as is_interrupted:
+                answered = show(terminal, llm, fitting(terminal, llm, beginning, turns, sampling), is_interrupted)
+            turns.append({"role": "assistant", "content": answered})
+
+
+def next_line(read: Callable[[], str]) -> str | None:
+    """None at the end of the input."""
+    try:
+        return read().strip()
+    except EOFError:
+        return None
+
+
+def fitting(
+    terminal: Terminal, llm: LLM, beginning: Sequence[Message], turns: list[Message], sampling: dict[str, Any]
+) -> Stream:
+    """The stream of an answer, for which the oldest question and its answer are dropped until the rest fits."""
+    while True:
+        try:
+            return llm.stream([*beginning, *turns], **sampling)
+        except ContextLengthExceeded:
+            if len(turns) == 1:
+                turns.clear()
+                raise
+            del turns[:2]
+            terminal.remarks.print("(the context is full; the oldest question is forgotten)", style="dim")
+
+
+@contextmanager
+def interruption() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed meanwhile, which then does nothing else: a Step is not left in the middle."""
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: asked.append(number))
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def show(terminal: Terminal, llm: LLM, pieces: Stream, is_stopped: Callable[[], bool] = lambda: False) -> str:
+    """The text of a stream, printed piece by piece, as far as it goes before it is stopped."""
+    exits: list[int] = []
+    said: list[str] = []
     started = time.monotonic()
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, FailureEvent):
-                raise EngineError(event.message)
-            assert isinstance(event, TokenEvent)
-            completion.append(event)
-            text = decoder.step(loaded.tokenizer.backend_tokenizer, event.token_id)
-            console.print(Text(text or "", exit_colour(event.exit)), end="", soft_wrap=True)
-    summarise(console, completion, loaded.model.config.exit_layers or [], time.monotonic() - started)
+    with closing(pieces):
+        for piece in pieces:
+            exits += piece.exits
+            said.append(piece.text)
+            terminal.text.print(Text(piece.text, exit_colour(piece.exits[-1])), end="", soft_wrap=True)
+            if is_stopped():
+                break
+    terminal.text.print()
+    if exits:
+        summarise(terminal.remarks, exits, llm.loaded.model.config.exit_layers or [], time.monotonic() - started)
+    return "".join(said)
 
 
 def exit_colour(exit_number: int) -> str:
     return EXIT_COLOURS[(exit_number - 1) % len(EXIT_COLOURS)]
 
 
-def summarise(console: Console, completion: Completion, exit_layers: Sequence[int], seconds: float) -> None:
-    """Tokens per second, tokens by exit, mean depth."""
-    used, num_tokens = Counter(completion.exits), len(completion.exits)
-    mean_depth = sum(exit_layers[exit_ - 1] for exit_ in completion.exits) / exit_layers[-1] / num_tokens
+def summarise(console: Console, exits: Sequence[int], exit_layers: Sequence[int], seconds: float) -> None:
+    """Tokens per second; where there are several exits, mean depth and tokens by exit."""
+    rate = Text(f"{len(exits)} tokens, {len(exits) / seconds:.1f} tokens/s")
+    if len(exit_layers) == 1:
+        console.print(rate, soft_wrap=True)
+        return
+    used = Counter(exits)
+    mean_depth = sum(exit_layers[exit_ - 1] for exit_ in exits) / exit_layers[-1] / len(exits)
     parts = [Text(f"exit {k} (layer {depth}): {used[k]}", exit_colour(k)) for k, depth in enumerate(exit_layers, 1)]
-    rate = f"{num_tokens} tokens, {num_tokens / seconds:.1f} tokens/s, mean depth {mean_depth:.2f}"
-    console.print(Text("\n\n") + Text(" · ").join([Text(rate), *parts]), soft_wrap=True)
+    console.print(Text(" · ").join([rate + Text(f", mean depth {mean_depth:.2f}"), *parts]), soft_wrap=True)

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -142,9 +143,8 @@ def run(settings: Settings) -> None:
     disable_created_metrics()
     keys, provider, tls = read_keys(settings), tracer_provider(settings), tls_context(settings)
     with listen(settings.host, settings.port) as listener:
-        service = Service(load_model(settings.model, settings.device, settings.dtype), settings)
+        service = load(settings)
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
-        service.introduce()
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
         port = listener.getsockname()[1]
         config = uvicorn_config(app, settings, tls, port=port, timeout_graceful_shutdown=STOP_SECONDS)
@@ -152,6 +152,24 @@ def run(settings: Settings) -> None:
         sink.drain()
         if service.has_failed:
             sys.exit(FAILURE)
+
+
+def load(settings: Settings) -> Service:
+    """The model and what serves it; says what is loaded, and what was. Raises `CheckpointError`, `InvalidRequest`."""
+    log.debug("loading", model=settings.model or "the embedded model")
+    started = time.monotonic()
+    loaded = load_model(settings.model, settings.device, settings.dtype)
+    service = Service(loaded, settings)
+    log.info(
+        "loaded",
+        model=loaded.name,
+        num_parameters=loaded.model.num_parameters(),
+        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        device=str(loaded.model.device),
+        seconds=round(time.monotonic() - started, 3),
+    )
+    service.introduce()
+    return service
 
 
 def uvicorn_config(

@@ -1,5 +1,6 @@
 """The command line, run in this process."""
 
+import io
 import json
 import socket
 import sys
@@ -42,12 +43,35 @@ def test_a_prompt_is_continued_the_same_way_for_the_same_seed(
 ) -> None:
     arguments = ("generate", model_folder, "--prompt", "Once", "--max-tokens", 12, "--seed", 3)
     assert run(monkeypatch, *arguments) == 0
-    first = capsys.readouterr().out
+    first, remarks = capsys.readouterr()
     assert run(monkeypatch, *arguments) == 0
-    second = capsys.readouterr().out
     assert first.startswith("Once")
-    assert "mean depth" in first
-    assert first.rsplit("\n\n", 1)[0] == second.rsplit("\n\n", 1)[0]
+    assert first == capsys.readouterr().out
+    assert "mean depth" in remarks
+
+
+def test_a_prompt_comes_from_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("From afar\n"))
+    assert run(monkeypatch, "generate", model_folder, "--prompt", "-", "--max-tokens", 2) == 0
+    assert capsys.readouterr().out.startswith("From afar")
+
+
+def test_each_line_of_standard_input_is_answered_in_a_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model_folder: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nAgain\n"))
+    assert run(monkeypatch, "chat", model_folder, "--max-tokens", 4, "--system", "Be brief.") == 0
+    assert capsys.readouterr().err.count("tokens/s") == 2
+
+
+def test_shells_are_told_how_to_complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("_NVIUM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "nvium ch")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    run(monkeypatch, "ch")
+    assert capsys.readouterr().out.split() == ["chat"]
 
 
 def test_a_long_prompt_is_not_broken_into_lines(

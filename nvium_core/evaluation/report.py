@@ -119,8 +119,9 @@ def routing(figures: Figures) -> str:
 
 
 def papers_routing(figures: Figures) -> str:
-    """Beside ours where the number of exits is the same."""
-    if len(figures["exit_layers"]) != len(paper.EXIT_SHARES):
+    """Beside a model of the same shape."""
+    shape = figures["num_layers"], figures["width"], len(figures["exit_layers"])
+    if shape != (*paper.SHAPE, len(paper.EXIT_SHARES)):
         return ""
     ours = (figures["exit_shares"], figures["exit_perplexities"])
     columns = ["exit", "mean p_k", "paper's", "perplexity", "paper's"]

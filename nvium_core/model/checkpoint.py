@@ -23,6 +23,7 @@ from nvium_core.errors import NviumError
 from nvium_core.model.config import NviumConfig
 
 MODEL_FOLDER = "model"  # where a training run leaves its model, inside its own folder
+RECIPE_FILE = "recipe.json"  # where it says there how it was trained
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", ".hydra/config.yaml"]
 PUBLISHED_EXTRAS = Path(".hydra/config.yaml")  # where the published layout keeps what config.json cannot say
 DERIVABLE = re.compile(r"rotary_emb\.|^early_lm_heads\.")  # tensors that may be there or not: recomputed or tied

@@ -1,6 +1,8 @@
 """What a run tells while it goes: log.jsonl, TensorBoard, a progress bar."""
 
 import json
+import math
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 WIDE, BAR_WIDTH = 110, 20
 """Columns of a terminal that has room for a bar, and of the bar."""
+
+LINE_SECONDS = 30
+"""Between lines where there is no terminal."""
 
 Report = dict[str, Any]
 """One step's figures by name: numbers, or lists of numbers with one for each exit."""
@@ -98,7 +103,23 @@ def progress_bar(console: Console) -> Progress:
     ]
     if console.width >= WIDE:
         columns.append(BarColumn(bar_width=BAR_WIDTH))
-    return Progress(*columns, console=console, disable=console.quiet)
+    return Progress(*columns, console=console, disable=console.quiet or not console.is_terminal)
+
+
+class Lines:
+    """A line now and then, where nobody sees a progress bar: of the first step, the last, and some between."""
+
+    def __init__(self, console: Console, num_steps: int, seconds: float = LINE_SECONDS) -> None:
+        self._console = console
+        self._num_steps = num_steps
+        self._seconds = seconds
+        self._told_at = -math.inf
+
+    def tell(self, step: int, report: Report) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= self._seconds or step == self._num_steps:
+            self._console.print(f"step {step:,}/{self._num_steps:,} · {describe(report)}", highlight=False)
+            self._told_at = now
 
 
 class DescriptionColumn(ProgressColumn):

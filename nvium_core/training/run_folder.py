@@ -13,11 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.logging import disable_progress_bar
 
+from nvium_core.model.checkpoint import RECIPE_FILE
 from nvium_core.training.data.tokenizer import save_tokenizer
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.recipes.recipe import Recipe
 
-RECIPE_FILE = "recipe.json"
 READABLE = 0o644
 
 

@@ -45,7 +45,7 @@ from nvium_core.training.objective.objective import Moment, Objective
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.reports import Report, RunLog, describe, progress_bar
+from nvium_core.training.reports import Lines, Report, RunLog, describe, progress_bar
 from nvium_core.training.run_folder import owned, write_model, write_recipe
 
 EXTENDABLE = {"total_tokens", "epochs", "checkpoint_every", "evaluations"}
@@ -130,8 +130,11 @@ def show(run: "TrainingRun") -> None:
     console.print(f"{run.epochs:.2f} times the text, {run.recipe.num_steps:,} steps", highlight=False)
     with progress_bar(console) as bar, Interruption() as interruption:
         task = bar.add_task("", total=run.recipe.num_steps, completed=run.step)
+        lines = Lines(console, run.recipe.num_steps)
         for report in run.steps():
             bar.update(task, completed=run.step, description=describe(report))
+            if bar.disable:
+                lines.tell(run.step, report)
             if run.processes.any(interruption.is_wished, run.device):
                 run.save()
                 console.print(f"stopped after step {run.step}; the same command goes on", highlight=False)

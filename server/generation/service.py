@@ -86,11 +86,14 @@ class Service:
 
     def warm_up(self) -> None:
         """Run a few tokens through every block and measure what Steps cost, before the device thread starts."""
+        log.info("warming up")
         num_tokens = min(WARM_UP_TOKENS, self.engine.context - 1)
         self.engine.generate([[0]], SamplingParams(max_tokens=num_tokens, seed=0, ignore_eos=True))
+        started = time.monotonic()
         costs = self.engine.calibrate()
         log.info(
             "calibrated",
+            seconds=round(time.monotonic() - started, 3),
             block_ms=milliseconds(costs.fixed),
             row_ms=milliseconds(costs.per_row),
             longest_native=self.engine.runner.backend.max_native_rows,

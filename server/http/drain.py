@@ -12,11 +12,20 @@ import uvicorn
 from server.http.admission import Admission
 from server.settings import Settings
 
+ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (it is not listened on here)
+
 log = structlog.get_logger("nvium.server")
 
 
 FAILED_SECONDS = 5
 """For telling whoever is present that the service has failed."""
+
+
+def url_of(settings: Settings, port: int) -> str:
+    """Where this machine reaches the server."""
+    scheme = "https" if settings.ssl_certfile else "http"
+    host = ANY_INTERFACE.get(settings.host, settings.host)
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class Drainable(Protocol):
@@ -59,7 +68,9 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # what is here now stays; looking through it again and again would hold up every stream
-        log.info("ready", host=self.config.host, port=self.config.port)
+        settings = self._service.settings
+        url = url_of(settings, self.config.port)
+        log.info("ready", host=self.config.host, port=self.config.port, url=url, playground=settings.playground)
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""

@@ -1,4 +1,4 @@
-"""One line of JSON on stderr for each thing worth knowing, with the id of the request it happened in.
+"""One line on stderr for each thing worth knowing: JSON, or words if a person reads it.
 
 An exception's message may quote a request, so exceptions are told by type and place. Only those of the engine's own
 lines keep their messages, as the engine knows no text.
@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
+from server.telemetry.human import in_words
 from server.telemetry.sink import sink
 
 ENGINE = "nvium_core"
@@ -29,10 +30,11 @@ def configure_logs() -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         add_exception,
     ]
-    renderer = structlog.processors.JSONRenderer()
+    is_read = sys.stderr.isatty()
+    renderer: Processor = in_words if is_read else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if is_read else logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(sink),  # type: ignore[arg-type]
     )
     sink.open(sys.stderr)

@@ -48,6 +48,7 @@ NOT_RUN = {
     "make": "installs, and runs the tests; that the target is there is checked",
     "nvium bench": "takes minutes; experiment and options are checked, tests/bench/ has all of them, small",
     "nvium evaluate MODEL --data valid.txt.xz --tasks": "lm_eval need not be installed; `make conformance` has it",
+    "nvium chat": "wants somebody to talk to; tests/test_terminal.py and tests/test_cli.py have conversations",
     "nvium evaluate-chat": "a hundred conversations take minutes; tests/evaluation/test_chat.py has a few",
     "nvium serve --api-keys-file keys.txt --ssl-certfile": "wants a certificate; tests/server/http/test_tls.py has one",
     "nvium serve --replicas": "Ray need not be installed; tests/server/replicas/ has real ones",

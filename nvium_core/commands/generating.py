@@ -1,0 +1,71 @@
+"""`nvium generate` and `nvium chat`: a model in the terminal."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from nvium_core.commands.options import ModelArgument, chosen, takes
+from nvium_core.engine.params import EngineConfig
+from nvium_core.options import ModelOptions
+
+STDIN = "-"
+
+SeedOption = Annotated[int | None, typer.Option(help="Same seed, same text.")]
+TemperatureOption = Annotated[float, typer.Option(help="0 is the argmax of π_mix.")]
+TopPOption = Annotated[float, typer.Option(help="Nucleus sampling.")]
+
+
+@takes(ModelOptions)
+@takes(EngineConfig, "schedule", "deterministic")
+def generate(
+    model: ModelArgument = None,
+    prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "Once upon a time",
+    max_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 128,
+    seed: SeedOption = None,
+    temperature: TemperatureOption = 0.7,
+    top_p: TopPOption = 0.95,
+    **given: Any,
+) -> None:
+    """Continue a prompt in the terminal, each token coloured by its exit. Statistics go to standard error."""
+    from nvium_core import terminal
+
+    text = sys.stdin.read().removesuffix("\n") if prompt == STDIN else prompt
+    sampling = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_p": top_p}
+    terminal.continue_text(terminal.both_streams(), language_model(model, given), text, sampling)
+
+
+@takes(ModelOptions)
+@takes(EngineConfig, "schedule", "deterministic")
+def chat(
+    model: ModelArgument = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Of each answer, at most [the rest of the context].")] = None,
+    seed: SeedOption = None,
+    temperature: TemperatureOption = 0.7,
+    top_p: TopPOption = 0.95,
+    **given: Any,
+) -> None:
+    """Talk to a model in the terminal, through its chat template; each line of standard input is a message."""
+    from nvium_core import terminal
+
+    sampling: dict[str, Any] = {"seed": seed, "temperature": temperature, "top_p": top_p}
+    if max_tokens is not None:
+        sampling["max_tokens"] = max_tokens
+    llm, streams = language_model(model, given), terminal.both_streams()
+    terminal.converse(streams, llm, lambda: ask(is_person=sys.stdin.isatty()), system, sampling)
+
+
+def ask(*, is_person: bool) -> str:
+    """A line of input, with a sign and editing for a person. Raises `EOFError` at its end."""
+    if is_person:
+        import readline  # noqa: F401 (input() edits lines once it is imported)
+    return input("> " if is_person else "")
+
+
+def language_model(model: str | None, given: dict[str, Any]) -> Any:
+    from nvium_core import LLM
+
+    options = chosen(ModelOptions, given)
+    engine = {name: given[name] for name in ("schedule", "deterministic") if name in given}
+    return LLM(model, device=options.device, dtype=options.dtype, max_sequences=1, **engine)

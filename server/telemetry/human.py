@@ -1,0 +1,45 @@
+"""Log lines for a person at a terminal: a sentence for each event that is known here, the fields of any other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from structlog import DropEvent
+from structlog.typing import EventDict, WrappedLogger
+
+SENTENCES = {
+    "loading": "Loading {model} …",
+    "loaded": "Loaded {model} in {seconds:.1f} s: {num_parameters:,} parameters, {dtype} on {device}.",
+    "serving": "Up to {max_sequences} sequences at once, of up to {context:,} tokens; the cache holds {cache}.",
+    "warming up": "Warming up; the first time on a machine this compiles, which takes half a minute …",
+    "calibrated": "Measured what steps cost here, in {seconds:.1f} s.",
+    "ready": "Ready. Playground: {url}/  OpenAI's API: {url}/v1  Stop: Ctrl-C",
+    "ready, no playground": "Ready. OpenAI's API: {url}/v1  Stop: Ctrl-C",
+    "draining": "Finishing {choices} answers, for at most {seconds:g} s. Ctrl-C again stops at once.",
+    "stopped": "Stopped.",
+    "request": "{endpoint}: {status} {outcome}, {prompt_tokens} tokens in, {completion_tokens} out, "
+    "{total_seconds:.2f} s",
+    "access": "",
+}
+"""What has an empty sentence is not told."""
+
+HIDDEN = ("event", "level", "timestamp", "exception")
+
+
+def in_words(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    """A renderer for structlog."""
+    text = sentence(event)
+    if not text:
+        raise DropEvent
+    level = str(event.get("level", "info"))
+    return text if level == "info" else f"{level}: {text}"
+
+
+def sentence(event: Mapping[str, Any]) -> str:
+    name = str(event.get("event", ""))
+    if name == "ready" and not event.get("playground"):
+        name = "ready, no playground"
+    try:
+        return SENTENCES[name].format_map(event)
+    except (KeyError, TypeError, ValueError):  # no sentence, or a field that is missing or None
+        fields = [f"{key}={value}" for key, value in event.items() if key not in HIDDEN and value not in (None, "")]
+        return "\n".join([" ".join([name, *fields]), *filter(None, [event.get("exception")])])
