@@ -31,7 +31,7 @@ from server.http.protection import Protection
 from server.http.rate_limit import RateLimit
 from server.http.room import room_for
 from server.http.tls import tls_context
-from server.routes import chat, completions, health, models, playground, tokens
+from server.routes import chat, completions, health, models, openapi, playground, tokens
 from server.routes import metrics as metrics_page
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
@@ -71,7 +71,7 @@ def assemble(service: Service, gate: Middleware | None = None, provider: TracerP
     app = bare_app(lifespan, layers(service.settings, service.metrics, gate, tracing))
     app.state.service = service
     service.metrics.foresee(ENDPOINTS.values())
-    for routes in (completions, chat, tokens, models, health, metrics_page):
+    for routes in (completions, chat, tokens, models, health, metrics_page, openapi):
         app.include_router(routes.router)
     if service.settings.playground:
         app.include_router(playground.router)

@@ -19,7 +19,7 @@ ApiError
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -37,8 +37,6 @@ MAX_MESSAGE_CHARACTERS = 1000
 log = structlog.get_logger("nvium.server")
 
 RETRY_STOPPED_SECONDS = 5
-
-NESTED_FIELDS = ("stream_options", "nvium", "messages", "tools", "tool_choice", "response_format", "structured_outputs")
 
 
 class ApiError(Exception):
@@ -221,16 +219,25 @@ def from_http(error: HTTPException) -> ApiError:
 def from_validation(error: RequestValidationError) -> ApiError:
     """The first thing wrong with a body, named by its field."""
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"][1:]]
+    place = first["loc"][1:]
     if first["type"] == "json_invalid":
         return ApiError(f"the body is not valid JSON: {first['ctx']['error']} at character {place[0]}")
     if first["type"] in ("missing", "model_attributes_type") and not place:
         return ApiError("the body must be a JSON object, sent with content-type application/json")
     if not place:
         return ApiError(f"the body cannot be used: {first['msg']}")
-    return InvalidField(path(place) if place[0] in NESTED_FIELDS else place[0], first["msg"])
+    return InvalidField(path(error.body, first["loc"][1:], is_missing=first["type"] == "missing"), first["msg"])
 
 
-def path(place: list[str]) -> str:
-    """`messages[0].content`"""
-    return "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in place).removeprefix(".")
+def path(body: Any, place: Sequence[str | int], *, is_missing: bool) -> str:
+    """`messages[0].content`: what of a complaint's place is in the body, as pydantic names members of unions too."""
+    followed, value = "", body
+    for part in place:
+        if is_missing and part == place[-1]:
+            return f"{followed}.{part}".removeprefix(".")
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            continue
+        followed += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return followed.removeprefix(".") or str(place[0])

@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import NviumError
+from nvium_core.text.tool_calls import call_format
 
 Json = dict[str, Any]
 
@@ -32,7 +33,10 @@ class ConversationError(NviumError, ValueError):
 
 
 class ChatTemplate:
-    """`stops` and `stop_token_ids` end the assistant's turn, beside the model's end-of-text."""
+    """`stops` and `stop_token_ids` end the assistant's turn, beside the model's end-of-text.
+
+    `call_format` is how the model calls functions; `call_marker_id` the special token that may precede calls.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
@@ -40,6 +44,9 @@ class ChatTemplate:
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
         self._special = re.compile(f"(?=(?:{'|'.join(longest_first)}))(.)", re.DOTALL) if special else None
+        self.call_format = call_format(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
+        marker = tokenizer.get_added_vocab().get(self.call_format.marker)
+        self.call_marker_id = marker if self.call_format.marker in special else None
         end = tokenizer.eos_token_id
         self.stops = PLAIN_STOPS if self._is_plain else ()
         self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)

@@ -1,56 +1,146 @@
-"""A tool call as the model writes it, `{"name": "NAME", "arguments": ARGUMENTS}`, and its reading piece by piece.
+"""Tool calls as models write them: the formats there are, and their reading piece by piece.
 
-All but NAME and ARGUMENTS, which is a JSON object, is fixed byte for byte. Knows nothing of engines, grammars or HTTP.
+A call is a name and arguments, which are a JSON object. The rest is fixed byte for byte by the format, which follows
+the model's chat template. Knows nothing of engines, grammars or HTTP.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-BEGINNING = '{"name": "'
-MIDDLE = '", "arguments": '
-END = "}"
+SPACE = " \n"
+"""What may precede a call at the beginning of an answer."""
 
 
-class ToolCallPiece(NamedTuple):
-    """What a text added: the name, given once and whole, and more of the arguments' JSON text."""
+@dataclass(frozen=True)
+class CallFormat:
+    """`before`, calls with `between` them, `after`; a call is `beginning`, its name, `middle`, its arguments, `end`.
 
+    `trigger` opens a call after any text; without one, an answer is either text or calls. `marker` is a special token
+    that may precede the calls, of which the text shows nothing.
+    """
+
+    before: str = ""
+    beginning: str = '{"name": "'
+    middle: str = '", "arguments": '
+    end: str = "}"
+    between: str = "\n"
+    after: str = ""
+    trigger: str = ""
+    marker: str = ""
+
+
+PLAIN = CallFormat()
+"""Of models without a template of their own: `{"name": …, "arguments": …}`, a line each."""
+
+HERMES = CallFormat(beginning='<tool_call>\n{"name": "', end="}\n</tool_call>", trigger="<tool_call>\n")
+"""Of Hermes and Qwen: the same within tags, after any text."""
+
+LLAMA = CallFormat(middle='", "parameters": ', between="; ", marker="<|python_tag|>")
+MISTRAL = CallFormat(before="[", between=", ", after="]", marker="[TOOL_CALLS]")
+
+
+def call_format(template: str | None) -> CallFormat:
+    """The format that a chat template asks for."""
+    signs = {"<tool_call>": HERMES, MISTRAL.marker: MISTRAL, LLAMA.marker: LLAMA, '"parameters": ': LLAMA}
+    return next((form for sign, form in signs.items() if sign in (template or "")), PLAIN)
+
+
+class CallPiece(NamedTuple):
+    """What a text added to a call: the name, given once and whole, and more of the arguments' JSON text."""
+
+    number: int
     name: str = ""
     arguments: str = ""
 
 
+class Spoken(NamedTuple):
+    """What a text is: content, and pieces of calls."""
+
+    content: str
+    calls: list[CallPiece]
+
+
 @dataclass
 class ToolCallReader:
-    """Splits a tool call that comes in pieces; what is joined does not depend on where the text was cut."""
+    """Splits an answer that comes in pieces into text and calls; what is joined does not depend on the cuts."""
 
+    form: CallFormat = PLAIN
     is_complete: bool = field(default=False, init=False)
-    """The arguments have been given to their last character."""
-    _head: str | None = field(default="", init=False)
-    """The text up to the arguments, as long as they have not begun."""
+    """The arguments of a call, the last so far, have been given to their last character."""
+    _state: Literal["start", "text", "name", "arguments", "between"] = field(default="start", init=False)
+    _held: str = field(default="", init=False)
+    _index: int = field(default=-1, init=False)
     _depth: int = field(default=0, init=False)
     _in_string: bool = field(default=False, init=False)
     _escaped: bool = field(default=False, init=False)
 
-    def push(self, text: str) -> ToolCallPiece:
-        """The next of the text: what it adds. Nothing is held back but an unfinished name."""
-        if self._head is None:
-            return ToolCallPiece(arguments=self._of_arguments(text))
-        self._head += text
-        name, found, rest = self._head.removeprefix(BEGINNING).partition(MIDDLE)
+    def push(self, text: str) -> Spoken:
+        """The next of the text: what it adds. Held back is what may yet begin a call, and an unfinished name."""
+        self._held += text
+        spoken = Spoken("", [])
+        while (added := getattr(self, f"_read_{self._state}")()) is not None:
+            spoken = Spoken(spoken.content + added.content, spoken.calls + added.calls)
+        return spoken
+
+    def flush(self) -> str:
+        """Content that was held back for a call that did not come."""
+        held, self._held = self._held, ""
+        return held if self._state in ("start", "text") else ""
+
+    def _read_start(self) -> Spoken | None:
+        """Up to where the first call begins."""
+        if self.form.trigger:
+            return self._read_after_text()
+        opening, begun = self.form.before + self.form.beginning, self._held.lstrip(SPACE)
+        if begun.startswith(opening):
+            self._state, self._held = "name", begun.removeprefix(opening)
+            return Spoken("", [])
+        if opening.startswith(begun):
+            return None
+        self._state = "text"
+        return Spoken("", [])
+
+    def _read_after_text(self) -> Spoken | None:
+        content, found, rest = self._held.partition(self.form.beginning)
+        if found:
+            self._state, self._held = "name", rest
+            return Spoken(content, [])
+        longest = min(len(self.form.beginning) - 1, len(self._held))
+        held = next((n for n in range(longest, 0, -1) if self.form.beginning.startswith(self._held[-n:])), 0)
+        certain = len(self._held) - held
+        content, self._held = self._held[:certain], self._held[certain:]
+        return Spoken(content, []) if content else None
+
+    def _read_text(self) -> Spoken | None:
+        content, self._held = self._held, ""
+        return Spoken(content, []) if content else None
+
+    def _read_name(self) -> Spoken | None:
+        name, found, rest = self._held.partition(self.form.middle)
         if not found:
-            return ToolCallPiece()
-        self._head = None
-        return ToolCallPiece(name, self._of_arguments(rest))
+            return None
+        self._state, self._held, self.is_complete = "arguments", rest, False
+        self._index += 1
+        return Spoken("", [CallPiece(self._index, name)])
 
-    def _of_arguments(self, text: str) -> str:
-        """The part of the text that belongs to the arguments."""
-        for place, character in enumerate(text):
-            if self.is_complete:
-                return text[:place]
-            self._note(character)
-        return text
+    def _read_arguments(self) -> Spoken | None:
+        if not self._held:
+            return None
+        length = next((n for n, character in enumerate(self._held, start=1) if self._ends(character)), len(self._held))
+        arguments, self._held = self._held[:length], self._held[length:]
+        if self.is_complete:
+            self._state = "between"
+        return Spoken("", [CallPiece(self._index, arguments=arguments)])
 
-    def _note(self, character: str) -> None:
-        """Keep track of strings and of what is open."""
+    def _read_between(self) -> Spoken | None:
+        _, found, rest = self._held.partition(self.form.beginning)
+        if not found:
+            return None
+        self._state, self._held = "name", rest
+        return Spoken("", [])
+
+    def _ends(self, character: str) -> bool:
+        """Whether this character closes the arguments; keeps track of strings and of what is open."""
         if self._in_string:
             self._in_string = self._escaped or character != '"'
             self._escaped = character == "\\" and not self._escaped
@@ -59,3 +149,4 @@ class ToolCallReader:
         else:
             self._depth += (character in "{[") - (character in "}]")
             self.is_complete = self._depth == 0
+        return self.is_complete

@@ -29,7 +29,10 @@ LIMITS = LLParserLimits(
 NOT_ALLOWED = "doesn't satisfy the grammar"
 """In what llguidance says of a token that was not allowed. It knows no other error than that and a limit."""
 
-LONGEST_REASON = 200
+MAX_REASON_CHARACTERS = 200
+
+MAX_ATTEMPTS = 200
+"""Parts of a grammar that are compiled to find what is wrong with it."""
 
 PLACE = re.compile(r"^at \d+\(\d+\): ")
 LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)
@@ -54,10 +57,21 @@ class Constraints:
         """
         matcher = self._matcher(field, grammar)
         if matcher.is_error():
-            raise InvalidField(field, reason(matcher.get_error()))
+            raise InvalidField(field, self._complaint(field, grammar, matcher.get_error()))
         if error := first_error(matcher):
             raise InvalidField(field, "no text satisfies it" if "NoExtension" in error else "it is too complex")
         return GrammarConstraint(matcher)
+
+    def _complaint(self, field: str, grammar: Grammar, error: str) -> str:
+        """What is wrong, with the place of the innermost part that it is wrong with."""
+        place, budget = "", MAX_ATTEMPTS
+        parts = grammar.parts()
+        while budget and (part := next(parts, None)):
+            budget -= 1
+            matcher = self._matcher(field, part[1])
+            if matcher.is_error():
+                place, error, parts = place + part[0], matcher.get_error(), part[1].parts()
+        return f"{place.removeprefix('.')}: {reason(error)}" if place else reason(error)
 
     def _matcher(self, field: str, grammar: Grammar) -> LLMatcher:
         if self._tokens is None:
@@ -120,4 +134,4 @@ def reason(error: str) -> str:
     text = LISTING.sub("", PLACE.sub("", error))
     detail = DETAIL.search(text)
     line = detail.group(1) if detail else text.removeprefix("failed to compile JSON schema: ").split("\n")[0]
-    return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]}…"
+    return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"

@@ -10,13 +10,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Protocol
 
 from llguidance import regex_to_lark
 
-from nvium_core.text.tool_calls import BEGINNING, END, MIDDLE
+from nvium_core.text.tool_calls import PLAIN, CallFormat
+from server.generation.json_schema import DEFINITIONS, LISTS, NAMED, SINGLE, SchemaTooLarge, prepared
 
 Schema = Mapping[str, Any]
 
@@ -41,6 +42,11 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
 """Unforced, what must come is still spelled as the model likes; looking for it would cost as much as it is long."""
 
+BLANK = r"[ \n]*"
+"""What may precede a call at the beginning of an answer."""
+
+KEY = '"name"'
+
 COMPACT = {"whitespace_flexible": False}
 
 
@@ -55,22 +61,40 @@ class Grammar(Protocol):
         """In llguidance's variant of Lark. Raises `UnusableGrammar`."""
         ...
 
+    def parts(self) -> "Iterator[tuple[str, Grammar]]":
+        """Smaller grammars that this one is made of, by their place in it, to find what is wrong with it."""
+        ...
+
+
+class Whole:
+    """A grammar of one part."""
+
+    def parts(self) -> Iterator[tuple[str, Grammar]]:
+        return iter(())
+
 
 @dataclass(frozen=True)
 class JsonSchema:
-    """JSON that a schema describes; the default is any object."""
+    """JSON that a schema describes; the default is any object. See `json_schema` for what is read differently."""
 
     schema: Schema
+    closes: bool = True
+    is_strict: bool = False
 
     def text(self) -> str:
-        return HEADER + json_rule(self.schema)
+        return HEADER + json_rule(self.schema, closes=self.closes, is_strict=self.is_strict)
+
+    def parts(self) -> Iterator[tuple[str, Grammar]]:
+        definitions = {key: self.schema[key] for key in DEFINITIONS if key in self.schema}
+        for place, child in subschemas(self.schema):
+            yield place, replace(self, schema={**definitions, **child})
 
 
 ANY_OBJECT = JsonSchema({"type": "object"})
 
 
 @dataclass(frozen=True)
-class Regex:
+class Regex(Whole):
     """Text that the pattern matches as a whole, in the syntax of Rust's regex crate; there are no look-arounds."""
 
     pattern: str
@@ -84,7 +108,7 @@ class Regex:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Whole):
     """One of these texts."""
 
     options: Sequence[str]
@@ -97,35 +121,141 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class ToolCall:
-    """A call of one of these functions, by name, with arguments as its schema describes them (None: any object)."""
+class Lark(Whole):
+    """A grammar as the client writes it, in llguidance's variant of Lark."""
 
-    functions: Mapping[str, Schema | None]
+    grammar: str
+
+    def text(self) -> str:
+        check(self.grammar.strip() != "", "must not be empty")
+        check_text(self.grammar)
+        return self.grammar
+
+
+@dataclass(frozen=True)
+class Function:
+    """What may be called: arguments are as the schema describes them (None: any object)."""
+
+    parameters: Schema | None = None
+    is_strict: bool = False
+    closes: bool = True
+
+    @property
+    def schema(self) -> JsonSchema:
+        schema = {"type": "object", **(self.parameters or {})}
+        return JsonSchema(schema, closes=self.closes, is_strict=self.is_strict)
+
+
+@dataclass(frozen=True)
+class ToolCalls:
+    """Calls of these functions, by name, in the format of the model's template.
+
+    `is_optional`: any text is an answer too, or JSON of the schema `otherwise`, and what begins as a call must become
+    one. `marker_id` is the token that may precede calls.
+    """
+
+    functions: Mapping[str, Function]
+    form: CallFormat = PLAIN
+    marker_id: int | None = None
+    is_optional: bool = False
+    is_parallel: bool = False
+    otherwise: JsonSchema | None = None
 
     def text(self) -> str:
         check(len(self.functions) > 0, "must hold at least one function")
-        calls = " | ".join(call_rule(name, parameters or {}) for name, parameters in self.functions.items())
-        check_text(calls)
-        return HEADER + calls
+        lines = [*self._start(), f"first: {self._calls(is_first=True)}"]
+        lines += [f"call: {self._calls(is_first=False)}"] if self.is_parallel else []
+        check_text("".join(lines))
+        return HEADER.removesuffix("start: ") + "\n".join(lines)
+
+    def parts(self) -> Iterator[tuple[str, Grammar]]:
+        for name, function in self.functions.items():
+            yield f"{name}.parameters", function.schema
+
+    def _start(self) -> Iterator[str]:
+        """Text and what a call begins with are one lexeme each, so that the lexer can tell them apart."""
+        form = self.form
+        more = f"({quoted(form.between + form.trigger)} call)*" if self.is_parallel else ""
+        calls = f"first {more} {quoted(form.after)}"
+        if self.marker_id is not None:
+            calls = f"<[{self.marker_id}]>? {calls}"
+        if other := self.otherwise:
+            yield f"start: {json_rule(other.schema, closes=other.closes, is_strict=other.is_strict)} | {calls}"
+        else:
+            yield f"start: TEXT? | {calls}" if self.is_optional else f"start: {calls}"
+        has_text = self.is_optional and not self.otherwise
+        if form.trigger:
+            yield f"begun[lazy]: {'TEXT' if has_text else ''} {quoted(form.trigger)}"
+        if has_text and form.trigger:
+            yield "TEXT: /(?s:.+)/"
+        elif has_text:
+            yield f"TEXT: /(?s:.+)/ & ~/{BLANK}{pattern(form.before + form.beginning)}(?s:.*)/"
+
+    def _calls(self, *, is_first: bool) -> str:
+        return " | ".join(self._call(name, function, is_first) for name, function in self.functions.items())
+
+    def _call(self, name: str, function: Function, is_first: bool) -> str:
+        is_name = FUNCTION_NAME.fullmatch(name) is not None
+        check(is_name, f"a function's name must be 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
+        schema = function.schema
+        kind = str(schema.schema["type"])[:100]
+        check(kind == "object", f"the parameters of {name} must be an object, got type {kind}")
+        rule = json_rule(schema.schema, closes=schema.closes, is_strict=schema.is_strict)
+        return f"{self._opening(name, is_first)} {rule} {quoted(self.form.end)}"
+
+    def _opening(self, name: str, is_first: bool) -> str:
+        form = self.form
+        opening = form.beginning.removeprefix(form.trigger) + name + form.middle
+        if is_first and form.trigger:
+            return f"begun {quoted(opening)}"
+        if is_first and self.otherwise and not form.before:
+            return f'"{{" {quoted(KEY)} {quoted(opening.removeprefix("{" + KEY))}'  # as JSON is lexed
+        if is_first:
+            return f"/{BLANK if self.is_optional else ''}{pattern(form.before + opening)}/"
+        return quoted(opening)
 
 
-def call_rule(name: str, parameters: Schema) -> str:
-    is_name = FUNCTION_NAME.fullmatch(name) is not None
-    check(is_name, f"a function's name must be 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
-    is_object = parameters.get("type", "object") == "object"
-    check(is_object, f"the parameters of {name} must be an object, got type {str(parameters.get('type'))[:100]}")
-    arguments = json_rule({"type": "object", **parameters})
-    return f"{json.dumps(BEGINNING + name + MIDDLE)} {arguments} {json.dumps(END)}"
+def quoted(text: str) -> str:
+    """A literal of Lark; nothing for no text."""
+    return json.dumps(text) if text else ""
 
 
-def json_rule(schema: Schema) -> str:
-    check_bounds(schema)
+def pattern(text: str) -> str:
+    """A regular expression of Lark that matches the text."""
+    return re.sub(r"([^\w\s])", r"\\\1", text)
+
+
+def json_rule(schema: Schema, *, closes: bool, is_strict: bool) -> str:
+    check_depth(schema)
     try:
-        text = json.dumps({**schema, "x-guidance": COMPACT}, allow_nan=False)
+        ready = prepared(schema, closes=closes, is_strict=is_strict)
+        check_bounds(ready)
+        text = json.dumps({**ready, "x-guidance": COMPACT}, allow_nan=False)
+    except SchemaTooLarge as error:
+        raise UnusableGrammar(str(error)) from error
     except ValueError as error:
+        if isinstance(error, UnusableGrammar):
+            raise
         raise UnusableGrammar("JSON has no NaN and no infinity") from error
     check_text(text)
     return f"%json {text}"
+
+
+def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """The schemas within one, by their place in it."""
+    for key, value in schema.items():
+        if key in DEFINITIONS:
+            continue
+        named = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
+        if key in SINGLE and isinstance(value, Mapping):
+            yield f".{key}", value
+        elif key in (*NAMED, *LISTS):
+            yield from ((f".{key}.{name}", child) for name, child in named.items() if isinstance(child, Mapping))
+
+
+def check_depth(schema: Schema) -> None:
+    for _ in nodes(schema):
+        pass
 
 
 def check_bounds(schema: Schema) -> None:

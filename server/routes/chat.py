@@ -17,9 +17,11 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     template = service.chat_template
     with service.admission.entered(body.num_choices), body.in_own_names():
         prompt = await service.read_messages(*body.for_template())
-        constraint = await service.constraint(body.form())
+        form = body.form(template.call_format, template.call_marker_id)
+        constraint = await service.constraint(form)
         room = service.room(len(prompt.token_ids), body.num_choices)
-        stops = () if constraint or body.ignore_eos else template.stops
+        is_text = form is None or (body.may_answer_in_text and form.param == "tools")
+        stops = template.stops if is_text and not body.ignore_eos else ()
         params = body.params(constraint, room, template.stop_token_ids)
         generated = start(service, body, params, [prompt], record, tenant=request.state.key_id, stops=stops)
     writer = ChatWriter(service, body, generated, f"chatcmpl-{record.request_id}")

@@ -1,13 +1,15 @@
-"""The OpenAPI document: every route but the page's, what it takes and all that it may answer. It is served nowhere.
+"""`GET /openapi.json`: every route but the page's, what it takes and all that it may answer.
 
 Everything is said in one place, and a test holds it against the routes there are.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from typing import Any, Literal
 
+from fastapi import APIRouter
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
@@ -18,6 +20,8 @@ from server.schemas.models import Model, ModelList
 from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 
 Json = dict[str, Any]
+
+router = APIRouter()
 
 REF = "#/components/schemas/{model}"
 
@@ -56,7 +60,7 @@ class Route:
     method: str
     path: str
     summary: str
-    answer: type | None
+    answer: Any
     request: type[RequestBody] | None = None
     chunk: type | None = None
     refusals: tuple[int, ...] = REFUSALS
@@ -84,12 +88,19 @@ ROUTES = (
     Route("get", "/health", "Both", Said, refusals=REFUSALS_OF_PROBES),
     Route("get", "/version", "The version served", Version),
     Route("get", "/metrics", "Metrics for Prometheus", None),
+    Route("get", "/openapi.json", "This document", Json),
 )
 
 
+@router.get("/openapi.json")
+async def openapi() -> Json:
+    return document()
+
+
+@cache
 def document() -> Json:
     """OpenAPI 3.1."""
-    modes: dict[type, JsonSchemaMode] = {Error: "serialization"}
+    modes: dict[Any, JsonSchemaMode] = {Error: "serialization"}
     for route in ROUTES:
         modes |= {route.request: "validation"} if route.request else {}
         modes |= {kind: "serialization" for kind in (route.answer, route.chunk) if kind}

@@ -6,12 +6,13 @@ from typing import Annotated, Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams
-from server.generation.grammars import ToolCall
+from nvium_core.text.tool_calls import PLAIN, CallFormat
+from server.generation.grammars import JsonSchema, ToolCalls
 from server.schemas.body import NeutralOnly, Text, Whole, check
 from server.schemas.formats import Form
 from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits, PromptTokenIds, loggable
 from server.schemas.messages import Messages, check_messages
-from server.schemas.tools import Tool, ToolChoice, Tools, callable_tools
+from server.schemas.tools import NamedTool, Tool, ToolChoice, Tools, callable_tools
 
 
 class ChatRequest(GenerationRequest):
@@ -27,9 +28,9 @@ class ChatRequest(GenerationRequest):
 
     tools: Tools = []
     tool_choice: ToolChoice | None = None
-    """`none`, `required` or a named function; `auto`, the default with tools, is refused."""
+    """`none`, `auto` (the default with tools: text or calls), `required`, or a function that is called once."""
     parallel_tool_calls: bool = True
-    """One call is made, whether more are allowed or not."""
+    """Whether several calls may be made."""
 
     safety_identifier: Text | None = None
     """Stands in the log line of the request, before `user`."""
@@ -67,15 +68,29 @@ class ChatRequest(GenerationRequest):
         return [message.for_template() for message in self.messages], [tool.for_template() for tool in tools]
 
     def callable_tools(self) -> list[Tool]:
-        """Of which one is called. Raises `InvalidField`."""
+        """Raises `InvalidField`."""
         return callable_tools(self.tools, self.tool_choice)
 
-    def form(self) -> Form | None:
+    @property
+    def may_answer_in_text(self) -> bool:
+        return self.tool_choice in (None, "auto")
+
+    def form(self, calls: CallFormat = PLAIN, marker_id: int | None = None) -> Form | None:
+        """The form of the answer, calls as the model's template writes them. Raises `InvalidField`."""
         asked = super().form()
         if not (tools := self.callable_tools()):
             return asked
-        check(asked is None, "tool_choice", "a call has a form of its own; give no other")
-        return Form("tools", ToolCall({tool.function.name: tool.function.schema_of_parameters for tool in tools}))
+        is_schema = asked is None or (self.may_answer_in_text and isinstance(asked.grammar, JsonSchema))
+        check(is_schema, "tool_choice", "a call has a form of its own; give no other")
+        grammar = ToolCalls(
+            {tool.function.name: tool.function.callable(closes=not self.nvium.open_objects) for tool in tools},
+            calls,
+            marker_id,
+            is_optional=self.may_answer_in_text,
+            is_parallel=self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool),
+            otherwise=asked.grammar if asked and isinstance(asked.grammar, JsonSchema) else None,
+        )
+        return Form("tools", grammar)
 
     def params(self, constraint: Constraint | None, room: int, end_of_turn: Sequence[int]) -> SamplingParams:
         """What this asks of the engine, whose context has so much room left. Raises `InvalidRequest`."""

@@ -26,7 +26,7 @@ class JsonSchemaFormat(RequestBody):
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     """Without one, any object."""
     strict: bool = False
-    """Says nothing new: the schema always holds."""
+    """The schema always holds; this also closes objects that declare nothing."""
 
 
 class ResponseFormat(RequestBody):
@@ -34,7 +34,7 @@ class ResponseFormat(RequestBody):
     json_schema: JsonSchemaFormat | None = None
     """With type `json_schema`, and only with it."""
 
-    def form(self) -> Form | None:
+    def form(self, *, closes: bool) -> Form | None:
         """None for text. Raises `InvalidField`."""
         param = "response_format.json_schema"
         has_schema = self.json_schema is not None
@@ -43,8 +43,10 @@ class ResponseFormat(RequestBody):
         )
         if self.type == "text":
             return None
-        schema = None if self.json_schema is None else self.json_schema.json_schema
-        return Form("response_format", ANY_OBJECT) if schema is None else Form(f"{param}.schema", JsonSchema(schema))
+        if self.json_schema is None or self.json_schema.json_schema is None:
+            return Form("response_format", ANY_OBJECT)
+        grammar = JsonSchema(self.json_schema.json_schema, closes=closes, is_strict=self.json_schema.strict)
+        return Form(f"{param}.schema", grammar)
 
 
 class StructuredOutputs(RequestBody):
@@ -58,7 +60,7 @@ class StructuredOutputs(RequestBody):
     ] = None
     """A schema, as an object or as text."""
 
-    def form(self) -> Form:
+    def form(self, *, closes: bool) -> Form:
         """Raises `InvalidField`."""
         given = [self.regex, self.choice, self.json_schema]
         is_one = sum(value is not None for value in given) == 1
@@ -67,7 +69,8 @@ class StructuredOutputs(RequestBody):
             return Form("structured_outputs.regex", Regex(self.regex))
         if self.choice is not None:
             return Form("structured_outputs.choice", Choice(self.choice))
-        return Form("structured_outputs.json", JsonSchema(as_schema("structured_outputs.json", self.json_schema)))
+        schema = as_schema("structured_outputs.json", self.json_schema)
+        return Form("structured_outputs.json", JsonSchema(schema, closes=closes))
 
 
 def as_schema(param: str, schema: Any) -> dict[str, Any]:

@@ -49,6 +49,8 @@ class NviumOptions(RequestBody):
     """Whether exits are told."""
     text_offsets: bool = False
     """Whether it is told beside the exits where each token's characters begin in the text."""
+    open_objects: bool = False
+    """Whether objects of a schema that declare `properties` may have others too where it does not say."""
 
 
 class GenerationRequest(RequestBody):
@@ -111,11 +113,12 @@ class GenerationRequest(RequestBody):
 
     def form(self) -> Form | None:
         """The form that the answer shall have. Raises `InvalidField` if there are two."""
-        asked = self.response_format.form() if self.response_format else None
+        closes = not self.nvium.open_objects
+        asked = self.response_format.form(closes=closes) if self.response_format else None
         if self.structured_outputs is None:
             return asked
         check(asked is None, "structured_outputs", "contradicts response_format; give one of them")
-        return self.structured_outputs.form()
+        return self.structured_outputs.form(closes=closes)
 
     @property
     def who(self) -> str | None:

@@ -4,25 +4,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from server.generation import grammars
 from server.schemas.body import RequestBody, Text, at_most, check, described
 
 FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 MAX_TOOLS = 128
 
-AUTO_REFUSED = '"auto", the default with tools, is not supported; it may be "none", "required" or a named function'
-
-
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class Function(RequestBody):
-    """Without `parameters` it has none. `strict` says nothing new: their schema always holds."""
+    """Without `parameters` it has none. Their schema always holds; `strict` closes objects that declare nothing too."""
 
     name: FunctionName
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+
+    def callable(self, *, closes: bool) -> grammars.Function:
+        return grammars.Function(self.schema_of_parameters, is_strict=self.strict, closes=closes)
 
     @property
     def schema_of_parameters(self) -> dict[str, Any]:
@@ -54,23 +55,21 @@ class NamedTool(RequestBody):
 
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | NamedTool,
-    described('must be "none", "required" or {"type": "function", "function": {"name": …}}'),
+    described('must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}'),
 ]
 
 
 def callable_tools(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
-    """Those of which one is called; none if the choice is to call none. Raises `InvalidField`."""
+    """Those that may be called, with "auto" (None) and "none" among others. Raises `InvalidField`."""
     names = [tool.function.name for tool in tools]
     check(len(set(names)) == len(names), "tools", "two functions have the same name")
-    if choice is None:
-        choice = "auto" if tools else "none"
-    check(choice != "auto", "tool_choice", AUTO_REFUSED)
+    if choice is None or choice == "auto":
+        return tools
     if choice == "none":
         return []
     check(bool(tools), "tool_choice", "there are no tools to choose from")
     if choice == "required":
         return tools
-    assert isinstance(choice, NamedTool)
     named = [tool for tool in tools if tool.function.name == choice.function.name]
     check(bool(named), "tool_choice", f"there is no tool {choice.function.name!r}")
     return named

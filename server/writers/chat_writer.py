@@ -1,12 +1,11 @@
 """The bodies of `/v1/chat/completions`, from the deltas of one request."""
 
 import uuid
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from nvium_core.text.tool_calls import ToolCallReader
-from server.generation.generation import Choice, Delta, Generation
+from nvium_core.text.tool_calls import CallPiece, ToolCallReader
+from server.generation.generation import Delta, Generation
 from server.generation.service import Service
 from server.schemas.chat import (
     AnyChatChoice,
@@ -33,8 +32,9 @@ class ChatWriter(Writer):
         super().__init__(service, request, generation, response_id)
         self._request = request
         self._vocabulary = service.vocabulary
-        self._calls_tool = bool(request.callable_tools())
-        self._readers: defaultdict[Choice, ToolCallReader] = defaultdict(ToolCallReader)
+        self._has_tools = bool(request.callable_tools())
+        self._is_text_first = not self._has_tools or request.may_answer_in_text
+        self._readers = {choice: ToolCallReader(service.chat_template.call_format) for choice in generation.choices}
 
     def whole(self, gained: Sequence[Delta]) -> Chat:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in gained]
@@ -43,35 +43,36 @@ class ChatWriter(Writer):
     def opening(self) -> Iterable[ChatChunk]:
         """A chunk for each choice that says who speaks."""
         for choice in self.generation.choices:
-            message: ChatMessage = {"role": "assistant", "content": None if self._calls_tool else ""}
+            message: ChatMessage = {"role": "assistant", "content": "" if self._is_text_first else None}
             yield self._chunk_of(Delta(choice), message, self._prompt_token_ids() if choice.index == 0 else {})
 
     def chunk(self, delta: Delta) -> ChatChunk:
-        if self._calls_tool:
-            return self._chunk_of(delta, self._call(delta, index=0))
-        is_empty = delta.finish_reason and not delta.text
-        return self._chunk_of(delta, {} if is_empty else {"content": delta.text})
+        said, calls = self._read(delta)
+        message: ChatMessage = {"content": said} if said or not (delta.finish_reason or self._has_tools) else {}
+        if calls:
+            message["tool_calls"] = [{"index": number, **call} for number, call in joined(calls).items()]
+        return self._chunk_of(delta, message)
 
     def usage_chunk(self) -> ChatChunk:
         return {**self._usage_chunk(), "object": CHUNK, "choices": [], **NO_MORE}
 
     def _message(self, delta: Delta) -> ChatMessage:
-        if self._calls_tool:
-            return {"role": "assistant", "content": None, "refusal": None, **self._call(delta)}
-        return {"role": "assistant", "content": delta.text, "refusal": None}
+        said, calls = self._read(delta)
+        message: ChatMessage = {"role": "assistant", "content": said, "refusal": None}
+        if self._has_tools and (calls or not self._is_text_first):
+            message["content"] = said or None
+        if calls:
+            message["tool_calls"] = [*joined(calls).values()]
+        return message
 
-    def _call(self, delta: Delta, index: int | None = None) -> ChatMessage:
-        """The call, or what is new of it; there is none before its name is whole."""
-        piece = self._readers[delta.choice].push(delta.text)
-        if not piece.name and not piece.arguments:
-            return {}
-        call: MadeToolCall = {"function": {"arguments": piece.arguments}}
-        if piece.name:
-            call |= {"id": f"call_{uuid.uuid4().hex}", "type": "function"}
-            call["function"]["name"] = piece.name
-        if index is not None:
-            call["index"] = index
-        return {"tool_calls": [call]}
+    def _read(self, delta: Delta) -> tuple[str, list[CallPiece]]:
+        """The text that is content, and what is new of calls; of a call nothing before its name is whole."""
+        if not self._has_tools:
+            return delta.text, []
+        reader = self._readers[delta.choice]
+        spoken = reader.push(delta.text)
+        rest = reader.flush() if delta.finish_reason and self._is_text_first else ""
+        return spoken.content + rest, spoken.calls
 
     def _chunk_of(self, delta: Delta, message: ChatMessage, more: PromptTokenIds = NO_MORE) -> ChatChunk:
         choice: ChatChunkChoice = {**self._chat_choice(delta), "delta": message}
@@ -95,3 +96,18 @@ class ChatWriter(Writer):
         if not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": self.generation.choices[0].prompt.token_ids}
+
+
+def joined(pieces: Sequence[CallPiece]) -> dict[int, MadeToolCall]:
+    """What is new of each call, by its number; the piece that brings a call's name gives it an id."""
+    calls: dict[int, MadeToolCall] = {}
+    for piece in pieces:
+        call = calls.setdefault(piece.number, {"function": {"arguments": ""}})
+        call["function"]["arguments"] += piece.arguments
+        if piece.name:
+            calls[piece.number] = {
+                "id": f"call_{uuid.uuid4().hex}",
+                "type": "function",
+                "function": {"name": piece.name, "arguments": ""},
+            }
+    return calls

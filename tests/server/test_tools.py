@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.byte_model import NAME, load_byte_model, token_ids
 from tests.server.live_server import LiveServer, live_server
+from tests.server.scripted_answers import answering
 from tests.server.test_refusals import error_of
 
 Json = dict[str, Any]
@@ -150,9 +151,105 @@ def test_the_clients_stream_helper_reads_a_call(server: LiveServer) -> None:
     assert [event.arguments for event in done] == [whole.choices[0].message.tool_calls[0].function.arguments]  # type: ignore[union-attr]
 
 
+CALL = '{"name": "get_weather", "arguments": {"place":"Köln","when":"now"}}'
+STOP = '{"name": "stop", "arguments": {}}'
+
+
+@pytest.mark.parametrize("tool_choice", [{}, {"tool_choice": "auto"}])
+@pytest.mark.parametrize("text", ["It rains.", '{"name": not a call', "", " {"])
+def test_an_answer_may_be_text_where_the_model_chooses(server: LiveServer, text: str, tool_choice: Json) -> None:
+    with answering(server.app, text, text):
+        whole = server.chat(tools=TOOLS, **tool_choice).json()["choices"][0]
+        chunks = streamed(server, tools=TOOLS, **tool_choice)
+    assert (whole["message"]["content"], whole["finish_reason"]) == (text, "stop")
+    assert "tool_calls" not in whole["message"]
+    assert "".join(chunk["delta"].get("content") or "" for chunk in chunks) == text
+
+
+def test_auto_without_tools_is_taken(server: LiveServer) -> None:
+    asked = {"max_tokens": 9, "return_token_ids": True}
+    assert server.chat(tool_choice="auto", **asked).json()["choices"] == server.chat(**asked).json()["choices"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (CALL, ["get_weather"]),
+        (f"{CALL}\n{STOP}\n{CALL}", ["get_weather", "stop", "get_weather"]),
+        (f"\n {STOP}", ["stop"]),
+    ],
+)
+def test_what_begins_as_a_call_is_one_and_there_may_be_several(server: LiveServer, text: str, names: list[str]) -> None:
+    client = server.client()
+    asked: Json = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "tools": TOOLS}
+    with answering(server.app, text, text):
+        choice = client.chat.completions.create(**asked).choices[0]
+        with client.chat.completions.stream(**asked) as stream:
+            joined = stream.until_done().get_final_completion().choices[0]
+    for told in (choice, joined):
+        assert (told.finish_reason, told.message.content or None) == ("tool_calls", None)
+        calls = [call.function for call in told.message.tool_calls or []]
+        assert [call.name for call in calls] == names
+        assert [json.loads(call.arguments) for call in calls] == [
+            {"place": "Köln", "when": "now"} if name == "get_weather" else {} for name in names
+        ]
+    assert len({call.id for call in choice.message.tool_calls or []}) == len(names)
+
+
+@pytest.mark.parametrize("broken", ['{"name": "get_weather", "arguments": {"place":"Rome"', '{"name": "g"'])
+def test_what_begins_as_a_call_cannot_go_on_as_anything_else(server: LiveServer, broken: str) -> None:
+    with answering(server.app, broken):
+        response = server.chat(tools=TOOLS)
+    assert response.status_code == 500, "nothing of the script is allowed any more"
+
+
+def test_one_call_is_made_where_several_are_not_allowed(server: LiveServer) -> None:
+    with answering(server.app, f"{CALL}\n{CALL}"):
+        choice = server.chat(tools=TOOLS, parallel_tool_calls=False).json()["choices"][0]
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+def test_arguments_are_streamed_as_they_grow(server: LiveServer) -> None:
+    with answering(server.app, CALL):
+        chunks = streamed(server, tools=TOOLS)
+    pieces = [call["function"]["arguments"] for chunk in chunks for call in chunk["delta"].get("tool_calls", [])]
+    assert len([piece for piece in pieces if piece]) > 10
+
+
+def test_with_a_schema_an_answer_is_a_call_or_what_the_schema_says(server: LiveServer) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    with answering(server.app, '{"name":"Ada"}', STOP):
+        text = server.chat(tools=TOOLS, response_format=form).json()["choices"][0]
+        call = server.chat(tools=TOOLS, response_format=form).json()["choices"][0]
+    assert (text["message"]["content"], text["finish_reason"]) == ('{"name":"Ada"}', "stop")
+    assert (call["message"]["tool_calls"][0]["function"]["name"], call["finish_reason"]) == ("stop", "tool_calls")
+
+
+TEMPLATES = {
+    "hermes": (
+        "<tool_call>",
+        f"I look. <tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>",
+        "I look. ",
+    ),
+    "llama": ('"parameters": ', f"{CALL}; {STOP}".replace("arguments", "parameters"), None),
+    "mistral": ("[TOOL_CALLS]", f"[{CALL}, {STOP}]", None),
+}
+
+
+@pytest.mark.parametrize("family", list(TEMPLATES))
+def test_calls_are_written_as_the_models_template_has_them(family: str) -> None:
+    sign, text, content = TEMPLATES[family]
+    model = load_byte_model()
+    model.tokenizer.chat_template = f"{{# {sign} #}}{{{{ messages[0].content }}}}"
+    with live_server(model) as server, answering(server.app, text):
+        choice = server.chat(tools=TOOLS).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == content
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather", "stop"]
+
+
 INVALID: list[tuple[str, Json]] = [
-    ("tool_choice", {"tools": TOOLS}),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": "auto"}),
     ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}),
     ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}),
     ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "x"}}}),

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.text.tool_calls import BEGINNING, END, MIDDLE, ToolCallReader
+from nvium_core.text.tool_calls import HERMES, LLAMA, MISTRAL, PLAIN, CallFormat, ToolCallReader, call_format
 
 texts = st.text(st.sampled_from('{}[]"\\ ,:a🦊\n')) | st.text()
 values = st.recursive(
@@ -19,44 +19,86 @@ styles = st.sampled_from([{"separators": (",", ":")}, {"indent": 1}, {"ensure_as
 cuts = st.lists(st.integers(0, 200))
 
 
-def call(name: str, arguments: str) -> str:
-    return BEGINNING + name + MIDDLE + arguments + END
+formats = st.sampled_from([PLAIN, HERMES, LLAMA, MISTRAL])
 
 
-def read(text: str, cuts: list[int]) -> tuple[ToolCallReader, list[str], str]:
-    """The reader after the text in pieces, the names it gave and the arguments joined."""
+def call(form: CallFormat, name: str, arguments: str) -> str:
+    return form.before + form.beginning + name + form.middle + arguments + form.end
+
+
+def read(form: CallFormat, text: str, cuts: list[int]) -> tuple[ToolCallReader, list[str], list[str], str]:
+    """The reader after the text in pieces, the names it gave, their arguments joined, and the content."""
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    reader = ToolCallReader()
-    pieces = [reader.push(text[start:end]) for start, end in pairwise(places)]
-    return reader, [piece.name for piece in pieces if piece.name], "".join(piece.arguments for piece in pieces)
+    reader, names, arguments, content = ToolCallReader(form), list[str](), list[str](), ""
+    for start, end in pairwise(places):
+        spoken = reader.push(text[start:end])
+        content += spoken.content
+        for piece in spoken.calls:
+            if piece.name:
+                names.append(piece.name)
+                arguments.append("")
+            arguments[piece.number] += piece.arguments
+    return reader, names, arguments, content
 
 
-@given(names, objects, styles, cuts)
+@given(formats, names, objects, styles, cuts)
 def test_a_call_cut_anywhere_comes_out_as_json_reads_it(
-    name: str, arguments: dict[str, Any], style: dict[str, Any], cuts: list[int]
+    form: CallFormat, name: str, arguments: dict[str, Any], style: dict[str, Any], cuts: list[int]
 ) -> None:
-    text = call(name, json.dumps(arguments, **style))
-    reader, told_names, told_arguments = read(text, cuts)
+    text = call(form, name, json.dumps(arguments, **style))
+    reader, told_names, [told_arguments], content = read(form, text, cuts)
     assert reader.is_complete
-    assert told_names == [json.loads(text)["name"]] == [name]
-    assert json.loads(told_arguments) == json.loads(text)["arguments"] == arguments
-    assert call(name, told_arguments) == text
+    assert (told_names, content, reader.flush()) == ([name], "", "")
+    assert json.loads(told_arguments) == arguments
+    assert call(form, name, told_arguments) == text
 
 
-@given(names, objects, cuts, st.integers(0, 200))
+@given(formats, st.lists(st.tuples(names, objects), min_size=2, max_size=4), cuts)
+def test_several_calls_are_told_apart(
+    form: CallFormat, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
+) -> None:
+    texts = [call(form, name, json.dumps(arguments)).removeprefix(form.before) for name, arguments in calls]
+    _, told_names, told_arguments, _ = read(form, form.before + form.between.join(texts) + form.after, cuts)
+    assert told_names == [name for name, _ in calls]
+    assert [json.loads(text) for text in told_arguments] == [arguments for _, arguments in calls]
+
+
+@given(formats, names, objects, cuts, st.integers(0, 200))
 def test_of_a_call_that_breaks_off_all_that_came_is_told_and_no_more(
-    name: str, arguments: dict[str, Any], cuts: list[int], length: int
+    form: CallFormat, name: str, arguments: dict[str, Any], cuts: list[int], length: int
 ) -> None:
     whole = json.dumps(arguments)
-    text = call(name, whole)[:length]
-    reader, told_names, told_arguments = read(text, cuts)
-    head = len(BEGINNING + name + MIDDLE)
+    text = call(form, name, whole)[:length]
+    reader, told_names, told_arguments, _ = read(form, text, cuts)
+    head = len(form.before + form.beginning + name + form.middle)
     assert told_names == ([name] if len(text) >= head else [])
-    assert told_arguments == text[head:][: len(whole)]
+    assert "".join(told_arguments) == text[head:][: len(whole)]
     assert reader.is_complete == (len(text) >= head + len(whole))
+
+
+@given(formats, texts, cuts)
+def test_text_that_is_no_call_is_content_to_its_last_character(form: CallFormat, text: str, cuts: list[int]) -> None:
+    reader, told_names, _, content = read(form, text, cuts)
+    assert told_names == []
+    assert content + reader.flush() == text
+
+
+def test_after_text_a_call_may_begin_where_a_tag_opens_it() -> None:
+    text = "Let me see. <tool" + call(HERMES, "f", "{}")
+    _, told_names, _, content = read(HERMES, text, [3, 14, 20, 30])
+    assert (told_names, content) == (["f"], "Let me see. <tool")
 
 
 def test_each_character_of_the_arguments_is_told_at_once_and_the_name_when_they_begin() -> None:
     reader = ToolCallReader()
-    told = [reader.push(character) for character in call("f", '{"a":"}"}')]
-    assert [piece for piece in told if any(piece)] == [("f", ""), *(("", c) for c in '{"a":"}"}')]
+    told = [reader.push(character) for character in call(PLAIN, "f", '{"a":"}"}')]
+    assert [tuple(piece) for spoken in told for piece in spoken.calls] == [
+        (0, "f", ""),
+        *((0, "", c) for c in '{"a":"}"}'),
+    ]
+
+
+def test_the_format_follows_the_template() -> None:
+    formats = {"{{ messages }}": PLAIN, "<tool_call>": HERMES, "[TOOL_CALLS]": MISTRAL, "<|python_tag|>": LLAMA}
+    assert {template: call_format(template) for template in formats} == formats
+    assert call_format(None) == PLAIN

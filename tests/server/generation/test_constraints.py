@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingParams, TooCostly, load_model
-from nvium_core.text.tool_calls import BEGINNING, END, MIDDLE
+from nvium_core.text.tool_calls import PLAIN
 from server.errors import InvalidField
 from server.generation.constraints import Constraints
-from server.generation.grammars import ANY_OBJECT, Choice, Grammar, JsonSchema, Regex, ToolCall
+from server.generation.grammars import ANY_OBJECT, Choice, Function, Grammar, JsonSchema, Regex, Schema, ToolCalls
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, load_byte_model, token_ids
 from tests.server.grammar_samples import (
     COSTLY_PATTERNS,
@@ -245,8 +245,12 @@ FUNCTIONS: dict[str, dict[str, Any] | None] = {
 }
 
 
+def calls_of(functions: Mapping[str, Schema | None]) -> ToolCalls:
+    return ToolCalls({name: Function(parameters) for name, parameters in functions.items()})
+
+
 def call(name: str, arguments: str) -> str:
-    return BEGINNING + name + MIDDLE + arguments + END
+    return PLAIN.beginning + name + PLAIN.middle + arguments + PLAIN.end
 
 
 @pytest.mark.parametrize(
@@ -268,16 +272,16 @@ def call(name: str, arguments: str) -> str:
 def test_a_tool_call_names_a_function_and_gives_it_arguments_of_its_schema(
     name: str, arguments: str, is_valid: bool
 ) -> None:
-    assert is_answer(ToolCall(FUNCTIONS), call(name, arguments)) == is_valid
+    assert is_answer(calls_of(FUNCTIONS), call(name, arguments)) == is_valid
     if name in FUNCTIONS:
-        assert is_answer(ToolCall({name: FUNCTIONS[name]}), call(name, arguments)) == is_valid
-        assert not is_answer(ToolCall({"other": None}), call(name, arguments))
-    assert not is_answer(ToolCall(FUNCTIONS), call(name, arguments).replace(": ", ":"))
+        assert is_answer(calls_of({name: FUNCTIONS[name]}), call(name, arguments)) == is_valid
+        assert not is_answer(calls_of({"other": None}), call(name, arguments))
+    assert not is_answer(calls_of(FUNCTIONS), call(name, arguments).replace(": ", ":"))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_call_the_function_they_are_told_to(name: str) -> None:
-    answers = list(generated(name, ToolCall({"get_weather": FUNCTIONS["get_weather"]}), seeds=5))
+    answers = list(generated(name, calls_of({"get_weather": FUNCTIONS["get_weather"]}), seeds=5))
     called = [json.loads(text) for text, reason in answers if reason == "stop"]
     assert called
     for answer in called:
@@ -288,7 +292,7 @@ def test_models_call_the_function_they_are_told_to(name: str) -> None:
 @pytest.mark.parametrize("kind", REFUSED_SCHEMAS)
 def test_a_schema_that_cannot_be_had_is_refused_as_response_and_as_parameters(kind: str) -> None:
     assert refusal(JsonSchema(REFUSED_SCHEMAS[kind]))
-    assert refusal(ToolCall({"f": REFUSED_SCHEMAS[kind]}))
+    assert refusal(calls_of({"f": REFUSED_SCHEMAS[kind]}))
 
 
 def test_a_schema_that_could_not_be_followed_behind_its_first_bracket_is_refused() -> None:
@@ -307,13 +311,12 @@ def test_a_choice_that_cannot_be_had_is_refused(options: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"', "ä", "a" * 65, "a\n"])
 def test_a_function_is_named_in_letters_that_need_no_escape(name: str) -> None:
-    assert "function's name" in refusal(ToolCall({name: None}))
+    assert "function's name" in refusal(calls_of({name: None}))
 
 
 def test_parameters_must_be_an_object() -> None:
-    for kind in ("string", ["object", "null"]):
-        assert "must be an object" in refusal(ToolCall({"f": {"type": kind}}))
-    assert refusal(ToolCall({}))
+    assert all("must be an object" in refusal(calls_of({"f": {"type": kind}})) for kind in ("string", ["object"]))
+    assert refusal(calls_of({}))
 
 
 def test_reasons_say_what_is_wrong_and_where_it_is() -> None:

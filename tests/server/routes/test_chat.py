@@ -143,6 +143,7 @@ def test_a_template_that_refuses_is_an_error_of_the_request() -> None:
         response = server.chat()
         assert response.status_code == 400
         assert "no system messages" in error_of(response)["message"]
+        assert error_of(response)["param"] == "messages"
 
 
 def test_a_tokenizers_own_template_is_used() -> None:

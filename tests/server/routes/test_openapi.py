@@ -39,6 +39,10 @@ def methods_by_path(openapi: Json) -> dict[str, set[str]]:
     return {path: set(methods) for path, methods in openapi["paths"].items()}
 
 
+def test_the_document_is_served(server: LiveServer) -> None:
+    assert server.http.get("/openapi.json").json() == DOCUMENT
+
+
 MESSAGES = [{"role": "user", "content": "a"}]
 
 
@@ -65,7 +69,9 @@ def test_what_is_answered_is_as_described(server: LiveServer, path: str, body: J
     check_answer(server, "POST", path, {"model": NAME, **limit, **body})
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/livez", "/readyz", "/health", "/version", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/livez", "/readyz", "/health", "/version", "/metrics", "/openapi.json"]
+)
 def test_what_is_told_is_as_described(server: LiveServer, path: str) -> None:
     check_answer(server, "GET", path, None)
 

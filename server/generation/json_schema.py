@@ -1,0 +1,242 @@
+"""A JSON schema as clients write it, made ready for llguidance: the same texts, but for what is said here.
+
+- Objects that declare `properties` are closed unless they say otherwise: read as open, as JSON Schema has it, they
+  invite a model to invent keys until its length runs out. What `$ref` and `allOf` merge counts as one object.
+- A `format` that llguidance cannot check, and `uniqueItems`, are annotations.
+- `oneOf` whose alternatives exclude each other is `anyOf`.
+- A pattern of `patternProperties` that stands for a few names is these properties, which cannot be repeated.
+
+Knows nothing of tokens, engines or HTTP.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+Schema = Mapping[str, Any]
+Names = dict[str, None]
+
+FORMATS = frozenset(
+    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
+)
+"""Those that llguidance checks."""
+
+OPEN_SUFFIX = "-merged"
+"""Of a definition's copy that is not closed, for the schemas that it is merged into."""
+
+OPEN_REFERENCE = re.compile(rf'"\$ref": "([^"]*{OPEN_SUFFIX})"')
+
+MAX_VISITS = 500_000
+"""Of schemas, to find what is merged with what."""
+
+MAX_EXCLUSIVE = 100
+"""Alternatives that are looked at for whether they exclude each other."""
+
+LITERALS = re.compile(r"\^(?:\((?:\?:)?([\w -]+(?:\|[\w -]+)*)\)|([\w -]+))\$")
+
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+NAMED = ("properties", "patternProperties", "dependentSchemas")
+SINGLE = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
+DEFINITIONS = ("$defs", "definitions")
+CLOSING = ("additionalProperties", "unevaluatedProperties")
+ANNOTATIONS = (
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$comment",
+    "$schema",
+)
+
+
+class SchemaTooLarge(ValueError):
+    """More is merged than is allowed."""
+
+
+def prepared(schema: Schema, *, closes: bool = True, is_strict: bool = False) -> dict[str, Any]:
+    """The schema that is compiled. `is_strict` closes objects that declare nothing as well. Raises `SchemaTooLarge`."""
+    return Preparation(schema, closes=closes, is_strict=is_strict).root()
+
+
+class Preparation:
+    def __init__(self, schema: Schema, *, closes: bool, is_strict: bool) -> None:
+        self._schema = schema
+        self._closes = closes
+        self._is_strict = is_strict
+        self._num_visits = 0
+
+    def root(self) -> dict[str, Any]:
+        ready: dict[str, Any] = self._prepare(self._schema)
+        for key in DEFINITIONS:
+            if isinstance(definitions := self._schema.get(key), Mapping):
+                closed = {name: self._prepare(body) for name, body in definitions.items()}
+                opened = {name + OPEN_SUFFIX: self._prepare(body, is_merged=True) for name, body in definitions.items()}
+                ready[key] = closed | needed(opened, [ready, closed])
+        return ready
+
+    def _prepare(self, node: Any, *, is_merged: bool = False) -> Any:
+        """A schema in its place; one that is merged with others leaves it to their common place to be closed."""
+        if not isinstance(node, Mapping):
+            return node
+        if only := only_member(node):
+            return self._prepare(only, is_merged=is_merged)
+        node = self._with_names_for_patterns(node)
+        merges = is_merged or "allOf" in node or ("$ref" in node and "properties" in node)
+        ready = {key: self._part(node, key, value, merges) for key, value in node.items() if is_kept(key, value)}
+        if "oneOf" in ready and "anyOf" not in ready and self._are_disjoint(node["oneOf"]):
+            ready["anyOf"] = ready.pop("oneOf")
+        return ready if is_merged else self._closed(node, ready)
+
+    def _part(self, node: Schema, key: str, value: Any, merges: bool) -> Any:
+        if key in NAMED and isinstance(value, Mapping):
+            return {name: self._prepare(child) for name, child in value.items()}
+        if key in LISTS and isinstance(value, list):
+            are_merged = key == "allOf" or (key != "prefixItems" and (merges or "properties" in node))
+            return [self._prepare(child, is_merged=are_merged) for child in value]
+        if key in SINGLE:
+            return [*map(self._prepare, value)] if isinstance(value, list) else self._prepare(value)
+        if key == "$ref" and merges and isinstance(value, str) and value.startswith(("#/$defs/", "#/definitions/")):
+            return value + OPEN_SUFFIX
+        return value
+
+    def _closed(self, node: Schema, ready: dict[str, Any]) -> dict[str, Any]:
+        if not self._closes or set(node) - {*ANNOTATIONS, *DEFINITIONS} == {"$ref"}:
+            return ready
+        names, is_open = self._declared(node)
+        if is_open or names is None:
+            return ready
+        any_value: dict[str, Any] = {name: {} for name in names}
+        return ready | {"properties": any_value | ready.get("properties", {}), "additionalProperties": False}
+
+    def _declared(self, node: Schema) -> tuple[Names | None, bool]:
+        """The properties of all that is merged in one place (None: none declared), and whether it says it is open."""
+        members = list(self._merged(node))
+        declaring = [member for member in members if isinstance(member.get("properties"), Mapping)]
+        keys = (*CLOSING, "patternProperties")
+        is_open = any(key in member for member in members for key in keys) or any(map(branches, members[1:]))
+        is_strict = self._is_strict and node.get("type") == "object"
+        names = {name: None for member in declaring for name in member["properties"]}
+        return (names if declaring or is_strict else None), is_open
+
+    def _merged(self, node: Schema) -> Iterator[Schema]:
+        """The node, first, and what applies to the same value; its own alternatives if it declares properties too."""
+        waiting, seen = [node], set[int]()
+        while waiting:
+            member = waiting.pop(0)
+            if id(member) in seen:
+                continue
+            seen.add(id(member))
+            self._num_visits += 1
+            if self._num_visits > MAX_VISITS:
+                raise SchemaTooLarge("it merges too many schemas")
+            yield member
+            own_branches = branches(node) if member is node and "properties" in node else []
+            children = [self._target(member.get("$ref")), *listed(member, "allOf"), *own_branches]
+            waiting += [child for child in children if isinstance(child, Mapping)]
+
+    def _target(self, reference: Any) -> Any:
+        """What a `$ref` within the document names; None if it cannot be followed."""
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return self._schema if reference == "#" else None
+        found: Any = self._schema
+        for part in reference[2:].split("/"):
+            name = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+    def _with_names_for_patterns(self, node: Schema) -> Schema:
+        patterns = node.get("patternProperties")
+        if not isinstance(patterns, Mapping):
+            return node
+        named = {name: child for pattern, child in patterns.items() for name in literals(pattern)}
+        left = {pattern: child for pattern, child in patterns.items() if not literals(pattern)}
+        if named.keys() & node.get("properties", {}).keys():
+            return node
+        own = {key: value for key, value in node.items() if key != "patternProperties"}
+        more = {"patternProperties": left} if left else {}
+        is_closed = (
+            {} if any(key in node for key in CLOSING) or "properties" in node else {"additionalProperties": True}
+        )
+        return {**own, "properties": {**node.get("properties", {}), **named}, **is_closed, **more}
+
+    def _are_disjoint(self, alternatives: Any) -> bool:
+        """Whether no value can fit two of them, as far as this looks."""
+        if not isinstance(alternatives, list) or len(alternatives) > MAX_EXCLUSIVE:
+            return False
+        resolved = [self._resolved(alternative) for alternative in alternatives]
+        return all(exclude(one, other) for one, other in combinations(resolved, 2))
+
+    def _resolved(self, node: Any) -> Schema:
+        """The node, or the definition it names; a property of it is resolved where it is asked for."""
+        target = self._target(node.get("$ref")) if isinstance(node, Mapping) and "$ref" in node else node
+        return target if isinstance(target, Mapping) else {}
+
+
+def only_member(node: Schema) -> Schema | None:
+    """Of an `allOf` that only annotates another schema."""
+    members = node.get("allOf")
+    is_wrapper = isinstance(members, list) and len(members) == 1 and not set(node) - {"allOf", *ANNOTATIONS}
+    return members[0] if is_wrapper and isinstance(members, list) and isinstance(members[0], Mapping) else None
+
+
+def needed(definitions: Mapping[str, Any], users: list[Any]) -> dict[str, Any]:
+    """Those of the definitions that are referred to, by others of them too."""
+    found: dict[str, Any] = {}
+    while users:
+        names = {name.rsplit("/", 1)[-1] for name in OPEN_REFERENCE.findall(json.dumps(users))}
+        users = [definitions[name] for name in names if name in definitions and name not in found]
+        found |= {name: definitions[name] for name in names if name in definitions}
+    return found
+
+
+def listed(node: Schema, key: str) -> list[Any]:
+    value = node.get(key)
+    return value if isinstance(value, list) else []
+
+
+def branches(node: Schema) -> list[Any]:
+    """A schema's alternatives."""
+    return [*listed(node, "anyOf"), *listed(node, "oneOf")]
+
+
+def is_kept(key: str, value: Any) -> bool:
+    is_annotation = key == "format" and isinstance(value, str) and value not in FORMATS
+    return not is_annotation and key not in ("uniqueItems", *DEFINITIONS)
+
+
+def literals(pattern: str) -> list[str]:
+    """The names that a pattern such as `^x$` or `^(x|y)$` stands for; none if there may be others."""
+    matched = LITERALS.fullmatch(pattern)
+    return (matched[1] or matched[2]).split("|") if matched else []
+
+
+def exclude(one: Schema, other: Schema) -> bool:
+    """Whether the two are constants, types or tagged objects that no value can both be."""
+    values, others = constants(one), constants(other)
+    if values is not None and others is not None:
+        return not values & others
+    types, other_types = one.get("type"), other.get("type")
+    if isinstance(types, str) and isinstance(other_types, str) and types != other_types:
+        return {types, other_types} != {"integer", "number"}
+    tags = (tag for tag in one.get("required", ()) if tag in other.get("required", ()))
+    return any(tag_excludes(one, other, tag) for tag in tags)
+
+
+def tag_excludes(one: Schema, other: Schema, tag: str) -> bool:
+    values, others = (constants(schema.get("properties", {}).get(tag, {})) for schema in (one, other))
+    return values is not None and others is not None and not values & others
+
+
+def constants(schema: Any) -> set[str] | None:
+    """The values that a schema lists, as text."""
+    if not isinstance(schema, Mapping):
+        return None
+    if "const" in schema:
+        return {json.dumps(schema["const"], sort_keys=True)}
+    listed = schema.get("enum")
+    return {json.dumps(value, sort_keys=True) for value in listed} if isinstance(listed, list) else None

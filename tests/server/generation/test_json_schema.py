@@ -1,0 +1,120 @@
+"""What schemas are read as, shown by the texts that they then allow."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, SecretStr
+
+from server.generation.grammars import JsonSchema, UnusableGrammar
+from tests.server.generation.test_constraints import is_answer, refusal
+
+Json = dict[str, Any]
+
+A: Json = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+B: Json = {"type": "object", "properties": {"b": {"type": "integer"}}}
+NODE: Json = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}},
+    "required": ["n", "next"],
+}
+DEFINED = {"$defs": {"A": A, "B": B, "Node": NODE}}
+
+
+def allowed(schema: Json, *values: Json, **how: bool) -> list[bool]:
+    return [is_answer(JsonSchema(schema, **how), json.dumps(value, separators=(",", ":"))) for value in values]
+
+
+def test_an_object_that_declares_properties_is_closed_unless_it_says_otherwise() -> None:
+    assert allowed(A, {"a": 1}, {"a": 1, "x": 2}) == [True, False]
+    assert allowed({"type": "object", "properties": {}}, {}, {"x": 1}) == [True, False]
+    assert allowed(A | {"additionalProperties": True}, {"a": 1, "x": 2}) == [True]
+    assert allowed(A, {"a": 1, "x": 2}, closes=False) == [True]
+
+
+def test_an_object_that_declares_nothing_is_open_unless_it_is_strict() -> None:
+    assert allowed({"type": "object"}, {"x": 1}) == [True]
+    assert allowed({"type": "object"}, {}, {"x": 1}, is_strict=True) == [True, False]
+
+
+@pytest.mark.parametrize(
+    "schema", [{"allOf": [A, B]}, {"allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}, {"$ref": "#/$defs/A"} | B]
+)
+def test_what_is_merged_is_closed_as_one_object(schema: Json) -> None:
+    assert allowed(DEFINED | schema, {"a": 1}, {"a": "1"}, {"a": 1, "c": 2}) == [True, False, False]
+    both = {"a": 1, "b": 2}, {"b": 2, "a": 1}
+    assert any(allowed(DEFINED | schema, *both))
+
+
+def test_a_definition_is_closed_where_it_is_used_and_open_where_it_is_merged() -> None:
+    schema = DEFINED | {"type": "object", "properties": {"x": {"$ref": "#/$defs/A"}, "y": {"allOf": [A, B]}}}
+    assert allowed(schema, {"x": {"a": 1}}, {"x": {"a": 1, "b": 2}}, {"y": {"a": 1, "b": 2}}) == [True, False, True]
+    assert allowed(schema, {"y": {"a": 1, "c": 2}}, {"z": 1}) == [False, False]
+
+
+def test_a_recursive_object_is_closed_at_every_depth() -> None:
+    inner = {"n": 2, "next": None}
+    schema = DEFINED | {"$ref": "#/$defs/Node"}
+    assert allowed(schema, {"n": 1, "next": inner}, {"n": 1, "next": inner | {"x": 1}}) == [True, False]
+
+
+def test_alternatives_are_closed_each_by_itself_or_with_what_they_share() -> None:
+    assert allowed({"anyOf": [A, B]}, {"a": 1}, {"b": 1}, {"a": 1, "b": 1}) == [True, True, False]
+    shared = {"type": "object", "properties": {"k": {"type": "integer"}}, "anyOf": [A, B]}
+    assert allowed(shared, {"k": 1, "a": 1}, {"k": 1, "c": 1}) == [True, False]
+
+
+@pytest.mark.parametrize("name", ["path", "password", "binary", "json-pointer", "iri", "int32", "regex", "my-own"])
+def test_a_format_that_cannot_be_checked_is_an_annotation(name: str) -> None:
+    assert is_answer(JsonSchema({"type": "string", "format": name}), '"x y"')
+    assert not is_answer(JsonSchema({"type": "string", "format": "date"}), '"x y"')
+
+
+def test_exclusive_alternatives_may_be_given_as_one_of() -> None:
+    constants = {"oneOf": [{"const": "a", "title": "A"}, {"enum": ["b", 1]}]}
+    assert [is_answer(JsonSchema(constants), text) for text in ('"a"', '"b"', "1", '"c"')] == [True, True, True, False]
+    tagged = {
+        "oneOf": [{"$ref": "#/$defs/X"}, {"$ref": "#/$defs/Y"}],
+        "discriminator": {"propertyName": "k"},
+        "$defs": {
+            name: {"type": "object", "properties": {"k": {"const": name}, "v": {}}, "required": ["k"]} for name in "XY"
+        },
+    }
+    assert allowed(tagged, {"k": "X"}, {"k": "Y"}, {"k": "Z"}) == [True, True, False]
+    assert "oneOf" in refusal(JsonSchema({"oneOf": [{"type": "integer"}, {"type": "number"}]}))
+
+
+@pytest.mark.parametrize("pattern", ["^x$", "^(x|y)$", "^(?:x)$"])
+def test_a_pattern_that_stands_for_names_does_not_repeat_them(pattern: str) -> None:
+    schema = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
+    assert [is_answer(JsonSchema(schema), text) for text in ('{"x":1}', '{"x":1,"x":1}', '{"z":1}')] == [
+        True,
+        False,
+        False,
+    ]
+
+
+class Modelled(BaseModel):
+    path: Path
+    secret: SecretStr
+    raw: bytes
+    names: set[str]
+    kind: Literal["a", "b"] | None = None
+
+
+def test_what_pydantic_makes_of_everyday_types_is_taken() -> None:
+    text = '{"path":"/x","secret":"s","raw":"r","names":["a"],"kind":null}'
+    assert is_answer(JsonSchema(Modelled.model_json_schema()), text)
+    Modelled.model_validate_json(text)
+
+
+def test_what_is_refused_is_named_with_its_place_in_the_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"items": {"not": {"type": "string"}}}}}
+    assert refusal(JsonSchema(schema)) == 'the_field: properties.a.items: Unimplemented keys: ["not"]'
+
+
+def test_too_much_merged_is_refused() -> None:
+    chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"minItems": 0}]} for i in range(1_000)}
+    with pytest.raises(UnusableGrammar, match="too many schemas"):
+        JsonSchema({"$defs": chain, "$ref": "#/$defs/d0", "properties": {"x": {}}}).text()

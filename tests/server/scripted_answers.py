@@ -1,0 +1,64 @@
+"""Answers that are given: a real server whose random model is led, token by token, along a text.
+
+What a request asks of the answer's form holds all the same: a text that it does not allow fails.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fastapi import FastAPI
+
+from nvium_core import Constraint
+from server.generation.service import Service
+from server.schemas.formats import Form
+from tests.byte_model import token_ids
+
+VOCABULARY = 257
+
+
+class Scripted:
+    """Allows the next token of a text, and end-of-text after it, as far as another constraint does."""
+
+    def __init__(self, token_ids: list[int], asked: Constraint | None) -> None:
+        self._token_ids = token_ids
+        self._asked = asked
+
+    @property
+    def is_over(self) -> bool:
+        return self._asked is not None and self._asked.is_over
+
+    def allowed(self) -> bytes:
+        asked = int.from_bytes(self._asked.allowed(), "little") if self._asked else -1
+        return (asked & (1 << self._token_ids[0])).to_bytes(VOCABULARY // 8 + 1, "little")
+
+    def advance(self, token_id: int) -> None:
+        self._token_ids = self._token_ids[1:]
+        if self._asked:
+            self._asked.advance(token_id)
+
+    def fork(self) -> "Scripted":
+        return Scripted(self._token_ids, self._asked.fork() if self._asked else None)
+
+
+def script(app: FastAPI, answers: Callable[[], str]) -> None:
+    """Have every request answered with the next text."""
+    service: Service = app.state.service
+    constraint = service.constraint
+
+    async def scripted(form: Form | None) -> Constraint:
+        return Scripted([*token_ids(answers()), 0], await constraint(form))
+
+    service.constraint = scripted  # type: ignore[method-assign]
+
+
+@contextmanager
+def answering(app: FastAPI, *texts: str) -> Iterator[None]:
+    """Requests are answered with these texts in turn, and all of them are given."""
+    service: Service = app.state.service
+    constraint, left = service.constraint, [*texts]
+    script(app, lambda: left.pop(0))
+    try:
+        yield
+    finally:
+        service.constraint = constraint  # type: ignore[method-assign]
+    assert not left
