@@ -53,7 +53,7 @@ class Service:
         self.exit_layers = list(loaded.model.config.exit_layers or [])
         self.engine = Engine(loaded.model, settings.engine)
         self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
-        self.worker = EngineWorker(self.engine, observe=self.metrics.observe_step)
+        self.worker = EngineWorker(self.engine, observe=self.metrics.steps.observe)
         self.metrics.watch(lambda: self.worker.state, lambda: self.worker.seconds_since_progress)
         self.admission = Admission(settings.max_sequences + settings.max_queue)
         self.fingerprint = fingerprint(loaded, settings)

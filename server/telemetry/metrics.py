@@ -8,11 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nvium_core import StepReport, TokenEvent, WorkerState
+from nvium_core import WorkerState
 from server.telemetry.sink import sink
-
-STEP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+from server.telemetry.steps import StepMetrics
 
 Outcome = Literal["completed", "invalid", "rejected", "cancelled", "failed"]
 
@@ -33,22 +31,18 @@ REASONS = (
 class Metrics:
     """`depth_ratios` are the depths of the exits over that of the model.
 
-    Requests are observed on the event loop, Steps on the device thread.
+    Requests are observed on the event loop, Steps, by `steps`, on the device thread.
     """
 
     def __init__(self, depth_ratios: Sequence[float], latency_buckets: Sequence[float]) -> None:
         self.registry = CollectorRegistry()
-        self._depth_ratios = depth_ratios
         self._add_request_metrics(latency_buckets)
-        self._add_token_metrics()
-        self._add_step_metrics()
-        exits = range(1, len(depth_ratios) + 1)
+        self.prompt_tokens = Counter(
+            "nvium_prompt_tokens", "Prompt tokens of admitted requests.", registry=self.registry
+        )
+        self.steps = StepMetrics(depth_ratios)
+        self.registry.register(self.steps)
         self.registry.register(LogCollector())
-        self._tokens_by_exit = {number: self.generated_tokens.labels(number) for number in exits}
-        self._steps_by_block = {
-            number: (self.steps.labels(number), self.step_time.labels(number), self.step_rows.labels(number))
-            for number in exits
-        }
 
     def _add_request_metrics(self, buckets: Sequence[float]) -> None:
         registry = self.registry
@@ -80,44 +74,6 @@ class Metrics:
             registry=registry,
             buckets=buckets,
         )
-
-    def _add_token_metrics(self) -> None:
-        registry = self.registry
-        self.prompt_tokens = Counter("nvium_prompt_tokens", "Prompt tokens of admitted requests.", registry=registry)
-        self.generated_tokens = Counter(
-            "nvium_generated_tokens", "Tokens spoken, by exit.", ["exit"], registry=registry
-        )
-        self.exit_depth_ratio = Histogram(
-            "nvium_exit_depth_ratio",
-            "Depth of the exit that spoke a token, as a share of all layers.",
-            registry=registry,
-            buckets=self._depth_ratios,
-        )
-
-    def _add_step_metrics(self) -> None:
-        registry = self.registry
-        self.steps = Counter("nvium_steps", "Steps, by block.", ["block"], registry=registry)
-        self.step_time = Histogram(
-            "nvium_step_seconds", "Time of a Step.", ["block"], registry=registry, buckets=STEP_BUCKETS
-        )
-        self.step_rows = Histogram(
-            "nvium_step_rows",
-            "Rows of a Step, piggybacked ones included.",
-            ["block"],
-            registry=registry,
-            buckets=ROW_BUCKETS,
-        )
-
-    def observe_step(self, report: StepReport) -> None:
-        """Called on the device thread."""
-        steps, seconds, rows = self._steps_by_block[report.block]
-        steps.inc()
-        seconds.observe(report.seconds)
-        rows.observe(report.num_rows)
-        for event in report.events:
-            if isinstance(event, TokenEvent):
-                self._tokens_by_exit[event.exit].inc()
-                self.exit_depth_ratio.observe(self._depth_ratios[event.exit - 1])
 
     def foresee(self, endpoints: Iterable[str]) -> None:
         """Show at zero whatever may be counted, as growth is only seen of a series that was there before."""
