@@ -1,4 +1,4 @@
-"""Reading a model folder: our layout, the layout the paper's authors publish, or a Hugging Face Llama.
+"""Reading a model folder: our layout, the layout the paper's authors publish, or a Hugging Face Llama or relative.
 
 All three become the same thing, a configuration and tensors under our names. Weights come from safetensors only.
 """
@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nvium_core.errors import NviumError
+from nvium_core.model.backbones import MAKES, backbone_fields
 from nvium_core.model.config import NviumConfig
 
 MODEL_FOLDER = "model"  # where a training run leaves its model, inside its own folder
@@ -122,9 +123,10 @@ def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
         return fields
     if "NviumModel" in (fields.get("architectures") or []):
         return fields | _published_fields(folder / PUBLISHED_EXTRAS, fields.get("num_hidden_layers"))
-    if model_type == "llama":
-        return fields | {"adapter_hidden_size": 0}
-    raise CheckpointError(f"{folder / 'config.json'}: model_type {model_type!r} is neither nvium nor llama")
+    if model_type in MAKES:
+        return backbone_fields(model_type, fields)
+    known = ", ".join(["nvium", *MAKES])
+    raise CheckpointError(f"{folder / 'config.json'}: model_type {model_type!r} is none of those that load: {known}")
 
 
 def _published_fields(path: Path, num_layers: Any) -> dict[str, Any]:

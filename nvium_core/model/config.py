@@ -35,6 +35,8 @@ class NviumConfig(LlamaConfig):
 
     `router_hidden_size=None` takes the paper's ⌊0.66 d⌋; `adapter_hidden_size=None` takes the width d,
     and 0 leaves the adapters out, which with a single exit is exactly a Llama.
+    What other makes have beyond a Llama: `qkv_bias`, biases of queries, keys and values without one of the output;
+    `qk_norm`, norms of every query and key; `no_rope_layers`, the indices of layers without rotary embedding.
     """
 
     model_type = "nvium"
@@ -43,6 +45,9 @@ class NviumConfig(LlamaConfig):
     router_hidden_size: int | None = None
     adapter_hidden_size: int | None = None
     router_temperature: float | int = 1.0
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    no_rope_layers: list[int] | tuple[int, ...] = ()
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._check_sizes()  # before anything is divided by one
@@ -62,6 +67,8 @@ class NviumConfig(LlamaConfig):
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
         if rope_type in ("dynamic", "longrope"):
             raise ValueError(f"rope_type {rope_type!r} depends on the longest sequence of a batch and cannot be served")
+        if (self.rope_parameters or {}).get("partial_rotary_factor", 1) != 1:
+            raise ValueError("partial_rotary_factor: rotary embeddings of a part of each head cannot be served")
 
     def _check_sizes(self) -> None:
         """Raise `ValueError` for what could not be built, or would take all the memory there is."""

@@ -1,4 +1,4 @@
-"""A plain Llama backbone, unaware of exits, caches and batches.
+"""A Llama backbone, with the parts that its relatives have more; unaware of exits, caches and batches.
 
 Every function works on *rows*: token positions in any arrangement. How a row sees other rows is the
 caller's affair, given as `attend`; so training (packed documents), `generate()` (a Hugging Face cache) and the
@@ -46,17 +46,22 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
         query_width = config.num_attention_heads * self.head_dim
         key_width = (config.num_key_value_heads or config.num_attention_heads) * self.head_dim
-        bias = config.attention_bias
+        self.has_rotary = layer_index not in config.no_rope_layers
+        bias = config.attention_bias or config.qkv_bias
         self.q_proj = nn.Linear(config.hidden_size, query_width, bias=bias)
         self.k_proj = nn.Linear(config.hidden_size, key_width, bias=bias)
         self.v_proj = nn.Linear(config.hidden_size, key_width, bias=bias)
-        self.o_proj = nn.Linear(query_width, config.hidden_size, bias=bias)
+        self.o_proj = nn.Linear(query_width, config.hidden_size, bias=config.attention_bias)
+        self.q_norm, self.k_norm = (
+            RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
+        )
 
     def forward(self, x_XD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        q_XHP = self.q_proj(x_XD).unflatten(-1, (-1, self.head_dim))
-        k_XGP = self.k_proj(x_XD).unflatten(-1, (-1, self.head_dim))
+        q_XHP = self.q_norm(self.q_proj(x_XD).unflatten(-1, (-1, self.head_dim)))
+        k_XGP = self.k_norm(self.k_proj(x_XD).unflatten(-1, (-1, self.head_dim)))
         v_XGP = self.v_proj(x_XD).unflatten(-1, (-1, self.head_dim))
-        q_XHP, k_XGP = rotate(q_XHP, rotary), rotate(k_XGP, rotary)
+        if self.has_rotary:
+            q_XHP, k_XGP = rotate(q_XHP, rotary), rotate(k_XGP, rotary)
         return self.o_proj(attend(q_XHP, k_XGP, v_XGP, self.layer_index).flatten(-2))
 
 

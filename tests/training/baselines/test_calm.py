@@ -64,7 +64,7 @@ def test_folders_of_other_kinds_are_refused(tmp_path: Path, folder: Path) -> Non
     small_univium().save_pretrained(tmp_path / "llama")
     with pytest.raises(CheckpointError, match="'llama' is not calm"):
         CalmForCausalLM.from_pretrained(tmp_path / "llama")
-    with pytest.raises(CheckpointError, match="'calm' is neither nvium nor llama"):
+    with pytest.raises(CheckpointError, match="'calm' is none of those that load: nvium, llama"):
         NviumForCausalLM.from_pretrained(folder)
     with pytest.raises(CheckpointError, match="no such model folder"):
         CalmForCausalLM.from_pretrained(tmp_path / "nowhere")

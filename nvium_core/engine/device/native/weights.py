@@ -50,8 +50,8 @@ class ExitShape(ctypes.Structure):
 
 
 def is_plain(model: NviumForCausalLM) -> bool:
-    """Whether the native functions read every parameter of the model, know its activation, and run where it is."""
-    if model.device.type != "cpu" or model.config.hidden_act != "silu":
+    """Whether the native functions read every parameter of the model, know its other parts, and run where it is."""
+    if model.device.type != "cpu" or model.config.hidden_act != "silu" or model.config.no_rope_layers:
         return False
     if {id(weight) for weight in model.parameters()} != {id(weight) for weight in _read(model)}:
         return False
