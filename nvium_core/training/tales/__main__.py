@@ -1,0 +1,42 @@
+"""The two commands: `tell` and `pack`."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from transformers import AutoTokenizer
+
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.tales.narrator import Narrator
+from nvium_core.training.tales.pack import pack_tales
+from nvium_core.training.tales.tell import tell_tales
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def tell(
+    model: Annotated[Path, typer.Argument(help="The folder of an instruction-tuned Llama.")],
+    folder: Annotated[Path, typer.Argument(help="Where the shards are.")],
+    tales_per_shard: Annotated[int, typer.Option(help="How many are told side by side.", min=1)] = 128,
+) -> None:
+    """Tell tales until stopped; begun again, goes on."""
+    teller = NviumForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    narrator = Narrator(teller, AutoTokenizer.from_pretrained(model))
+    tell_tales(narrator, folder, tales_per_shard, partial(typer.echo, err=True))
+
+
+@app.command()
+def pack(
+    folder: Annotated[Path, typer.Argument(help="Where the shards are.")],
+    target: Annotated[Path, typer.Argument(help="The .xz to write; its counts go beside it, as .json.")],
+    words_from: Annotated[Path, typer.Option(help="Text, plain or .xz, whose frequent words a tale may use.")],
+) -> None:
+    """Filter what has been told and write it as documents between lines of <|endoftext|>."""
+    typer.echo(pack_tales(folder, target, words_from))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,61 @@
+"""Plots: what a tale is about, and the sentences its parts begin with, drawn from plots.yaml."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+WORDS = Path(__file__).with_name("plots.yaml")
+PRONOUNS = (("she", "her", "her", "herself"), ("he", "him", "his", "himself"))
+NUM_KINDS = 6
+"""Animals that are drawn beside the children, one of which is the hero."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plot:
+    """What the model is asked, how each part begins (the last is the tale's last sentence), and the hero's name."""
+
+    request: str
+    parts: list[str]
+    name: str
+
+
+@cache
+def words() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
+    return read
+
+
+def draw_plot(random: Random) -> Plot:
+    turn, parts = random.choice(list(words()["turns"].items()))
+    cast = draw_cast(random)
+    sentences = [random.choice(choices) for choices in (words()["openings"], *parts)]
+    has_helper = any("helper}" in sentence for sentence in sentences)
+    sentences.append(random.choice([ending for ending in words()["endings"] if has_helper or "helper" not in ending]))
+    request = random.choice(words()["requests"]).replace("{turn}", turn)
+    return Plot(
+        request=request.format_map(cast), parts=[part.format_map(cast) for part in sentences], name=cast["name"]
+    )
+
+
+def draw_cast(random: Random) -> dict[str, str]:
+    """A word for every field that a sentence may have."""
+    drawn = words()
+    she, them, her, self_ = random.choice(PRONOUNS)
+    animals = [f"{random.choice(drawn['characters'])} {random.choice(drawn['animals'])}" for _ in range(NUM_KINDS)]
+    nouns = {field: random.choice(choices) for field, choices in drawn["nouns"].items()}
+    nouns["kind"] = random.choice(drawn["children"][she] + animals)
+    with_article = {f"a_{field}": f"{article(noun)} {noun}" for field, noun in nouns.items()}
+    cast: dict[str, str] = nouns | with_article | {"she": she, "them": them, "her": her, "self": self_}
+    cast |= {field.capitalize(): cast[field].capitalize() for field in ("she", "her")}
+    cast["A_helper"] = cast["a_helper"].capitalize()
+    cast |= {field: random.choice(choices) for field, choices in drawn["phrases"].items()}
+    cast["name"] = random.choice(drawn["names"][she])
+    return cast
+
+
+def article(noun: str) -> str:
+    return "an" if noun[0] in "aeiou" else "a"
