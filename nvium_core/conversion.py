@@ -26,10 +26,12 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 
 from nvium_core.choices import Precision
 from nvium_core.errors import NviumError
-from nvium_core.loading import load_tokenizer
-from nvium_core.model.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from nvium_core.loading import check_vocabulary, gguf_file_tokenizer, load_tokenizer
+from nvium_core.model.checkpoint import Checkpoint, CheckpointError
 from nvium_core.model.config import NviumConfig
+from nvium_core.model.gguf import is_gguf
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.source import read_source
 
 TOKENIZER_FILE = "tokenizer.json"
 COMPANIONS = (
@@ -81,19 +83,21 @@ def convert(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     **hub_options: Any,
 ) -> Conversion:
-    """Write the model `source` (a folder or Hub name in any of the three layouts) as the folder `target`.
+    """Write the model `source` (a folder, Hub name or GGUF file in any layout that loads) as the folder `target`.
 
     `auto` keeps the precision that is stored, the widest of them if there are several. `hub_options` go to the Hub's
     client. Raises `CheckpointError` naming what is missing or damaged in the source, and `ConversionError` if the
     target is not empty or cannot be written.
     """
     place = check_target(Path(target))
-    checkpoint = read_checkpoint(source, **hub_options)
+    checkpoint = read_source(source, dtype=None if dtype == "auto" else getattr(torch, dtype), **hub_options)
     has_tokenizer = check(checkpoint)
     precision = stored_precision(checkpoint) if dtype == "auto" else getattr(torch, dtype)
     with written_whole(place) as folder:
         write_config(checkpoint.config, precision, folder)
         write_tensors(checkpoint.tensors, precision, max_shard_bytes, folder)
+        if is_gguf(source):
+            gguf_file_tokenizer(checkpoint.folder).save_pretrained(folder)
         for file in companions(checkpoint.folder):
             shutil.copyfile(file, folder / file.name)
     num_parameters = sum(tensor.numel() for tensor in checkpoint.tensors.values())
@@ -124,6 +128,9 @@ def check(checkpoint: Checkpoint) -> bool:
     files = companions(checkpoint.folder)
     for file in files:
         check_json(file)
+    if is_gguf(checkpoint.folder):
+        check_vocabulary(gguf_file_tokenizer(checkpoint.folder), model, checkpoint.folder)
+        return True
     has_tokenizer = checkpoint.folder / TOKENIZER_FILE in files
     if has_tokenizer:
         load_tokenizer(checkpoint.folder, model)

@@ -5,6 +5,7 @@ NviumError
 ├── ConversionError     a folder that cannot be written to           (conversion)
 ├── InvalidRequest      a request or limit that cannot be served     (engine.params)
 ├── EngineError         a sequence that could not be run to its end  (engine.failures)
+├── TokenizerError      a tokenizer that a GGUF file names in vain  (text.gguf_tokenizer)
 ├── ConversationError   messages that a chat template does not take  (text.chat_template)
 ├── DataError           text that cannot be used                     (training.data.documents)
 ├── RecipeError         an unknown recipe or setting                 (training.recipes.recipe)

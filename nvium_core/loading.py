@@ -10,7 +10,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Device, Precision
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, CheckpointError, resolve_folder
+from nvium_core.model.gguf import is_gguf, open_gguf
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
@@ -34,13 +36,17 @@ def load_model(
     dtype: Precision = "auto",
     kind: type[NviumForCausalLM] = NviumForCausalLM,
 ) -> LoadedModel:
-    """Load a folder or Hub name; None is the embedded model. `auto` is CUDA where there is one, and there bfloat16.
+    """Load a folder, Hub name or GGUF file; None is the embedded model.
+
+    `auto` is CUDA where there is one, and there bfloat16; a GGUF file is in its own precision, groups in bfloat16.
 
     `kind` is the class to load it as. Raises `CheckpointError` naming what is wrong.
     """
     disable_progress_bar()
     path = Path(source) if source else embedded_model()
     place = resolve_device(device)
+    if is_gguf(path):
+        return load_gguf(path, place, dtype, kind)
     folder = resolve_folder(path)
     model = kind.from_pretrained(folder, dtype=resolve_dtype(dtype, place)).eval()
     nn.Module.to(model, place)
@@ -52,6 +58,29 @@ def model_name(source: Path) -> str:
     path = source.resolve() if source.exists() else source
     is_runs = path.name == MODEL_FOLDER and (path.parent / RECIPE_FILE).is_file()
     return path.parent.name if is_runs else path.name
+
+
+def load_gguf(path: Path, device: torch.device, dtype: Precision, kind: type[NviumForCausalLM]) -> LoadedModel:
+    """A GGUF file's model, under the file's name without its suffix."""
+    tokenizer = gguf_file_tokenizer(path)
+    precision = "auto" if dtype == "auto" and device.type == "cpu" else resolve_dtype(dtype, device)
+    model = kind.from_pretrained(path, dtype=precision).eval()
+    nn.Module.to(model, device)
+    check_vocabulary(tokenizer, model, path)
+    return LoadedModel(path.stem, model, tokenizer, path.resolve())
+
+
+def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """Raises `CheckpointError` for one that is not known."""
+    try:
+        return gguf_tokenizer(open_gguf(path).get)
+    except TokenizerError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: NviumForCausalLM, source: Path) -> None:
+    if len(tokenizer) > model.config.vocab_size:
+        raise CheckpointError(f"{source}: {len(tokenizer)} tokens, but the model knows {model.config.vocab_size}")
 
 
 def embedded_model() -> Path:
@@ -86,6 +115,5 @@ def load_tokenizer(folder: Path, model: NviumForCausalLM) -> PreTrainedTokenizer
         raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(f"{folder}: its tokenizer has no tokenizer.json, which streaming needs")
-    if len(tokenizer) > model.config.vocab_size:
-        raise CheckpointError(f"{folder}: {len(tokenizer)} tokens, but the model knows {model.config.vocab_size}")
+    check_vocabulary(tokenizer, model, folder)
     return tokenizer

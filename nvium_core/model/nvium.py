@@ -28,10 +28,11 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.generic import ModelOutput
 
 from nvium_core.model import mixture
-from nvium_core.model.checkpoint import CheckpointError, one_line, read_checkpoint
+from nvium_core.model.checkpoint import CheckpointError, one_line
 from nvium_core.model.config import NviumConfig, check_end_token_ids
 from nvium_core.model.exits import Adapter, Exit, Router
 from nvium_core.model.llama import Attend, Llama, RMSNorm, dense_attention
+from nvium_core.model.source import read_source
 
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 ROUTER_HEAD_STD = 0.4  # of the router head's normal initialisation, times 1/√d (authors' code)
@@ -83,20 +84,21 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
     def from_pretrained(  # type: ignore[override]
         cls, folder: str | os.PathLike[str], *, config: NviumConfig | None = None, **options: Any
     ) -> Self:
-        """Load our layout, the authors' published layout, or a Hugging Face Llama, from a folder or a Hub name.
+        """Load our layout, the authors' published layout, or a Llama or relative, from a folder, Hub name or GGUF file.
 
         A missing, extra or misshapen tensor raises `CheckpointError` naming it. `options` (dtype, …) are
         transformers' own.
         """
         hub_options = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
-        checkpoint = read_checkpoint(folder, config, **hub_options)
+        options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # its old name
+        dtype = None if options["dtype"] == "auto" else options["dtype"]
+        checkpoint = read_source(folder, config, dtype, **hub_options)
         try:
             empty = cls._empty(checkpoint.config)
         except Exception as error:  # whatever transformers makes of odd values
             raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {one_line(error)}") from error
         checkpoint.check_against(empty)
-        options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # its old name
-        if options["dtype"] == "auto":
+        if dtype is None:
             options["dtype"] = checkpoint.dtype
         model: Self = super().from_pretrained(None, config=checkpoint.config, state_dict=checkpoint.tensors, **options)
         if (checkpoint.folder / GENERATION_CONFIG_NAME).exists():

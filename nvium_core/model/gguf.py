@@ -1,0 +1,250 @@
+"""Reading a GGUF file: its shape as a configuration, its weights as tensors under our names.
+
+What the file keeps in groups with scales is rounded to bfloat16 unless another precision is asked for, tensor by
+tensor, and the largest rounding is logged. The tokenizer in the file is `nvium_core.text.gguf_tokenizer`'s.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, reduce
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from nvium_core.model.checkpoint import Checkpoint, CheckpointError
+from nvium_core.model.config import NviumConfig
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".gguf"
+
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "smollm3": {},
+}
+"""`general.architecture` → the parts it has beyond a Llama's."""
+
+INTERLEAVED = ("llama", "smollm3")
+"""Those whose files keep rows that are rotated together side by side; ours are half a head apart."""
+
+NO_ROPE_INTERVAL = 4  # SmolLM3's, which its files do not say
+
+SHAPE = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+"""Our fields → the file's, after its architecture's name."""
+
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "exits.0.norm",
+    "output": "lm_head",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+ROPE_FACTORS = "rope_freqs.weight"
+
+EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Kinds that are a precision; every other keeps groups of numbers with scales, and comes out in float32."""
+
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+
+LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA_3_CONTEXT = 8192
+"""Where Llama 3.1 and its successors were stretched from; a file has only the factors that come of it."""
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    path: Path
+    reader: gguf.GGUFReader
+
+    def get(self, name: str, default: Any = None) -> Any:
+        field = self.reader.get_field(name)
+        return default if field is None else field.contents()
+
+    @cached_property
+    def architecture(self) -> str:
+        name = str(self.get("general.architecture"))
+        if name not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise CheckpointError(f"{self.path}: architecture {name!r} is none of those that load: {known}")
+        return name
+
+    def shape(self, name: str, default: Any = None) -> Any:
+        """A field of the architecture's own."""
+        return self.get(f"{self.architecture}.{name}", default)
+
+    @cached_property
+    def tensors(self) -> dict[str, gguf.ReaderTensor]:
+        return {tensor.name: tensor for tensor in self.reader.tensors}
+
+
+def is_gguf(source: object) -> bool:
+    return str(source).endswith(SUFFIX) and Path(str(source)).is_file()
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Raises `CheckpointError` for what is no GGUF file, or a damaged one."""
+    try:
+        written = path.stat()
+        return _open(path, written.st_mtime_ns, written.st_size)
+    except Exception as error:  # whatever the reader makes of damaged files
+        raise CheckpointError(f"{path}: no GGUF file, or a damaged one ({type(error).__name__}: {error})") from error
+
+
+@lru_cache(1)
+def _open(path: Path, *written: int) -> GGUFFile:
+    """Kept, because the tokenizer and the weights of one file are read one after the other."""
+    return GGUFFile(path, gguf.GGUFReader(path))
+
+
+def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype | None = None) -> Checkpoint:
+    """Everything but the tokenizer. `dtype` None is the file's own precision, bfloat16 where it has groups."""
+    file = open_gguf(path)
+    precision = dtype or stored_precision(file)
+    config = config or read_config(file)
+    tensors, largest = dict[str, Tensor](), 0.0
+    for name, tensor in read_tensors(file):
+        tensors[name] = tensor.to(precision)
+        if tensors[name].dtype != tensor.dtype:
+            largest = max(largest, (tensors[name].to(tensor.dtype) - tensor).abs().max().item())
+    logger.info("%s: weights in %s, the largest rounding is %.2g", path.name, str(precision)[6:], largest)
+    return Checkpoint(config=config, tensors=tensors, folder=path)
+
+
+def stored_precision(file: GGUFFile) -> torch.dtype:
+    """What the matrices are in, the widest of them; bfloat16 if any is in groups."""
+    kinds = {tensor.tensor_type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    if kinds <= EXACT.keys():
+        return reduce(torch.promote_types, (EXACT[kind] for kind in kinds), torch.bfloat16)
+    return torch.bfloat16
+
+
+def read_config(file: GGUFFile) -> NviumConfig:
+    """Raises `CheckpointError` for what the model has and ours cannot."""
+    fields = {ours: value for ours, theirs in SHAPE.items() if (value := file.shape(theirs)) is not None}
+    fields.setdefault("vocab_size", len(file.get("tokenizer.ggml.tokens", ())))
+    if {"hidden_size", "num_hidden_layers", "num_attention_heads"} - fields.keys():
+        raise CheckpointError(f"{file.path}: does not say its shape")
+    fields |= _special_tokens(file)
+    fields |= ARCHITECTURES[file.architecture] | _biases(file) | _layers_without_rotary(file, fields)
+    fields |= {"tie_word_embeddings": "output.weight" not in file.tensors, "adapter_hidden_size": 0}
+    window = file.shape("attention.sliding_window")
+    if window:  # within it a layer attends to everything
+        fields["max_position_embeddings"] = min(window, fields["max_position_embeddings"])
+    try:
+        return NviumConfig(rope_parameters=_rope(file, fields), **fields)
+    except CheckpointError:
+        raise
+    except Exception as error:  # strict validation has no error of its own
+        raise CheckpointError(f"{file.path}: {error.__cause__ or error}") from error
+
+
+def _special_tokens(file: GGUFFile) -> dict[str, Any]:
+    """The end of a turn ends what is spoken, as the end of text does."""
+    named = {name: file.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "padding")}
+    ends = sorted({named[name] for name in ("eos", "eot")} - {None})
+    end = ends[0] if len(ends) == 1 else ends or None
+    return {"bos_token_id": named["bos"], "eos_token_id": end, "pad_token_id": named["padding"]}
+
+
+def _biases(file: GGUFFile) -> dict[str, Any]:
+    if "blk.0.attn_output.bias" in file.tensors:
+        return {"attention_bias": True}
+    return {"qkv_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
+def _layers_without_rotary(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
+    if file.architecture != "smollm3":
+        return {}
+    return {"no_rope_layers": list(range(NO_ROPE_INTERVAL - 1, fields["num_hidden_layers"], NO_ROPE_INTERVAL))}
+
+
+def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
+    head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    if file.shape("rope.dimension_count", head_dim) != head_dim:
+        raise CheckpointError(f"{file.path}: rotary embeddings of a part of each head cannot be served")
+    plain = {"rope_type": "default", "rope_theta": float(file.shape("rope.freq_base", 10_000.0))}
+    kind = file.shape("rope.scaling.type", "none")
+    if ROPE_FACTORS in file.tensors:
+        return _llama_3_rope(file, plain, head_dim)
+    if kind == "none":
+        return plain
+    if kind == "linear":
+        return plain | {"rope_type": "linear", "factor": float(file.shape("rope.scaling.factor"))}
+    raise CheckpointError(
+        f"{file.path}: rotary scaling {kind!r} is none of those that load: none, linear, Llama 3's factors"
+    )
+
+
+def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """The parameters that Llama 3's factors come of, which are found by trying and held to all of them."""
+    factors = torch.from_numpy(np.array(file.tensors[ROPE_FACTORS].data, dtype=np.float32)).flatten()
+    parameters = plain | LLAMA_3 | {"factor": factors.max().item(), "original_max_position_embeddings": LLAMA_3_CONTEXT}
+    config = LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
+    unscaled = plain["rope_theta"] ** (-torch.arange(0, head_dim, 2) / head_dim)
+    if factors.shape != frequencies.shape or not torch.allclose(unscaled / frequencies, factors, rtol=1e-3):
+        raise CheckpointError(f"{file.path}: {ROPE_FACTORS} are not Llama 3's, and cannot be served")
+    return parameters
+
+
+def read_tensors(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
+    """Every weight under our name; rows of queries and keys as ours are."""
+    heads = {"attn_q": file.shape("attention.head_count"), "attn_k": file.shape("attention.head_count_kv")}
+    for name, stored in file.tensors.items():
+        if name == ROPE_FACTORS:
+            continue
+        tensor = read_tensor(file, stored)
+        part = name.split(".")[-2]
+        if part in heads and file.architecture in INTERLEAVED:
+            tensor = half_a_head_apart(tensor, heads[part])
+        yield our_name(name), tensor
+
+
+def our_name(name: str) -> str:
+    """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; what is not known keeps its name."""
+    *layer, part, kind = name.split(".")
+    prefix = f"model.layers.{layer[1]}." if layer else ""
+    return f"{prefix}{NAMES.get(part, part)}.{kind}"
+
+
+def read_tensor(file: GGUFFile, stored: gguf.ReaderTensor) -> Tensor:
+    kind = stored.tensor_type.name
+    if kind not in KINDS:
+        raise CheckpointError(f"{file.path}: {stored.name} is stored as {kind}, which is none of {', '.join(KINDS)}")
+    shape = [int(size) for size in reversed(stored.shape)]
+    if kind in EXACT:
+        return torch.frombuffer(bytearray(stored.data.tobytes()), dtype=EXACT[kind]).view(shape)
+    return torch.from_numpy(gguf.dequantize(stored.data, stored.tensor_type)).view(shape)
+
+
+def half_a_head_apart(tensor: Tensor, num_heads: int) -> Tensor:
+    return tensor.view(num_heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

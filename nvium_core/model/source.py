@@ -1,0 +1,23 @@
+"""From whatever a model is kept in to a configuration and tensors: a folder, a Hub name or a GGUF file."""
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nvium_core.model.checkpoint import Checkpoint, read_checkpoint
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.gguf import is_gguf, read_gguf
+
+
+def read_source(
+    source: str | PathLike[str],
+    config: NviumConfig | None = None,
+    dtype: torch.dtype | None = None,
+    **hub_options: Any,
+) -> Checkpoint:
+    """`dtype` is what a GGUF file's groups are rounded to. Raises `CheckpointError` naming what is wrong."""
+    if is_gguf(source):
+        return read_gguf(Path(source), config, dtype)
+    return read_checkpoint(source, config, **hub_options)

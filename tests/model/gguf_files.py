@@ -1,0 +1,100 @@
+"""GGUF files of random models and of small tokenizers, written by the gguf library for tests."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from torch import Tensor
+from transformers import PreTrainedModel
+
+KIND = gguf.GGMLQuantizationType
+
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+}
+INTERLEAVED = ("llama", "mistral", "smollm3")
+
+
+def write_gguf(path: Path, model: PreTrainedModel, kind: str = "F32", rope_factors: Tensor | None = None) -> Path:
+    """The model with its matrices in a kind."""
+    config = model.config
+    arch = ARCHITECTURES[config.model_type]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    write_shape(writer, config)
+    writer.add_tokenizer_model("no_vocab")
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors.float().numpy())
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, name
+        stored = interleaved(name, tensor, config).float().numpy()
+        stored_as = KIND[kind if tensor.dim() > 1 else "F32"]
+        writer.add_tensor(theirs, blocks(stored, stored_as), raw_dtype=stored_as)
+    close(writer)
+    return path
+
+
+def write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def interleaved(name: str, tensor: Tensor, config: Any) -> Tensor:
+    """Rows of queries and keys as llama.cpp rotates them, where it does so in pairs."""
+    heads = {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}
+    num_heads = next((number for part, number in heads.items() if name.endswith(part)), None)
+    if num_heads is None or config.model_type not in INTERLEAVED:
+        return tensor
+    return tensor.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def blocks(stored: "np.ndarray[Any, Any]", kind: gguf.GGMLQuantizationType) -> "np.ndarray[Any, Any]":
+    """Numbers in a kind's blocks; random blocks with moderate scales where the library does not write that kind."""
+    try:
+        return gguf.quantize(stored, kind)
+    except NotImplementedError:
+        per_block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+        rows, row_blocks = stored.shape[0], stored.shape[1] // per_block
+        random = np.random.default_rng(0).integers(0, 256, (rows, row_blocks, num_bytes), dtype=np.uint8)
+        scale = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+        for place in SCALES[kind.name]:
+            random[:, :, place : place + 2] = scale
+        return random.reshape(rows, -1)
+
+
+SCALES = {
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "Q3_K": (108,),
+    "Q2_K": (80, 82),
+}
+"""Where a block has its float16 scales."""
+
+
+def close(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

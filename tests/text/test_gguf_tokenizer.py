@@ -1,0 +1,129 @@
+"""Tokenizers out of GGUF files: text comes back, and tokens are those of llama.cpp where that is installed."""
+
+import ctypes
+import json
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from nvium_core.text.gguf_tokenizer import CONTROL, PIECES, SPACE, USER_DEFINED, TokenizerError, gguf_tokenizer
+from tests.byte_model import byte_symbols
+
+NORMAL, UNKNOWN, BYTE = 1, 2, 6
+TEXT = (
+    "The quick brown fox's 1234567 jumps; DON'T we'll I'VE over_the (lazy) dogs...\n\n\n  It cost $3.50,\tor 12%.  \n"
+    "Übergrößenträger, naïve café — 東京は日本の首都です。 Привет, мир! 🙂🙃 e=mc^2 x<-y "
+    "\r\n\r\n a  b   c\n if (x == 10) {\n        y();\n}"
+)
+LONG = " ".join([TEXT, TEXT.upper(), TEXT.title(), TEXT[::-1]])
+END = "<|end|>"
+
+
+def byte_level_fields(pre: str) -> dict[str, Any]:
+    """A small vocabulary, learned from the text itself, under a name for its first cuts."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(PIECES[pre])
+    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=byte_symbols(), show_progress=False)
+    tokenizer.train_from_iterator([LONG], trainer)
+    learned = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
+    end = len(tokens)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [*tokens, END, "<tool>"],
+        "tokenizer.ggml.token_type": [NORMAL] * len(tokens) + [CONTROL, USER_DEFINED],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in learned["merges"]],
+        "tokenizer.ggml.bos_token_id": end,
+        "tokenizer.ggml.eos_token_id": end,
+        "tokenizer.chat_template": "{% for message in messages %}{{ message['content'] }}<|end|>{% endfor %}",
+    }
+
+
+def sentence_piece_fields() -> dict[str, Any]:
+    """Pieces of words with scores, and a token for every byte."""
+    words = sorted({SPACE + word for word in LONG.split()})
+    parts = sorted({word[:length] for word in words for length in (2, 3, 4, 6)} | set(LONG.replace(" ", SPACE)))
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys([*parts, *words])]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(rank) for rank in range(len(tokens) - 259)],
+        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * (len(tokens) - 259),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+VOCABULARIES = {**{pre: byte_level_fields(pre) for pre in sorted(PIECES)}, "sentencepiece": sentence_piece_fields()}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_text_comes_back_as_it_was(name: str) -> None:
+    tokenizer = gguf_tokenizer(VOCABULARIES[name].get)
+    ids = tokenizer(LONG, add_special_tokens=False).input_ids
+    assert len(ids) < len(LONG.encode())
+    assert tokenizer.decode(ids) == LONG
+
+
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama.cpp is not installed; pip install 'nvium[bench]'")
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_tokens_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    fields = VOCABULARIES[name]
+    tokenizer = gguf_tokenizer(fields.get)
+    for text in (LONG, TEXT, "", " ", "  two", f"one{END}two <tool> three", "\n"):
+        assert tokenizer(text).input_ids == llama_cpp_tokens(write(tmp_path / "vocabulary.gguf", fields), text), text
+
+
+def write(path: Path, fields: dict[str, Any]) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    for name, value in fields.items():
+        add = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}[type(value)]
+        add(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def llama_cpp_tokens(path: Path, text: str) -> list[int]:
+    lib = import_module("llama_cpp")
+    quiet = lib.llama_log_callback(lambda *_: None)
+    lib.llama_log_set(quiet, ctypes.c_void_p())
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    model = lib.llama_model_load_from_file(str(path).encode(), params)
+    assert model is not None
+    room, data = 4096, text.encode()
+    tokens = (ctypes.c_int32 * room)()
+    number = lib.llama_tokenize(lib.llama_model_get_vocab(model), data, len(data), tokens, room, True, True)
+    lib.llama_model_free(model)
+    return list(tokens[:number])
+
+
+def test_control_tokens_are_special_and_the_template_is_the_files() -> None:
+    tokenizer = gguf_tokenizer(VOCABULARIES["qwen2"].get)
+    end = VOCABULARIES["qwen2"]["tokenizer.ggml.eos_token_id"]
+    assert tokenizer(f"a{END}").input_ids[-1] == end == tokenizer.eos_token_id
+    assert tokenizer.decode([end], skip_special_tokens=True) == ""
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == f"hi{END}"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer 'bert' is none of those that load: gpt2, llama"),
+        ({"tokenizer.ggml.pre": "falcon"}, "pre 'falcon' is none of those that load: gpt-2, smollm"),
+    ],
+)
+def test_what_is_not_known_is_refused_with_what_is(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(TokenizerError, match=reason):
+        gguf_tokenizer((VOCABULARIES["qwen2"] | change).get)
