@@ -24,7 +24,7 @@ def tell(
 ) -> None:
     """Tell tales until stopped; begun again, goes on."""
     teller = NviumForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
-    narrator = Narrator(teller, AutoTokenizer.from_pretrained(model))
+    narrator = Narrator(teller, AutoTokenizer.from_pretrained(model, trust_remote_code=False))
     tell_tales(narrator, folder, tales_per_shard, partial(typer.echo, err=True))
 
 
