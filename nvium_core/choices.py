@@ -4,6 +4,7 @@ from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
+Instructions = Literal["auto", "baseline", "avx2", "avx512", "neon"]
 Schedule = Literal["optimal", "sweep", "synchronous"]
 Sampling = Literal["exits", "mixture"]
 Sharding = Literal["ddp", "fsdp"]

@@ -19,7 +19,7 @@ from typing import Annotated
 from annotated_types import Ge, Interval, MinLen
 from typing_extensions import Doc
 
-from nvium_core.choices import Device, Precision
+from nvium_core.choices import Device, Instructions, Precision
 from nvium_core.engine.params import EngineConfig
 
 Positive = Annotated[int, Ge(1)]
@@ -35,6 +35,8 @@ class ModelOptions:
 
     device: Annotated[Device, Doc("auto is CUDA where there is one.")] = "auto"
     dtype: Annotated[Precision, Doc("auto is float32 on CPU, bfloat16 on CUDA.")] = "auto"
+    instructions: Annotated[Instructions, Doc("A CPU's vector instructions; auto is the widest it has.")] = "auto"
+    threads: Annotated[str, Doc("Of a CPU; auto measures how many serve best.")] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from nvium_core.bench.shapes import PAPER_ROUTING, random_model, shape_config
 from nvium_core.choices import Device, Precision
+from nvium_core.engine.device import native
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, Event, FailureEvent
 from nvium_core.engine.failures import EngineError
@@ -65,21 +66,9 @@ class Subject:
             "model": self.name,
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
-            "instructions": instructions() if self.model.device.type == "cpu" else None,
+            "instructions": native.instructions() if self.model.device.type == "cpu" else None,
             "threads": torch.get_num_threads(),
         }
-
-
-def instructions() -> str:
-    """Those that native steps are compiled for, here."""
-    return torch.backends.cpu.get_cpu_capability().lower()
-
-
-def use_threads(threads: int | None) -> None:
-    """On the CPU; None leaves PyTorch its choice."""
-    if threads is not None:
-        require(threads >= 1, "threads", f"must be at least 1, got {threads}")
-        torch.set_num_threads(threads)
 
 
 def load_subjects(

@@ -34,6 +34,7 @@ def evaluate(
     from rich.markdown import Markdown
 
     from nvium_core import load_model
+    from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import suite
     from nvium_core.evaluation.origin import measured_on
     from nvium_core.evaluation.report import markdown
@@ -42,6 +43,7 @@ def evaluate(
     suite.check_places(json_file, report)
     documents = read_documents(data)
     options = ModelOptions(**given)
+    use_processor(options.instructions, options.threads)
     loaded = load_model(model, options.device, options.dtype)
     parts = suite.Parts(
         greedy=greedy,
@@ -72,11 +74,13 @@ def evaluate_chat(
 ) -> None:
     """What written answers cost a model that was taught to chat, and whether its own come to an end."""
     from nvium_core import load_model
+    from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import chat, suite
     from nvium_core.evaluation.report import table
 
     suite.check_places(json_file, None)
     options = ModelOptions(**given)
+    use_processor(options.instructions, options.threads)
     loaded = load_model(model, options.device, options.dtype)
     found = chat.evaluate_chat(loaded.model, chat.held_out(loaded, data, conversations), show_progress=True)
     figures = suite.description(loaded) | asdict(found)

@@ -28,7 +28,6 @@ def bench(
     ] = None,
     requests: Annotated[int | None, typer.Option(help="With determinism, soak and costs: how many.")] = None,
     seconds: Annotated[float | None, typer.Option(help="With peers: when turns end, at the latest [60].")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's choice if left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them, into a .png.")] = None,
     **given: Any,
@@ -45,6 +44,7 @@ def bench(
     from rich.console import Console
 
     from nvium_core.bench import harness
+    from nvium_core.engine.device.processor import use_processor
     from nvium_core.planning.plan import counts
 
     numbers = {"tokens": tokens, "repeats": repeats, "requests": requests, "seconds": seconds}
@@ -56,7 +56,7 @@ def bench(
         asked["against"] = tuple(against.split(","))
     experiments.check(experiment, asked, json_file, plot, several="," in (shape or ""))
     options = ModelOptions(**given)
-    harness.use_threads(threads)
+    use_processor(options.instructions, options.threads)
     runs = []
     for subject in harness.load_subjects(model, shape, routing, options.device, options.dtype):
         runs.append(experiments.measure(experiment, subject, asked))

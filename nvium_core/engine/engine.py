@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from operator import attrgetter
 
-from nvium_core.engine.device.calibration import assumed_costs, choose_path, measure_costs, own_costs
+from nvium_core.engine.device.calibration import assumed_costs, choose_path, choose_threads, measure_costs, own_costs
 from nvium_core.engine.device.memory import cache_size
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.events import Completion, Event, FailureEvent, StepReport, best
@@ -57,6 +57,8 @@ class Engine:
             page_size=page_size,
             max_sequences=self.config.max_sequences,
             is_deterministic=self.config.deterministic,
+            instructions=self.config.instructions,
+            threads=self.config.threads,
         )
         self.speedup = PiggybackSpeedup(max_rows_per_step=self.config.max_rows_per_step)
         self._recorder = Recorder(self.scheduler, self.speedup, vocab_size=model.config.vocab_size)
@@ -148,6 +150,7 @@ class Engine:
     def calibrate(self) -> StepCosts:
         """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or two."""
         require(not self.has_work, "engine", "must be idle to be calibrated")
+        choose_threads(self.runner, self.pool, self.model_config, max_sequences=self.config.max_sequences)
         choose_path(self.runner, self.pool, self.model_config)
         costs = measure_costs(self.runner, self.pool, self.model_config, max_sequences=self.config.max_sequences)
         self.scheduler.policy = self._policy(costs.copy())

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple, get_args
 
 from typing_extensions import Doc
 
-from nvium_core.choices import Sampling, Schedule
+from nvium_core.choices import Instructions, Sampling, Schedule
 from nvium_core.engine.constraint import Constraint
 from nvium_core.errors import NviumError
 
@@ -216,9 +216,14 @@ class EngineConfig:
     cache_tokens: Annotated[int | None, Doc("Or the positions it holds.")] = None
     page_size: Annotated[int | None, Doc("Positions of a page [16; 256 in half precision on CUDA].")] = None
     prefix_caching: Annotated[bool, Doc("Keep complete pages, to be found by later prompts.")] = True
+    instructions: Annotated[Instructions, Doc("A CPU's vector instructions; auto is the widest it has.")] = "auto"
+    threads: Annotated[str, Doc("Of a CPU; auto measures how many serve best.")] = "auto"
 
     def __post_init__(self) -> None:
         require(self.schedule in get_args(Schedule), "schedule", f"no such schedule: {self.schedule!r}")
+        known = self.instructions in get_args(Instructions)
+        require(known, "instructions", f"must be {', '.join(get_args(Instructions))}, got {self.instructions!r}")
+        thread_count(self.threads)
         for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps"):
             require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
         require(self.page_size is None or self.page_size >= 1, "page_size", f"must be at least 1, got {self.page_size}")
@@ -232,6 +237,14 @@ MAX_SEQUENCES = 65_536
 
 DEFAULT_CACHE_MEMORY = "25%"
 """At most, where nothing is said."""
+
+
+def thread_count(text: str) -> int | None:
+    """What the option `threads` says; None is auto."""
+    if text == "auto":
+        return None
+    require(text.isdecimal() and int(text) > 0, "threads", f"must be auto or at least 1, got {text!r}")
+    return int(text)
 
 
 def require(condition: bool, field: str, message: str) -> None:

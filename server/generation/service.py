@@ -56,7 +56,7 @@ class Service:
         self.worker = EngineWorker(self.engine, observe=self.metrics.steps.observe)
         self.metrics.watch(lambda: self.worker.state, lambda: self.worker.seconds_since_progress)
         self.admission = Admission(settings.max_sequences + settings.max_queue)
-        self.fingerprint = fingerprint(loaded, settings)
+        self.fingerprint = fingerprint(loaded, settings, self.engine)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
         self.constraints = Constraints(loaded.tokenizer, self.engine.end_token_ids)
@@ -97,6 +97,7 @@ class Service:
             block_ms=milliseconds(costs.fixed),
             row_ms=milliseconds(costs.per_row),
             longest_native=self.engine.runner.backend.max_native_rows,
+            processor=self.engine.runner.processor,
         )
         self.is_warm = True
 
@@ -214,14 +215,15 @@ def milliseconds(costs: Sequence[float]) -> list[float]:
     return [round(1000 * seconds, 4) for seconds in costs]
 
 
-def fingerprint(loaded: LoadedModel, settings: Settings) -> str:
-    """Names weights, precision and schedule; of the weights a sample of every tensor is read."""
+def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:
+    """Names weights, precision, a CPU's instructions and threads, and schedule; every tensor is sampled."""
     digest = hashlib.sha256()
     for name, tensor in sorted(loaded.model.state_dict().items()):
         digest.update(f"{name} {list(tensor.shape)} {sample(tensor)}".encode())
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     mode = f"{settings.schedule}-deterministic" if settings.deterministic else settings.schedule
-    return f"{digest.hexdigest()[:12]}-{dtype}-{mode}"
+    parts = digest.hexdigest()[:12], dtype, engine.runner.processor, mode
+    return "-".join(part for part in parts if part)
 
 
 def sample(tensor: Any) -> list[float]:

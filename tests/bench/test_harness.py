@@ -14,7 +14,6 @@ from nvium_core.bench.harness import (
     num_differing,
     subject_of,
     timed,
-    use_threads,
 )
 from tests.bench.tiny import tiny_subject
 from tests.byte_model import load_byte_model, token_ids
@@ -117,8 +116,3 @@ def test_a_subject_that_cannot_be_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
         next(load_subjects(model, shape, routing, "cpu", "float32"))
-
-
-def test_no_threads_are_too_few() -> None:
-    with pytest.raises(InvalidRequest, match=r"^threads: "):
-        use_threads(0)

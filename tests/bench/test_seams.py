@@ -45,7 +45,7 @@ def test_every_part_of_an_engine_is_seen_and_nothing_is_changed(
     is_native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_native:
-        monkeypatch.setattr(native, "knows", lambda model: False)
+        monkeypatch.setattr(native, "knows", lambda *_: False)
     subject = tiny_subject()
     params = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
     plain = subject.engine().generate([subject.prompt], params)

@@ -47,7 +47,7 @@ def test_it_says_what_it_would_step_by_step(
     model: NviumForCausalLM, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = Engine(model, EngineConfig(schedule=schedule)).generate([[1, 2, 3]], PARAMS)
-    monkeypatch.setattr(native, "knows", lambda model: False)
+    monkeypatch.setattr(native, "knows", lambda *_: False)
     engine = Engine(model, EngineConfig(schedule=schedule))
     engine.add("x", [1, 2, 3], PARAMS)
     events = []

@@ -18,6 +18,9 @@ class Backend(Protocol):
     max_native_rows: int
     """Rows of one sequence that run in a native call; 0 where nothing does."""
 
+    instructions: str | None
+    """Of native calls."""
+
     def run(self, step: Step) -> list[StepResult]:
         """Forward the Step's rows through its block, and as many Steps that follow as take no more host overhead.
 

@@ -35,6 +35,9 @@ PROMPT_ROWS = (64, 128, 256)
 
 PROMPT_REPEATS = 3
 
+MANY_ROWS, THREAD_REPEATS = 16, 15
+"""Rows, of as many sequences, that stand for many; turns for each number of threads."""
+
 ASSUMED_ROWS = 32
 """Rows that cost as much as running a block at all does, until measured."""
 
@@ -68,6 +71,24 @@ def choose_path(runner: Runner, pool: PagePool, config: NviumConfig) -> None:
         if native >= layers:
             backend.max_native_rows = ways[0]
             return
+
+
+def choose_threads(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> None:
+    """Let native calls of few rows, and of many, take as many threads as are fastest, up to PyTorch's number."""
+    backend, most = runner.backend, torch.get_num_threads()
+    if runner.has_fixed_threads or not isinstance(backend, NativeBackend) or most == 1:
+        return
+    numbers = sorted({*(2**power for power in range(most.bit_length())), most})
+    for name, num_rows in (("few", 1), ("many", MANY_ROWS)):
+        sequences = stand_ins(num_rows, pool, config, max_sequences=max_sequences)
+        runs = [Run(sequence, rows, reaches_front=True) for sequence, rows in sequences.items()]
+        times: dict[int, list[float]] = {number: [] for number in numbers}
+        for turn, number in product(range(THREAD_REPEATS), numbers):
+            setattr(backend.threads, name, number)
+            times[number].append(sum(seconds(runner, Step(block, runs), turn) for block in range(config.num_exits)))
+        setattr(backend.threads, name, min(numbers, key=lambda number: median(times[number])))
+        for sequence in sequences:
+            pool.release(sequence)
 
 
 def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> StepCosts:

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from nvium_core.choices import Instructions
 from nvium_core.engine.device import native
 from nvium_core.engine.device.backend import Backend
 from nvium_core.engine.device.graphs import GraphsBackend
@@ -15,6 +16,7 @@ from nvium_core.engine.device.junction import Junctions
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.layers.fixed_order import FixedOrderBackend
 from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.processor import use_threads
 from nvium_core.engine.device.scoring import Ledger
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.step import Step, StepResult
@@ -26,9 +28,22 @@ MAX_SCORED_ROWS = 32
 MakeBackend = Callable[[NviumForCausalLM, PagedCache], Backend]
 
 
-def best_backend(model: NviumForCausalLM, cache: PagedCache, *, max_sequences: int, is_deterministic: bool) -> Backend:
-    if native.knows(model):
-        return native.NativeBackend(model, cache, max_sequences=max_sequences, is_deterministic=is_deterministic)
+def best_backend(
+    model: NviumForCausalLM,
+    cache: PagedCache,
+    *,
+    max_sequences: int,
+    is_deterministic: bool,
+    instructions: Instructions = "auto",
+) -> Backend:
+    if native.knows(model, instructions):
+        return native.NativeBackend(
+            model,
+            cache,
+            max_sequences=max_sequences,
+            is_deterministic=is_deterministic,
+            instructions=instructions,
+        )
     if is_deterministic:
         return FixedOrderBackend(model, cache)
     return GraphsBackend(model, cache) if model.device.type == "cuda" else LayersBackend(model, cache)
@@ -45,12 +60,21 @@ class Runner:
         page_size: int,
         max_sequences: int,
         is_deterministic: bool = False,
+        instructions: Instructions = "auto",
+        threads: str = "auto",
         make_backend: MakeBackend | None = None,
     ) -> None:
         """`make_backend` is for tests and measurements; the default is the fastest for the model and its device."""
+        use_threads(threads)
+        self.has_fixed_threads = threads != "auto"
         self.model = model.eval()
         self.cache = PagedCache(model.config, num_pages=num_pages, page_size=page_size, like=model.lm_head.weight)
-        best = partial(best_backend, max_sequences=max_sequences, is_deterministic=is_deterministic)
+        best = partial(
+            best_backend,
+            max_sequences=max_sequences,
+            is_deterministic=is_deterministic,
+            instructions=instructions,
+        )
         self.backend = (make_backend or best)(model, self.cache)
         self._junctions = Junctions(model, self.backend, max_sequences=max_sequences, one_by_one=is_deterministic)
         max_scored_rows = 1 if is_deterministic else MAX_SCORED_ROWS
@@ -63,6 +87,11 @@ class Runner:
             self._decide(result)
             self._score(result)
         return results
+
+    @property
+    def processor(self) -> str:
+        """What native calls compute with, such as "avx2x4" with at most four threads; empty where there are none."""
+        return f"{self.backend.instructions}x{torch.get_num_threads()}" if self.backend.instructions else ""
 
     def _decide(self, result: StepResult) -> None:
         """For the fronts that the backend has not decided for."""

@@ -3,13 +3,17 @@
 import time
 
 import pytest
+import torch
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams
+from nvium_core.engine.device import calibration, native
 from nvium_core.engine.device.calibration import (
+    MANY_ROWS,
     MAX_SPREAD_ROWS,
     ROW_COUNTS,
     assumed_costs,
     choose_path,
+    choose_threads,
     line,
     measure_costs,
     own_costs,
@@ -189,3 +193,22 @@ def test_a_busy_engine_is_not_measured(model: NviumForCausalLM) -> None:
         engine.calibrate()
     engine.cancel("x")
     engine.calibrate()
+
+
+@pytest.mark.skipif(not native.knows(random_model([1, 2])), reason="no C++ compiler here")
+def test_calibration_takes_the_fastest_number_of_threads_for_few_rows_and_for_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(random_model([1, 2]), EngineConfig(max_sequences=16))
+    backend = engine.runner.backend
+    assert isinstance(backend, native.NativeBackend)
+    best = {1: 1, MANY_ROWS: 2}
+
+    def pretended(runner: Runner, step: Step, turn: int) -> float:
+        return abs(backend.threads.of(step.num_rows) - best[step.num_rows]) + 1.0
+
+    monkeypatch.setattr(calibration, "seconds", pretended)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    choose_threads(engine.runner, engine.pool, engine.model_config, max_sequences=16)
+    assert (backend.threads.few, backend.threads.many) == (1, 2)
+    assert engine.pool.num_free == engine.pool.num_pages

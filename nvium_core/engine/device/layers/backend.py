@@ -23,6 +23,7 @@ from nvium_core.model.nvium import NviumForCausalLM
 
 class LayersBackend:
     max_native_rows = 0
+    instructions: str | None = None
 
     def __init__(self, model: NviumForCausalLM, cache: PagedCache) -> None:
         self.model = model

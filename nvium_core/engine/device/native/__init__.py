@@ -4,14 +4,16 @@ What the model's own layers compute operator by operator, each of which costs mo
 Compiled where it runs; without a compiler, and for a model that has more than a plain Llama's parts, the layers run.
 """
 
+from nvium_core.choices import Instructions
 from nvium_core.engine.device.native.backend import NativeBackend
+from nvium_core.engine.device.native.instructions import available, instructions, limit
 from nvium_core.engine.device.native.library import native_library
 from nvium_core.engine.device.native.weights import is_plain
 from nvium_core.model.nvium import NviumForCausalLM
 
-__all__ = ["NativeBackend", "knows", "native_library"]
+__all__ = ["NativeBackend", "available", "instructions", "knows", "limit", "native_library"]
 
 
-def knows(model: NviumForCausalLM) -> bool:
-    """Whether this model can run natively here."""
-    return is_plain(model) and native_library() is not None
+def knows(model: NviumForCausalLM, asked: Instructions = "auto") -> bool:
+    """Whether this model can run natively here, with these instructions."""
+    return is_plain(model) and native_library(instructions(asked)) is not None

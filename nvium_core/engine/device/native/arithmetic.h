@@ -1,5 +1,5 @@
-// Vectors of 64 bytes, and the few functions on them that a Llama needs. Any compiler that knows GCC's vector
-// extensions turns them into what its processor has.
+// Vectors as wide as the processor's registers, and the few functions on them that a Llama needs. Written in GCC's vector
+// extensions, so that what differs between processors is one number and the conversions that compilers are bad at.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#ifdef __AVX512F__
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -37,48 +37,65 @@ template <typename T> struct AccumulatorOf { using type = float; };
 template <> struct AccumulatorOf<double> { using type = double; };
 template <typename T> using Accumulator = typename AccumulatorOf<T>::type;
 
-using float16 = float __attribute__((vector_size(64)));
-using double8 = double __attribute__((vector_size(64)));
-using ushort16 = uint16_t __attribute__((vector_size(32)));
-using int16 = int32_t __attribute__((vector_size(64)));
-using uint16 = uint32_t __attribute__((vector_size(64)));
-using long8 = int64_t __attribute__((vector_size(64)));
-
-template <typename A> struct VectorOf;
-template <> struct VectorOf<float> { using type = float16; };
-template <> struct VectorOf<double> { using type = double8; };
-template <typename A> using Vector = typename VectorOf<A>::type;
-template <typename A> constexpr int64_t lanes = 64 / sizeof(A);
-
-inline float16 load(const float* from) {
-  float16 v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-
-inline double8 load(const double* from) {
-  double8 v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-
-inline float16 load(const BFloat16* from) {
-  ushort16 bits;
-  std::memcpy(&bits, from, sizeof bits);
-#ifdef __AVX512F__  // of which GCC 12 makes five instructions by itself
-  const uint16 widened = (uint16)_mm512_cvtepu16_epi32((__m256i)bits) << 16;
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kRegisters = 32;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32, kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16, kRegisters = 32;
 #else
-  const uint16 widened = __builtin_convertvector(bits, uint16) << 16;
+constexpr int kVectorBytes = 16, kRegisters = 16;
 #endif
-  float16 v;
-  std::memcpy(&v, &widened, sizeof v);
+
+template <typename E, int Bytes = kVectorBytes> struct VectorOf {
+  typedef E type __attribute__((vector_size(Bytes)));
+};
+template <typename A> using Vector = typename VectorOf<A>::type;
+template <typename A> constexpr int64_t lanes = kVectorBytes / sizeof(A);
+// As many numbers of E as a vector of A has lanes.
+template <typename E, typename A> using Narrow = typename VectorOf<E, lanes<A> * sizeof(E)>::type;
+
+using floats = Vector<float>;
+using doubles = Vector<double>;
+using ints = Vector<int32_t>;
+using longs = Vector<int64_t>;
+
+template <typename V> inline V bits_at(const void* from) {
+  V v;
+  std::memcpy(&v, from, sizeof v);
   return v;
 }
+
+template <typename To, typename From> inline To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  return bits_at<To>(&from);
+}
+
+inline floats load(const float* from) { return bits_at<floats>(from); }
+inline doubles load(const double* from) { return bits_at<doubles>(from); }
+
+// Whole numbers of 8 or 16 bits, as many as there are lanes, as 32 bits: one instruction of which GCC makes several.
+#if defined(__AVX512F__)
+constexpr __mmask16 kAll = 0xFFFF;  // GCC 12 warns of the functions without one
+inline ints widened(const uint16_t* from) { return (ints)_mm512_maskz_cvtepu16_epi32(kAll, bits_at<__m256i>(from)); }
+inline ints widened(const uint8_t* from) { return (ints)_mm512_maskz_cvtepu8_epi32(kAll, bits_at<__m128i>(from)); }
+inline ints widened(const int8_t* from) { return (ints)_mm512_maskz_cvtepi8_epi32(kAll, bits_at<__m128i>(from)); }
+#elif defined(__AVX2__)
+inline ints widened(const uint16_t* from) { return (ints)_mm256_cvtepu16_epi32(bits_at<__m128i>(from)); }
+inline ints widened(const uint8_t* from) { return (ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)); }
+inline ints widened(const int8_t* from) { return (ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)); }
+#else
+template <typename E> inline ints widened(const E* from) {
+  return __builtin_convertvector(bits_at<Narrow<E, float>>(from), ints);
+}
+#endif
+
+inline floats load(const BFloat16* from) { return bits_as<floats>(widened(&from->bits) << 16); }
 
 template <typename V, typename A> inline void store(const V& v, A* to) { std::memcpy(to, &v, sizeof v); }
 
-template <typename V> struct MaskOf { using type = int16; };
-template <> struct MaskOf<double8> { using type = long8; };
+template <typename V> struct MaskOf { using type = ints; };
+template <> struct MaskOf<doubles> { using type = longs; };
 
 // Of blocks of 2W lanes in a and b, the sums of their halves: a's first, b's first, a's second, ...
 template <int W, typename V, size_t... I> inline V folded(const V& a, const V& b, std::index_sequence<I...>) {
@@ -105,46 +122,40 @@ template <typename A> inline A total(Vector<A> v) {
 }
 
 // e^x, to within a few units of float32's last place, for x of at most 87 either way; NaN stays NaN.
-inline float16 exp(float16 x) {
-  const float16 bound = x - x + 87.0f;
+inline floats exp(floats x) {
+  const floats bound = x - x + 87.0f;
   x = x < bound ? x : bound;
   x = x > -bound ? x : -bound;
-  const float16 shifted = x * 1.44269504f + 12582912.0f;  // 1.5 · 2^23: rounds to a whole number in the low bits
-  int16 bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  const float16 whole = shifted - 12582912.0f;
-  const float16 rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  float16 sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+  const floats shifted = x * 1.44269504f + 12582912.0f;  // 1.5 · 2^23: rounds to a whole number in the low bits
+  const ints bits = bits_as<ints>(shifted);
+  const floats whole = shifted - 12582912.0f;
+  const floats rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  floats sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
   sum = sum * rest + 8.3334519073e-3f;
   sum = sum * rest + 4.1665795894e-2f;
   sum = sum * rest + 1.6666665459e-1f;
   sum = sum * rest + 5.0000001201e-1f;
   sum = sum * rest * rest + rest + 1.0f;
-  int16 power = (bits - 0x4B400000 + 127) << 23;
-  float16 scale;
-  std::memcpy(&scale, &power, sizeof scale);
-  return sum * scale;
+  const ints power = (bits - 0x4B400000 + 127) << 23;
+  return sum * bits_as<floats>(power);
 }
 
 // The same to within two units of float64's last place; nothing for x below -708, as far as 708 above.
-inline double8 exp(double8 x) {
-  const long8 vanishes = x < -708.0;
-  const double8 bound = x - x + 708.0;
+inline doubles exp(doubles x) {
+  const longs vanishes = x < -708.0;
+  const doubles bound = x - x + 708.0;
   x = x < bound ? x : bound;
   x = x > -bound ? x : -bound;
-  const double8 shifted = x * 1.44269504088896338700 + 6755399441055744.0;  // 1.5 · 2^52
-  long8 bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  const double8 whole = shifted - 6755399441055744.0;
-  const double8 rest = (x - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10;
-  double8 sum = rest * (1 / 6227020800.0) + 1 / 479001600.0;  // its Taylor series up to the 13th power
+  const doubles shifted = x * 1.44269504088896338700 + 6755399441055744.0;  // 1.5 · 2^52
+  const longs bits = bits_as<longs>(shifted);
+  const doubles whole = shifted - 6755399441055744.0;
+  const doubles rest = (x - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10;
+  doubles sum = rest * (1 / 6227020800.0) + 1 / 479001600.0;  // its Taylor series up to the 13th power
   for (const double factorial :
        {39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0})
     sum = sum * rest + 1 / factorial;
-  const long8 power = (bits - 0x4338000000000000 + 1023) << 52;
-  double8 scale;
-  std::memcpy(&scale, &power, sizeof scale);
-  return vanishes ? double8{} : sum * scale;
+  const longs power = (bits - 0x4338000000000000 + 1023) << 52;
+  return vanishes ? doubles{} : sum * bits_as<doubles>(power);
 }
 
 // x y / (1 + e^-x), in place of x.

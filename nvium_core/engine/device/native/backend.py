@@ -5,9 +5,13 @@ from collections.abc import Sequence as Items
 
 from torch import Tensor
 
+from nvium_core.choices import Instructions
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.fronts import NativeFronts
+from nvium_core.engine.device.native.instructions import instructions as resolved
+from nvium_core.engine.device.native.library import native_library
 from nvium_core.engine.device.native.steps import NativeSteps
+from nvium_core.engine.device.native.threads import Threads
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Step, StepResult
@@ -18,13 +22,23 @@ class NativeBackend:
     """`is_deterministic`: everything runs natively, where no bit of a row depends on its company."""
 
     def __init__(
-        self, model: NviumForCausalLM, cache: PagedCache, *, max_sequences: int, is_deterministic: bool = False
+        self,
+        model: NviumForCausalLM,
+        cache: PagedCache,
+        *,
+        max_sequences: int,
+        is_deterministic: bool = False,
+        instructions: Instructions = "auto",
     ) -> None:
-        self.steps = NativeSteps(model, cache, max_sequences=max_sequences)
+        self.instructions: str | None = resolved(instructions)
+        library = native_library(self.instructions)
+        assert library is not None
+        self.threads = Threads.all()
+        self.steps = NativeSteps(library, model, cache, max_sequences=max_sequences, threads=self.threads)
         self.is_deterministic = is_deterministic
         if is_deterministic:
             self.steps.max_run_rows = sys.maxsize
-        self.fronts = NativeFronts(model, cache.states_2SD, self.steps.exits)
+        self.fronts = NativeFronts(library, model, cache.states_2SD, self.steps.exits, self.threads)
         self._layers = LayersBackend(model, cache)
 
     @property

@@ -1,24 +1,26 @@
 // A block of a Llama, for a few rows of any sequences over a paged key/value cache, in one call: what the plain PyTorch
 // layers of nvium_core/model/llama.py compute, without an operator's overhead for each of their parts.
 //
-// Weights are read once for all rows of the call, in the precision W they are stored in; sums and whatever lies between
-// two layers are float32 or better. A row's results depend neither on the other rows nor on the number of threads.
+// Weights are read once for all rows of the call, as they are stored; sums and whatever lies between two layers are float32
+// or better. A row's results depend neither on the other rows nor on the number of threads.
 //
 // Shapes: R rows, D width, H query heads, G key heads, P head size, M inner width, S cache slots, L layers.
 
 #pragma once
 
-#include <omp.h>
-
 #include <vector>
 
-#include "projection.h"
+#include "matrix.h"
+#include "team.h"
 
 namespace nvium {
 
-// In the order of the caller's list, matrices in panels.
-template <typename W> struct Layer {
-  const W *attention_norm, *q, *k, *v, *o, *mlp_norm, *gate, *up, *down;
+// In the order of the caller's list.
+template <typename A> struct Layer {
+  const A* attention_norm;
+  Matrix q, k, v, o;
+  const A* mlp_norm;
+  Matrix gate, up, down;
 };
 
 struct Shape {
@@ -41,7 +43,7 @@ struct Rows {
   const int64_t *places, *pages, *tokens;
 };
 
-template <typename T, typename W> class Pass {
+template <typename T> class Pass {
   using A = Accumulator<T>;
 
  public:
@@ -62,7 +64,8 @@ template <typename T, typename W> class Pass {
         own_keys_(num_rows_ * slot_stride_),
         own_values_(num_rows_ * slot_stride_),
         gate_(num_rows_ * shape.inner),
-        up_(num_rows_ * shape.inner) {
+        up_(num_rows_ * shape.inner),
+        normed_(hidden_.size()) {
     for (int64_t r = 0; r < num_rows_; ++r) {
       const T* h = rows.tokens ? tensors.embedding + rows.tokens[r] * shape.width : state(r, shape.boundary);
       for (int64_t d = 0; d < shape.width; ++d) hidden_[r * shape.width + d] = static_cast<A>(h[d]);
@@ -70,29 +73,19 @@ template <typename T, typename W> class Pass {
     }
   }
 
-  void run(const Layer<W>* layers, int num_threads) {
-#pragma omp parallel num_threads(num_threads)
-    {
-      const int number = omp_get_thread_num(), of = omp_get_num_threads();
-      std::vector<A> normed(hidden_.size()), scratch(most_keys_ + lanes<A>);
-      for (int64_t i = 0; i < shape_.num_layers; ++i) {
-        const Layer<W>& layer = layers[i];
-        const int64_t offset = (shape_.first_layer + i) * shape_.num_slots * slot_stride_;
-        norm(layer.attention_norm, normed);
-        project_heads(layer, normed, number, of);
-#pragma omp barrier
-        rotate_heads(offset, number, of);
-#pragma omp barrier
-        attend(offset, scratch, number, of);
-#pragma omp barrier
-        add(attended_, layer.o, shape_.num_heads * shape_.head_size, number, of);
-#pragma omp barrier
-        norm(layer.mlp_norm, normed);
-        feed_forward(layer, normed, number, of);
-#pragma omp barrier
-        add(gate_, layer.down, shape_.inner, number, of);
-#pragma omp barrier
-      }
+  void run(const Layer<A>* layers, int num_threads) {
+    num_threads_ = num_threads;
+    for (int64_t i = 0; i < shape_.num_layers; ++i) {
+      const Layer<A>& layer = layers[i];
+      const int64_t offset = (shape_.first_layer + i) * shape_.num_slots * slot_stride_;
+      norm(layer.attention_norm);
+      project_heads(layer);
+      rotate_heads(offset);
+      attend(offset);
+      add(attended_, layer.o, shape_.num_heads * shape_.head_size);
+      norm(layer.mlp_norm);
+      feed_forward(layer);
+      add(gate_, layer.down, shape_.inner);
     }
   }
 
@@ -118,32 +111,44 @@ template <typename T, typename W> class Pass {
     return states_ + (boundary % 2 * shape_.num_slots + own_slot(row)) * shape_.width;
   }
 
-  void norm(const W* weight, std::vector<A>& normed) const {
-    for (int64_t r = 0; r < num_rows_; ++r)
-      rms_norm(&hidden_[r * shape_.width], weight, shape_.width, static_cast<A>(shape_.eps), &normed[r * shape_.width]);
+  template <typename F> void share_out(int64_t count, F&& f) const { Team::shared().run(num_threads_, count, f); }
+
+  void norm(const A* weight) {
+    share_out(num_rows_, [&](int64_t begin, int64_t end) {
+      for (int64_t at = begin * shape_.width; at < end * shape_.width; at += shape_.width)
+        rms_norm(&hidden_[at], weight, shape_.width, static_cast<A>(shape_.eps), &normed_[at]);
+    });
   }
 
-  // Queries, and the rows' own keys and values.
-  void project_heads(const Layer<W>& layer, const std::vector<A>& normed, int number, int of) {
+  // Queries, and the rows' own keys and values: the panels of all three, one after another.
+  void project_heads(const Layer<A>& layer) {
     const int64_t of_queries = shape_.num_heads * shape_.head_size;
-    const Part queries(num_panels<A>(of_queries), number, of), keys(num_panels<A>(slot_stride_), number, of);
-    project_into(normed.data(), layer.q, num_rows_, shape_.width, of_queries, queries, queries_.data());
-    project_into(normed.data(), layer.k, num_rows_, shape_.width, slot_stride_, keys, own_keys_.data());
-    project_into(normed.data(), layer.v, num_rows_, shape_.width, slot_stride_, keys, own_values_.data());
+    const int64_t queries = num_panels<A>(of_queries), keys = num_panels<A>(slot_stride_);
+    share_out(queries + 2 * keys, [&](int64_t begin, int64_t end) {
+      const auto into = [&](const Matrix& weight, int64_t count, int64_t first, A* y) {
+        const int64_t own = std::max(begin - first, int64_t{0}), stop = std::min(end - first, num_panels<A>(count));
+        project_into(normed_.data(), weight, num_rows_, shape_.width, count, own, stop, y);
+      };
+      into(layer.q, of_queries, 0, queries_.data());
+      into(layer.k, slot_stride_, queries, own_keys_.data());
+      into(layer.v, slot_stride_, queries + keys, own_values_.data());
+    });
   }
 
   // Queries where they are, keys and values into the cache.
-  void rotate_heads(int64_t offset, int number, int of) {
+  void rotate_heads(int64_t offset) {
+    share_out(num_rows_, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) rotate_row(r, offset + own_slot(r) * slot_stride_);
+    });
+  }
+
+  void rotate_row(int64_t r, int64_t at) {
     const int64_t heads = shape_.num_heads, key_heads = shape_.num_key_heads, size = shape_.head_size;
-    const Part rows(num_rows_, number, of);
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-      const int64_t at = offset + own_slot(r) * slot_stride_;
-      for (int64_t head = r * heads; head < (r + 1) * heads; ++head)
-        rotate(&queries_[head * size], position(r), &queries_[head * size]);
-      for (int64_t head = 0; head < key_heads; ++head) {
-        rotate(&own_keys_[(r * key_heads + head) * size], position(r), keys_ + at + head * size);
-        copy(&own_values_[(r * key_heads + head) * size], values_ + at + head * size);
-      }
+    for (int64_t head = r * heads; head < (r + 1) * heads; ++head)
+      rotate(&queries_[head * size], position(r), &queries_[head * size]);
+    for (int64_t head = 0; head < key_heads; ++head) {
+      rotate(&own_keys_[(r * key_heads + head) * size], position(r), keys_ + at + head * size);
+      copy(&own_values_[(r * key_heads + head) * size], values_ + at + head * size);
     }
   }
 
@@ -161,25 +166,30 @@ template <typename T, typename W> class Pass {
     }
   }
 
-  void attend(int64_t offset, std::vector<A>& scratch, int number, int of) {
-    const Part parts(num_rows_ * shape_.num_heads, number, of);
-    for (int64_t part = parts.begin; part < parts.end; ++part) {
-      const int64_t row = part / shape_.num_heads, head = part % shape_.num_heads;
-      const int64_t head_offset = offset + head * shape_.num_key_heads / shape_.num_heads * shape_.head_size;
-      const A share = weigh(row, &queries_[part * shape_.head_size], keys_ + head_offset, scratch.data());
-      A* out = &attended_[part * shape_.head_size];
-      int64_t p = 0;
-      for (; p + 4 * lanes<A> <= shape_.head_size; p += 4 * lanes<A>)
-        sum_values<4>(row, values_ + head_offset + p, scratch.data(), share, out + p);
-      for (; p + lanes<A> <= shape_.head_size; p += lanes<A>)
-        sum_values<1>(row, values_ + head_offset + p, scratch.data(), share, out + p);
-      for (; p < shape_.head_size; ++p) {
-        A sum = 0;
-        each_key(row, [&](int64_t key, int64_t slot) {
-          sum += scratch[key] * static_cast<A>(values_[head_offset + slot * slot_stride_ + p]);
-        });
-        out[p] = sum * share;
-      }
+  void attend(int64_t offset) {
+    share_out(num_rows_ * shape_.num_heads, [&](int64_t begin, int64_t end) {
+      static thread_local std::vector<A> scratch;
+      scratch.resize(most_keys_ + lanes<A>);
+      for (int64_t part = begin; part < end; ++part) attend_head(part, offset, scratch);
+    });
+  }
+
+  void attend_head(int64_t part, int64_t offset, std::vector<A>& scratch) {
+    const int64_t row = part / shape_.num_heads, head = part % shape_.num_heads;
+    const int64_t head_offset = offset + head * shape_.num_key_heads / shape_.num_heads * shape_.head_size;
+    const A share = weigh(row, &queries_[part * shape_.head_size], keys_ + head_offset, scratch.data());
+    A* out = &attended_[part * shape_.head_size];
+    int64_t p = 0;
+    for (; p + 4 * lanes<A> <= shape_.head_size; p += 4 * lanes<A>)
+      sum_values<4>(row, values_ + head_offset + p, scratch.data(), share, out + p);
+    for (; p + lanes<A> <= shape_.head_size; p += lanes<A>)
+      sum_values<1>(row, values_ + head_offset + p, scratch.data(), share, out + p);
+    for (; p < shape_.head_size; ++p) {
+      A sum = 0;
+      each_key(row, [&](int64_t key, int64_t slot) {
+        sum += scratch[key] * static_cast<A>(values_[head_offset + slot * slot_stride_ + p]);
+      });
+      out[p] = sum * share;
     }
   }
 
@@ -215,21 +225,23 @@ template <typename T, typename W> class Pass {
     }
   }
 
-  void feed_forward(const Layer<W>& layer, const std::vector<A>& normed, int number, int of) {
-    const Part part(num_panels<A>(shape_.inner), number, of);
-    project_into(normed.data(), layer.gate, num_rows_, shape_.width, shape_.inner, part, gate_.data());
-    project_into(normed.data(), layer.up, num_rows_, shape_.width, shape_.inner, part, up_.data());
-    const int64_t begin = part.begin * lanes<A>, end = std::min(part.end * lanes<A>, shape_.inner);
-    for (int64_t r = 0; r < num_rows_; ++r)
-      silu_times(&gate_[r * shape_.inner + begin], &up_[r * shape_.inner + begin], std::max<int64_t>(end - begin, 0));
+  void feed_forward(const Layer<A>& layer) {
+    share_out(num_panels<A>(shape_.inner), [&](int64_t begin, int64_t end) {
+      project_into(normed_.data(), layer.gate, num_rows_, shape_.width, shape_.inner, begin, end, gate_.data());
+      project_into(normed_.data(), layer.up, num_rows_, shape_.width, shape_.inner, begin, end, up_.data());
+      const int64_t first = begin * panel_rows<A>, last = std::min(end * panel_rows<A>, shape_.inner);
+      for (int64_t r = 0; r < num_rows_; ++r)
+        silu_times(&gate_[r * shape_.inner + first], &up_[r * shape_.inner + first], last - first);
+    });
   }
 
-  void add(const std::vector<A>& x, const W* weight, int64_t length, int number, int of) {
-    const Part part(num_panels<A>(shape_.width), number, of);
-    project(x.data(), weight, num_rows_, length, shape_.width, part,
-            [&](int64_t r, int64_t n, const A* products, int64_t count) {
-              for (int64_t i = 0; i < count; ++i) hidden_[r * shape_.width + n + i] += products[i];
-            });
+  void add(const std::vector<A>& x, const Matrix& weight, int64_t length) {
+    share_out(num_panels<A>(shape_.width), [&](int64_t begin, int64_t end) {
+      project(x.data(), weight, num_rows_, length, shape_.width, begin, end,
+              [&](int64_t r, int64_t n, const A* products, int64_t count) {
+                for (int64_t i = 0; i < count; ++i) hidden_[r * shape_.width + n + i] += products[i];
+              });
+    });
   }
 
   const Shape shape_;
@@ -238,8 +250,9 @@ template <typename T, typename W> class Pass {
   const int64_t *places_, *pages_;
   const A *cos_, *sin_;
   T* states_;
-  std::vector<A> hidden_, queries_, attended_, own_keys_, own_values_, gate_, up_;
+  std::vector<A> hidden_, queries_, attended_, own_keys_, own_values_, gate_, up_, normed_;
   int64_t most_keys_ = 0;
+  int num_threads_ = 1;
 };
 
 }  // namespace nvium

@@ -1,22 +1,20 @@
 """Tokens drawn in one native call, where no row has to be sorted for it."""
 
+import ctypes
 from array import array
 from collections.abc import Sequence as Items
 
 from torch import Tensor
 
 from nvium_core.engine.device import sampling
-from nvium_core.engine.device.native.library import native_library
 from nvium_core.engine.device.native.weights import address
 from nvium_core.engine.params import Draw
 
 
-def draw_tokens(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -> list[int]:
+def draw_tokens(library: ctypes.CDLL, logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -> list[int]:
     """As `sampling.draw_tokens`, on the CPU."""
     if any(draw.is_ranked for draw in draws):
         return sampling.draw_tokens(logits_RV, draws, uniforms)
-    library = native_library()
-    assert library is not None
     logits_RV, asked, tokens = logits_RV.contiguous(), packed(draws, uniforms), array("q", bytes(8 * len(draws)))
     library.draw(logits_RV.data_ptr(), *logits_RV.shape, address(asked), address(tokens))
     return tokens.tolist()

@@ -4,12 +4,11 @@
 
 #pragma once
 
-#include <omp.h>
-
 #include <vector>
 
 #include "draw.h"
-#include "projection.h"
+#include "matrix.h"
+#include "team.h"
 
 namespace nvium {
 
@@ -18,28 +17,33 @@ struct ExitShape {
   double eps, temperature;
 };
 
-// In the order of the caller's list, matrices in panels; null where the last exit has no router, or none has an adapter.
-template <typename W> struct Exit {
-  const W *norm, *fc1, *fc1_bias, *fc2, *fc2_bias, *router_norm, *router_head;
-  const Accumulator<W>* router_bias;  // which may be more precise than the rest
-  const W *up, *down, *head;
+// In the order of the caller's list; null where the last exit has no router, or none has an adapter.
+template <typename A> struct Exit {
+  const A* norm;
+  Matrix fc1;
+  const A* fc1_bias;
+  Matrix fc2;
+  const A *fc2_bias, *router_norm;
+  Matrix router_head;
+  const A* router_bias;
+  Matrix up, down, head;
 };
 
 // y = x Wᵀ + b, by all threads.
-template <typename A, typename W, typename B>
-void linear(const std::vector<A>& x, const W* weight, const B* bias, int64_t num_rows, int64_t length, int64_t count,
+template <typename A>
+void linear(const std::vector<A>& x, const Matrix& weight, const A* bias, int64_t num_rows, int64_t length, int64_t count,
             A* y, int num_threads) {
-#pragma omp parallel num_threads(num_threads)
-  project_into(x.data(), weight, num_rows, length, count,
-               Part(num_panels<A>(count), omp_get_thread_num(), omp_get_num_threads()), y);
+  Team::shared().run(num_threads, num_panels<A>(count), [&](int64_t begin, int64_t end) {
+    project_into(x.data(), weight, num_rows, length, count, begin, end, y);
+  });
   if (bias)
-    for (int64_t i = 0; i < num_rows * count; ++i) y[i] += static_cast<A>(bias[i % count]);
+    for (int64_t i = 0; i < num_rows * count; ++i) y[i] += bias[i % count];
 }
 
 // Of the states in these slots: x = RMSNorm(h) [R, D], and log w [R, 2] of going on and of leaving.
-template <typename T, typename W>
-void route(const ExitShape& shape, const Exit<W>& exit, const T* states, const int64_t* slots, int64_t num_rows,
-           Accumulator<T>* x, double* log_w, int num_threads) {
+template <typename T>
+void route(const ExitShape& shape, const Exit<Accumulator<T>>& exit, const T* states, const int64_t* slots,
+           int64_t num_rows, Accumulator<T>* x, double* log_w, int num_threads) {
   using A = Accumulator<T>;
   const int64_t width = shape.width, inner = shape.router_width;
   const A eps = static_cast<A>(shape.eps);
@@ -67,34 +71,31 @@ void route(const ExitShape& shape, const Exit<W>& exit, const T* states, const i
 }
 
 // W (x + down(SiLU(up(x)))) [R, V], of normed rows.
-template <typename W>
-void logits(const ExitShape& shape, const Exit<W>& exit, const Accumulator<W>* x, Accumulator<W>* out,
-            int64_t num_rows, int num_threads) {
-  using A = Accumulator<W>;
+template <typename A>
+void logits(const ExitShape& shape, const Exit<A>& exit, const A* x, A* out, int64_t num_rows, int num_threads) {
   const int64_t width = shape.width, inner = shape.adapter_width;
   std::vector<A> o(x, x + num_rows * width);
   if (exit.up) {
     std::vector<A> mid(num_rows * inner), added(num_rows * width);
     const std::vector<A> ones(inner, 1);
-    linear<A, W, W>(o, exit.up, nullptr, num_rows, width, inner, mid.data(), num_threads);
+    linear<A>(o, exit.up, nullptr, num_rows, width, inner, mid.data(), num_threads);
     for (int64_t r = 0; r < num_rows; ++r) silu_times(&mid[r * inner], ones.data(), inner);
-    linear<A, W, W>(mid, exit.down, nullptr, num_rows, inner, width, added.data(), num_threads);
+    linear<A>(mid, exit.down, nullptr, num_rows, inner, width, added.data(), num_threads);
     for (size_t i = 0; i < o.size(); ++i) o[i] += added[i];
   }
-  linear<A, W, W>(o, exit.head, nullptr, num_rows, width, shape.vocab_size, out, num_threads);
+  linear<A>(o, exit.head, nullptr, num_rows, width, shape.vocab_size, out, num_threads);
 }
 
 // A token from each of these rows' logits.
-template <typename W>
-void speak(const ExitShape& shape, const Exit<W>& exit, const Accumulator<W>* x, const int64_t* rows, int64_t num_rows,
+template <typename A>
+void speak(const ExitShape& shape, const Exit<A>& exit, const A* x, const int64_t* rows, int64_t num_rows,
            const Draw* asked, int64_t* tokens, int num_threads) {
-  using A = Accumulator<W>;
   static thread_local std::vector<A> picked, out;
   static thread_local std::vector<double> weights;
   picked.resize(num_rows * shape.width);
   out.resize(num_rows * shape.vocab_size);
   for (int64_t r = 0; r < num_rows; ++r) std::copy_n(x + rows[r] * shape.width, shape.width, &picked[r * shape.width]);
-  logits<W>(shape, exit, picked.data(), out.data(), num_rows, num_threads);
+  logits<A>(shape, exit, picked.data(), out.data(), num_rows, num_threads);
   for (int64_t r = 0; r < num_rows; ++r)
     tokens[r] = draw_row(&out[r * shape.vocab_size], shape.vocab_size, asked[r], weights);
 }

@@ -1,34 +1,38 @@
-// What Python calls, once for every precision of caches, T, and of weights, W.
+// What Python calls, once for every precision of caches, T.
 
 #include "step.h"
 
-#define NVIUM_FUNCTIONS(T, W, type)                                                                                  \
-  extern "C" int64_t run_##type(nvium::Step* steps, int64_t count, bool goes_on_anyway, const void* tensors,         \
-                                int32_t threads) {                                                                   \
-    return nvium::run<T, W>(steps, count, goes_on_anyway, static_cast<const nvium::Tensors<T>*>(tensors), threads);  \
-  }                                                                                                                  \
-  extern "C" void route_##type(const nvium::ExitShape* shape, const void* weights, const void* states,               \
-                               const int64_t* slots, int64_t num_rows, void* x, double* log_w, int32_t num_threads) {\
-    nvium::route<T, W>(*shape, *static_cast<const nvium::Exit<W>*>(weights), static_cast<const T*>(states), slots,   \
-                    num_rows, static_cast<nvium::Accumulator<W>*>(x), log_w, num_threads);                           \
-  }                                                                                                                  \
-  extern "C" void logits_##type(const nvium::ExitShape* shape, const void* weights, const void* x, void* out,        \
-                                int64_t num_rows, int32_t num_threads) {                                             \
-    using A = nvium::Accumulator<W>;                                                                                 \
-    nvium::logits<W>(*shape, *static_cast<const nvium::Exit<W>*>(weights), static_cast<const A*>(x),                 \
-                     static_cast<A*>(out), num_rows, num_threads);                                                   \
-  }                                                                                                                  \
-  extern "C" void speak_##type(const nvium::ExitShape* shape, const void* weights, const void* x,                    \
-                               const int64_t* rows, int64_t num_rows, const nvium::Draw* asked, int64_t* tokens,     \
-                               int32_t num_threads) {                                                                \
-    nvium::speak<W>(*shape, *static_cast<const nvium::Exit<W>*>(weights),                                            \
-                    static_cast<const nvium::Accumulator<W>*>(x), rows, num_rows, asked, tokens, num_threads);       \
+#define NVIUM_FUNCTIONS(T, type)                                                                                      \
+  extern "C" int64_t run_##type(nvium::Step* steps, int64_t count, bool goes_on_anyway, const void* tensors,          \
+                                int32_t threads) {                                                                    \
+    return nvium::run<T>(steps, count, goes_on_anyway, static_cast<const nvium::Tensors<T>*>(tensors), threads);      \
+  }                                                                                                                   \
+  extern "C" void route_##type(const nvium::ExitShape* shape, const void* weights, const void* states,                \
+                               const int64_t* slots, int64_t num_rows, void* x, double* log_w, int32_t num_threads) { \
+    using A = nvium::Accumulator<T>;                                                                                  \
+    nvium::route<T>(*shape, *static_cast<const nvium::Exit<A>*>(weights), static_cast<const T*>(states), slots,       \
+                    num_rows, static_cast<A*>(x), log_w, num_threads);                                                \
+  }                                                                                                                   \
+  extern "C" void logits_##type(const nvium::ExitShape* shape, const void* weights, const void* x, void* out,         \
+                                int64_t num_rows, int32_t num_threads) {                                              \
+    using A = nvium::Accumulator<T>;                                                                                  \
+    nvium::logits<A>(*shape, *static_cast<const nvium::Exit<A>*>(weights), static_cast<const A*>(x),                  \
+                     static_cast<A*>(out), num_rows, num_threads);                                                    \
+  }                                                                                                                   \
+  extern "C" void speak_##type(const nvium::ExitShape* shape, const void* weights, const void* x,                     \
+                               const int64_t* rows, int64_t num_rows, const nvium::Draw* asked, int64_t* tokens,      \
+                               int32_t num_threads) {                                                                 \
+    using A = nvium::Accumulator<T>;                                                                                  \
+    nvium::speak<A>(*shape, *static_cast<const nvium::Exit<A>*>(weights), static_cast<const A*>(x), rows, num_rows,   \
+                    asked, tokens, num_threads);                                                                      \
   }
 
-NVIUM_FUNCTIONS(double, double, float64_float64)
-NVIUM_FUNCTIONS(float, float, float32_float32)
-NVIUM_FUNCTIONS(float, nvium::BFloat16, float32_bfloat16)
-NVIUM_FUNCTIONS(nvium::BFloat16, nvium::BFloat16, bfloat16_bfloat16)
+NVIUM_FUNCTIONS(double, float64)
+NVIUM_FUNCTIONS(float, float32)
+NVIUM_FUNCTIONS(nvium::BFloat16, bfloat16)
+
+// The width that matrices have to be stored for.
+extern "C" int64_t vector_bytes() { return nvium::kVectorBytes; }
 
 // logits [R, V]; what is asked of each row, and its token.
 extern "C" void draw(const double* logits, int64_t num_rows, int64_t vocab_size, const nvium::Draw* asked,

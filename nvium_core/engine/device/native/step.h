@@ -46,16 +46,16 @@ class Clock {
 };
 
 // Whether any front goes on.
-template <typename T, typename W>
-bool ask(Step& step, const Pass<T, W>& pass, const T* states, int num_threads) {
+template <typename T>
+bool ask(Step& step, const Pass<T>& pass, const T* states, int num_threads) {
   Clock clock;
   using A = Accumulator<T>;
-  const Exit<W>& exit = *static_cast<const Exit<W>*>(step.exit);
+  const Exit<A>& exit = *static_cast<const Exit<A>*>(step.exit);
   std::vector<int64_t> slots(step.num_fronts), speaking;
   for (int64_t f = 0; f < step.num_fronts; ++f) slots[f] = pass.own_slot(step.fronts[f].row);
   static thread_local std::vector<A> x;
   x.resize(step.num_fronts * step.shape->width);
-  route<T, W>(*step.exit_shape, exit, states, slots.data(), step.num_fronts, x.data(), step.log_w, num_threads);
+  route<T>(*step.exit_shape, exit, states, slots.data(), step.num_fronts, x.data(), step.log_w, num_threads);
   step.router_seconds = clock.lap();
   std::vector<Draw> draws;
   for (int64_t f = 0; f < step.num_fronts; ++f) {
@@ -73,7 +73,7 @@ bool ask(Step& step, const Pass<T, W>& pass, const T* states, int num_threads) {
   const int64_t num_speaking = speaking.size();
   std::vector<int64_t> tokens(num_speaking);
   if (num_speaking)
-    speak<W>(*step.exit_shape, exit, x.data(), speaking.data(), num_speaking, draws.data(), tokens.data(), num_threads);
+    speak<A>(*step.exit_shape, exit, x.data(), speaking.data(), num_speaking, draws.data(), tokens.data(), num_threads);
   for (int64_t i = 0; i < num_speaking; ++i) step.tokens[speaking[i]] = tokens[i];
   step.head_seconds = clock.lap();
   return std::count(step.tokens, step.tokens + step.num_fronts, kGoesOn) > 0;
@@ -81,15 +81,15 @@ bool ask(Step& step, const Pass<T, W>& pass, const T* states, int num_threads) {
 
 // Returns how many Steps were run: all, or unless `goes_on_anyway` all up to the first in which no front goes on. The
 // later Steps' fronts are then asked no more.
-template <typename T, typename W>
+template <typename T>
 int64_t run(Step* steps, int64_t count, bool goes_on_anyway, const Tensors<T>* tensors, int num_threads) {
   bool goes_on = true;
   int64_t i = 0;
   for (; i < count && (goes_on || goes_on_anyway); ++i) {
     Clock clock;
     Step& step = steps[i];
-    Pass<T, W> pass(*step.shape, *tensors, step.rows);
-    pass.run(static_cast<const Layer<W>*>(step.layers), num_threads);
+    Pass<T> pass(*step.shape, *tensors, step.rows);
+    pass.run(static_cast<const Layer<Accumulator<T>>*>(step.layers), num_threads);
     pass.keep();
     step.layer_seconds = clock.lap();
     step.router_seconds = step.head_seconds = 0;

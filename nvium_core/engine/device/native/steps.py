@@ -11,8 +11,9 @@ from collections.abc import Sequence as Items
 
 import torch
 
-from nvium_core.engine.device.native.library import PRECISIONS, native_library
-from nvium_core.engine.device.native.weights import ExitShape, Pointers, address, all_exits, block_weights, narrowest
+from nvium_core.engine.device.native.library import PRECISIONS
+from nvium_core.engine.device.native.threads import Threads
+from nvium_core.engine.device.native.weights import ExitShape, Pointers, Store, address
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import FrontDecision, Step, StepResult
@@ -51,18 +52,26 @@ class NativeStep(ctypes.Structure):
 class NativeSteps:
     """Over the tensors of a cache. Only for a model that `is_plain`."""
 
-    def __init__(self, model: NviumForCausalLM, cache: PagedCache, *, max_sequences: int) -> None:
-        library = native_library()
-        assert library is not None
-        config, like, weights_dtype = model.config, model.lm_head.weight, narrowest(model)
-        self._run = getattr(library, f"run_{PRECISIONS[like.dtype, weights_dtype]}")
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        model: NviumForCausalLM,
+        cache: PagedCache,
+        *,
+        max_sequences: int,
+        threads: Threads | None = None,
+    ) -> None:
+        self._threads = threads or Threads.all()
+        config, like = model.config, model.lm_head.weight
+        self._run = getattr(library, f"run_{PRECISIONS[like.dtype]}")
         precise = torch.promote_types(like.dtype, torch.float32)
         positions = torch.arange(config.max_position_embeddings)
         cos_TP, sin_TP = (x.contiguous() for x in model.model.rotary(positions, precise))
         embedding = model.model.embed_tokens.weight.detach().contiguous()
         self._tensors = Pointers([cache.keys, cache.values, cos_TP, sin_TP, cache.states_2SD, embedding])
-        self._layers = [Pointers(block_weights(model, block, weights_dtype)) for block in config.blocks]
-        self.exits = all_exits(model, weights_dtype)
+        store = Store(model, library.vector_bytes())
+        self._layers = [store.block(block) for block in config.blocks]
+        self.exits = store.exits()
         """Where the weights of each exit are."""
         self._exit_shape = ExitShape.of(model)
         self._shapes = [
@@ -98,7 +107,8 @@ class NativeSteps:
         while (following := steps[-1].following) and self.suits(following) and is_native(following.runs[0].sequence):
             steps.append(following)
         kept = [self._fill(self._steps[each.block], each) for each in steps]
-        first, threads = ctypes.byref(self._steps, step.block * ctypes.sizeof(NativeStep)), torch.get_num_threads()
+        first = ctypes.byref(self._steps, step.block * ctypes.sizeof(NativeStep))
+        threads = self._threads.of(step.num_rows)
         count = self._run(first, len(steps), step.goes_on_anyway, self._tensors.array, threads)
         return [self._result(each, fronts) for each, (fronts, *_) in zip(steps[:count], kept, strict=False)]
 

@@ -14,18 +14,27 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.native.library import PRECISIONS
+from nvium_core.engine.device.native.packing import KINDS, NOTHING, Layout, Packed, pack
 from nvium_core.model.exits import Adapter, Exit
 from nvium_core.model.llama import Layer
 from nvium_core.model.nvium import NviumForCausalLM
 
+Weight = Tensor | Packed | None
+
 
 class Pointers:
-    """Where tensors are, null for None, for as long as they are needed there."""
+    """Where tensors are, null for None, for as long as they are needed there; before a matrix stands its kind."""
 
-    def __init__(self, tensors: Items[Tensor | None]) -> None:
-        self._kept = tensors
-        self.array = (ctypes.c_void_p * len(tensors))(*(None if x is None else x.data_ptr() for x in tensors))
+    def __init__(self, weights: Items[Weight]) -> None:
+        self._kept = weights
+        words = [word for weight in weights for word in _words(weight)]
+        self.array = (ctypes.c_void_p * len(words))(*words)
+
+
+def _words(weight: Weight) -> list[int | None]:
+    if isinstance(weight, Packed):
+        return [weight.kind, *_words(weight.data)]
+    return [None if weight is None else weight.data_ptr()]
 
 
 class ExitShape(ctypes.Structure):
@@ -56,14 +65,14 @@ def is_plain(model: NviumForCausalLM) -> bool:
     if {id(weight) for weight in model.parameters()} != {id(weight) for weight in _read(model)}:
         return False
     precisions = {weight.dtype for weight in _weights(model)}
-    return len(precisions) == 1 and (*precisions, *precisions) in PRECISIONS
+    return len(precisions) == 1 and precisions <= KINDS.keys()
 
 
 def narrowest(model: NviumForCausalLM) -> torch.dtype:
     """The precision in which the model's weights can be read without losing a bit of them."""
     dtype = model.lm_head.weight.dtype
-    fits = all(torch.equal(weight, weight.bfloat16().to(dtype)) for weight in _weights(model))
-    return torch.bfloat16 if (dtype, torch.bfloat16) in PRECISIONS and fits else dtype
+    fits = dtype != torch.float64 and all(torch.equal(x, x.bfloat16().to(dtype)) for x in _weights(model))
+    return torch.bfloat16 if fits else dtype
 
 
 def _weights(model: NviumForCausalLM) -> Iterable[Tensor]:
@@ -90,6 +99,10 @@ def layer_parameters(layer: Layer) -> list[Tensor]:
     ]
 
 
+EXIT_MATRICES = (1, 3, 6, 8, 9)
+"""Where matrices stand among an exit's parameters."""
+
+
 def exit_parameters(exit_: Exit) -> list[Tensor | None]:
     """All but the head, in exits.h's order; None is what an exit has not."""
     router, adapter = exit_.router, exit_.adapter
@@ -101,37 +114,35 @@ def exit_parameters(exit_: Exit) -> list[Tensor | None]:
     return [exit_.norm.weight, *routing, *adapting]
 
 
-def block_weights(model: NviumForCausalLM, block: range, dtype: torch.dtype) -> list[Tensor | None]:
-    layers = (cast(Layer, model.model.layers[index]) for index in block)
-    return [stored(weight, dtype) for layer in layers for weight in layer_parameters(layer)]
+class Store:
+    """A model's weights as one build reads them: vectors in float32 or better, matrices in the narrowest precision that
+    holds them."""
 
+    def __init__(self, model: NviumForCausalLM, vector_bytes: int) -> None:
+        self._model = model
+        self._dtype = narrowest(model)
+        self._precise = torch.promote_types(self._dtype, torch.float32)
+        self._layout = Layout.of(vector_bytes, self._dtype)
 
-ROUTER_BIAS = 7
-"""Where a router's last bias stands among an exit's parameters: it is kept in float32 or better."""
+    def block(self, block: range) -> Pointers:
+        layers = (cast(Layer, self._model.model.layers[index]) for index in block)
+        return Pointers([self._stored(weight) for layer in layers for weight in layer_parameters(layer)])
 
+    def exits(self) -> list[Pointers]:
+        """Of each exit; they share the head."""
+        head = self._stored(self._model.lm_head.weight)
+        return [Pointers([*self._exit(cast(Exit, exit_)), head]) for exit_ in self._model.exits]
 
-def exit_weights(exit_: Exit, dtype: torch.dtype) -> list[Tensor | None]:
-    precise = torch.promote_types(dtype, torch.float32)
-    parameters = enumerate(exit_parameters(exit_))
-    return [stored(weight, precise if place == ROUTER_BIAS else dtype) for place, weight in parameters]
+    def _exit(self, exit_: Exit) -> Iterator[Weight]:
+        for place, weight in enumerate(exit_parameters(exit_)):
+            yield NOTHING if weight is None and place in EXIT_MATRICES else self._stored(weight)
 
-
-def all_exits(model: NviumForCausalLM, dtype: torch.dtype) -> list[Pointers]:
-    """Of each exit, in exits.h's order and this precision; they share the head."""
-    head = stored(model.lm_head.weight, dtype)
-    return [Pointers([*exit_weights(cast(Exit, exit_), dtype), head]) for exit_ in model.exits]
-
-
-def stored(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """As the native functions read it: a vector as it is, a matrix in panels, which projection.h explains."""
-    if weight is None:
-        return None
-    weight = weight.detach().to(dtype)
-    if weight.dim() == 1:
-        return weight.contiguous()
-    lanes = 64 // torch.promote_types(dtype, torch.float32).itemsize
-    filled = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % lanes))
-    return filled.view(-1, lanes, weight.shape[1]).transpose(1, 2).contiguous()
+    def _stored(self, weight: Tensor | None) -> Weight:
+        if weight is None:
+            return None
+        if weight.dim() == 1:
+            return weight.detach().to(self._precise).contiguous()
+        return pack(weight.detach().to(self._dtype), self._layout)
 
 
 def address(numbers: "array[int] | array[float]") -> int:

@@ -1,5 +1,6 @@
 """Native draws against PyTorch's."""
 
+import ctypes
 import math
 from typing import Any
 
@@ -8,12 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.engine.device import native, sampling
+from nvium_core.engine.device import sampling
 from nvium_core.engine.device.native.draw import draw_tokens
 from nvium_core.engine.device.sampling import NO_TOKEN
 from nvium_core.engine.params import SamplingParams
-
-pytestmark = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
 
 logits = st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5]) | st.floats(-900, 900, width=32)
 logit_rows = st.lists(logits, min_size=21, max_size=21).filter(lambda row: max(row) > -math.inf)
@@ -29,12 +28,14 @@ rows = st.tuples(logit_rows, wishes, uniforms)
 
 
 @given(st.lists(rows, min_size=1, max_size=5))
-def test_tokens_are_those_that_pytorch_draws(rows: list[tuple[list[float], dict[str, Any], float]]) -> None:
+def test_tokens_are_those_that_pytorch_draws(
+    library: ctypes.CDLL, rows: list[tuple[list[float], dict[str, Any], float]]
+) -> None:
     logits, asked, uniform = zip(*rows, strict=True)
     logits_RV, params = torch.tensor(logits, dtype=torch.float64), [SamplingParams(**each) for each in asked]
     draws = [each.draw for each in params]
     expected = sampling.draw_tokens(logits_RV.clone(), draws, uniform)
-    for row, (token, other) in enumerate(zip(draw_tokens(logits_RV, draws, uniform), expected, strict=True)):
+    for row, (token, other) in enumerate(zip(draw_tokens(library, logits_RV, draws, uniform), expected, strict=True)):
         assert token == other or is_at_an_edge(logits_RV[row], params[row], uniform[row])
 
 
@@ -46,25 +47,25 @@ def is_at_an_edge(logits_V: torch.Tensor, params: SamplingParams, uniform: float
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_no_token_is_drawn_from_what_is_no_distribution(broken: float) -> None:
+def test_no_token_is_drawn_from_what_is_no_distribution(library: ctypes.CDLL, broken: float) -> None:
     logits_RV = torch.zeros(2, 40, dtype=torch.float64)
     logits_RV[0, 33] = broken
-    assert draw_tokens(logits_RV, [SamplingParams().draw] * 2, [0.5, 0.5]) == [NO_TOKEN, 20]
+    assert draw_tokens(library, logits_RV, [SamplingParams().draw] * 2, [0.5, 0.5]) == [NO_TOKEN, 20]
 
 
-def test_no_token_is_drawn_where_none_is_allowed() -> None:
+def test_no_token_is_drawn_where_none_is_allowed(library: ctypes.CDLL) -> None:
     nothing_1V = torch.full((1, 9), -math.inf, dtype=torch.float64)
-    assert draw_tokens(nothing_1V, [SamplingParams().draw], [0.5]) == [NO_TOKEN]
+    assert draw_tokens(library, nothing_1V, [SamplingParams().draw], [0.5]) == [NO_TOKEN]
 
 
-def test_the_largest_uniform_draws_the_last_token_that_can_come() -> None:
+def test_the_largest_uniform_draws_the_last_token_that_can_come(library: ctypes.CDLL) -> None:
     logits_RV = torch.tensor([[0.0, 0.0, 0.0, -math.inf]], dtype=torch.float64)
-    assert draw_tokens(logits_RV, [SamplingParams().draw], [1 - 2.0**-53]) == [2]
+    assert draw_tokens(library, logits_RV, [SamplingParams().draw], [1 - 2.0**-53]) == [2]
 
 
-def test_draws_follow_the_softmax() -> None:
+def test_draws_follow_the_softmax(library: ctypes.CDLL) -> None:
     logits_RV = torch.tensor([[0.3, -1.0, 2.0, 0.0]], dtype=torch.float64).expand(1000, -1)
     evenly = [(number + 0.5) / 1000 for number in range(1000)]
-    tokens = torch.tensor(draw_tokens(logits_RV, [SamplingParams().draw] * 1000, evenly))
+    tokens = torch.tensor(draw_tokens(library, logits_RV, [SamplingParams().draw] * 1000, evenly))
     shares = torch.bincount(tokens, minlength=4) / 1000
     torch.testing.assert_close(shares.double(), logits_RV[0].softmax(-1), rtol=0, atol=2e-3)

@@ -1,5 +1,6 @@
 """Routers and heads in native calls against the model's own."""
 
+import ctypes
 import math
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from nvium_core import NviumForCausalLM
 from nvium_core.bench.shapes import force_routing
-from nvium_core.engine.device import native
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.fronts import NativeFronts
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -33,9 +33,6 @@ wishes = st.fixed_dictionaries(
         "presence_penalty": st.sampled_from([0.0, 0.0, 0.0, 1.0]),
     }
 )
-
-
-pytestmark = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
 
 
 NUM_SLOTS = 12
@@ -61,10 +58,12 @@ def layers_over(model: NviumForCausalLM, states_2SD: Tensor) -> LayersBackend:
 @pytest.mark.parametrize("exit_layers", [[1, 2, 3], [2]])
 @pytest.mark.parametrize("num_rows", [1, 3, 8])
 @torch.inference_mode()
-def test_routes_and_logits_are_the_models(dtype: torch.dtype, exit_layers: list[int], num_rows: int) -> None:
+def test_routes_and_logits_are_the_models(
+    library: ctypes.CDLL, dtype: torch.dtype, exit_layers: list[int], num_rows: int
+) -> None:
     model = random_model(exit_layers, dtype=dtype, width=48, vocab_size=50)
     states_2SD = states(48, dtype)
-    plain, fast = layers_over(model, states_2SD), NativeFronts(model, states_2SD)
+    plain, fast = layers_over(model, states_2SD), NativeFronts(library, model, states_2SD)
     for block in range(len(exit_layers)):
         x_FD, log_w = plain.route(block, SLOTS[:num_rows])
         fast_x_FD, fast_log_w = fast.route(block, SLOTS[:num_rows])
@@ -79,21 +78,23 @@ def test_routes_and_logits_are_the_models(dtype: torch.dtype, exit_layers: list[
     st.lists(st.tuples(st.integers(0, 7), wishes, st.integers(0, 2**53 - 1)), min_size=1, max_size=6),
 )
 @torch.inference_mode()
-def test_tokens_are_those_that_the_layers_draw(asked: list[tuple[int, dict[str, Any], int]]) -> None:
+def test_tokens_are_those_that_the_layers_draw(
+    library: ctypes.CDLL, asked: list[tuple[int, dict[str, Any], int]]
+) -> None:
     model, states_2SD = MODEL, states(48, torch.float64)
     rows, sequences = [row for row, _, _ in asked], [sequence(SamplingParams(**each)) for _, each, _ in asked]
     uniforms = [bits * 2.0**-53 for _, _, bits in asked]
     told = []
-    for exits in (layers_over(model, states_2SD), NativeFronts(model, states_2SD)):
+    for exits in (layers_over(model, states_2SD), NativeFronts(library, model, states_2SD)):
         x_FD, _ = exits.route(1, SLOTS)
         told.append(exits.draw(1, x_FD, rows, sequences, uniforms))
     assert told[0] == told[1]
 
 
 @torch.inference_mode()
-def test_an_answer_does_not_depend_on_who_else_asks() -> None:
+def test_an_answer_does_not_depend_on_who_else_asks(library: ctypes.CDLL) -> None:
     model = random_model([1, 2], dtype=torch.float32, width=48, vocab_size=50)
-    exits = NativeFronts(model, states(48, torch.float32))
+    exits = NativeFronts(library, model, states(48, torch.float32))
     x_FD, log_w = exits.route(0, SLOTS)
     logits_RV = exits.logits(0, x_FD)
     for row, slot in enumerate(SLOTS):
@@ -104,18 +105,18 @@ def test_an_answer_does_not_depend_on_who_else_asks() -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @torch.inference_mode()
-def test_a_routing_that_was_forced_is_followed_in_any_precision(dtype: torch.dtype) -> None:
+def test_a_routing_that_was_forced_is_followed_in_any_precision(library: ctypes.CDLL, dtype: torch.dtype) -> None:
     model = random_model([1, 2, 3], dtype=dtype, width=48, vocab_size=50)
     force_routing(model, [0.2, 0.3, 0.5])
-    exits = NativeFronts(model, states(48, dtype))
+    exits = NativeFronts(library, model, states(48, dtype))
     for block, leaving in enumerate((0.2, 0.3 / 0.8, 1.0)):
         _, log_w = exits.route(block, SLOTS)
         assert [math.exp(to_leave) for _, to_leave in log_w] == pytest.approx([leaving] * len(SLOTS), abs=1e-6)
 
 
 @torch.inference_mode()
-def test_what_is_not_finite_stays_so() -> None:
-    exits = NativeFronts(random_model([1, 2]), torch.full((2, 1, 16), torch.nan, dtype=torch.float64))
+def test_what_is_not_finite_stays_so(library: ctypes.CDLL) -> None:
+    exits = NativeFronts(library, random_model([1, 2]), torch.full((2, 1, 16), torch.nan, dtype=torch.float64))
     x_FD, log_w = exits.route(0, [0])
     assert all(map(math.isnan, log_w[0]))
     assert exits.draw(0, x_FD, [0], [sequence(SamplingParams())], [0.5]) == [NO_TOKEN]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nvium_core import Engine, SamplingParams
+from nvium_core import Engine, EngineConfig, InvalidRequest, SamplingParams
+from nvium_core.choices import Instructions
 from nvium_core.engine.device import native
 from nvium_core.engine.device.native import library
 from nvium_core.engine.events import Completion
@@ -22,24 +23,24 @@ def said(completions: list[Completion]) -> list[tuple[list[int], list[int]]]:
 
 @has_compiler
 def test_what_was_compiled_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = library.build("AVX2", tmp_path)
+    file = library.build("avx2", tmp_path)
     ctypes.CDLL(str(file))
     monkeypatch.setattr(library, "COMPILER", ("false",))
-    monkeypatch.setattr(library, "file_name", lambda processor: file.name)
-    assert library.build("AVX2", tmp_path) == file
+    monkeypatch.setattr(library, "file_name", lambda instructions: file.name)
+    assert library.build("avx2", tmp_path) == file
 
 
 def test_a_library_is_named_after_its_sources_flags_and_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = {library.file_name("AVX2"), library.file_name("AVX512"), library.file_name("other")}
+    names = {library.file_name("avx2"), library.file_name("avx512"), library.file_name("baseline")}
     for name in (library.SOURCE, *library.HEADERS):
         (tmp_path / name).write_bytes((library.FOLDER / name).read_bytes())
     (tmp_path / "draw.h").write_text("// other\n")
     monkeypatch.setattr(library, "FOLDER", tmp_path)
-    names.add(library.file_name("AVX2"))
+    names.add(library.file_name("avx2"))
     monkeypatch.setattr(library, "COMPILER", ("c++", "-O1"))
-    names.add(library.file_name("AVX2"))
+    names.add(library.file_name("avx2"))
     assert len(names) == 5
 
 
@@ -80,7 +81,7 @@ def test_engines_of_either_kind_say_the_same(monkeypatch: pytest.MonkeyPatch) ->
     model, prompts = random_model([1, 3, 4], context=128), [[1, 2, 3], [4], [5, 6]]
     params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True)
     natively = said(Engine(model).generate(prompts, params))
-    monkeypatch.setattr(native, "knows", lambda model: False)
+    monkeypatch.setattr(native, "knows", lambda *_: False)
     assert said(Engine(model).generate(prompts, params)) == natively
 
 
@@ -89,3 +90,30 @@ def test_the_compiler_says_nothing_of_our_sources(tmp_path: Path) -> None:
     source = str(library.FOLDER / library.SOURCE)
     command = [*library.COMPILER, "-Wall", "-Wextra", source, "-o", str(tmp_path / "out")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""
+
+
+def test_auto_is_the_widest_that_the_processor_has_and_the_process_may_use() -> None:
+    *narrower, widest = native.available()
+    assert native.instructions() == widest == native.instructions("auto")
+    try:
+        for name in narrower:
+            native.limit(name)  # type: ignore[arg-type]
+            assert native.instructions() == name
+    finally:
+        native.limit("auto")
+    assert native.instructions() == widest
+
+
+@pytest.mark.parametrize("name", ["neon", "avx2", "avx512", "baseline"])
+def test_instructions_that_the_processor_has_not_are_refused_by_name(name: Instructions) -> None:
+    if name in native.available():
+        assert native.instructions(name) == name
+    else:
+        with pytest.raises(InvalidRequest, match=f"^instructions: .*{name}"):
+            Engine(random_model([1]), EngineConfig(instructions=name))
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "two", ""])
+def test_a_number_of_threads_that_is_none_is_refused(threads: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^threads: "):
+        EngineConfig(threads=threads)

@@ -1,5 +1,6 @@
 """Steps in one native call against the model's own layers and junctions, and against themselves in other company."""
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from nvium_core.bench.shapes import force_routing
 from nvium_core.engine.device import native
 from nvium_core.engine.device.junction import Junctions
 from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.native import weights
 from nvium_core.engine.device.native.steps import NativeSteps
 from nvium_core.engine.device.native.weights import narrowest
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -39,28 +41,27 @@ SHAPES = {
     "heads of several vectors": {"width": 160, "num_heads": 2, "num_key_heads": 1},
 }
 
-pytestmark = pytest.mark.skipif(native.native_library() is None, reason="no C++ compiler here")
-
 
 @dataclass
 class Cached:
     """A model's blocks with a cache of their own."""
 
     model: NviumForCausalLM
-    is_native: bool
+    library: ctypes.CDLL | None = None
+    """Whose native calls are used; None is the layers."""
 
     def __post_init__(self) -> None:
         like = self.model.lm_head.weight
         self.cache = PagedCache(self.model.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, like=like)
         self.layers = LayersBackend(self.model, self.cache)
         self.junctions = Junctions(self.model, self.layers, max_sequences=8)
-        self.steps = NativeSteps(self.model, self.cache, max_sequences=8)
+        self.steps = NativeSteps(self.library, self.model, self.cache, max_sequences=8) if self.library else None
 
     @torch.inference_mode()
     def carry(self, block: int, sequences: list[Sequence], rows: list[range]) -> None:
         runs = [Run(sequence, own, reaches_front=False) for sequence, own in zip(sequences, rows, strict=True)]
         step = Step(block, [run for run in runs if run.rows])
-        if self.is_native:
+        if self.steps:
             assert [result.decisions for result in self.steps.run(step)] == [{}]
         else:
             self.layers.run(step)
@@ -68,7 +69,7 @@ class Cached:
     @torch.inference_mode()
     def run(self, step: Step) -> list[StepResult]:
         """The Step and those that follow it, as they are meant to be run."""
-        if self.is_native:
+        if self.steps:
             return self.steps.run(step)
         self.layers.run(step)
         fronts = [run.sequence for run in step.runs if run.reaches_front]
@@ -90,25 +91,25 @@ def asking_nobody(step: Step) -> Step:
     return Step(step.block, [run._replace(reaches_front=False) for run in step.runs], following, step.goes_on_anyway)
 
 
-def plain_and_native(model: NviumForCausalLM) -> tuple[Cached, Cached]:
-    return Cached(model, is_native=False), Cached(model, is_native=True)
+def plain_and_native(model: NviumForCausalLM, library: ctypes.CDLL) -> tuple[Cached, Cached]:
+    return Cached(model), Cached(model, library)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_keys_and_values_are_those_of_the_layers(dtype: torch.dtype, shape: str) -> None:
+def test_rows_keys_and_values_are_those_of_the_layers(library: ctypes.CDLL, dtype: torch.dtype, shape: str) -> None:
     model = random_model([1, 3], dtype=dtype, spread=0.5, **SHAPES[shape])
     sequences = sequences_of([1, 17, 40], model.config.vocab_size)
-    plain, fast = plain_and_native(model)
+    plain, fast = plain_and_native(model, library)
     carry_five_by_five(sequences, [plain, fast])
     assert_alike(fast, plain, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_a_prompt_that_comes_whole_is_carried_as_the_layers_carry_it(dtype: torch.dtype) -> None:
+def test_a_prompt_that_comes_whole_is_carried_as_the_layers_carry_it(library: ctypes.CDLL, dtype: torch.dtype) -> None:
     model = random_model([1, 2], dtype=dtype, width=64, context=LONG, spread=0.5)
     sequences = sequences_of([LONG], model.config.vocab_size)
-    plain, fast = plain_and_native(model)
+    plain, fast = plain_and_native(model, library)
     for cached in (plain, fast):
         for block in (0, 1):
             cached.carry(block, sequences, [range(LONG)])
@@ -117,19 +118,21 @@ def test_a_prompt_that_comes_whole_is_carried_as_the_layers_carry_it(dtype: torc
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.data())
-def test_a_staircase_of_any_shape_is_carried_as_the_layers_carry_it(lengths: list[int], data: st.DataObject) -> None:
+def test_a_staircase_of_any_shape_is_carried_as_the_layers_carry_it(
+    library: ctypes.CDLL, lengths: list[int], data: st.DataObject
+) -> None:
     model = random_model([1, 2, 4], context=64)
     sequences = sequences_of(lengths, model.config.vocab_size)
-    plain, fast = plain_and_native(model)
+    plain, fast = plain_and_native(model, library)
     carry_a_staircase(sequences, [plain, fast], data)
     assert_alike(fast, plain, 1e-11)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_no_bit_of_a_row_depends_on_its_company(dtype: torch.dtype) -> None:
+def test_no_bit_of_a_row_depends_on_its_company(library: ctypes.CDLL, dtype: torch.dtype) -> None:
     model = random_model([2], dtype=dtype, width=64)
     sequences = sequences_of([9, 30, 3, 22], model.config.vocab_size)
-    together, alone = Cached(model, is_native=True), Cached(model, is_native=True)
+    together, alone = Cached(model, library), Cached(model, library)
     together.carry(0, sequences, [range(len(sequence.token_ids)) for sequence in sequences])
     for sequence in sequences:
         for t in range(len(sequence.token_ids)):
@@ -138,14 +141,14 @@ def test_no_bit_of_a_row_depends_on_its_company(dtype: torch.dtype) -> None:
         assert torch.equal(some, others)
 
 
-def test_no_bit_depends_on_the_number_of_threads() -> None:
+def test_no_bit_depends_on_the_number_of_threads(library: ctypes.CDLL) -> None:
     model = random_model([2], dtype=torch.float32, width=64)
     sequences = sequences_of([9, 30], model.config.vocab_size)
     rows, kept, threads = [range(9), range(30)], [], torch.get_num_threads()
     try:
         for number in (1, 2, 3):
             torch.set_num_threads(number)
-            cached = Cached(model, is_native=True)
+            cached = Cached(model, library)
             cached.carry(0, sequences, rows)
             kept.append(cached.cache.states_2SD)
     finally:
@@ -155,10 +158,11 @@ def test_no_bit_depends_on_the_number_of_threads() -> None:
 
 
 @pytest.mark.parametrize("is_native", [False, True])
-def test_a_step_that_is_run_again_leaves_the_same(is_native: bool) -> None:
+def test_a_step_that_is_run_again_leaves_the_same(widest_library: ctypes.CDLL, is_native: bool) -> None:
     model = random_model([1, 2])
     sequences = sequences_of([5, 20], model.config.vocab_size)
-    once, twice = Cached(model, is_native=is_native), Cached(model, is_native=is_native)
+    library = widest_library if is_native else None
+    once, twice = Cached(model, library), Cached(model, library)
     for block in range(2):
         for cached, times in ((once, 1), (twice, 2)):
             for _ in range(times):
@@ -166,10 +170,10 @@ def test_a_step_that_is_run_again_leaves_the_same(is_native: bool) -> None:
     assert all(torch.equal(some, others) for some, others in zip(once.kept, twice.kept, strict=True))
 
 
-def test_what_a_sequence_leaves_in_its_pages_does_not_reach_whoever_has_them_next() -> None:
+def test_what_a_sequence_leaves_in_its_pages_does_not_reach_whoever_has_them_next(library: ctypes.CDLL) -> None:
     model = random_model([1], dtype=torch.float32)
     (sequence,) = sequences_of([20], model.config.vocab_size)
-    clean, dirty = Cached(model, is_native=True), Cached(model, is_native=True)
+    clean, dirty = Cached(model, library), Cached(model, library)
     for tensor in dirty.kept:
         tensor.fill_(torch.nan)
     for cached in (clean, dirty):
@@ -229,10 +233,10 @@ def assert_same(some: list[StepResult], others: list[StepResult]) -> None:
     st.sampled_from([0.0, 0.1]),
 )
 def test_fronts_are_answered_as_the_junction_answers_them(
-    fronts: list[tuple[int, bool]], seed: int, temperature: float, min_p: float
+    library: ctypes.CDLL, fronts: list[tuple[int, bool]], seed: int, temperature: float, min_p: float
 ) -> None:
     model = random_model([1, 2, 3])
-    plain, fast = plain_and_native(model)
+    plain, fast = plain_and_native(model, library)
     sequences = [
         drawing(length, seed + i, temperature=temperature, min_p=min_p) for i, (length, _) in enumerate(fronts)
     ]
@@ -249,11 +253,11 @@ def test_fronts_are_answered_as_the_junction_answers_them(
 
 
 @pytest.mark.parametrize("goes_on_anyway", [False, True])
-def test_a_lone_front_goes_on_in_the_same_call_until_it_speaks(goes_on_anyway: bool) -> None:
+def test_a_lone_front_goes_on_in_the_same_call_until_it_speaks(library: ctypes.CDLL, goes_on_anyway: bool) -> None:
     model, lengths = random_model([1, 2, 3]), set()
     force_routing(model, (0.4, 0.3, 0.3))
     for seed in range(30):
-        plain, fast = plain_and_native(model)
+        plain, fast = plain_and_native(model, library)
         sequence = drawing(18, seed)
         step: Step | None = None
         for block in (2, 1, 0):
@@ -270,8 +274,8 @@ def test_a_lone_front_goes_on_in_the_same_call_until_it_speaks(goes_on_anyway: b
 
 
 @pytest.mark.parametrize("wish", [{"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3}, {"presence_penalty": 1.0}])
-def test_fronts_that_draw_otherwise_are_left_to_the_junction(wish: dict[str, float]) -> None:
-    _, fast = plain_and_native(random_model([1, 2]))
+def test_fronts_that_draw_otherwise_are_left_to_the_junction(library: ctypes.CDLL, wish: dict[str, float]) -> None:
+    _, fast = plain_and_native(random_model([1, 2]), library)
     plainly, otherwise = drawing(5, 1), drawing(5, 2, **wish)
     (result,) = fast.run(Step(0, [Run(s, range(5), reaches_front=True) for s in (plainly, otherwise)]))
     assert result.decisions.keys() == {plainly}
@@ -280,30 +284,31 @@ def test_fronts_that_draw_otherwise_are_left_to_the_junction(wish: dict[str, flo
 
 
 @given(*[st.integers(-(2**63), 2**63 - 1)] * 2, *[st.integers(0, 2**40)] * 2, st.sampled_from([b"route", b"token"]))
-def test_uniforms_are_python_s(seed: int, choice: int, position: int, junction: int, purpose: Purpose) -> None:
-    library = native.native_library()
-    assert library is not None
+def test_uniforms_are_python_s(
+    library: ctypes.CDLL, seed: int, choice: int, position: int, junction: int, purpose: Purpose
+) -> None:
     assert library.uniform(seed, choice, position, junction, purpose) == uniform(
         seed, choice, position, junction, purpose
     )
 
 
-def test_weights_that_bfloat16_holds_are_read_in_it_and_no_bit_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_bfloat16_holds_are_read_in_it_and_no_bit_changes(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = random_model([1, 2], dtype=torch.bfloat16).float()
     sequences = [drawing(9, 1), drawing(4, 5)]
     step = Step(0, [Run(sequence, range(sequence.num_tokens), reaches_front=True) for sequence in sequences])
     assert narrowest(model) == torch.bfloat16
-    narrow = Cached(model, is_native=True)
-    monkeypatch.setattr(native.steps, "narrowest", lambda model: torch.float32)
-    wide = Cached(model, is_native=True)
+    narrow = Cached(model, library)
+    monkeypatch.setattr(weights, "narrowest", lambda model: torch.float32)
+    wide = Cached(model, library)
     assert narrow.run(step)[0].decisions == wide.run(step)[0].decisions
     assert all(torch.equal(some, others) for some, others in zip(narrow.kept, wide.kept, strict=True))
 
 
-def test_the_head_is_stored_once() -> None:
-    model = random_model([1, 2, 3])
-    steps = Cached(model, is_native=True).steps
-    assert len({weights._kept[-1].data_ptr() for weights in steps.exits}) == 1
+def test_the_head_is_stored_once(widest_library: ctypes.CDLL) -> None:
+    exits = weights.Store(random_model([1, 2, 3]), widest_library.vector_bytes()).exits()
+    assert len({exit_.array[-1] for exit_ in exits}) == 1
 
 
 def test_one_weight_that_does_not_fit_keeps_all_as_they_are() -> None:
