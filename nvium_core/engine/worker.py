@@ -192,6 +192,10 @@ class EngineWorker:
         """Age of the last Step, or of the last look at an empty queue."""
         return time.monotonic() - self._beat
 
+    def excuse(self) -> None:
+        """Count progress from now on: it could not make any while the process was stopped."""
+        self._beat = time.monotonic()
+
     def submit(self, requests: Items[EngineRequest], tenant: str = "") -> TokenStream:
         """Queue requests, all or none, from the running event loop and without blocking it.
 

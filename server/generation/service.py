@@ -37,6 +37,9 @@ LONG_TEXT = 10_000
 NUM_ASIDE = 2
 """Threads that tokenize what is long and compile forms, for those who want an answer of the model."""
 
+PAUSE_SECONDS = 1
+"""Without a tick, after which the process is taken to have been stopped and continued."""
+
 WARM_UP_TOKENS = 4
 FINGERPRINT_SAMPLES = 64
 
@@ -67,6 +70,7 @@ class Service:
         self._aside = ThreadPoolExecutor(NUM_ASIDE, thread_name_prefix="nvium-aside")
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="nvium-tokenize")
         self.is_warm = False
+        self._ticked: float | None = None
 
     def introduce(self) -> None:
         """Say what is served and what its cache takes."""
@@ -103,8 +107,20 @@ class Service:
 
     @property
     def is_live(self) -> bool:
-        """The device thread runs and makes progress."""
-        return self.worker.is_alive and self.worker.seconds_since_progress < self.settings.stall_seconds
+        """The device thread runs and makes progress, as far as it has had the chance."""
+        has_progressed = self.worker.seconds_since_progress < self.settings.stall_seconds
+        return self.worker.is_alive and (has_progressed or self._has_paused)
+
+    @property
+    def _has_paused(self) -> bool:
+        """The whole process has just stood still, its device thread with it."""
+        return self._ticked is not None and time.monotonic() - self._ticked > PAUSE_SECONDS
+
+    def tick(self) -> None:
+        """Called again and again, by a loop that stands still when the process does."""
+        if self._has_paused:
+            self.worker.excuse()
+        self._ticked = time.monotonic()
 
     @property
     def is_ready(self) -> bool:

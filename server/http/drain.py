@@ -38,6 +38,9 @@ class Drainable(Protocol):
     def has_failed(self) -> bool:
         """Nothing can be answered any more."""
 
+    def tick(self) -> None:
+        """Called ten times a second."""
+
     def give_up(self) -> None:
         """End what still runs: its requests fail. Called on the event loop."""
 
@@ -74,6 +77,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
+        self._service.tick()
         if self._service.has_failed and self._drains_until is None:
             log.error("the service has failed and stops")
             self._begin_to_drain(FAILED_SECONDS)

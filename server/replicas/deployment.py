@@ -1,6 +1,6 @@
 """What Ray is told: replicas that grow and shrink in number, and for a cluster a front beside them."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ from server.telemetry.logs import configure_logs
 HEALTH_SECONDS = 2
 """Between looks at a replica; three in vain and it is replaced."""
 
-HEALTH_TIMEOUT_SECONDS = 10
+HEALTH_TIMEOUT_SECONDS = 2.5
 LOOK_BACK_SECONDS = 15
 """Over which the number of sequences is averaged."""
 
@@ -96,9 +96,9 @@ class RayPool:
         self._handle = handle
 
     @asynccontextmanager
-    async def chosen(self, beginnings: Sequence[bytes]) -> AsyncIterator[Address]:
+    async def chosen(self, beginnings: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
         try:
-            choosing = self._handle.choose_replica(list(beginnings))
+            choosing = self._handle.choose_replica(list(beginnings), sorted(excluded))
             selection = await choosing.__aenter__()
         except (RayError, RayServeException) as error:
             raise NoReplica from error

@@ -28,6 +28,9 @@ ASKING_SECONDS = 1.5
 ANSWER_SECONDS = 2
 """How long a replica may take to tell something."""
 
+LOOK_SECONDS = 5
+"""Between looks at who serves."""
+
 router = APIRouter()
 
 
@@ -46,9 +49,18 @@ class Front:
     has_failed = False
     """It has nothing of its own that could."""
 
+    def tick(self) -> None:
+        """There is nothing to be looked after."""
+
     def give_up(self) -> None:
         """End what still runs: its requests fail. Called on the event loop."""
         self.relay.give_up()
+
+    async def look_around(self) -> None:
+        """Again and again, so that those whom nobody has asked yet are known too, for when another hangs."""
+        while True:
+            await self._replicas()
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def is_served(self) -> bool:
         """Whether any replica is ready."""
@@ -70,6 +82,8 @@ class Front:
         with suppress(TimeoutError):
             try:
                 self._known = await asyncio.wait_for(self._pool.all(), ASKING_SECONDS)
+                for address in self._known:
+                    self.relay.watch.follow(address)
             except NoReplica:
                 self._known = []
         return self._known
@@ -94,7 +108,11 @@ def front_app(front: Front, keys: Collection[Key] = ()) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with front.relay.opened():
-            yield
+            looking = asyncio.create_task(front.look_around())
+            try:
+                yield
+            finally:
+                looking.cancel()
 
     gate = keys_gate(keys, front.settings, front.metrics)
     app = bare_app(lifespan, layers(front.settings, front.metrics, gate))

@@ -2,10 +2,12 @@
 
 import logging
 import re
+from contextlib import ExitStack
 from typing import Any
 
 import ray
 import structlog
+import torch
 from prometheus_client import disable_created_metrics
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -16,6 +18,7 @@ from server.http.keys import read_keys
 from server.http.tls import tls_context
 from server.replicas.deployment import RayPool, replicas
 from server.replicas.front import Front, front_app
+from server.replicas.reaper import reaper_of
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
 
@@ -39,8 +42,11 @@ def run(settings: Settings) -> None:
     configure_logs()
     disable_created_metrics()
     keys, tls = read_keys(settings), tls_context(settings)
-    with listen(settings.host, settings.port) as listener:
-        start_ray(max(settings.replicas or 1, settings.max_replicas or 1))
+    most = max(settings.replicas or 1, settings.max_replicas or 1)
+    check_devices(settings.device, most)
+    with listen(settings.host, settings.port) as listener, ExitStack() as stack:
+        start_ray(most)
+        stack.enter_context(reaper_of(session_folder()))
         try:
             front = Front(RayPool(started(settings)), settings)
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
@@ -62,6 +68,19 @@ def started(settings: Settings) -> "DeploymentHandle[Any]":
         [deployment] = serve.status().applications[APPLICATION].deployments.values()
         complaints = COMPLAINT.findall(deployment.message)
         raise SettingsError(complaints[-1] if complaints else "replicas: did not start") from error
+
+
+def check_devices(device: str, num_replicas: int) -> None:
+    """Raise `SettingsError` where replicas would wait for GPUs that never come."""
+    available = torch.cuda.device_count() if device == "cuda" else num_replicas
+    if available < num_replicas:
+        raise SettingsError(f"replicas: {num_replicas} of them need a GPU each, and this machine has {available}")
+
+
+def session_folder() -> str:
+    """What all processes of this Ray have on their command lines."""
+    folder: str = ray.worker.global_worker.node.get_session_dir_path()
+    return folder
 
 
 def start_ray(num_replicas: int, *, shows_logs: bool = True) -> None:

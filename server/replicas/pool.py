@@ -1,6 +1,6 @@
 """Where replicas are to be found, whoever keeps them. Knows no Ray and no HTTP."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,10 +20,10 @@ class NoReplica(Exception):
 
 
 class Pool(Protocol):
-    def chosen(self, beginnings: Sequence[bytes]) -> AbstractAsyncContextManager[Address]:
+    def chosen(self, beginnings: Sequence[bytes], excluded: Collection[str]) -> AbstractAsyncContextManager[Address]:
         """The replica for a request that begins so (`affinity.beginnings`), which counts as busy with it meanwhile.
 
-        Waits for one. Raises `NoReplica` if there will be none.
+        None of the excluded, unless there is no other. Waits for one. Raises `NoReplica` if there will be none.
         """
 
     async def all(self) -> list[Address]:

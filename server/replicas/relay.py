@@ -28,9 +28,17 @@ from server.http.event_stream import DONE, framed
 from server.replicas.affinity import beginnings
 from server.replicas.pool import Address, NoReplica, Pool
 from server.replicas.trust import KEY_ID, SECRET
+from server.replicas.watch import Watch
 from server.telemetry.record import RequestRecord
 
 MAX_ATTEMPTS = 5
+"""To find a replica that is there."""
+
+MAX_DELIVERIES = 3
+"""Of one request. What three replicas were lost with may be what they were lost by."""
+
+CHOOSING_SECONDS = 3
+"""Of waiting for a replica, after which it is chosen again: one that hangs keeps Ray waiting."""
 
 ANY_NUMBER = 2**31
 """Of requests under way: queues, and the bounds on them, are the replicas'."""
@@ -53,6 +61,9 @@ DEAD_PEER = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER
 
 END_OF_EVENT = b"\n\n"
 
+STOPPED = b'"code": "engine_stopped"'
+"""In what a replica answers that answers no more."""
+
 log = structlog.get_logger("nvium.server")
 
 
@@ -65,6 +76,19 @@ class ReplicaLost(ApiError):
         super().__init__("the replica that answered was lost")
 
 
+class ReplicasLost(ApiError):
+    status = 500
+    type = "server_error"
+    code = "replicas_lost"
+
+    def __init__(self) -> None:
+        super().__init__(f"{MAX_DELIVERIES} replicas were lost with this request, which is not begun again")
+
+
+class ReplicaFailed(OSError):
+    """It says itself that it cannot answer any more."""
+
+
 class Relay:
     """`admission` counts what is under way; `num_moved` requests were begun anew, `num_broken` streams failed."""
 
@@ -74,7 +98,8 @@ class Relay:
         self._session: aiohttp.ClientSession | None = None
         self.admission = Admission(ANY_NUMBER)
         self._released: set[asyncio.Task[None]] = set()
-        self._passing: set[asyncio.Timeout] = set()
+        self._passing: dict[asyncio.Timeout, tuple[str, Passage]] = {}
+        self.watch = Watch(lambda address: self.get(address, "/livez"), self._leave_silent)
         self._is_given_up = False
         self.num_moved = 0
         self.num_broken = 0
@@ -89,7 +114,10 @@ class Relay:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         ) as self._session:
-            yield
+            try:
+                yield
+            finally:
+                await self.watch.close()
         await asyncio.gather(*self._released, return_exceptions=True)
 
     async def get(self, address: Address, path: str) -> str:
@@ -104,6 +132,12 @@ class Relay:
         for passing in self._passing:
             passing.reschedule(0)
 
+    def _leave_silent(self, name: str) -> None:
+        """Begin anew elsewhere what waits for a replica that says nothing, if others do."""
+        for passing, (chosen, passage) in list(self._passing.items()):
+            if chosen == name and not passage.has_begun and self.watch.others_answer:
+                passing.reschedule(0)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not TARGET.fullmatch(scope["raw_path"]):
             raise HTTPException(404)
@@ -117,13 +151,16 @@ class Relay:
             self.admission.leave()
 
     async def _pass(self, passage: "Passage") -> bool:
-        opening = beginnings(passage.body)
+        opening, num_deliveries = beginnings(passage.body), 0
         for _ in range(MAX_ATTEMPTS):
             try:
-                async with self._at_some(opening) as address, self._until_given_up():
+                async with self._at_some(opening) as address, self._until_given_up(address.name, passage):
                     await passage.take(self._connected(), address)
                 return True
             except (aiohttp.ClientError, OSError) as error:
+                num_deliveries += not isinstance(error, aiohttp.ClientConnectorError)
+                if isinstance(error, ReplicaFailed):
+                    self.watch.note_silence(address.name)
                 passage.note(is_passed_on=False)
                 log.warning("lost a replica", request_id=passage.request_id, kind=type(error).__name__)
                 if passage.has_begun:
@@ -132,6 +169,8 @@ class Relay:
                     return True
                 if self._is_given_up:
                     break
+                if num_deliveries == MAX_DELIVERIES:
+                    raise ReplicasLost from error
                 self.num_moved += 1
         raise nobody()
 
@@ -141,9 +180,10 @@ class Relay:
         stack = AsyncExitStack()
         try:
             async with asyncio.timeout(self._patience_seconds):
-                address = await stack.enter_async_context(self._pool.chosen(opening))
+                address = await self._chosen(stack, opening)
         except (NoReplica, TimeoutError) as error:
             raise nobody() from error
+        self.watch.follow(address)
         try:
             yield address
         finally:
@@ -151,15 +191,21 @@ class Relay:
             self._released.add(leaving)
             leaving.add_done_callback(self._released.discard)
 
+    async def _chosen(self, stack: AsyncExitStack, opening: list[bytes]) -> Address:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHOOSING_SECONDS):
+                    return await stack.enter_async_context(self._pool.chosen(opening, self.watch.silent))
+
     @asynccontextmanager
-    async def _until_given_up(self) -> AsyncIterator[None]:
+    async def _until_given_up(self, name: str, passage: "Passage") -> AsyncIterator[None]:
         """Raises `TimeoutError`."""
         async with asyncio.timeout(None) as passing:
-            self._passing.add(passing)
+            self._passing[passing] = name, passage
             try:
                 yield
             finally:
-                self._passing.discard(passing)
+                del self._passing[passing]
 
     def _connected(self) -> aiohttp.ClientSession:
         assert self._session
@@ -212,6 +258,8 @@ class Passage:
     async def _give(self, answer: aiohttp.ClientResponse) -> None:
         if answer.content_type != "text/event-stream":
             body = await answer.read()
+            if answer.status == ReplicaLost.status and STOPPED in body:
+                raise ReplicaFailed
             await self._begin(answer)
             await self._send({"type": "http.response.body", "body": body})
             return

@@ -8,7 +8,7 @@ from server.replicas.affinity import Memory, preferred
 
 
 class AffineRouter(RequestRouter):  # type: ignore[misc]
-    """The one argument of a request are its beginnings (`affinity.beginnings`)."""
+    """The arguments of a request are its beginnings (`affinity.beginnings`) and the names of who is not to have it."""
 
     def initialize_state(self, *, is_affine: bool = True) -> None:
         """Called by Ray once, before the first request."""
@@ -19,10 +19,12 @@ class AffineRouter(RequestRouter):  # type: ignore[misc]
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """The preferred one first, then all others, for when it is full."""
-        beginnings = pending_request.args[0] if pending_request and pending_request.args else []
+        beginnings, excluded = pending_request.args if pending_request and pending_request.args else ([], [])
         if pending_request:
             pending_request.routing_context.should_backoff = True
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        for name in excluded if replicas.keys() - set(excluded) else ():
+            replicas.pop(name, None)
         loads = {name: self._load(replicas[name]) for name in random.sample(list(replicas), len(replicas))}
         chosen = preferred(beginnings, self._memory.holders, loads)
         if self._is_affine:

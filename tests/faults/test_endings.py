@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,16 @@ async def test_a_dead_device_thread_ends_the_process_once_everybody_has_been_tol
         assert told.endswith(b"data: [DONE]\n\n")
         assert await asyncio.to_thread(server.exit_code, 20) == 1
         assert "the device thread has failed" in server.log()
+
+
+@pytest.mark.slow
+def test_a_server_that_was_stopped_and_continued_is_live_at_once(model_folder: Path, tmp_path: Path) -> None:
+    with forked_server(model_folder, tmp_path / "log", stall_seconds=1) as server:
+        for _ in range(2):
+            server.process.send_signal(signal.SIGSTOP)
+            time.sleep(2.5)
+            server.process.send_signal(signal.SIGCONT)
+            assert [server.http.get("/livez").status_code for _ in range(20)] == [200] * 20
 
 
 @pytest.mark.slow

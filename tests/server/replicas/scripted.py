@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -52,7 +52,7 @@ class ScriptedPool:
     num_busy: int = 0
 
     @asynccontextmanager
-    async def chosen(self, beginnings: Sequence[bytes]) -> AsyncIterator[Address]:
+    async def chosen(self, beginnings: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
         if not self.script:
             raise NoReplica
         told = self.script.pop(0)

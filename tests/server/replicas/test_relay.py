@@ -1,6 +1,7 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,12 +13,15 @@ from starlette.middleware import Middleware
 
 from nvium_core import LoadedModel
 from server.app import assemble, uvicorn_config
+from server.errors import EngineGone
 from server.generation.service import Service
 from server.http.drain import DrainingServer
 from server.http.keys import Key
 from server.replicas.front import Front, front_app
 from server.replicas.pool import Address
+from server.replicas.relay import CHOOSING_SECONDS
 from server.replicas.trust import FromFront
+from server.replicas.watch import ANSWER_SECONDS, PERIOD_SECONDS
 from server.settings import Settings
 from tests.server.live_server import live_server, wait_until
 from tests.server.raw_client import Answer, asked, connected, post, request
@@ -86,10 +90,26 @@ async def test_what_has_not_begun_is_begun_anew_elsewhere(lost: object, found: o
 
 
 async def test_without_a_replica_a_time_to_come_back_is_told() -> None:
-    for script in ([], [SILENT], [SILENT] * 9):
+    for script in ([], [SILENT], [SILENT] * 2):
         answer = await answered(ScriptedPool(script))
         assert (answer.status, answer.json()["error"]["code"]) == (503, "no_replica")
         assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_a_request_with_which_three_replicas_were_lost_is_not_begun_again() -> None:
+    pool = ScriptedPool([SILENT] * 9)
+    answer = await answered(pool)
+    assert (answer.status, answer.json()["error"]["code"]) == (500, "replicas_lost")
+    assert len(pool.asked) == 3
+
+
+async def test_what_a_replica_cannot_answer_any_more_is_begun_anew_elsewhere() -> None:
+    body = json.dumps(EngineGone().body).encode()
+    stopped = Told(
+        [b"HTTP/1.1 503 Gone\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body]
+    )
+    answer = await answered(ScriptedPool([stopped, whole(b"{}")]))
+    assert (answer.status, answer.body) == (200, b"{}")
 
 
 @settings(max_examples=25, deadline=None)
@@ -191,6 +211,49 @@ async def tell_once(told: bytes, reader: asyncio.StreamReader, writer: asyncio.S
     if told:
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(told), told))
     writer.close()
+
+
+@dataclass
+class HalfHungPool:
+    """Two replicas, of which one hangs and is always preferred. Where `choosing_hangs`, it cannot even be chosen."""
+
+    hung: Address
+    fine: Address
+    choosing_hangs: bool
+
+    @asynccontextmanager
+    async def chosen(self, beginnings: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
+        if self.hung.name in excluded:
+            yield self.fine
+        else:
+            if self.choosing_hangs:
+                await asyncio.Event().wait()
+            yield self.hung
+
+    async def all(self) -> list[Address]:
+        return [self.hung, self.fine]
+
+
+async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize("choosing_hangs", [False, True])
+async def test_what_waits_for_a_replica_that_hangs_is_begun_anew_elsewhere(choosing_hangs: bool) -> None:
+    async with AsyncExitStack() as stack:
+        addresses = []
+        for name, serve in {"hung": say_nothing, "fine": partial(tell_once, b"{}")}.items():
+            server = await stack.enter_async_context(await asyncio.start_server(serve, "127.0.0.1", 0))
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            addresses.append(Address(name=name, url=url, secret=SECRET))
+        url, front = await stack.enter_async_context(fronted(HalfHungPool(*addresses, choosing_hangs)))
+        started = time.monotonic()
+        for bound in (2 * (PERIOD_SECONDS + ANSWER_SECONDS) + CHOOSING_SECONDS, 1):
+            assert (await asked(url, COMPLETION)).body == b"{}"
+            assert time.monotonic() - started < bound
+            started = time.monotonic()
+        assert front.relay.num_moved == (not choosing_hangs)
 
 
 async def test_a_replica_that_hangs_hides_no_other() -> None:

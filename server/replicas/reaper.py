@@ -1,0 +1,56 @@
+"""`python -m server.replicas.reaper FOLDER`: ends what a killed front leaves of its Ray. Knows nothing of either.
+
+It waits for the end of its standard input, which comes when its parent has gone. Told goodbye before, it does nothing.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+GOODBYE = b"."
+ROUNDS, ROUND_SECONDS = 20, 0.5
+"""Processes may still be starting others."""
+
+
+@contextmanager
+def reaper_of(folder: str) -> Iterator[None]:
+    """While whatever names this folder on its command line is not to outlive this process."""
+    command = [sys.executable, "-m", "server.replicas.reaper", folder]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 (our own)
+    assert process.stdin
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            process.stdin.write(GOODBYE)
+            process.stdin.close()
+        process.wait()
+
+
+def named(folder: str) -> Iterator[int]:
+    """The processes that have it on their command lines, this one left out."""
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdecimal() and folder.encode() in (entry / "cmdline").read_bytes():
+                yield int(entry.name)
+
+
+def main() -> None:
+    folder = sys.argv[1]
+    if sys.stdin.buffer.read():
+        return
+    for _ in range(ROUNDS):
+        for pid in named(folder):
+            if pid != os.getpid():
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(ROUND_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

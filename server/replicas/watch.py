@@ -1,0 +1,71 @@
+"""Which replicas do not answer, found out by asking each of them directly. Knows neither Ray nor what requests mean."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+
+from server.replicas.pool import Address
+
+PERIOD_SECONDS = 1
+"""Between questions to a replica."""
+
+ANSWER_SECONDS = 2
+"""How long it may take to answer one."""
+
+MAX_MISSES = 30
+"""In a row, after which a replica is asked no more, as it has been replaced."""
+
+
+class Watch:
+    """`ask` is how one is asked; `on_silence` is called with the name of one that has just missed an answer."""
+
+    def __init__(self, ask: Callable[[Address], Awaitable[object]], on_silence: Callable[[str], None]) -> None:
+        self._ask = ask
+        self._on_silence = on_silence
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.silent: set[str] = set()
+        """Those that did not answer when they were last asked."""
+
+    def follow(self, address: Address) -> None:
+        """Ask this one too, from now on. Called on the event loop."""
+        if address.name not in self._tasks:
+            self._tasks[address.name] = asyncio.create_task(self._follow(address))
+
+    def note_silence(self, name: str) -> None:
+        """One is not to be chosen until it answers again."""
+        if name in self._tasks:
+            self.silent.add(name)
+            self._on_silence(name)
+
+    @property
+    def others_answer(self) -> bool:
+        """Some that are asked answer."""
+        return self._tasks.keys() > self.silent
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, address: Address) -> None:
+        num_misses = 0
+        while num_misses < MAX_MISSES:
+            await asyncio.sleep(PERIOD_SECONDS)
+            if await self._answers(address):
+                num_misses = 0
+                self.silent.discard(address.name)
+            else:
+                num_misses += 1
+                self.note_silence(address.name)
+        self.silent.discard(address.name)
+        del self._tasks[address.name]
+
+    async def _answers(self, address: Address) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._ask(address)
+        except (aiohttp.ClientError, OSError):  # `TimeoutError` among them
+            return False
+        return True

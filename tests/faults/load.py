@@ -1,0 +1,166 @@
+"""Mixed load of known requests, each compared token by token with what a quiet server answered."""
+
+import asyncio
+import json
+import random
+import time
+from asyncio import IncompleteReadError
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.server.generating import PATHS, STARTS
+from tests.server.raw_client import JSON, Answer, RawConnection, connected, post
+
+KEY = "sk-faults"
+OPEN: Mapping[str, str] = {**JSON, "authorization": f"Bearer {KEY}"}
+OPTIONS = {"deterministic": 1, "max_sequences": 8, "cache_tokens": 560, "api_keys": KEY, "arrival_seconds": 20}
+"""Of the server: so little cache that sequences lose theirs to others."""
+
+ANSWER_SECONDS = 60
+PAUSE_SECONDS = 0.05
+
+LONG_BEGINNING = "Once upon a time there was a fox. " * 12
+
+Spoken = dict[int, list[tuple[int, int]]]
+
+MALFORMED = (b"\x00\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", post(PATHS[0], {"prompt": 3}, headers=OPEN), b"POST / HTT")
+"""What is to be refused."""
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A request whose tokens are the same every time."""
+
+    path: str
+    fields: Mapping[str, Any]
+
+    def data(self, *, stream: bool) -> bytes:
+        return post(self.path, {"model": "default", **self.fields, "stream": stream}, headers=OPEN)
+
+
+def known_requests(number: int, chance: random.Random) -> list[Known]:
+    return [Known(path := chance.choice(PATHS), {**STARTS[path], **some_fields(path, chance)}) for _ in range(number)]
+
+
+def some_fields(path: str, chance: random.Random) -> dict[str, Any]:
+    asked: dict[str, Any] = {
+        "max_tokens": chance.randrange(2, 120),
+        "seed": chance.randrange(2**31),
+        "n": chance.choice([1, 1, 1, 2, 3]),
+        "temperature": chance.choice([0, 0.7, 1]),
+    }
+    if chance.random() < 0.3:
+        asked["structured_outputs"] = {"regex": chance.choice(["[a-f]{3,40}", "(yes|no|maybe){2,9}"])}
+    elif chance.random() < 0.5:
+        asked["ignore_eos"] = True
+    if path == PATHS[0] and chance.random() < 0.5:
+        asked["prompt"] = LONG_BEGINNING[: chance.randrange(20, len(LONG_BEGINNING))]
+    return asked
+
+
+@dataclass
+class Tally:
+    """What became of requests."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: list[float] = field(default_factory=list)
+    """That right answers took."""
+
+    def add(self, outcome: str) -> None:
+        self.counts[outcome] += 1
+
+    def __getitem__(self, outcome: str) -> int:
+        return self.counts[outcome]
+
+
+class Load:
+    """Clients that ask one thing after another until they are told to stop. `urls` are those of the server."""
+
+    def __init__(self, expected: Mapping[Known, Spoken], seed: int) -> None:
+        self._expected = expected
+        self._known = list(expected)
+        self._chance = random.Random(seed)
+        self.tally = Tally()
+        self.is_over = False
+
+    async def run(self, url: str, num_clients: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_clients):
+                group.create_task(self._client(url, random.Random(self._chance.random())))
+
+    async def _client(self, url: str, chance: random.Random) -> None:
+        while not self.is_over:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS), connected(url) as connection:
+                    await self._ask(connection, chance)
+            except TimeoutError:
+                self.tally.add("unanswered")
+            except (ConnectionRefusedError, ConnectionResetError):
+                self.tally.add("nobody there")
+                await asyncio.sleep(0.5)
+            except (OSError, IncompleteReadError, ValueError):
+                self.tally.add("cut")
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _ask(self, connection: RawConnection, chance: random.Random) -> None:
+        if chance.random() < 0.1:
+            await connection.send(chance.choice(MALFORMED))
+            self.tally.add("malformed")
+        elif chance.random() < 0.15:
+            await connection.send(chance.choice(self._known).data(stream=True))
+            await asyncio.sleep(chance.random() / 5)
+            self.tally.add("left")
+        else:
+            await self._compare(connection, chance.choice(self._known), stream=chance.random() < 0.5)
+
+    async def _compare(self, connection: RawConnection, known: Known, *, stream: bool) -> None:
+        started = time.monotonic()
+        answer = await connection.ask(known.data(stream=stream))
+        outcome = judged(answer, self._expected[known])
+        self.tally.add(outcome)
+        if outcome == "right":
+            self.tally.seconds.append(time.monotonic() - started)
+
+
+def judged(answer: Answer, expected: Spoken) -> str:
+    """`right`, `wrong`, `refused` to be tried again, or `failed` with an error that says so."""
+    if answer.status in (429, 503):
+        return "refused"
+    if answer.status != 200:
+        return "failed"
+    if b'"error"' in answer.body:
+        return "failed"
+    return "right" if answer.spoken() == expected else "wrong"
+
+
+async def quiet_answers(url: str, known: Sequence[Known]) -> dict[Known, Spoken]:
+    """What a server answers that is asked one thing at a time."""
+    answers: dict[Known, Spoken] = {}
+    for asked in known:
+        async with connected(url) as connection:
+            answer = await connection.ask(asked.data(stream=False))
+            assert answer.status == 200, answer.body
+            answers[asked] = answer.spoken()
+    return answers
+
+
+async def all_right(url: str, expected: Mapping[Known, Spoken]) -> list[str]:
+    """How each known request is answered now."""
+    outcomes = []
+    for known, spoken in expected.items():
+        async with connected(url) as connection:
+            outcomes.append(judged(await connection.ask(known.data(stream=True)), spoken))
+    return outcomes
+
+
+def percentiles(values: Sequence[float]) -> Iterator[tuple[str, float]]:
+    ordered = sorted(values)
+    for share in (50, 99):
+        if ordered:
+            yield f"p{share}", round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 4)
+
+
+def dumped(told: object) -> str:
+    return json.dumps(told, indent=1) + "\n"

@@ -1,0 +1,89 @@
+"""`python -m tests.faults.soak --seconds 3600 --json FILE`: a server under mixed load, looked at every so often.
+
+What it holds (memory, descriptors, threads, pages) and how long answers take should stay as they were after the first
+minutes. Every answer is compared with a quiet server's.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.byte_model import NAME, load_byte_model
+from tests.faults.load import KEY, OPTIONS, Load, dumped, known_requests, percentiles, quiet_answers
+from tests.server.forked_server import forked_server
+from tests.server.server_process import ServerProcess
+
+GAUGES = ("kv_cache_usage_ratio", "requests_running", "preemptions_total", "dropped_log_lines_total")
+
+
+def holdings(server: ServerProcess) -> dict[str, Any]:
+    """What the server has, by the kernel and by its own word."""
+    folder = Path(f"/proc/{server.process.pid}")
+    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+    page = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {KEY}"}, timeout=60).text
+    told = {name: float(re.findall(rf"^nvium_{name} (\S+)$", page, re.MULTILINE)[0]) for name in GAUGES}
+    return {
+        "resident_mb": round(int(status["VmRSS"].split()[0]) / 1024, 1),
+        "threads": int(status["Threads"]),
+        "descriptors": len(os.listdir(folder / "fd")),  # noqa: PTH208 (quicker)
+        **told,
+    }
+
+
+async def watched(server: ServerProcess, load: Load, seconds: float, every: float) -> list[dict[str, Any]]:
+    samples, started, seen = [], time.monotonic(), 0
+    while (passed := time.monotonic() - started) < seconds:
+        await asyncio.sleep(min(every, seconds - passed))
+        took, seen = load.tally.seconds[seen:], len(load.tally.seconds)
+        held = await asyncio.to_thread(holdings, server)
+        at = {"seconds": round(time.monotonic() - started, 1), "answers": len(took)}
+        samples.append({**at, **held, **dict(percentiles(took))})
+        sys.stderr.write(f"{samples[-1]}\n")
+    load.is_over = True
+    return samples
+
+
+async def soaked(server: ServerProcess, *, seconds: float, every: float, clients: int, seed: int) -> dict[str, Any]:
+    expected = await quiet_answers(server.url, known_requests(40, random.Random(seed)))
+    load = Load(expected, seed)
+    running = asyncio.create_task(load.run(server.url, clients))
+    samples = await watched(server, load, seconds, every)
+    await running
+    last = await asyncio.to_thread(holdings, server)
+    return {"counts": dict(load.tally.counts), "samples": samples, "afterwards": last}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--every", type=float, default=30)
+    parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--json", type=Path, required=True)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model, log = load_byte_model(), Path(folder) / "log"
+        model.model.save_pretrained(Path(folder) / NAME)
+        model.tokenizer.save_pretrained(Path(folder) / NAME)
+        with forked_server(Path(folder) / NAME, log, **OPTIONS) as server:
+            options = {"seconds": given.seconds, "every": given.every, "clients": given.clients, "seed": given.seed}
+            told = asyncio.run(soaked(server, **options))
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+    warnings = Counter(line["event"] for line in lines if line["level"] != "info")
+    command = f"python -m tests.faults.soak --seconds {given.seconds:g} --seed {given.seed}"
+    given.json.write_text(dumped({"command": command, "warnings": warnings, **options, **told}))
+
+
+if __name__ == "__main__":
+    main()
