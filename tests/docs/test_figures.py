@@ -4,24 +4,31 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree as ET
 
 import pytest
 import torch
 
+from nvium_core import LLM
 from tests.byte_model import load_byte_model
 from tests.docs.pages import ROOT
 
 LOADED = load_byte_model(context=64)
 PROMPT = [5, 6, 7]
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
 def exactness() -> ModuleType:
-    path = ROOT / "docs" / "figures" / "exactness.py"
-    found = importlib.util.spec_from_file_location("exactness", path)
+    return drawing("exactness")
+
+
+def drawing(name: str) -> ModuleType:
+    """A program of docs/figures."""
+    found = importlib.util.spec_from_file_location(name, ROOT / "docs" / "figures" / f"{name}.py")
     assert found and found.loader
     module = importlib.util.module_from_spec(found)
-    sys.modules["exactness"] = module
+    sys.modules[name] = module
     found.loader.exec_module(module)
     return module
 
@@ -71,3 +78,28 @@ def test_the_staircase_has_every_row_once_in_each_block_it_passed_and_in_order(e
     for rows in seen.values():
         assert rows == list(range(len(rows)))
     assert sum(run.spoke for run in runs) == 20
+
+
+@pytest.fixture(scope="module")
+def stream() -> ModuleType:
+    return drawing("stream")
+
+
+def test_a_stream_is_recorded_and_every_token_of_it_appears_in_its_turn(stream: ModuleType, tmp_path: Path) -> None:
+    told = stream.record(LLM(LOADED), "ab", 12, seed=3)
+    picture = ET.fromstring(stream.drawn(told, "ab", [1, 2, 4]))
+    begins = [float(one.get("keyTimes", "").split(";")[1]) for one in picture.iter(f"{SVG}animate")]
+    assert len(begins) == len(told) == 12
+    assert begins == sorted(begins)
+    assert begins[-1] < 1
+    legend = "".join(list(picture.iter(f"{SVG}text"))[-1].itertext())
+    assert "exit 3 layer 4" in legend
+
+
+def test_a_word_that_does_not_fit_begins_a_line(stream: ModuleType) -> None:
+    told = [stream.Told(0.0, " " + "x" * 30, 1) for _ in range(4)]
+    assert [line for _, line, _ in stream.placed(told, "Once")] == [0, 0, 1, 1]
+
+
+def test_the_picture_of_the_readme_is_small() -> None:
+    assert (ROOT / "docs" / "figures" / "stream.svg").stat().st_size < 40_000
