@@ -5,6 +5,7 @@ from functools import partial
 from statistics import median
 
 import numpy as np
+from torch import nn
 
 from nvium_core.bench.harness import Figures, subject_of
 from nvium_core.engine.params import SamplingParams
@@ -71,10 +72,10 @@ def evaluate_iso(
 
 
 def dense_model(loaded: LoadedModel, depth: int) -> LoadedModel:
-    """A Llama of the model's width and so many layers."""
+    """A Llama of the model's width and so many layers, its weights what bfloat16 holds, as a saved model's are."""
     config = univium_config(loaded.model.config)
     config.num_hidden_layers, config.exit_layers = depth, [depth]
-    dense = NviumForCausalLM(config).to(loaded.model.device, loaded.model.dtype)  # type: ignore[arg-type]
+    dense = nn.Module.to(NviumForCausalLM(config).bfloat16(), loaded.model.device, loaded.model.dtype).eval()
     return LoadedModel(f"{depth} layers", dense, loaded.tokenizer)
 
 

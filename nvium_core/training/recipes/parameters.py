@@ -1,39 +1,34 @@
-"""How many parameters a recipe's model has, by arithmetic, so that listing recipes builds no model."""
+"""How many parameters a recipe's model has, counted on the meta device: nothing is allocated."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import nn
 
 from nvium_core.model.config import NviumConfig
-from nvium_core.training.recipes.recipe import Recipe, Shape
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.baselines.calm import build_calm
+from nvium_core.training.baselines.layerskip import build_layerskip
+from nvium_core.training.recipes.recipe import Method, Recipe, Shape
+
+BUILD: dict[Method, Callable[[NviumConfig], NviumForCausalLM]] = {"calm": build_calm, "layerskip": build_layerskip}
 
 
 def num_parameters(recipe: Recipe) -> int:
     """Exactly those of the model, embedding, head and exits included, a tied head counted once."""
-    shape = recipe.shape
-    embeddings = (1 if shape.tied_head else 2) * shape.vocab_size * shape.width
-    return embeddings + shape.num_layers * layer_parameters(shape) + shape.width + exit_parameters(recipe)
+    return counted(recipe.shape, recipe.method)
 
 
-def layer_parameters(shape: Shape) -> int:
-    """Four attention matrices, three of the MLP, two norms."""
-    key_width = (shape.num_kv_heads or shape.num_heads) * (shape.width // shape.num_heads)
-    return shape.width * (2 * shape.width + 2 * key_width + 3 * shape.mlp_width + 2)
+@cache
+def counted(shape: Shape, method: Method) -> int:
+    """Those of a model with one layer for each exit, and of the other layers, which are all alike."""
+    short = replace(shape, num_layers=shape.num_exits, exit_layers=())
+    with torch.device("meta"):
+        model = BUILD.get(method, NviumForCausalLM)(short.config(shape.vocab_size, end_token=0))
+    return numel(model) + (shape.num_layers - short.num_layers) * numel(model.model.layers[0])
 
 
-def exit_parameters(recipe: Recipe) -> int:
-    """What a model has beyond a plain Llama: CALM* a norm for each early exit, LayerSkip nothing."""
-    shape = recipe.shape
-    num_early = shape.num_exits - 1
-    if recipe.method == "layerskip":
-        return 0
-    if recipe.method == "calm":
-        return num_early * shape.width
-    config = shape.config(shape.vocab_size, end_token=0)
-    return num_early * (shape.width + router_parameters(config)) + shape.num_exits * adapter_parameters(config)
-
-
-def router_parameters(config: NviumConfig) -> int:
-    """Two matrices with biases, a norm, and two rows with biases."""
-    width, inner = config.hidden_size, config.router_hidden_size or 0
-    return 2 * width * inner + inner + width + width + 2 * width + 2
-
-
-def adapter_parameters(config: NviumConfig) -> int:
-    return 2 * config.hidden_size * (config.adapter_hidden_size or 0)
+def numel(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
