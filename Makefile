@@ -1,9 +1,11 @@
-# make serve | test | check | format | conformance | release : each works on a fresh clone and makes .venv on its first run.
+# make serve | test | check | faults | format | conformance | release : each works on a fresh clone and makes .venv on its first run.
 
 PYTHON ?= python3
 # Options of `nvium serve`, such as SERVE_ARGS='--port 9000'; the environment's NVIUM_… count too.
 SERVE_ARGS ?=
 RELEASE_ARGS ?=
+# --json FILE keeps the table, --only NAME takes some of the faults.
+FAULTS_ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8
 # --required makes `make check` fail where the database of advisories is not reached.
 AUDIT_ARGS ?=
@@ -23,13 +25,17 @@ SOURCES := nvium_core server loadtest deploy docs tests
 CLIENTS := .venv-conformance
 CLIENT_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: serve test check format conformance release clean
+.PHONY: serve test check faults format conformance release clean
 
 serve: .venv/serve.stamp
 	$(BIN)/nvium serve $(SERVE_ARGS)
 
 test: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# What breaks a server, and what of it is seen: a table, some minutes.
+faults: .venv/test.stamp
+	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
 
 check: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/ruff check $(SOURCES)

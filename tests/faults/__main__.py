@@ -1,0 +1,47 @@
+"""`python -m tests.faults [--json FILE]`: what breaks a server, and what of it is seen. A table at the end."""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.byte_model import NAME, load_byte_model
+from tests.faults.kinds import KINDS
+from tests.faults.load import dumped
+from tests.faults.suite import Row, Suite, table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=2, help="each fault")
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--only", help="faults whose names hold this")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model, models = load_byte_model(), Path(folder) / NAME
+        model.model.save_pretrained(models)
+        model.tokenizer.save_pretrained(models)
+        rows = asyncio.run(broken(models, given.times, given.seed, given.only or ""))
+    sys.stdout.write(table(rows))
+    if given.json:
+        command = f"python -m tests.faults --times {given.times} --seed {given.seed}"
+        given.json.write_text(dumped({"command": command, "rows": [asdict(row) for row in rows]}))
+    sys.exit(any(row.wrong for row in rows))
+
+
+async def broken(models: Path, times: int, seed: int, only: str) -> list[Row]:
+    suite = Suite(models, seed)
+    await suite.prepare()
+    rows = []
+    for kind in KINDS:
+        if only in kind.name:
+            rows.append(await suite.broken(kind, times))
+            sys.stderr.write(f"{rows[-1]}\n")
+    return rows
+
+
+if __name__ == "__main__":
+    main()

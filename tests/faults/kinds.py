@@ -1,0 +1,155 @@
+"""What is done to a server, each of a kind. All of them leave it as it was, or dead."""
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from tests.server.forked_server import Prepare
+from tests.server.server_process import ServerProcess
+
+Inject = Callable[[ServerProcess, Random], Awaitable[None]]
+HEADROOM_BYTES = 30_000_000
+SILENT_CLIENTS = 300
+FILES = 128
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`ends`: the exit codes of which one is to be seen, none if the server lives on; if it `may_live`, either.
+
+    `log`: where its log goes.
+    """
+
+    name: str
+    inject: Inject
+    ends: tuple[int, ...] = ()
+    prepare: Prepare | None = None
+    log: Callable[[Path], AbstractAsyncContextManager[Path]] | None = None
+    is_quick: bool = False
+    may_live: bool = False
+
+
+async def nothing(server: ServerProcess, chance: Random) -> None:
+    """The fault is there from the start."""
+
+
+async def silent_clients(server: ServerProcess, chance: Random) -> None:
+    address = (server.http.base_url.host, server.http.base_url.port)
+    with ExitStack() as stack:
+        for _ in range(SILENT_CLIENTS):
+            stack.enter_context(socket.create_connection(address, timeout=10))
+            await asyncio.sleep(0)
+        await asyncio.sleep(2)
+
+
+async def no_more_memory(server: ServerProcess, chance: Random) -> None:
+    """For two seconds the address space may hardly grow."""
+    pid = server.process.pid
+    size = address_space(pid)
+    before = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, (size + HEADROOM_BYTES, before[1]))
+    await asyncio.sleep(2)
+    resource.prlimit(pid, resource.RLIMIT_AS, before)
+
+
+def address_space(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+async def signalled(number: int, server: ServerProcess, chance: Random) -> None:
+    await asyncio.sleep(chance.random())
+    server.process.send_signal(number)
+
+
+async def paused(server: ServerProcess, chance: Random) -> None:
+    await signalled(signal.SIGSTOP, server, chance)
+    await asyncio.sleep(1 + 2 * chance.random())
+    server.process.send_signal(signal.SIGCONT)
+
+
+async def slowed(server: ServerProcess, chance: Random) -> None:
+    """Stopped and continued, again and again."""
+    for _ in range(20):
+        server.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(0.08)
+        server.process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(0.02)
+
+
+def break_the_device_thread() -> None:
+    """From the three hundredth Step on."""
+    from nvium_core import Engine  # noqa: PLC0415 (in the process that is to break)
+
+    step, steps = Engine.step, iter(range(300))
+
+    def broken(engine: Engine) -> object:
+        if next(steps, None) is None:
+            raise MemoryError
+        return step(engine)
+
+    Engine.step = broken  # type: ignore[method-assign,assignment]
+
+
+async def until_it_ends(server: ServerProcess, chance: Random) -> None:
+    for _ in range(600):
+        if server.process.poll() is not None:
+            return
+        await asyncio.sleep(0.1)
+
+
+def files_at_most(number: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
+
+
+def no_file_may_grow() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+@asynccontextmanager
+async def full_disk(_: Path) -> AsyncIterator[Path]:
+    yield Path("/dev/full")
+
+
+@asynccontextmanager
+async def pipe_without_reader(folder: Path) -> AsyncIterator[Path]:
+    """The reader goes once the server has begun to write."""
+    reading = pipe(folder)
+    leaving = asyncio.get_running_loop().call_later(3, os.close, reading)
+    yield folder / "pipe"
+    leaving.cancel()
+
+
+@asynccontextmanager
+async def pipe_that_nobody_reads(folder: Path) -> AsyncIterator[Path]:
+    reading = pipe(folder)
+    yield folder / "pipe"
+    os.close(reading)
+
+
+def pipe(folder: Path) -> int:
+    os.mkfifo(folder / "pipe")
+    return os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+
+KINDS = [
+    Kind("more clients than files", silent_clients, prepare=partial(files_at_most, FILES), is_quick=True),
+    Kind("log on a full disk", nothing, log=full_disk, is_quick=True),
+    Kind("log's reader gone", nothing, log=pipe_without_reader),
+    Kind("log's reader asleep", nothing, log=pipe_that_nobody_reads),
+    Kind("no file may grow", nothing, prepare=no_file_may_grow),
+    Kind("no more memory", no_more_memory, ends=(1,), may_live=True),
+    Kind("SIGTERM", partial(signalled, signal.SIGTERM), ends=(0,), is_quick=True),
+    Kind("SIGINT", partial(signalled, signal.SIGINT), ends=(0,)),
+    Kind("SIGKILL", partial(signalled, signal.SIGKILL), ends=(-signal.SIGKILL,), is_quick=True),
+    Kind("SIGSTOP and SIGCONT", paused, is_quick=True),
+    Kind("slowed", slowed),
+    Kind("device thread dies", until_it_ends, ends=(1,), prepare=break_the_device_thread, is_quick=True),
+]

@@ -1,0 +1,115 @@
+"""Breaks servers under mixed load, in each of the ways there are, and says what became of requests and how soon."""
+
+import asyncio
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+from tests.faults.kinds import Kind
+from tests.faults.load import OPTIONS, Known, Load, Spoken, all_right, known_requests, quiet_answers
+from tests.server.forked_server import forked_server
+from tests.server.server_process import ServerProcess
+
+NUM_KNOWN = 12
+NUM_CLIENTS = 4
+BEFORE_SECONDS, AFTER_SECONDS = 1.5, 1.5
+"""Of load, around a fault."""
+
+END_SECONDS = 45
+RECOVERY_SECONDS = 120
+
+
+@dataclass
+class Row:
+    """`lost`: accepted requests without a whole answer. `refused` and `failed` were told so.
+
+    `recovery_seconds` is from the end of the fault to the first right answer, of a new process where that one ended.
+    """
+
+    what: str
+    times: int = 0
+    right: int = 0
+    wrong: int = 0
+    lost: int = 0
+    failed: int = 0
+    refused: int = 0
+    recovery_seconds: float = 0.0
+    exit_codes: str = ""
+
+    def add(self, counts: Mapping[str, int], afterwards: Sequence[str], recovery: float) -> None:
+        self.times += 1
+        for name in ("right", "wrong", "failed", "refused"):
+            setattr(self, name, getattr(self, name) + counts.get(name, 0))
+        self.lost += counts.get("cut", 0) + counts.get("unanswered", 0)
+        self.wrong += sum(outcome != "right" for outcome in afterwards)
+        self.recovery_seconds = max(self.recovery_seconds, round(recovery, 2))
+
+
+class Suite:
+    """On one model folder. `expected` is what a quiet server answers."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._folder = folder
+        self._known = known_requests(NUM_KNOWN, Random(seed))
+        self._seed = seed
+        self.expected: dict[Known, Spoken] = {}
+
+    async def prepare(self) -> None:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            forked_server(self._folder, Path(folder) / "log", **OPTIONS) as server,
+        ):
+            self.expected = await quiet_answers(server.url, self._known)
+
+    async def broken(self, kind: Kind, times: int) -> Row:
+        row, codes = Row(kind.name), Counter[str]()
+        for turn in range(times):
+            codes[await self._break(kind, Random(f"{self._seed} {kind.name} {turn}"), row)] += 1
+        row.exit_codes = ", ".join(f"{code} ({number})" for code, number in sorted(codes.items()))
+        return row
+
+    async def _break(self, kind: Kind, chance: Random, row: Row) -> str:
+        async with AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            log = await stack.enter_async_context(kind.log(folder)) if kind.log else folder / "log"
+            server = stack.enter_context(forked_server(self._folder, log, prepare=kind.prepare, **OPTIONS))
+            load = Load(self.expected, chance.randrange(2**31))
+            running = asyncio.create_task(load.run(server.url, NUM_CLIENTS))
+            await asyncio.sleep(BEFORE_SECONDS)
+            await kind.inject(server, chance)
+            over = time.monotonic()
+            code = await ended(server) if kind.ends and not kind.may_live else server.process.poll()
+            await asyncio.sleep(AFTER_SECONDS)
+            load.is_over = True
+            await running
+            assert code in kind.ends if code is not None else not kind.ends or kind.may_live, f"{kind.name}: {code}"
+            if code is not None:
+                server = stack.enter_context(forked_server(self._folder, folder / "log-anew", **OPTIONS))
+            afterwards, recovery = await self._recovered(server, over)
+            row.add(load.tally.counts, afterwards, recovery)
+            return "lives" if code is None else str(code)
+
+    async def _recovered(self, server: ServerProcess, since: float) -> tuple[list[str], float]:
+        """How all known requests are answered once one is, and after how many seconds that was."""
+        first = dict([next(iter(self.expected.items()))])
+        while await all_right(server.url, first) != ["right"]:
+            assert time.monotonic() - since < RECOVERY_SECONDS, "it does not recover"
+            await asyncio.sleep(0.1)
+        recovery = time.monotonic() - since
+        return await all_right(server.url, self.expected), recovery
+
+
+async def ended(server: ServerProcess) -> int:
+    return await asyncio.to_thread(server.exit_code, END_SECONDS)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """In Markdown."""
+    names = [name.replace("_", " ") for name in asdict(rows[0])]
+    lines = [names, ["---"] * len(names), *([str(value) for value in asdict(row).values()] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

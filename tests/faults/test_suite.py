@@ -1,0 +1,19 @@
+"""One quick case of each kind of fault; `make faults` has all of them, more than once."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.faults.kinds import KINDS, Kind
+from tests.faults.suite import Suite
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.is_quick], ids=lambda kind: kind.name)
+async def test_what_survives_a_fault_is_answered_as_by_a_quiet_server(model_folder: Path, kind: Kind) -> None:
+    suite = Suite(model_folder, seed=random.Random(kind.name).randrange(1000))
+    await suite.prepare()
+    row = await suite.broken(kind, times=1)
+    assert row.wrong == 0
+    assert row.right > 0
