@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from nvium_core.engine.params import EngineConfig as EngineConfig
     from nvium_core.engine.params import InvalidRequest as InvalidRequest
     from nvium_core.engine.params import SamplingParams as SamplingParams
+    from nvium_core.engine.process import EngineProcess as EngineProcess
+    from nvium_core.engine.process import warm_up as warm_up
     from nvium_core.engine.worker import Admittance as Admittance
     from nvium_core.engine.worker import EngineRequest as EngineRequest
     from nvium_core.engine.worker import EngineWorker as EngineWorker
@@ -74,6 +76,8 @@ _HOME = {
     "EngineConfig": "engine.params",
     "InvalidRequest": "engine.params",
     "SamplingParams": "engine.params",
+    "EngineProcess": "engine.process",
+    "warm_up": "engine.process",
     "Admittance": "engine.worker",
     "EngineRequest": "engine.worker",
     "EngineWorker": "engine.worker",

@@ -292,16 +292,7 @@ class EngineWorker:
 
     def _look(self) -> None:
         """Refresh the snapshot and the heartbeat."""
-        scheduler = self.engine.scheduler
-        self.state = WorkerState(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            num_deferred_rows=sum(sequence.num_deferred_rows for sequence in scheduler.running),
-            num_preemptions=scheduler.num_preemptions,
-            num_cached_prompt_tokens=scheduler.pool.num_rows_found,
-            kv_cache_usage=scheduler.pool.usage,
-            piggyback_speedup=self.engine.speedup.ratio,
-        )
+        self.state = state_of(self.engine)
         self._beat = time.monotonic()
 
 
@@ -309,3 +300,16 @@ def hand_over(deliveries: dict[TokenStream, list[Event]]) -> None:
     """On the loop: put the events into their streams."""
     for stream, events in deliveries.items():
         stream.deliver(events)
+
+
+def state_of(engine: Engine) -> WorkerState:
+    scheduler = engine.scheduler
+    return WorkerState(
+        num_running=len(scheduler.running),
+        num_waiting=len(scheduler.waiting),
+        num_deferred_rows=sum(sequence.num_deferred_rows for sequence in scheduler.running),
+        num_preemptions=scheduler.num_preemptions,
+        num_cached_prompt_tokens=scheduler.pool.num_rows_found,
+        kv_cache_usage=scheduler.pool.usage,
+        piggyback_speedup=engine.speedup.ratio,
+    )

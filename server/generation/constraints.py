@@ -6,6 +6,7 @@ Knows a tokenizer, and nothing of models, sequences or HTTP.
 import re
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Any, ClassVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
@@ -60,7 +61,11 @@ class Constraints:
             raise InvalidField(field, self._complaint(field, grammar, matcher.get_error()))
         if error := first_error(matcher):
             raise InvalidField(field, "no text satisfies it" if "NoExtension" in error else "it is too complex")
-        return GrammarConstraint(matcher)
+        return GrammarConstraint(matcher, grammar.text())
+
+    def restore(self) -> None:
+        """Let this process restore constraints that another one has compiled for the same tokenizer."""
+        GrammarConstraint.tokens = self._tokens
 
     def _complaint(self, field: str, grammar: Grammar, error: str) -> str:
         """What is wrong, with the place of the innermost part that it is wrong with."""
@@ -93,10 +98,20 @@ class Constraints:
 
 
 class GrammarConstraint:
-    """A place in a text that obeys a grammar. Raises `TooCostly` where following it further would."""
+    """A place in a text that obeys a grammar. Raises `TooCostly` where following it further would.
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    Pickled as its grammar, so only before its first token.
+    """
+
+    tokens: ClassVar[LLTokenizer | None] = None
+    """With which this process restores them."""
+
+    def __init__(self, matcher: LLMatcher, grammar: str) -> None:
         self._matcher = matcher
+        self._grammar = grammar
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restored, (self._grammar,)
 
     @property
     def is_over(self) -> bool:
@@ -112,12 +127,17 @@ class GrammarConstraint:
         self._check()
 
     def fork(self) -> "GrammarConstraint":
-        return GrammarConstraint(self._matcher.deep_copy())
+        return GrammarConstraint(self._matcher.deep_copy(), self._grammar)
 
     def _check(self) -> None:
         if self._matcher.is_error():  # its message may quote the text
             kind = RuntimeError if NOT_ALLOWED in self._matcher.get_error() else TooCostly
             raise kind(f"the grammar cannot be followed further: {self._matcher.stop_reason()}")
+
+
+def restored(grammar: str) -> GrammarConstraint:
+    assert GrammarConstraint.tokens is not None, "no tokenizer was given to restore constraints with"
+    return GrammarConstraint(LLMatcher(GrammarConstraint.tokens, grammar, log_level=0, limits=LIMITS), grammar)
 
 
 def first_error(matcher: LLMatcher) -> str:

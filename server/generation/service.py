@@ -10,7 +10,17 @@ from typing import Any, TypeVar
 
 import structlog
 
-from nvium_core import Constraint, Engine, EngineWorker, InvalidRequest, LoadedModel, SamplingParams
+from nvium_core import (
+    Constraint,
+    Engine,
+    EngineProcess,
+    EngineWorker,
+    InvalidRequest,
+    LoadedModel,
+    StepReport,
+    load_model,
+    warm_up,
+)
 from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.text.token_bytes import TokenBytes, longest_token
 from server.errors import EngineGone, InvalidField, ModelNotFound
@@ -21,6 +31,7 @@ from server.schemas.formats import Form
 from server.schemas.generation import Limits
 from server.schemas.models import Model
 from server.settings import Settings
+from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
 
 Result = TypeVar("Result")
@@ -40,7 +51,6 @@ NUM_ASIDE = 2
 PAUSE_SECONDS = 1
 """Without a tick, after which the process is taken to have been stopped and continued."""
 
-WARM_UP_TOKENS = 4
 FINGERPRINT_SAMPLES = 64
 
 
@@ -56,7 +66,7 @@ class Service:
         self.exit_layers = list(loaded.model.config.exit_layers or [])
         self.engine = Engine(loaded.model, settings.engine)
         self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
-        self.worker = EngineWorker(self.engine, observe=self.metrics.steps.observe)
+        self.worker = worker_for(self.engine, settings, observe=self.metrics.steps.observe)
         self.metrics.watch(lambda: self.worker.state, lambda: self.worker.seconds_since_progress)
         self.admission = Admission(settings.max_sequences + settings.max_queue)
         self.fingerprint = fingerprint(loaded, settings, self.engine)
@@ -89,19 +99,16 @@ class Service:
             log.warning("the cache is smaller than the context; longer requests are refused", tokens=cache.num_tokens)
 
     def warm_up(self) -> None:
-        """Run a few tokens through every block and measure what Steps cost, before the device thread starts."""
+        """Run a few tokens through every block and measure what Steps cost, before the engine takes requests."""
         log.info("warming up")
-        num_tokens = min(WARM_UP_TOKENS, self.engine.context - 1)
-        self.engine.generate([[0]], SamplingParams(max_tokens=num_tokens, seed=0, ignore_eos=True))
-        started = time.monotonic()
-        costs = self.engine.calibrate()
+        measured = self.worker.launch() if isinstance(self.worker, EngineProcess) else warm_up(self.engine)
         log.info(
             "calibrated",
-            seconds=round(time.monotonic() - started, 3),
-            block_ms=milliseconds(costs.fixed),
-            row_ms=milliseconds(costs.per_row),
-            longest_native=self.engine.runner.backend.max_native_rows,
-            processor=self.engine.runner.processor,
+            seconds=round(measured.seconds, 3),
+            block_ms=milliseconds(measured.fixed),
+            row_ms=milliseconds(measured.per_row),
+            longest_native=measured.max_native_rows,
+            processor=measured.processor,
         )
         self.is_warm = True
 
@@ -225,6 +232,26 @@ class Service:
 
     def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
         return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
+
+
+def worker_for(
+    engine: Engine, settings: Settings, observe: Callable[[StepReport], None]
+) -> EngineWorker | EngineProcess:
+    """A thread for this engine, or a process for another like it."""
+    if not settings.engine_process:
+        return EngineWorker(engine, observe)
+    if engine.runner.model.device.type != "cpu":
+        raise InvalidRequest("engine_process", "is for a CPU; an engine on a GPU has a thread")
+    return EngineProcess(engine.limits, partial(built, settings), observe)
+
+
+def built(settings: Settings) -> Engine:
+    """In the engine's own process."""
+    configure_logs()
+    loaded = load_model(settings.model, settings.device, settings.dtype)
+    engine = Engine(loaded.model, settings.engine)
+    Constraints(loaded.tokenizer, engine.end_token_ids).restore()
+    return engine
 
 
 def milliseconds(costs: Sequence[float]) -> list[float]:
