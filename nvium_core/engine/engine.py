@@ -65,6 +65,7 @@ class Engine:
         self._num_arrived = 0
         self.costs: StepCosts | None = None
         """As calibrated."""
+        self._device_was_idle = True
         self.runner_seconds = 0.0
         """Of the last step()."""
         self.reports: list[StepReport] = []
@@ -205,21 +206,36 @@ class Engine:
             return [merged(step, [result for run in step.runs for result in self._run(Step(step.block, [run]))])]
 
     def _report(self, results: list[StepResult], events: list[list[Event]], seconds: float) -> None:
-        """The first Step is charged with whatever time the others did not need."""
-        later_seconds = [result.seconds or 0.0 for result in results[1:]]
-        own_seconds = [seconds - sum(later_seconds), *later_seconds]
-        for result, told, own in zip(results, events, own_seconds, strict=True):
+        is_measured = self._device_was_idle and self.runner.has_waited
+        self._device_was_idle = self.runner.has_waited
+        are_timed = all(result.seconds is not None for result in results[1:])
+        for result, told, own in zip(results, events, shares(results, seconds), strict=True):
             step = result.step
             self.scheduler.policy.observe(
                 step.block,
                 num_rows=step.num_rows,
-                seconds=own,
+                seconds=own if is_measured and are_timed else None,
                 num_asked=len(result.decisions),
                 num_left=sum(decision.token_id is not None for decision in result.decisions.values()),
                 follows=result is not results[0],
             )
             self.speedup.end(own)
             self.reports.append(StepReport(step.block + 1, step.num_rows, len(step.runs), own, told))
+        if is_measured and is_whole_pass(results, self.scheduler.num_blocks):
+            self.scheduler.policy.observe_pass(num_rows=results[0].step.num_rows, seconds=seconds)
+
+
+def shares(results: list[StepResult], seconds: float) -> list[float]:
+    """Of the time that Steps took together: the first is charged with what the others did not need, or all alike."""
+    later = [result.seconds for result in results[1:]]
+    known = [each for each in later if each is not None]
+    return [seconds - sum(known), *known] if len(known) == len(later) else [seconds / len(results)] * len(results)
+
+
+def is_whole_pass(results: list[StepResult], num_blocks: int) -> bool:
+    """One row of each sequence passed every block."""
+    rows = {result.step.num_rows for result in results}
+    return len(results) == num_blocks and rows == {len(results[0].step.runs)}
 
 
 def merged(step: Step, alone: list[StepResult]) -> StepResult:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.choices import Schedule
+from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.driving import alone, drained, events_of, logprobs_of
@@ -146,7 +148,7 @@ def test_a_cancelled_leader_holds_nobody_up(model: NviumForCausalLM, num_steps: 
         assert completion.token_ids == alone(model, PROMPT, replace(PARAMS, choice=choice)).token_ids
 
 
-class LeaderlessRunner(Runner):
+class LeaderlessBackend(LayersBackend):
     """Fails every run of choice 0 in one block."""
 
     faulty_block = 0
@@ -159,9 +161,11 @@ class LeaderlessRunner(Runner):
 
 @pytest.mark.parametrize("block", [0, 1, 2])
 def test_a_leader_that_fails_holds_nobody_up(model: NviumForCausalLM, block: int) -> None:
-    engine = engine_with(model, "synchronous", max_rows_per_step=5, make_runner=LeaderlessRunner)
-    assert isinstance(engine.runner, LeaderlessRunner)
-    engine.runner.faulty_block = block
+    engine = engine_with(
+        model, "synchronous", max_rows_per_step=5, make_runner=partial(Runner, make_backend=LeaderlessBackend)
+    )
+    assert isinstance(engine.runner.backend, LeaderlessBackend)
+    engine.runner.backend.faulty_block = block
     engine.add("x", PROMPT, PARAMS)
     events = list(events_of(engine))
     assert [event.choice for event in events if isinstance(event, FailureEvent)] == [0]

@@ -53,7 +53,7 @@ def test_it_says_what_it_would_step_by_step(
     events = []
     while engine.has_work:
         events += engine.step()
-        assert len(engine.reports) == 1
+        assert len(engine.reports) == 1 or schedule == "synchronous"  # whose tokens pass all blocks at once
     assert [(event.token_id, event.exit) for event in events] == list(
         zip(together[0].token_ids, together[0].exits, strict=True)
     )

@@ -30,6 +30,9 @@ POSITION = 64
 REPEATS, LONG_REPEATS = 5, 2
 """Of every Step, and of one with more rows. Each draws exits anew, which decides how often the head is computed."""
 
+MAX_PASS_SEQUENCES, PASS_REPEATS = 64, 3
+"""Of whole passes."""
+
 PROMPT_ROWS = (64, 128, 256)
 """Rows of one sequence for which native calls and the layers are compared, while native calls win."""
 
@@ -105,7 +108,25 @@ def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_se
         surplus = {rows: mean_but_slowest(seconds) - points[block][rows] for rows, seconds in times.items()}
         one_each = min(max_sequences, MAX_SPREAD_ROWS)
         junctions.append(line({rows: surplus[rows] for rows in surplus if rows <= one_each}))
-    return StepCosts(points, junctions)
+    return StepCosts(points, junctions, passes=measure_passes(runner, pool, config, max_sequences=max_sequences))
+
+
+def measure_passes(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> dict[int, float]:
+    """Seconds of all blocks at once with one row of each of so many sequences."""
+    times: dict[int, list[float]] = defaultdict(list)
+    counts = [count for count in ROW_COUNTS if count <= min(max_sequences, MAX_PASS_SEQUENCES)]
+    for turn, count in product(range(PASS_REPEATS), counts):
+        sequences = stand_ins(count, pool, config, max_sequences=count)
+        if len(sequences) == count:
+            step: Step | None = None
+            runs = [Run(sequence, rows, reaches_front=True) for sequence, rows in sequences.items()]
+            for block in reversed(range(config.num_exits)):
+                step = Step(block, runs, step, goes_on_anyway=True)
+            assert step is not None
+            times[count].append(seconds(runner, step, turn))
+        for sequence in sequences:
+            pool.release(sequence)
+    return rising({count: median(of_count) for count, of_count in times.items()})
 
 
 def own_costs(samples: Iterable[tuple[int, float]]) -> Line:

@@ -8,7 +8,7 @@ The router's output comes to the host, and every front is of one of three kinds:
 Shapes: F front rows, R some of them, D width, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 from itertools import compress
@@ -49,18 +49,18 @@ class Junctions:
         self._mixtures = PartialMixtures(model, max_sequences=max_sequences)
 
     @torch.inference_mode()
-    def decide(self, block: int, sequences: Items[Sequence], slots: Items[int]) -> dict[Sequence, FrontDecision]:
-        """For each sequence's front, whose hidden state behind the block is in its slot."""
+    def decide(self, block: int, reached: Mapping[Sequence, float], slots: Items[int]) -> dict[Sequence, FrontDecision]:
+        """For each sequence's front, whose hidden state behind the block is in its slot; `reached` is log_reached."""
         if self._one_by_one:
-            pairs = zip(sequences, slots, strict=True)
-            return {sequence: self._decide(block, [sequence], [slot])[0] for sequence, slot in pairs}
-        return dict(zip(sequences, self._decide(block, sequences, slots), strict=True))
+            pairs = zip(reached.items(), slots, strict=True)
+            return {sequence: self._decide(block, {sequence: log}, [slot])[0] for (sequence, log), slot in pairs}
+        return dict(zip(reached, self._decide(block, reached, slots), strict=True))
 
-    def _decide(self, block: int, sequences: Items[Sequence], slots: Items[int]) -> list[FrontDecision]:
+    def _decide(self, block: int, reached: Mapping[Sequence, float], slots: Items[int]) -> list[FrontDecision]:
         x_FD, log_w = self._backend.route(block, slots)
         fronts = [
-            RoutedFront(sequence, row, block, log_exit=log_w[row][EXIT], log_continue=log_w[row][CONTINUE])
-            for row, sequence in enumerate(sequences)
+            RoutedFront(sequence, row, block, log_reached, log_w[row][EXIT], log_w[row][CONTINUE])
+            for row, (sequence, log_reached) in enumerate(reached.items())
         ]
         emitted = self._emitted(fronts, block, x_FD)
         return [FrontDecision(emitted.get(front.row), front.log_exit, front.log_continue) for front in fronts]

@@ -3,7 +3,9 @@
 A Step never overwrites what it reads, so one that raised can be run again. All buffers are allocated once.
 """
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -18,9 +20,13 @@ from nvium_core.engine.device.layers.fixed_order import FixedOrderBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.processor import use_threads
 from nvium_core.engine.device.scoring import Ledger
+from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.schedule.kv_cache import slots
-from nvium_core.engine.schedule.step import Step, StepResult
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import FrontDecision, Step, StepResult
 from nvium_core.model.nvium import NviumForCausalLM
+
+logger = logging.getLogger(__name__)
 
 MAX_SCORED_ROWS = 32
 """Rows that are scored together."""
@@ -77,15 +83,36 @@ class Runner:
         )
         self.backend = (make_backend or best)(model, self.cache)
         self._junctions = Junctions(model, self.backend, max_sequences=max_sequences, one_by_one=is_deterministic)
+        self._is_asynchronous = model.device.type != "cpu"
+        self.has_waited = True
+        """Whether the device had nothing left to do when the last run() returned: only then is its time known."""
         max_scored_rows = 1 if is_deterministic else MAX_SCORED_ROWS
         self._ledger = Ledger(model, max_sequences=max_sequences, rows_at_once=max_scored_rows)
 
     def run(self, step: Step) -> list[StepResult]:
-        """Run the Step, and those that follow it as far as the backend does."""
-        results = self.backend.run(step)
-        for result in results:
-            self._decide(result)
-            self._score(result)
+        """Run the Step, the rest of its pass if it is part of one, and what the backend runs with it anyway.
+
+        Raises `DeviceLost` if the device has failed. A pass in which a later Step fails ends before it: that Step is
+        scheduled again by itself.
+        """
+        results: list[StepResult] = []
+        rest: Step | None = step
+        decided: dict[Sequence, FrontDecision] = {}
+        reached = {run.sequence: run.sequence.log_reached for run in step.runs}
+        while rest is not None:
+            try:
+                ran = self._run(rest, decided, reached)
+            except Exception as error:
+                if is_device_lost(error):
+                    raise DeviceLost("the device has failed") from error
+                if not results:
+                    raise
+                logger.warning("a pass was cut before block %d: %s", rest.block + 1, error)
+                break
+            results += ran
+            rest = rest.after(len(ran))
+            rest = rest and rest.without_fronts(decided)
+        self.has_waited = not self._is_asynchronous or any(result.decisions or result.scores for result in ran)
         return results
 
     @property
@@ -93,16 +120,35 @@ class Runner:
         """What native calls compute with, such as "avx2x4" with at most four threads; empty where there are none."""
         return f"{self.backend.instructions}x{torch.get_num_threads()}" if self.backend.instructions else ""
 
-    def _decide(self, result: StepResult) -> None:
+    def _run(
+        self, step: Step, decided: dict[Sequence, FrontDecision], reached: dict[Sequence, float]
+    ) -> list[StepResult]:
+        """What the backend runs in one call. Adds to the decisions for exits, and to log_reached of those who go on."""
+        started = time.perf_counter()
+        results = self.backend.run(step)
+        for result in results:
+            self._decide(result, reached)
+            for sequence, decision in result.decisions.items():
+                if decision.token_id is None:
+                    reached[sequence] += decision.log_continue
+                else:
+                    decided[sequence] = decision
+            self._score(result, decided)
+        if len(results) == 1 and results[0].seconds is None and not self._is_asynchronous:
+            results[0].seconds = time.perf_counter() - started
+        return results
+
+    def _decide(self, result: StepResult, reached: Mapping[Sequence, float]) -> None:
         """For the fronts that the backend has not decided for."""
         step = result.step
         asked = [run for run in step.runs if run.reaches_front and run.sequence not in result.decisions]
         if asked:
             own_slots = [slot for run in asked for slot in slots(run.sequence, run.rows[-1:], self.cache.page_size)]
-            result.decisions |= self._junctions.decide(step.block, [run.sequence for run in asked], own_slots)
+            of_asked = {run.sequence: reached[run.sequence] for run in asked}
+            result.decisions |= self._junctions.decide(step.block, of_asked, own_slots)
 
     @torch.inference_mode()
-    def _score(self, result: StepResult) -> None:
+    def _score(self, result: StepResult, decided: Mapping[Sequence, FrontDecision]) -> None:
         """After the last block; until then keep what scores will need."""
         step = result.step
         wanted = {
@@ -111,11 +157,17 @@ class Runner:
             if run.sequence.needs_logprobs and (rows := run.sequence.rows_to_score(run.rows))
         }
         if wanted:
-            own_slots = [
-                slot for sequence, rows in wanted.items() for slot in slots(sequence, rows, self.cache.page_size)
-            ]
+            page_size = self.cache.page_size
+            own_slots = [slot for sequence, rows in wanted.items() for slot in slots(sequence, rows, page_size)]
             h_SD = self.cache.states_behind(step.block)[torch.tensor(own_slots, device=self.cache.keys.device)]
             if step.block < self._ledger.last_block:
                 self._ledger.keep(step.block, wanted, h_SD)
             else:
-                result.scores = self._ledger.score(wanted, h_SD, result.decisions)
+                result.scores = self._ledger.score(wanted, h_SD, decided)
+
+
+def is_device_lost(error: Exception) -> bool:
+    """The device reports an error, and will for every call; out of memory is none of these."""
+    message = str(error)
+    is_of_libraries = isinstance(error, RuntimeError) and message.startswith(("CUDA error", "cuDNN error"))
+    return isinstance(error, torch.AcceleratorError) or (is_of_libraries and "ALLOC_FAILED" not in message)

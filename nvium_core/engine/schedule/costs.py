@@ -31,9 +31,10 @@ class StepCosts:
         points: Mapping[int, Mapping[int, float]],
         junctions: Sequence[Line] | None = None,
         own: Line = (0.0, 0.0),
+        passes: Mapping[int, float] | None = None,
     ) -> None:
         """From {block: {rows: seconds}}, of each block's junction a line over the fronts, and one of the engine's own
-        time; those that are left out are free.
+        time; those that are left out are free. `passes`: {rows: seconds} of all blocks at once, junctions included.
 
         Raises `InvalidRequest` unless all blocks have points, all positive, and no junction's costs are negative.
         """
@@ -45,8 +46,11 @@ class StepCosts:
         are_known = len(lines) == len(points) and all(map(is_sound, lines))
         require(are_known, "costs", "junctions need two numbers for every block, none of them negative")
         require(is_sound(own), "costs", "the engine's own must be two numbers, none of them negative")
+        are_positive = all(rows >= 1 and 0 < cost < math.inf for rows, cost in (passes or {}).items())
+        require(are_positive, "costs", "passes need positive seconds by positive rows")
         self.junctions = lines
         self.own = own
+        self.passes = dict(sorted((passes or {}).items()))
         self._rows = [sorted(points[block]) for block in range(len(points))]
         self._seconds = [[points[block][rows] for rows in self._rows[block]] for block in range(len(points))]
 
@@ -65,27 +69,32 @@ class StepCosts:
             junctions = None if lines is None else [(float(fixed), float(each)) for fixed, each in lines]
             fixed, each = saved.get("own", (0.0, 0.0))
             own = float(fixed), float(each)
+            passes = {int(rows): float(cost) for rows, cost in saved.get("passes", {}).items()}
         except (KeyError, TypeError, ValueError, AttributeError):
-            points, junctions, own = [], None, (0.0, 0.0)
-        form = '{"blocks": [{rows: seconds, …}, …]}, perhaps with "junctions": [[fixed, each], …], "own": [fixed, each]'
+            points, junctions, own, passes = [], None, (0.0, 0.0), {}
+        form = (
+            '{"blocks": [{rows: seconds, …}, …]}, perhaps with "junctions": [[fixed, each], …], "own": [fixed, each], '
+        )
+        form += '"passes": {rows: seconds, …}'
         require(len(points) > 0, "costs", f"must be {form}")
-        return cls(dict(enumerate(points)), junctions, own)
+        return cls(dict(enumerate(points)), junctions, own, passes)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: {"blocks": [{rows: seconds}, …], "junctions": [[fixed, per front], …], "own": [fixed, per front]}.
-
-        Rows are strings.
+        """For JSON: {"blocks": [{rows: seconds}, …], "junctions": [[fixed, per front], …], "own": [fixed, per front],
+        "passes": {rows: seconds}}. Rows are strings.
         """
         blocks = [{str(rows): cost for rows, cost in block.items()} for block in self.points.values()]
-        return {"blocks": blocks, "junctions": [list(line) for line in self.junctions], "own": list(self.own)}
+        passes = {str(rows): cost for rows, cost in self.passes.items()}
+        lines = [list(line) for line in self.junctions]
+        return {"blocks": blocks, "junctions": lines, "own": list(self.own), "passes": passes}
 
     def copy(self) -> "StepCosts":
         """The same, which learns by itself."""
-        return StepCosts(self.points, self.junctions, self.own)
+        return StepCosts(self.points, self.junctions, self.own, self.passes)
 
     def with_own(self, own: Line) -> "StepCosts":
         """The same, with what the engine takes itself for a Step, and for each of its fronts."""
-        return StepCosts(self.points, self.junctions, own)
+        return StepCosts(self.points, self.junctions, own, self.passes)
 
     @property
     def points(self) -> dict[int, dict[int, float]]:
@@ -115,17 +124,16 @@ class StepCosts:
         """Of a Step that is run with the one before it, for which the engine has done its part already."""
         return self._of_rows(block, rows) + at(self.junctions[block], fronts)
 
+    def pass_seconds(self, rows: int) -> float:
+        """Of all blocks at once with so many fronts; infinite if that was never measured."""
+        if not self.passes:
+            return math.inf
+        measured, seconds = list(self.passes), list(self.passes.values())
+        return interpolated(measured, seconds, rows) + self.own[0] + self.own[1] * rows
+
     def _of_rows(self, block: int, rows: float) -> float:
         """t_k(r)."""
-        left, right = self._around(block, rows)
-        r0, r1 = self._rows[block][left], self._rows[block][right]
-        t0, t1 = self._seconds[block][left], self._seconds[block][right]
-        slope = (t1 - t0) / (r1 - r0) if left < right else 0.0
-        if r0 <= rows <= r1:
-            return t0 + slope * (rows - r0)
-        if rows < r0:
-            return max(t0 - max(slope, 0) * (r0 - rows), t0 * rows / r0)
-        return t1 + max(slope, 0) * (rows - r1)
+        return interpolated(self._rows[block], self._seconds[block], rows)
 
     def observe(self, block: int, rows: int, fronts: int, seconds: float, *, follows: bool = False) -> None:
         """Let a Step that was timed move the nearest points a little; junctions stay.
@@ -135,24 +143,45 @@ class StepCosts:
         expected = self.seconds_following if follows else self.seconds
         surprise = seconds / expected(block, rows, fronts)
         surprise = min(max(surprise, 1 / MAX_SURPRISE), MAX_SURPRISE)
-        for index, share in self._nearest(block, rows):
+        for index, share in nearest(self._rows[block], rows):
             self._seconds[block][index] *= surprise ** (RATE * share)
 
-    def _around(self, block: int, rows: float) -> tuple[int, int]:
-        """The two points whose line counts; the same one twice if there is no other."""
-        measured = self._rows[block]
-        right = min(max(bisect_right(measured, rows), 1), len(measured) - 1)
-        return max(right - 1, 0), right
+    def observe_pass(self, rows: int, seconds: float) -> None:
+        """Let a pass that was timed move the nearest points a little."""
+        if self.passes:
+            surprise = min(max(seconds / self.pass_seconds(rows), 1 / MAX_SURPRISE), MAX_SURPRISE)
+            measured = list(self.passes)
+            for index, share in nearest(measured, rows):
+                self.passes[measured[index]] *= surprise ** (RATE * share)
 
-    def _nearest(self, block: int, rows: int) -> list[tuple[int, float]]:
-        """The points that an observation is about, with its share for each."""
-        left, right = self._around(block, rows)
-        r0, r1 = self._rows[block][left], self._rows[block][right]
-        if rows <= r0:
-            return [(left, 1.0)]
-        if rows >= r1:
-            return [(right, 1.0)]
-        return [(left, (r1 - rows) / (r1 - r0)), (right, (rows - r0) / (r1 - r0))]
+
+def around(measured: Sequence[int], rows: float) -> tuple[int, int]:
+    """The two points whose line counts; the same one twice if there is no other."""
+    right = min(max(bisect_right(measured, rows), 1), len(measured) - 1)
+    return max(right - 1, 0), right
+
+
+def interpolated(measured: Sequence[int], seconds: Sequence[float], rows: float) -> float:
+    """Linear between measured points and beyond them, but never falling beyond."""
+    left, right = around(measured, rows)
+    r0, r1, t0, t1 = measured[left], measured[right], seconds[left], seconds[right]
+    slope = (t1 - t0) / (r1 - r0) if left < right else 0.0
+    if r0 <= rows <= r1:
+        return t0 + slope * (rows - r0)
+    if rows < r0:
+        return max(t0 - max(slope, 0) * (r0 - rows), t0 * rows / r0)
+    return t1 + max(slope, 0) * (rows - r1)
+
+
+def nearest(measured: Sequence[int], rows: int) -> list[tuple[int, float]]:
+    """The points that an observation is about, with its share for each."""
+    left, right = around(measured, rows)
+    r0, r1 = measured[left], measured[right]
+    if rows <= r0:
+        return [(left, 1.0)]
+    if rows >= r1:
+        return [(right, 1.0)]
+    return [(left, (r1 - rows) / (r1 - r0)), (right, (rows - r0) / (r1 - r0))]
 
 
 def at(junction: Line, fronts: int) -> float:

@@ -8,11 +8,15 @@ from nvium_core.engine.schedule.sequence import Sequence
 
 
 class RoutedFront(NamedTuple):
-    """`row` is its place among the fronts routed together; `block` the one it has passed."""
+    """`row` is its place among the fronts routed together; `block` the one it has passed.
+
+    `log_reached`: log Π (1 − w_j) over the blocks before.
+    """
 
     sequence: Sequence
     row: int
     block: int
+    log_reached: float
     log_exit: float
     log_continue: float
 
@@ -28,12 +32,12 @@ class RoutedFront(NamedTuple):
     @property
     def exit_probability(self) -> float:
         """p_k."""
-        return math.exp(self.sequence.log_reached + self.log_exit)
+        return math.exp(self.log_reached + self.log_exit)
 
     @property
     def remaining(self) -> float:
         """r_k, the mass of the exits to come."""
-        return math.exp(self.sequence.log_reached + self.log_continue)
+        return math.exp(self.log_reached + self.log_continue)
 
     @property
     def may_be_certain(self) -> bool:
@@ -43,7 +47,7 @@ class RoutedFront(NamedTuple):
     @property
     def might_have_been_certain(self) -> bool:
         """The same for the block before."""
-        return math.exp(self.sequence.log_reached) < 1 / 2
+        return math.exp(self.log_reached) < 1 / 2
 
     def uniform(self, purpose: Purpose) -> float:
         return front_uniform(self.sequence, self.block, purpose)

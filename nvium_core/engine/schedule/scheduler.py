@@ -50,7 +50,7 @@ class Scheduler:
             long = {sequence for sequence, block in ready.items() if is_long(sequence, block)}
             block = self._choose(ready, long)
             if runs := list(self._runs(block, ready, long)):
-                return self._note(self._with_following(Step(block, runs)), long)
+                return self._note(self._with_following(block, runs), long)
         return None
 
     def remove(self, sequence: Sequence) -> None:
@@ -149,21 +149,23 @@ class Scheduler:
                 granted.add(sequence)
                 yield Run(sequence, rows, reaches_front=rows.stop == sequence.num_tokens)
 
-    def _with_following(self, step: Step) -> Step:
-        """A lone sequence's next Steps are known but for whether its front goes on."""
-        [run, *others] = step.runs
-        sequence = run.sequence
-        may_be_joined = len(self.running) > 1 or (self.waiting and self._seats)
-        if others or may_be_joined or not run.reaches_front or sequence.needs_logprobs:
-            return step
+    def _with_following(self, block: int, runs: list[Run]) -> Step:
+        """A pass takes the rows through all later blocks, each with the rows that waited there; and a lone sequence's
+        next Steps are known but for whether its front goes on."""
+        is_pass = self.policy.passes_whole(len(self.running))
+        if not (is_pass or self._is_lone(runs)):
+            return Step(block, runs)
         following: Step | None = None
-        for block in range(self.num_blocks - 1, step.block, -1):
-            rows = range(sequence.filled[block], run.rows.stop)
-            if len(rows) > self.config.max_rows_per_step:
-                following = None
-                continue
-            following = Step(block, [Run(sequence, rows, reaches_front=True)], following, not self.policy.defers)
-        return Step(step.block, step.runs, following, not self.policy.defers)
+        for later in range(self.num_blocks - 1, block, -1):
+            later_runs = [run._replace(rows=range(run.sequence.filled[later], run.rows.stop)) for run in runs]
+            step = Step(later, later_runs, following, is_pass)
+            following = step if step.num_rows <= self.config.max_rows_per_step else None
+        return Step(block, runs, following, is_pass)
+
+    def _is_lone(self, runs: list[Run]) -> bool:
+        """One sequence that nobody may join before it comes back, and whose next token is all that is awaited."""
+        may_be_joined = len(self.running) > 1 or (self.waiting and self._seats)
+        return not may_be_joined and runs[0].reaches_front and not runs[0].sequence.needs_logprobs
 
     def _in_turn(self, block: int, ready: dict[Sequence, int], long: set[Sequence]) -> list[Sequence]:
         """Those who are overdue, then short runs, who waited longest before others, then long ones, the older first."""

@@ -1,6 +1,7 @@
 """A Step and what came of it. Blocks count from 0."""
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -26,8 +27,9 @@ class Run(NamedTuple):
 class Step:
     """One block for some sequences.
 
-    `following` is a Step that may be run at once, without coming back to the scheduler: if a front goes on, or if
-    `goes_on_anyway` in any case. It has the same sequences; those that have spoken are not routed again.
+    `following` is a Step of a later block for the same sequences, to run without coming back to the scheduler: it may
+    run if a lone sequence's front goes on; it must if `goes_on_anyway`, which makes it and this one parts of a *pass*.
+    Fronts that have emitted are not routed again.
     """
 
     block: int
@@ -38,6 +40,21 @@ class Step:
     @cached_property
     def num_rows(self) -> int:
         return sum([len(run.rows) for run in self.runs])
+
+    def after(self, num_steps: int) -> "Step | None":
+        """What is left of a pass after so many of its Steps."""
+        step: Step | None = self
+        for _ in range(num_steps):
+            step = step.following if step is not None and step.goes_on_anyway else None
+        return step
+
+    def without_fronts(self, sequences: Collection[Sequence]) -> "Step":
+        """The same rows, without routing the fronts of these sequences."""
+        runs = [
+            run._replace(reaches_front=False) if run.reaches_front and run.sequence in sequences else run
+            for run in self.runs
+        ]
+        return replace(self, runs=runs)
 
 
 class FrontDecision(NamedTuple):

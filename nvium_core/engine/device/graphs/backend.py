@@ -134,7 +134,7 @@ class GraphsBackend(LayersBackend):
         self.told.copy_(self._answers)
         log_continue, log_exit, _ = self.told[:, : len(sequences)].tolist()
         return [
-            RoutedFront(sequence, row, block, log_exit=log_exit[row], log_continue=log_continue[row])
+            RoutedFront(sequence, row, block, sequence.log_reached, log_exit[row], log_continue[row])
             for row, sequence in enumerate(sequences)
         ]
 

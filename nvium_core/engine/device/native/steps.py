@@ -104,7 +104,8 @@ class NativeSteps:
     def run(self, step: Step) -> list[StepResult]:
         """The Step, and those that follow it as far as they ran. Other fronts are left to the caller."""
         steps = [step]
-        while (following := steps[-1].following) and self.suits(following) and is_native(following.runs[0].sequence):
+        is_lone = len(step.runs) == 1 and is_native(step.runs[0].sequence)
+        while is_lone and (following := steps[-1].following) and self.suits(following):
             steps.append(following)
         kept = [self._fill(self._steps[each.block], each) for each in steps]
         first = ctypes.byref(self._steps, step.block * ctypes.sizeof(NativeStep))

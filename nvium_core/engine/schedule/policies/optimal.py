@@ -1,7 +1,7 @@
-"""The solved schedule: for every number of sequences, a table of what to run in every state.
+"""The solved schedule: for every number of sequences, a table of what to run in every state, or whole passes.
 
-Tables are solved as they are needed, from what blocks cost and how often tokens leave as measured while serving.
-Whoever asks never waits: until a table is there, and where there are too many states for one, thresholds decide.
+Tables are solved as they are needed, from costs of blocks and exit frequencies as measured while serving. Nobody waits
+for them: until a table exists, and where there are too many states for one, thresholds decide.
 """
 
 from collections.abc import Sequence as Items
@@ -16,7 +16,8 @@ from nvium_core.engine.schedule.policies.policy import Policy
 from nvium_core.engine.schedule.policies.problem import Problem
 from nvium_core.engine.schedule.policies.semi_markov import num_transitions, states
 from nvium_core.engine.schedule.policies.threshold import Threshold
-from nvium_core.engine.schedule.policies.tuning import tune
+from nvium_core.engine.schedule.policies.tuning import simulated_rate, tune
+from nvium_core.engine.schedule.policies.whole_pass import WholePass
 
 MAX_SOLVED_SEQUENCES = 16
 """Beyond, gathering a quarter of them before going deeper is within thousandths of the best, and nothing is solved."""
@@ -26,6 +27,9 @@ MAX_TRANSITIONS = 25_000
 
 INSTANT_TRANSITIONS = 2_000
 """Up to here a table is a few milliseconds' work, done where it is asked for: 8 sequences and 4 blocks."""
+
+MIN_PASS_GAIN = 1.01
+"""Over the staircase, below which passes are not worth giving it up."""
 
 LEARN_EVERY = 7
 """Steps for one that is learnt from: a prime, so that all blocks have their turn."""
@@ -39,7 +43,10 @@ class Table(Policy):
 
     def __init__(self, problem: Problem, num_sequences: int) -> None:
         self._index = _index(num_sequences, problem.num_blocks)
-        self._blocks = bytes(semi_markov.solve(problem, num_sequences).block_S.tolist())
+        solution = semi_markov.solve(problem, num_sequences)
+        self.rate = solution.rate
+        """Tokens per second."""
+        self._blocks = bytes(solution.block_S.tolist())
 
     def choose(self, num_waiting: Items[int]) -> int:
         return self._blocks[self._index[tuple(num_waiting)]]
@@ -53,12 +60,20 @@ def _index(num_sequences: int, num_blocks: int) -> dict[tuple[int, ...], int]:
 
 @lru_cache(maxsize=256)
 def solved(problem: Problem, num_sequences: int) -> Policy:
-    """The table, or thresholds where it is too large, tuned unless that gains nothing. Kept, as loads come and go."""
-    if num_sequences > MAX_SOLVED_SEQUENCES:
-        return Threshold.untuned(problem.num_blocks, num_sequences)
-    if num_transitions(num_sequences, problem.num_blocks) <= MAX_TRANSITIONS:
-        return Table(problem, num_sequences)
-    return tune(problem, num_sequences)
+    """The table, thresholds where it is too large, or whole passes where they are faster. Kept, as loads vary."""
+    policy, rate = staircase(problem, num_sequences)
+    return WholePass() if problem.pass_rate(num_sequences) > MIN_PASS_GAIN * rate else policy
+
+
+def staircase(problem: Problem, num_sequences: int) -> tuple[Policy, float]:
+    """The best policy that defers, and its tokens per second."""
+    if num_transitions(num_sequences, problem.num_blocks) <= MAX_TRANSITIONS and num_sequences <= MAX_SOLVED_SEQUENCES:
+        table = Table(problem, num_sequences)
+        return table, table.rate
+    is_few = num_sequences <= MAX_SOLVED_SEQUENCES
+    thresholds = tune(problem, num_sequences) if is_few else Threshold.untuned(problem.num_blocks, num_sequences)
+    is_compared = problem.pass_rate(num_sequences) > 0
+    return thresholds, simulated_rate(problem, num_sequences, thresholds) if is_compared else 0.0
 
 
 class Optimal(Policy):
@@ -81,15 +96,23 @@ class Optimal(Policy):
         policy = self._policies.get(num_sequences) or self._begin(num_sequences)
         return policy.choose(num_waiting)
 
+    def passes_whole(self, num_sequences: int) -> bool:
+        policy = self._policies.get(num_sequences) or self._begin(num_sequences)
+        return policy.passes_whole(num_sequences)
+
     def observe(
-        self, block: int, *, num_rows: int, seconds: float, num_asked: int, num_left: int, follows: bool = False
+        self, block: int, *, num_rows: int, seconds: float | None, num_asked: int, num_left: int, follows: bool = False
     ) -> None:
         self._num_observed += 1
         if self._num_observed % LEARN_EVERY == 0:
-            self.costs.observe(block, num_rows, num_asked, seconds, follows=follows)
+            if seconds is not None:
+                self.costs.observe(block, num_rows, num_asked, seconds, follows=follows)
             self.frequencies.observe(block, num_asked, num_left)
             if self._num_observed % (LEARN_EVERY * CHECK_EVERY) == 0:
                 self._refresh()
+
+    def observe_pass(self, *, num_rows: int, seconds: float) -> None:
+        self.costs.observe_pass(num_rows, seconds)
 
     def solve_now(self, num_sequences: int) -> None:
         self._policies[num_sequences] = solved(self._problem, num_sequences)
@@ -115,7 +138,9 @@ class Optimal(Policy):
         """A policy for a number of sequences met for the first time, to be replaced by a better one soon."""
         num_blocks, stale = self._problem.num_blocks, self._stale.get(num_sequences)
         is_instant = num_transitions(num_sequences, num_blocks) <= INSTANT_TRANSITIONS
-        if num_sequences > MAX_SOLVED_SEQUENCES or (stale is None and is_instant):
+        is_compared = self._problem.pass_rate(num_sequences) > 0
+        is_at_hand = num_sequences > MAX_SOLVED_SEQUENCES and not is_compared
+        if is_at_hand or (stale is None and is_instant):
             self.solve_now(num_sequences)
         else:
             self._policies[num_sequences] = stale or Threshold.untuned(num_blocks, num_sequences)

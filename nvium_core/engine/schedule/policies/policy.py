@@ -15,9 +15,6 @@ class Policy(ABC):
     All sequences that are ready for the chosen block move together.
     """
 
-    defers = True
-    """Whether layers that a token did not need are put off."""
-
     @classmethod
     def of(cls, costs: StepCosts, frequencies: ExitFrequencies) -> Self:
         """A policy for these costs and exit frequencies, which it keeps up to date; most need neither."""
@@ -31,13 +28,21 @@ class Policy(ABC):
     def choose(self, num_waiting: Items[int]) -> int:
         """The block to run, given how many sequences are ready for each; at least one is."""
 
+    def passes_whole(self, num_sequences: int) -> bool:
+        """Whether rows go through all blocks at once, so that no layer is put off: worth it where coming back to the
+        scheduler costs more than the layers that tokens do not need."""
+        return False
+
     def observe(  # noqa: B027 (most learn nothing)
-        self, block: int, *, num_rows: int, seconds: float, num_asked: int, num_left: int, follows: bool = False
+        self, block: int, *, num_rows: int, seconds: float | None, num_asked: int, num_left: int, follows: bool = False
     ) -> None:
-        """A Step is over: its time, how many fronts were routed and how many of them exited.
+        """A Step is over: its time if that is known, how many fronts were routed and how many of them exited.
 
         `follows`: it ran in one call with the one before it.
         """
+
+    def observe_pass(self, *, num_rows: int, seconds: float) -> None:  # noqa: B027
+        """So many rows passed all blocks."""
 
     def solve_now(self, num_sequences: int) -> None:  # noqa: B027 (most need no table)
         """Be ready for so many sequences when this returns."""

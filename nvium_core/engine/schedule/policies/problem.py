@@ -29,11 +29,13 @@ class Problem:
     exit_probabilities: tuple[float, ...]
     junctions: tuple[Line, ...]
     own: Line
+    passes: tuple[tuple[int, float], ...] = ()
+    """Seconds of all blocks at once, by rows."""
 
     @classmethod
     def of(cls, costs: StepCosts, exit_probabilities: Sequence[float]) -> Self:
         points = tuple(tuple(block.items()) for block in costs.points.values())
-        return cls(points, tuple(exit_probabilities), tuple(costs.junctions), costs.own)
+        return cls(points, tuple(exit_probabilities), tuple(costs.junctions), costs.own, tuple(costs.passes.items()))
 
     @property
     def num_blocks(self) -> int:
@@ -44,11 +46,13 @@ class Problem:
         unit = sum(block[0][1] for block in self.points)
         points = tuple(tuple((rows, _two_digits(cost / unit)) for rows, cost in block) for block in self.points)
         *junctions, own = ((_two_digits(a / unit), _two_digits(b / unit)) for a, b in (*self.junctions, self.own))
-        return type(self)(points, tuple(round(w, 2) for w in self.exit_probabilities), tuple(junctions), own)
+        exits = tuple(round(w, 2) for w in self.exit_probabilities)
+        passes = tuple((rows, _two_digits(cost / unit)) for rows, cost in self.passes)
+        return type(self)(points, exits, tuple(junctions), own, passes)
 
     def is_near(self, other: "Problem") -> bool:
         """Whether the solution of one will do for the other; both are `rounded`."""
-        ours, theirs = (np.array([cost for block in p.points for _, cost in block]) for p in (self, other))
+        ours, theirs = (np.array([cost for block in (*p.points, p.passes) for _, cost in block]) for p in (self, other))
         moved = np.subtract(self.exit_probabilities, other.exit_probabilities)
         return bool(np.all(np.abs(np.log(ours / theirs)) <= math.log1p(COST_TOLERANCE))) and bool(
             np.all(np.abs(moved) <= EXIT_TOLERANCE)
@@ -59,10 +63,19 @@ class Problem:
 
         Every row passes every block once, so a visit brings 1 / P(depth ≥ k) rows on average.
         """
-        costs = StepCosts({block: dict(points) for block, points in enumerate(self.points)}, self.junctions, self.own)
         rows_K = [min(1 / max(p, 1e-9), MAX_ROWS_PER_VISIT) for p in reach_probabilities(self.exit_probabilities)]
         moving = range(1, num_sequences + 1)
+        costs = self._costs
         return np.array([[0.0, *(costs.seconds(k, m * rows, m) for m in moving)] for k, rows in enumerate(rows_K)])
+
+    def pass_rate(self, num_sequences: int) -> float:
+        """Tokens per second of whole passes; 0 if unknown."""
+        return num_sequences / self._costs.pass_seconds(num_sequences)
+
+    @property
+    def _costs(self) -> StepCosts:
+        points = {block: dict(points) for block, points in enumerate(self.points)}
+        return StepCosts(points, self.junctions, self.own, dict(self.passes))
 
 
 def _two_digits(number: float) -> float:

@@ -10,10 +10,11 @@ from nvium_core.engine.schedule.sequence import Sequence
 
 
 class Synchronous(Policy):
-    defers = False
-
     def ready_block(self, sequence: Sequence) -> int:
         return sequence.deepest_pending_block
+
+    def passes_whole(self, num_sequences: int) -> bool:
+        return True
 
     def choose(self, num_waiting: Items[int]) -> int:
         return deepest(num_waiting)

@@ -32,6 +32,12 @@ def tune(problem: Problem, num_sequences: int) -> Threshold:
     return Threshold(best)
 
 
+def simulated_rate(problem: Problem, num_sequences: int, policy: Threshold) -> float:
+    """Tokens per second."""
+    threshold_RK = np.repeat(np.array([policy.thresholds]), NUM_REPLICAS, axis=0)
+    return float(_rates(problem, num_sequences, threshold_RK).mean())
+
+
 def _best(problem: Problem, num_sequences: int, tried: Iterable[list[int]]) -> list[int]:
     """The thresholds with the highest simulated rate."""
     thresholds = list(tried)

@@ -1,0 +1,187 @@
+"""Passes: everybody's rows through all blocks at once, mixed with staircases at will."""
+
+import random
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
+from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.failures import DeviceLost
+from nvium_core.engine.schedule.costs import StepCosts
+from nvium_core.engine.schedule.policies.optimal import Table, solved
+from nvium_core.engine.schedule.policies.policy import Policy, deepest
+from nvium_core.engine.schedule.policies.problem import Problem
+from nvium_core.engine.schedule.policies.threshold import Threshold
+from nvium_core.engine.schedule.policies.whole_pass import WholePass
+from nvium_core.engine.schedule.step import Step, StepResult
+from tests.engine.driving import alone, events_of
+from tests.engine.test_exactness import Request, check, configs, models, requests, served
+from tests.random_models import random_model
+
+EXITS = (0.25, 1 / 3, 0.5, 1.0)
+
+
+class Fickle(Policy):
+    """Any block, and passes whenever chance wants it."""
+
+    def __init__(self, seed: int) -> None:
+        self._draws = random.Random(seed)
+
+    def passes_whole(self, num_sequences: int) -> bool:
+        return self._draws.random() < 0.5
+
+    def choose(self, num_waiting: Items[int]) -> int:
+        return self._draws.choice([block for block, count in enumerate(num_waiting) if count])
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(models(), configs, st.lists(requests(), min_size=1, max_size=5), st.integers(0, 99))
+def test_tokens_and_exits_equal_algorithm_1_however_passes_and_staircases_alternate(
+    model: NviumForCausalLM, config: EngineConfig, plan: list[Request], seed: int
+) -> None:
+    engine = Engine(model, config)
+    engine.scheduler.policy = Fickle(seed)
+    check(model, served(engine, plan), plan)
+
+
+def test_a_pass_takes_one_step_of_the_engine_for_a_token_of_everybody() -> None:
+    engine = Engine(random_model([1, 2, 4]), EngineConfig(schedule="synchronous", max_sequences=5))
+    for number in range(5):
+        engine.add(str(number), [1, 2, number], SamplingParams(max_tokens=6, seed=number, ignore_eos=True))
+    for _ in range(6):
+        events = engine.step()
+        assert sorted(event.sequence_id for event in events) == list("01234")
+        assert [report.block for report in engine.reports] == [1, 2, 3]
+    assert not engine.has_work
+
+
+class BrokenOnce(LayersBackend):
+    """Fails once in the last block, and in the second whenever a poisoned sequence is along."""
+
+    is_broken = True
+
+    def run(self, step: Step) -> list[StepResult]:
+        breaks = self.is_broken and step.block == 2 and len(step.runs) > 1
+        self.is_broken = self.is_broken and not breaks
+        if breaks or (step.block == 1 and any(run.sequence.id == "poisoned" for run in step.runs)):
+            raise RuntimeError("a fault that was asked for")
+        return super().run(step)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_pass_that_breaks_is_gone_on_with_where_it_broke(temperature: float) -> None:
+    model = random_model([1, 2, 4], seed=4)
+    params = SamplingParams(max_tokens=7, seed=1, temperature=temperature, ignore_eos=True)
+    prompts = {"one": [1, 2], "two": [3], "poisoned": [4, 4]}
+    engine = Engine(model, EngineConfig(schedule="synchronous"), make_runner=partial(Runner, make_backend=BrokenOnce))
+    for number, (name, prompt) in enumerate(prompts.items()):
+        engine.add(name, prompt, replace(params, seed=number))
+    told: dict[str, list[tuple[int, int]]] = {name: [] for name in prompts}
+    failed = []
+    for event in events_of(engine):
+        if isinstance(event, TokenEvent):
+            told[event.sequence_id].append((event.token_id, event.exit))
+        elif isinstance(event, FailureEvent):
+            failed.append(event.sequence_id)
+    assert failed == ["poisoned"]
+    for number, name in enumerate(["one", "two"]):
+        expected = alone(model, prompts[name], replace(params, seed=number))
+        assert told[name] == list(zip(expected.token_ids, expected.exits, strict=True))
+
+
+def problem(own: float, pass_seconds: float | None) -> Problem:
+    """Four blocks of 1 ms, nothing for a row; a Step costs the engine `own` ms."""
+    passes = None if pass_seconds is None else {1: pass_seconds, 64: pass_seconds}
+    costs = StepCosts({block: {1: 1.0, 64: 1.0} for block in range(4)}, own=(own, 0.0), passes=passes)
+    return Problem.of(costs, EXITS).rounded()
+
+
+@pytest.mark.parametrize("num_sequences", [1, 4, 8, 40])
+def test_passes_are_chosen_where_they_emit_more_tokens_a_second(num_sequences: int) -> None:
+    assert not solved(problem(own=0.0, pass_seconds=4.0), num_sequences).passes_whole(num_sequences)
+    assert not solved(problem(own=5.0, pass_seconds=None), num_sequences).passes_whole(num_sequences)
+    assert isinstance(solved(problem(own=5.0, pass_seconds=2.0), num_sequences), WholePass)
+    kind = Threshold if num_sequences > 16 else Table
+    assert isinstance(solved(problem(own=0.0, pass_seconds=40.0), num_sequences), kind)
+
+
+def test_what_a_pass_costs_is_learnt_and_kept() -> None:
+    costs = StepCosts.from_dict(StepCosts({0: {1: 1.0}}, passes={1: 2.0, 4: 4.0}).as_dict())
+    assert costs.pass_seconds(2) == pytest.approx(2 + 2 / 3)
+    for _ in range(200):
+        costs.observe_pass(4, 8.0)
+    assert costs.pass_seconds(4) == pytest.approx(8.0, rel=0.01)
+    assert costs.pass_seconds(1) == 2.0
+    assert costs.copy().passes == costs.passes
+    assert StepCosts({0: {1: 1.0}}).pass_seconds(3) == float("inf")
+
+
+def test_calibration_measures_passes_and_an_engine_may_choose_them() -> None:
+    engine = Engine(random_model([1, 2]), EngineConfig(max_sequences=4))
+    assert engine.calibrate().passes.keys() == {1, 2, 4}
+    engine.check_idle()
+
+
+class Lost(LayersBackend):
+    """A device that has failed, or has no memory left."""
+
+    error: Exception = RuntimeError()
+
+    def run(self, step: Step) -> list[StepResult]:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling ..."), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        (RuntimeError("shapes do not match"), False),
+    ],
+    ids=["illegal access", "cuBLAS", "out of memory", "an ordinary error"],
+)
+def test_a_device_that_is_lost_ends_the_engine_and_other_errors_their_sequences(
+    error: Exception, is_lost: bool
+) -> None:
+    engine = Engine(random_model([1, 2]), make_runner=partial(Runner, make_backend=Lost))
+    assert isinstance(engine.runner.backend, Lost)
+    engine.runner.backend.error = error
+    for number in range(3):
+        engine.add(str(number), [1, 2], SamplingParams(max_tokens=2))
+    if is_lost:
+        with pytest.raises(DeviceLost):
+            engine.step()
+        assert engine.has_work
+    else:
+        assert [event.sequence_id for event in events_of(engine)] == ["0", "1", "2"]
+
+
+def test_costs_are_learnt_only_where_the_device_was_waited_for() -> None:
+    engine = Engine(random_model([1, 2]), EngineConfig(schedule="optimal"), make_runner=NeverWaits)
+    before = engine.scheduler.policy.costs.as_dict()  # type: ignore[attr-defined]
+    engine.generate([[1, 2]] * 3, SamplingParams(max_tokens=40, seed=1, ignore_eos=True))
+    assert engine.scheduler.policy.costs.as_dict() == before  # type: ignore[attr-defined]
+    waiting = Engine(random_model([1, 2]), EngineConfig(schedule="optimal"))
+    waiting.generate([[1, 2]] * 3, SamplingParams(max_tokens=40, seed=1, ignore_eos=True))
+    assert waiting.scheduler.policy.costs.as_dict() != before  # type: ignore[attr-defined]
+
+
+class NeverWaits(Runner):
+    """Returns before the device is done."""
+
+    def run(self, step: Step) -> list[StepResult]:
+        results = super().run(step)
+        self.has_waited = False
+        return results
+
+
+def test_the_deepest_rows_go_before_a_pass() -> None:
+    assert WholePass().choose([3, 1, 0]) == deepest([3, 1, 0]) == 1
