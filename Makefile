@@ -100,10 +100,12 @@ install_torch = $(if $(TORCH_INDEX_URL),$(1) install --no-deps --timeout 30 --re
 	rm -rf .venv/helm
 	@touch $@
 
-$(CLIENTS)/clients.stamp: tests/conformance/requirements.txt tests/conformance/package.json
+$(CLIENTS)/clients.stamp: tests/conformance/requirements.txt tests/conformance/agents.txt tests/conformance/package.json
 	$(PYTHON) -m venv $(CLIENTS)
 	$(call install_torch,$(CLIENT_PIP),--constraint $<)
 	$(CLIENT_PIP) install --requirement $<
+	$(PYTHON) -m venv $(CLIENTS)/agents
+	$(CLIENTS)/agents/bin/python -m pip --disable-pip-version-check install --requirement tests/conformance/agents.txt
 	mkdir -p $(CLIENTS)/node && cp tests/conformance/package.json $(CLIENTS)/node
 	cd $(CLIENTS)/node && if command -v npm; then npm install --no-audit --no-fund; fi
 	@touch $@

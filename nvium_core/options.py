@@ -44,7 +44,8 @@ class ServerOptions(EngineConfig, ModelOptions):
     """What `nvium serve` may be told. A request's choices are its prompts times its `n`."""
 
     model: Annotated[str | None, Doc("A folder or Hub name; the embedded model if left out.")] = None
-    model_aliases: Annotated[tuple[Name, ...], Doc("Other names under which the model answers.")] = ()
+    served_model_name: Annotated[tuple[Name, ...], Doc("Names that the model answers to [its folder's].")] = ()
+    chat_template: Annotated[Path | None, Doc("File with a chat template, in place of the model's own.")] = None
     host: Annotated[str, Doc("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Interval(ge=0, le=65535), Doc("Port to listen on; 0 is any free one.")] = 8000
 

@@ -31,7 +31,7 @@ from server.http.protection import Protection
 from server.http.rate_limit import RateLimit
 from server.http.room import room_for
 from server.http.tls import tls_context
-from server.routes import chat, completions, health, models, openapi, playground, tokens
+from server.routes import chat, completions, health, models, openapi, playground, responses, tokens
 from server.routes import metrics as metrics_page
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
@@ -44,6 +44,7 @@ log = structlog.get_logger("nvium.server")
 ENDPOINTS = {
     "/v1/completions": "completions",
     "/v1/chat/completions": "chat_completions",
+    "/v1/responses": "responses",
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }
@@ -70,8 +71,9 @@ def assemble(service: Service, gate: Middleware | None = None, provider: TracerP
     tracing = Tracing(provider, service.name) if provider else None
     app = bare_app(lifespan, layers(service.settings, service.metrics, gate, tracing))
     app.state.service = service
+    app.state.kept_responses = responses.KeptResponses()
     service.metrics.foresee(ENDPOINTS.values())
-    for routes in (completions, chat, tokens, models, health, metrics_page, openapi):
+    for routes in (completions, chat, responses, tokens, models, health, metrics_page, openapi):
         app.include_router(routes.router)
     if service.settings.playground:
         app.include_router(playground.router)

@@ -7,14 +7,16 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from server.schemas.body import NeutralOnly, RequestBody
+from server.schemas.body import Hint, NeutralOnly, RequestBody
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
+from server.schemas.responses import ResponseRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 ENDPOINTS: dict[str, type[RequestBody]] = {
     "POST /v1/completions": CompletionRequest,
     "POST /v1/chat/completions": ChatRequest,
+    "POST /v1/responses": ResponseRequest,
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
 }
@@ -26,7 +28,8 @@ Generated from the schemas by `python -m server.fields`.
 
 *Honoured*: does what it says; a value that it cannot have is answered with 400 that names the field. *Neutral only*:
 these values ask for nothing and pass, any other is answered with 400. *Refused*: only null passes, which is the default
-everywhere. Fields that are in no table are accepted and named in the header `x-nvium-ignored-params`.
+everywhere. Hints that change nothing here, and fields that are in no table, are accepted and named in the header
+`x-nvium-ignored-params`; unknown keys within `nvium` are refused.
 """
 
 
@@ -64,6 +67,8 @@ def fate(field: FieldInfo) -> str:
     mark = neutral(field)
     if mark is None:
         return "honoured"
+    if isinstance(mark, Hint):
+        return "named in the header"
     return f"neutral only: {', '.join(map(code, mark.values))}" if mark.values else "refused"
 
 

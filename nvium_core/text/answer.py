@@ -18,7 +18,7 @@ class AnswerText:
 
     @property
     def is_stopped(self) -> bool:
-        return self._stops.matched
+        return self._stops.matched is not None
 
     def push(self, token_id: int, *, is_silent: bool = False, is_last: bool = False) -> str:
         """What is now certain; `is_silent` tokens (end-of-text) have no text of their own."""

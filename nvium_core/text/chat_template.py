@@ -9,7 +9,8 @@ Knows no HTTP and no engine.
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -26,6 +27,20 @@ LONGEST_REASON = 200
 
 PLAIN_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
 """Where the model goes on with the user's turn, after an answer to the plain template."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a chat template is given.
+
+    `adds_prompt` begins the assistant's turn; `continues` leaves the last message open. `variables` are the template's.
+    """
+
+    messages: Sequence[Json]
+    tools: Sequence[Json] = ()
+    adds_prompt: bool = True
+    continues: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ConversationError(NviumError, ValueError):
@@ -51,22 +66,20 @@ class ChatTemplate:
         self.stops = PLAIN_STOPS if self._is_plain else ()
         self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)
 
-    def token_ids(
-        self,
-        messages: Sequence[Json],
-        tools: Sequence[Json],
-        *,
-        adds_prompt: bool = True,
-        check: Callable[[str], object] | None = None,
-    ) -> list[int]:
-        """The tokens of the conversation, with the beginning of the assistant's turn if `adds_prompt`.
+    def token_ids(self, messages: Sequence[Json], tools: Sequence[Json], *, adds_prompt: bool = True) -> list[int]:
+        """The tokens of a conversation. Raises `ConversationError`."""
+        return self.prompt(Conversation(messages, tools, adds_prompt))
+
+    def prompt(self, conversation: Conversation, *, check: Callable[[str], object] | None = None) -> list[int]:
+        """The tokens of the conversation.
 
         `check` sees the text before it is tokenized. Raises what that does, and `ConversationError` for what the
         template does not take.
         """
         mark = secrets.token_hex(16)
         try:
-            text = self._render(self._cut(messages, mark), self._cut(tools, mark), adds_prompt)
+            given = {name: self._cut(getattr(conversation, name), mark) for name in ("messages", "tools", "variables")}
+            text = self._render(replace(conversation, **given))
             text.encode()
         except RecursionError as error:
             raise ConversationError("they or the tools are nested too deeply") from error
@@ -83,17 +96,22 @@ class ChatTemplate:
         """The same with a mark inside every special token."""
         if isinstance(said, str):
             return self._special.sub(rf"\g<1>{mark}", said) if self._special else said
-        if isinstance(said, dict):
+        if isinstance(said, Mapping):
             return {self._cut(name, mark): self._cut(value, mark) for name, value in said.items()}
         return [self._cut(item, mark) for item in said] if isinstance(said, list | tuple) else said
 
-    def _render(self, messages: list[Json], tools: list[Json], adds_prompt: bool) -> str:
+    def _render(self, conversation: Conversation) -> str:
         if self._is_plain:
-            return plain(messages, tools, adds_prompt)
-        functions: list[Any] | None = tools or None
+            return plain(conversation)
+        functions: list[Any] | None = list(conversation.tools) or None
         try:
             text = self._tokenizer.apply_chat_template(
-                messages, tools=functions, add_generation_prompt=adds_prompt, tokenize=False
+                list(conversation.messages),
+                tools=functions,
+                add_generation_prompt=conversation.adds_prompt,
+                continue_final_message=conversation.continues,
+                tokenize=False,
+                **conversation.variables,
             )
         except Exception as error:  # a template may do anything with what it is given
             raise ConversationError(f"the model's chat template refuses them{reason(error)}") from error
@@ -101,15 +119,17 @@ class ChatTemplate:
         return text
 
 
-def plain(messages: Sequence[Json], tools: Sequence[Json], adds_prompt: bool) -> str:
+def plain(conversation: Conversation) -> str:
     """Turns as in a script: a line that says whose it is, its text, an empty line.
 
     What the system says stands alone, before it the functions there are, one in a line. A name is put in brackets
     behind the role; a call is written as one is generated.
     """
-    turns = ["\n".join(["Functions:", *(json_text(tool["function"]) for tool in tools)])] if tools else []
-    turns += [plain_turn(message) for message in messages]
-    return "".join(f"{turn}\n\n" for turn in turns) + ("Assistant:\n" if adds_prompt else "")
+    functions = [json_text(tool["function"]) for tool in conversation.tools]
+    turns = ["\n".join(["Functions:", *functions])] if functions else []
+    turns += [plain_turn(message) for message in conversation.messages]
+    text = "".join(f"{turn}\n\n" for turn in turns)
+    return text.removesuffix("\n\n") if conversation.continues else text + "Assistant:\n" * conversation.adds_prompt
 
 
 def plain_turn(message: Json) -> str:

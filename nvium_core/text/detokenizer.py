@@ -20,11 +20,12 @@ CONTEXT_TOKENS = 8
 
 
 class Detokenizer:
-    """Text of tokens, each piece as soon as its characters are whole. Special tokens have none."""
+    """Text of tokens, each piece as soon as its characters are whole. Special tokens have none, if skipped."""
 
-    def __init__(self, tokenizer: Tokenizer, preceding: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, preceding: Sequence[int] = (), *, skips_special: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._skips_special = skips_special
+        self._stream = DecodeStream(skip_special_tokens=skips_special)
         self._held: list[int] = []
         for token_id in preceding[-CONTEXT_TOKENS:]:
             self.push(token_id)
@@ -39,7 +40,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """What is still held, less the cut character at its end."""
-        text: str = self._tokenizer.decode(self._held, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(self._held, skip_special_tokens=self._skips_special)
         self._held.clear()
         return text.rstrip(REPLACEMENT)
 
@@ -53,19 +54,20 @@ class StopStrings:
 
     stops: Sequence[str]
     include: bool = False
-    matched: bool = False
+    matched: str | None = None
+    """The stop string that was completed."""
     _held: str = field(default="", init=False)
 
     def push(self, text: str) -> str:
         """The text that is now certain; nothing after a match."""
         if not self.stops:
             return text
-        if self.matched:
+        if self.matched is not None:
             return ""
         text = self._held + text
         end, start = min((self._find(text, stop) for stop in self.stops), default=(len(text) + 1, 0))
         if end <= len(text):
-            self.matched, self._held = True, ""
+            self.matched, self._held = text[start:end], ""
             return text[: end if self.include else start]
         certain = self._certain(text)
         self._held = text[certain:]

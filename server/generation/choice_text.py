@@ -1,6 +1,6 @@
 """The text of one choice, token by token: what the prompt's echo puts before it, and the stop string that ends it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,10 @@ class Prompt:
     token_ids: list[int]
     text: str | None = None
 
+    def truncated(self, num_tokens: int) -> "Prompt":
+        """The last so many tokens."""
+        return self if len(self.token_ids) <= num_tokens else Prompt(self.token_ids[-num_tokens:])
+
 
 class Piece(NamedTuple):
     """Text that is certain, the tokens of that moment with the places of their characters, and whether it is the last.
@@ -28,6 +32,8 @@ class Piece(NamedTuple):
     tokens: list[TokenEvent]
     text_offsets: list[int]
     finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    """The stop string or stop token that ended the choice; None for any other end."""
 
 
 class ChoiceText:
@@ -39,14 +45,17 @@ class ChoiceText:
         *,
         include_stop: bool,
         echo: bool,
+        skips_special: bool = True,
+        end_token_ids: Collection[int] = (),
     ) -> None:
+        self._end_token_ids = end_token_ids
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._includes_stop = include_stop
         self._stops = StopStrings(stops, include=include_stop)
         echoes_tokens = echo and prompt.text is None
         is_context = not (echoes_tokens or (prompt.text or "").endswith(REPLACEMENT))
-        self._detokenizer = Detokenizer(tokenizer, prompt.token_ids if is_context else [])
+        self._detokenizer = Detokenizer(tokenizer, prompt.token_ids if is_context else [], skips_special=skips_special)
         self._echo = (prompt.text or "") if echo else ""
         if echoes_tokens:
             self._echo = "".join(map(self._detokenizer.push, prompt.token_ids))
@@ -67,15 +76,21 @@ class ChoiceText:
         for event in events:
             offsets.append(self._num_characters)
             text += self._push(event)
-            if self._stops.matched or event.finish_reason:
-                reason = "stop" if self._stops.matched else event.finish_reason
-                return Piece(text + self._stops.flush(), [*events[: len(offsets)]], offsets, reason)
+            if self._stops.matched is not None or event.finish_reason:
+                reason = "stop" if self._stops.matched is not None else event.finish_reason
+                text += self._stops.flush()
+                return Piece(text, [*events[: len(offsets)]], offsets, reason, self._stop_reason(event))
         return Piece(text, [*events], offsets, None)
 
     def end(self, reason: FinishReason) -> Piece:
         """What was held back, for an end that no token brings."""
         text = self._echo + self._stops.push(self._detokenizer.flush())
         return Piece(text + self._stops.flush(), [], [], reason)
+
+    def _stop_reason(self, event: TokenEvent) -> int | str | None:
+        if self._stops.matched is not None:
+            return self._stops.matched
+        return event.token_id if event.is_stop and event.token_id not in self._end_token_ids else None
 
     def _push(self, event: TokenEvent) -> str:
         text = "" if event.is_stop and not self._includes_stop else self._detokenizer.push(event.token_id)

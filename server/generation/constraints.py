@@ -140,6 +140,38 @@ def restored(grammar: str) -> GrammarConstraint:
     return GrammarConstraint(LLMatcher(GrammarConstraint.tokens, grammar, log_level=0, limits=LIMITS), grammar)
 
 
+class AllowedTokens:
+    """Only these tokens may come, as far as another constraint lets them. They are as many bits as a mask has."""
+
+    def __init__(self, mask: int, num_bytes: int, also: Constraint | None) -> None:
+        self._mask = mask
+        self._num_bytes = num_bytes
+        self._also = also
+
+    @classmethod
+    def of(cls, token_ids: Collection[int], vocab_size: int, also: Constraint | None) -> "AllowedTokens":
+        """Raises `InvalidField` for tokens that there are not."""
+        if not token_ids or not all(0 <= token_id < vocab_size for token_id in token_ids):
+            raise InvalidField("allowed_token_ids", f"must be token ids below {vocab_size}, at least one")
+        mask = sum(1 << token_id for token_id in set(token_ids))
+        return cls(mask, vocab_size // 8 + 1, also)
+
+    @property
+    def is_over(self) -> bool:
+        return self._also is not None and self._also.is_over
+
+    def allowed(self) -> bytes:
+        mask = self._mask & int.from_bytes(self._also.allowed(), "little") if self._also else self._mask
+        return mask.to_bytes(self._num_bytes, "little")
+
+    def advance(self, token_id: int) -> None:
+        if self._also:
+            self._also.advance(token_id)
+
+    def fork(self) -> "AllowedTokens":
+        return AllowedTokens(self._mask, self._num_bytes, self._also.fork() if self._also else None)
+
+
 def first_error(matcher: LLMatcher) -> str:
     """What goes wrong with the first token, or behind it, where an object has all its properties to choose from."""
     probe = matcher.deep_copy()

@@ -30,6 +30,7 @@ class Delta:
     text_offsets: list[int] = field(default_factory=list)
     prompt_scores: list[Score] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
 
     def extend(self, later: "Delta") -> None:
         """Take in what the choice gained afterwards."""
@@ -37,7 +38,7 @@ class Delta:
         self.tokens += later.tokens
         self.text_offsets += later.text_offsets
         self.prompt_scores += later.prompt_scores
-        self.finish_reason = later.finish_reason
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
 
 
 class Choice:
@@ -88,7 +89,7 @@ class Choice:
 
     def _delta(self, piece: Piece) -> Delta:
         self._record.served(piece.tokens, piece.finish_reason)
-        return Delta(self, piece.text, piece.tokens, piece.text_offsets, finish_reason=piece.finish_reason)
+        return Delta(self, piece.text, piece.tokens, piece.text_offsets, [], piece.finish_reason, piece.stop_reason)
 
     def note(self, admission: Admittance) -> None:
         """Tell the record, once, when the choice left the queue; also of one that will not speak."""
@@ -240,5 +241,12 @@ def choice_text(
     *,
     echo: bool,
 ) -> ChoiceText:
-    include_stop = request.include_stop_str_in_output
-    return ChoiceText(service.tokenizer, prompt, [*request.stops, *stops], include_stop=include_stop, echo=echo)
+    return ChoiceText(
+        service.tokenizer,
+        prompt,
+        [*request.stops, *stops],
+        include_stop=request.include_stop_str_in_output,
+        echo=echo,
+        skips_special=request.skip_special_tokens,
+        end_token_ids=service.engine.end_token_ids,
+    )

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.generation.json_schema import DEFINITIONS, LISTS, NAMED, SINGLE, SchemaTooLarge, prepared
@@ -122,14 +123,29 @@ class Choice(Whole):
 
 @dataclass(frozen=True)
 class Lark(Whole):
-    """A grammar as the client writes it, in llguidance's variant of Lark."""
+    """A grammar as the client writes it, in llguidance's variant of Lark or in llama.cpp's GBNF."""
 
     grammar: str
 
     def text(self) -> str:
         check(self.grammar.strip() != "", "must not be empty")
         check_text(self.grammar)
-        return self.grammar
+        try:
+            return str(any_to_lark(self.grammar))
+        except Exception as error:  # whatever the converter makes of it
+            raise UnusableGrammar("is neither Lark nor GBNF") from error
+
+
+@dataclass(frozen=True)
+class Without(Whole):
+    """Any text that contains none of these."""
+
+    words: Sequence[str]
+
+    def text(self) -> str:
+        check(all(self.words), "none of the texts may be empty")
+        check_text("".join(self.words))
+        return f"{HEADER}TEXT?\nTEXT: /(?s:.+)/ & ~/(?s:.*)({'|'.join(map(pattern, self.words))})(?s:.*)/"
 
 
 @dataclass(frozen=True)

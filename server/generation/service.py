@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -21,16 +22,16 @@ from nvium_core import (
     load_model,
     warm_up,
 )
-from nvium_core.text.chat_template import ChatTemplate
+from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.token_bytes import TokenBytes, longest_token
 from server.errors import EngineGone, InvalidField, ModelNotFound
 from server.generation.choice_text import Prompt
-from server.generation.constraints import Constraints
+from server.generation.constraints import AllowedTokens, Constraints
 from server.http.admission import Admission, draining
 from server.schemas.formats import Form
 from server.schemas.generation import Limits
 from server.schemas.models import Model
-from server.settings import Settings
+from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
 
@@ -59,7 +60,10 @@ class Service:
 
     def __init__(self, loaded: LoadedModel, settings: Settings) -> None:
         self.settings = settings
-        self.name = loaded.name
+        self.names = settings.served_model_name or (loaded.name,)
+        self.name = self.names[0]
+        if settings.chat_template:
+            loaded.tokenizer.chat_template = read_template(settings.chat_template)
         self.created = int(time.time())
         self.num_layers = loaded.model.config.num_hidden_layers
         self.vocab_size = loaded.model.config.vocab_size
@@ -149,9 +153,11 @@ class Service:
         if not self.worker.is_alive:
             raise EngineGone
 
-    def check_model(self, name: str) -> None:
-        if name not in (self.name, ALIAS, *self.settings.model_aliases):
+    def check_model(self, name: str) -> str:
+        """The name that answers to a request for this one."""
+        if name not in (*self.names, ALIAS):
             raise ModelNotFound(name, self.name)
+        return name if name in self.names else self.name
 
     def check_new_tokens(self, num_tokens: int) -> None:
         """Refuse a request that asks for too many in all."""
@@ -188,8 +194,12 @@ class Service:
             message = f"its {len(text)} characters are more than this model's context of {self.engine.context} tokens"
             raise InvalidField(param, message, code="context_length_exceeded")
 
-    async def read_prompts(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
-        """Tokenize those that are text."""
+    async def read_prompts(self, prompts: Sequence[str | list[int]], last: int | None = None) -> list[Prompt]:
+        """Tokenize those that are text, and keep the last so many tokens of each."""
+        read = await self._read_whole(prompts)
+        return read if last is None else [prompt.truncated(last) for prompt in read]
+
+    async def _read_whole(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
         for prompt in prompts:
             if isinstance(prompt, str):
                 self.check_length("prompt", prompt)
@@ -197,19 +207,21 @@ class Service:
             return await self.aside(self._read, prompts)
         return self._read(prompts)
 
-    async def read_messages(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> Prompt:
-        """The prompt that the chat template makes of a conversation."""
+    async def read_messages(self, conversation: Conversation, last: int | None = None) -> Prompt:
+        """The prompt that the chat template makes of a conversation, or its last so many tokens."""
         check = partial(self.check_length, "messages")
-        return Prompt(await self.aside(partial(self.chat_template.token_ids, messages, tools, check=check)))
+        prompt = Prompt(await self.aside(partial(self.chat_template.prompt, conversation, check=check)))
+        return prompt if last is None else prompt.truncated(last)
 
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
         """The tokens of a text, after those that the model's texts begin with."""
         token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
         return token_ids
 
-    async def constraint(self, form: Form | None) -> Constraint | None:
-        """What holds an answer to its form. Raises `InvalidField`."""
-        return None if form is None else await self.aside(self.constraints.compile, *form)
+    async def constraint(self, form: Form | None, allowed: Sequence[int] | None = None) -> Constraint | None:
+        """What holds an answer to its form and to the tokens allowed. Raises `InvalidField`."""
+        asked = None if form is None else await self.aside(self.constraints.compile, form.param, form.grammar)
+        return asked if allowed is None else AllowedTokens.of(allowed, self.vocab_size, asked)
 
     async def aside(self, work: Callable[..., Result], *given: Any) -> Result:
         """Done on one of few threads beside the event loop, so that a flood of it leaves the rest its time."""
@@ -219,11 +231,11 @@ class Service:
         """The same on a single thread, for what may take seconds and asks nothing of the model."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
 
-    def card(self) -> Model:
-        """The model's entry in the list of models."""
+    def card(self, name: str) -> Model:
+        """The model's entry in the list of models, by one of its names."""
         names = (*Limits.model_fields, "max_queue", "max_body_bytes")
         return Model(
-            id=self.name,
+            id=name,
             created=self.created,
             max_model_len=self.engine.context,
             limits={name: getattr(self.settings, name) for name in names},
@@ -252,6 +264,13 @@ def built(settings: Settings) -> Engine:
     engine = Engine(loaded.model, settings.engine)
     Constraints(loaded.tokenizer, engine.end_token_ids).restore()
     return engine
+
+
+def read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"chat_template: cannot read {file}: {error}") from error
 
 
 def milliseconds(costs: Sequence[float]) -> list[float]:

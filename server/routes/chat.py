@@ -16,11 +16,11 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     service, record = opened(request, body)
     template = service.chat_template
     with service.admission.entered(body.num_choices), body.in_own_names():
-        prompt = await service.read_messages(*body.for_template())
+        prompt = await service.read_messages(body.conversation(), body.truncate_prompt_tokens)
         form = body.form(template.call_format, template.call_marker_id)
-        constraint = await service.constraint(form)
+        constraint = await service.constraint(form, body.allowed_token_ids)
         room = service.room(len(prompt.token_ids), body.num_choices)
-        is_text = form is None or (body.may_answer_in_text and form.param == "tools")
+        is_text = form is None or form.is_text
         stops = template.stops if is_text and not body.ignore_eos else ()
         params = body.params(constraint, room, template.stop_token_ids)
         generated = start(service, body, params, [prompt], record, tenant=request.state.key_id, stops=stops)

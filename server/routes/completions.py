@@ -15,8 +15,8 @@ router = APIRouter()
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     service, record = opened(request, body)
     with service.admission.entered(len(body.prompts) * body.num_choices):
-        prompts = await service.read_prompts(body.prompts)
-        params = body.params(await service.constraint(body.form()))
+        prompts = await service.read_prompts(body.prompts, body.truncate_prompt_tokens)
+        params = body.params(await service.constraint(body.form(), body.allowed_token_ids))
         tenant = request.state.key_id
         generated = start(service, body, params, prompts, record, tenant=tenant, echo=body.echo)
     writer = CompletionWriter(service, body, generated, f"cmpl-{record.request_id}")

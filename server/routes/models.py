@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request
 
+from server.generation.service import Service
 from server.schemas.models import Model, ModelList
 
 router = APIRouter()
@@ -9,12 +10,11 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
-    return ModelList(data=[request.app.state.service.card()])
+    service: Service = request.app.state.service
+    return ModelList(data=[service.card(name) for name in service.names])
 
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(model_id: str, request: Request) -> Model:
-    service = request.app.state.service
-    service.check_model(model_id)
-    card: Model = service.card()
-    return card
+    service: Service = request.app.state.service
+    return service.card(service.check_model(model_id))

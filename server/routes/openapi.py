@@ -17,6 +17,7 @@ from server.schemas.body import RequestBody, ResponseBody
 from server.schemas.chat import Chat, ChatChunk, ChatRequest
 from server.schemas.completions import Completion, CompletionRequest
 from server.schemas.models import Model, ModelList
+from server.schemas.responses import Response, ResponseEvent, ResponseRequest
 from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 
 Json = dict[str, Any]
@@ -78,6 +79,15 @@ ROUTES = (
     ),
     Route(
         "post", "/v1/chat/completions", "Answer messages", Chat, ChatRequest, ChatChunk, REFUSALS + REFUSALS_OF_BODIES
+    ),
+    Route(
+        "post",
+        "/v1/responses",
+        "Answer messages, as agents ask",
+        Response,
+        ResponseRequest,
+        ResponseEvent,
+        REFUSALS + REFUSALS_OF_BODIES,
     ),
     Route("post", "/tokenize", "A text's tokens", Tokens, TokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),
     Route("post", "/detokenize", "Tokens' text", Detokenized, DetokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),

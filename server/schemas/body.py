@@ -34,14 +34,26 @@ class NeutralOnly:
         self.values = values
         self.why = why
 
+    def is_neutral(self, value: Any) -> bool:
+        return any(type(value) is type(neutral) and value == neutral for neutral in (*self.values, None))
+
     def check(self, param: str, value: Any) -> None:
-        is_neutral = any(type(value) is type(neutral) and value == neutral for neutral in (*self.values, None))
-        if not is_neutral:
+        if not self.is_neutral(value):
             allowed = " or ".join(json.dumps(allowed) for allowed in (*self.values, None))
             raise InvalidField(param, f"not supported{self.why}; only {allowed} is")
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"enum": list(self.values)} if self.values else {"type": "null"}
+
+
+class Hint(NeutralOnly):
+    """Marks a field that changes nothing here: what it asks for is named as not honoured, unless it is neutral."""
+
+    def check(self, param: str, value: Any) -> None:
+        """Anything may be hinted at."""
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(core_schema)
 
 
 class RequestBody(BaseModel):
@@ -71,7 +83,13 @@ class RequestBody(BaseModel):
     def unknown_fields(self) -> list[str]:
         """Names of the fields not honoured, those of nested objects with a dot."""
         unknown_within = [f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields]
-        return [*(self.model_extra or {}), *unknown_within]
+        return [*self._hints(), *(self.model_extra or {}), *unknown_within]
+
+    def _hints(self) -> Iterator[str]:
+        """Hints that were given."""
+        for name, field in type(self).model_fields.items():
+            if any(isinstance(mark, Hint) and not mark.is_neutral(getattr(self, name)) for mark in field.metadata):
+                yield name
 
     def check_neutral(self, within: str = "") -> None:
         """Raise `InvalidField` for what is part of the protocol and cannot be honoured."""

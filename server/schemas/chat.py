@@ -6,13 +6,16 @@ from typing import Annotated, Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams
+from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.generation.grammars import JsonSchema, ToolCalls
-from server.schemas.body import NeutralOnly, Text, Whole, check
+from server.schemas.body import Hint, NeutralOnly, Text, Whole, at_most, check
 from server.schemas.formats import Form
 from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits, PromptTokenIds, loggable
 from server.schemas.messages import Messages, check_messages
 from server.schemas.tools import NamedTool, Tool, ToolChoice, Tools, callable_tools
+
+MAX_TEMPLATE_VARIABLES = 64
 
 
 class ChatRequest(GenerationRequest):
@@ -32,6 +35,13 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool = True
     """Whether several calls may be made."""
 
+    add_generation_prompt: bool | None = None
+    """Whether the prompt begins the assistant's turn; it does, unless the last message is continued."""
+    continue_final_message: bool = False
+    """Whether the answer continues the last message, which is the assistant's."""
+    chat_template_kwargs: Annotated[dict[str, Any], at_most(MAX_TEMPLATE_VARIABLES)] = {}
+    """Variables of the chat template."""
+
     safety_identifier: Text | None = None
     """Stands in the log line of the request, before `user`."""
     prompt_cache_key: Text | None = None
@@ -40,11 +50,10 @@ class ChatRequest(GenerationRequest):
     prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
     service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
     store: Annotated[Any, NeutralOnly(False, why=": nothing is stored")] = None
-    metadata: Annotated[Any, NeutralOnly({}, why=": nothing is stored")] = None
 
     modalities: Annotated[Any, NeutralOnly(["text"])] = None
-    reasoning_effort: Annotated[Any, NeutralOnly("none")] = None
-    verbosity: Annotated[Any, NeutralOnly("medium")] = None
+    reasoning_effort: Annotated[Any, Hint("none")] = None
+    verbosity: Annotated[Any, Hint("medium")] = None
     audio: Annotated[Any, NeutralOnly()] = None
     prediction: Annotated[Any, NeutralOnly()] = None
     moderation: Annotated[Any, NeutralOnly()] = None
@@ -62,10 +71,19 @@ class ChatRequest(GenerationRequest):
     def who(self) -> str | None:
         return super().who if self.safety_identifier is None else loggable(self.safety_identifier)
 
-    def for_template(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The messages and the tools as chat templates expect them; tools that may not be called are not shown."""
+    def conversation(self) -> Conversation:
+        """As the chat template takes it; tools that may not be called are not shown."""
         tools = [] if self.tool_choice == "none" else self.tools
-        return [message.for_template() for message in self.messages], [tool.for_template() for tool in tools]
+        adds_prompt = (
+            not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        )
+        return Conversation(
+            [message.for_template() for message in self.messages],
+            [tool.for_template() for tool in tools],
+            adds_prompt,
+            self.continue_final_message,
+            self.chat_template_kwargs,
+        )
 
     def callable_tools(self) -> list[Tool]:
         """Raises `InvalidField`."""
@@ -90,7 +108,7 @@ class ChatRequest(GenerationRequest):
             is_parallel=self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool),
             otherwise=asked.grammar if asked and isinstance(asked.grammar, JsonSchema) else None,
         )
-        return Form("tools", grammar)
+        return Form("tools", grammar, is_text=self.may_answer_in_text and asked is None)
 
     def params(self, constraint: Constraint | None, room: int, end_of_turn: Sequence[int]) -> SamplingParams:
         """What this asks of the engine, whose context has so much room left. Raises `InvalidRequest`."""
@@ -106,6 +124,9 @@ class ChatRequest(GenerationRequest):
         check_messages(self.messages)
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         check(len(given) < 2, "max_tokens", "differs from max_completion_tokens, which replaced it")
+        continues = self.continue_final_message
+        fits = not continues or (self.messages[-1].role == "assistant" and not self.add_generation_prompt)
+        check(fits, "continue_final_message", "needs a last message of the assistant, and no add_generation_prompt")
         asks_for_logprobs = self.logprobs or self.top_logprobs is None
         check(asks_for_logprobs, "top_logprobs", "only allowed when logprobs is true")
 

@@ -1,12 +1,13 @@
 """What form an answer shall have: `response_format` as OpenAI has it, and `structured_outputs` beyond it."""
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from server.errors import InvalidField
-from server.generation.grammars import ANY_OBJECT, Choice, Grammar, JsonSchema, Regex
+from server.generation.grammars import ANY_OBJECT, Choice, Grammar, JsonSchema, Lark, Regex
 from server.schemas.body import RequestBody, Text, check, described
 
 FormatName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -17,6 +18,8 @@ class Form(NamedTuple):
 
     param: str
     grammar: Grammar
+    is_text: bool = False
+    """The answer is text that may end where the chat template's turns end."""
 
 
 class JsonSchemaFormat(RequestBody):
@@ -50,7 +53,7 @@ class ResponseFormat(RequestBody):
 
 
 class StructuredOutputs(RequestBody):
-    """Exactly one of the three."""
+    """Exactly one of the four."""
 
     regex: Text | None = None
     """Matches the whole answer, in the syntax of Rust's regex crate."""
@@ -59,18 +62,39 @@ class StructuredOutputs(RequestBody):
         dict[str, Any] | Text | None, Field(alias="json"), described("must be a JSON schema, as an object or as text")
     ] = None
     """A schema, as an object or as text."""
+    grammar: Text | None = None
+    """In llguidance's variant of Lark, or in llama.cpp's GBNF."""
 
-    def form(self, *, closes: bool) -> Form:
-        """Raises `InvalidField`."""
-        given = [self.regex, self.choice, self.json_schema]
-        is_one = sum(value is not None for value in given) == 1
-        check(is_one, "structured_outputs", "must have exactly one of regex, choice and json")
+    def form(self, *, closes: bool, param: str = "") -> Form:
+        """The form of the field that is given, which another field's name may stand for. Raises `InvalidField`."""
+        given = {"regex": self.regex, "choice": self.choice, "json": self.json_schema, "grammar": self.grammar}
+        names = [name for name, value in given.items() if value is not None]
+        check(len(names) == 1, "structured_outputs", "must have exactly one of regex, choice, json and grammar")
+        param = param or f"structured_outputs.{names[0]}"
         if self.regex is not None:
-            return Form("structured_outputs.regex", Regex(self.regex))
+            return Form(param, Regex(self.regex))
         if self.choice is not None:
-            return Form("structured_outputs.choice", Choice(self.choice))
-        schema = as_schema("structured_outputs.json", self.json_schema)
-        return Form("structured_outputs.json", JsonSchema(schema, closes=closes))
+            return Form(param, Choice(self.choice))
+        if self.grammar is not None:
+            return Form(param, Lark(self.grammar))
+        return Form(param, JsonSchema(as_schema(param, self.json_schema), closes=closes))
+
+
+GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "grammar": "grammar",
+}
+"""Older names of fields of `structured_outputs`."""
+
+
+def guided(given: Mapping[str, Any]) -> Iterator[tuple[str, StructuredOutputs]]:
+    """What is asked by older names."""
+    for name, value in given.items():
+        if value is not None:
+            yield name, StructuredOutputs.model_validate({GUIDED[name]: value})
 
 
 def as_schema(param: str, schema: Any) -> dict[str, Any]:

@@ -5,17 +5,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, InvalidRequest, SamplingParams
-from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
-from server.schemas.formats import Form, ResponseFormat, StructuredOutputs
+from server.generation.grammars import Without
+from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, Whole, at_most, check, described
+from server.schemas.formats import GUIDED, Form, ResponseFormat, StructuredOutputs, guided
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 10_000
 MAX_STOP_TOKENS = 1024
 MAX_BIASES = 1024
+MAX_BAD_WORDS = 64
+MAX_ALLOWED_TOKENS = 100_000
+MAX_METADATA = 16
 
 MAX_LOGGED_CHARACTERS = 64
 
@@ -43,6 +47,10 @@ class StreamOptions(RequestBody):
 
 
 class NviumOptions(RequestBody):
+    """Other keys are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
     sampling: Literal["exits", "mixture"] = "exits"
     """Whether the exit that speaks or the explicit mixture is sampled."""
     metadata: bool = True
@@ -53,9 +61,31 @@ class NviumOptions(RequestBody):
     """Whether objects of a schema that declare `properties` may have others too where it does not say."""
 
 
-class GenerationRequest(RequestBody):
+class OtherServers(RequestBody):
+    """Fields of other servers that would change what is drawn or told, and cannot be honoured."""
+
+    use_beam_search: Annotated[Any, NeutralOnly(False)] = None
+    length_penalty: Annotated[Any, NeutralOnly(1, 1.0)] = None
+    early_stopping: Annotated[Any, NeutralOnly(False)] = None
+    logits_processors: Annotated[Any, NeutralOnly([])] = None
+    prompt_logprobs: Annotated[Any, NeutralOnly(why="; ask `/v1/completions` with `echo` and `logprobs`")] = None
+    priority: Annotated[Any, NeutralOnly(0)] = None
+    cache_salt: Annotated[Any, NeutralOnly()] = None
+    spaces_between_special_tokens: Annotated[Any, NeutralOnly(True)] = None
+    typical_p: Annotated[Any, NeutralOnly(1, 1.0)] = None
+    tfs_z: Annotated[Any, NeutralOnly(1, 1.0)] = None
+    top_a: Annotated[Any, NeutralOnly(0, 0.0)] = None
+    mirostat: Annotated[Any, NeutralOnly(0)] = None
+    repeat_penalty: Annotated[Any, NeutralOnly(1, 1.0, why="; `repetition_penalty` is")] = None
+    dynatemp_range: Annotated[Any, NeutralOnly(0, 0.0)] = None
+    xtc_probability: Annotated[Any, NeutralOnly(0, 0.0)] = None
+    dry_multiplier: Annotated[Any, NeutralOnly(0, 0.0)] = None
+    lora_request: Annotated[Any, NeutralOnly()] = None
+
+
+class GenerationRequest(OtherServers):
     """Fields of both endpoints. Beyond OpenAI's: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`,
-    `stop_token_ids`, `include_stop_str_in_output`, `return_token_ids`, `structured_outputs`, `nvium`.
+    `stop_token_ids`, `include_stop_str_in_output`, `return_token_ids`, `structured_outputs`, `nvium`, others of vLLM's.
     """
 
     model: Text
@@ -87,6 +117,25 @@ class GenerationRequest(RequestBody):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """Not with `response_format`."""
+    guided_json: Annotated[
+        dict[str, Any] | Text | None, described("must be a JSON schema, as an object or as text")
+    ] = None
+    """An older name of `structured_outputs.json`, as the next three are of its other fields."""
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(fail_fast=True)] | None = None
+    guided_grammar: Text | None = None
+    grammar: Text | None = None
+    """llama.cpp's name of `structured_outputs.grammar`."""
+    bad_words: Annotated[list[Text], at_most(MAX_BAD_WORDS)] = []
+    """Texts that the answer shall not contain."""
+    allowed_token_ids: Annotated[list[int], at_most(MAX_ALLOWED_TOKENS)] | None = None
+    """Tokens that the answer may have; end-of-text only if it is among them."""
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    """Only the last so many tokens of a prompt are read."""
+    skip_special_tokens: bool = True
+    """Whether special tokens have no text."""
+    metadata: Annotated[dict[Text, Text], at_most(MAX_METADATA)] | None = None
+    """Comes back with the answer."""
 
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -114,11 +163,16 @@ class GenerationRequest(RequestBody):
     def form(self) -> Form | None:
         """The form that the answer shall have. Raises `InvalidField` if there are two."""
         closes = not self.nvium.open_objects
-        asked = self.response_format.form(closes=closes) if self.response_format else None
-        if self.structured_outputs is None:
-            return asked
-        check(asked is None, "structured_outputs", "contradicts response_format; give one of them")
-        return self.structured_outputs.form(closes=closes)
+        forms = [self.response_format.form(closes=closes)] if self.response_format else []
+        forms += [self.structured_outputs.form(closes=closes)] if self.structured_outputs else []
+        given = {name: getattr(self, name) for name in GUIDED}
+        forms += [outputs.form(closes=closes, param=name) for name, outputs in guided(given)]
+        forms += [Form("bad_words", Without(self.bad_words), is_text=True)] if self.bad_words else []
+        asked = [form for form in forms if form is not None]
+        check(
+            len(asked) < 2, asked[-1].param if asked else "", f"contradicts {asked[0].param if asked else ''}; give one"
+        )
+        return asked[0] if asked else None
 
     @property
     def who(self) -> str | None:
@@ -224,6 +278,7 @@ class GeneratedChoice(TypedDict):
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: NotRequired[int | str | None]
     token_ids: NotRequired[list[int]]
     nvium: NotRequired[TokenExits]
 
@@ -236,4 +291,5 @@ class Generated(TypedDict):
     model: str
     system_fingerprint: str
     usage: NotRequired[Usage | None]
+    metadata: NotRequired[dict[str, str]]
     nvium: NotRequired[ExitSummary]

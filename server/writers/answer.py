@@ -17,6 +17,7 @@ from server.http.disconnect import unless_disconnected
 from server.http.event_stream import DONE, EventStream
 from server.schemas.body import RequestBody
 from server.schemas.generation import GenerationRequest
+from server.schemas.responses import ResponseRequest
 from server.telemetry.record import RequestRecord
 from server.writers.writer import Writer
 
@@ -41,7 +42,9 @@ def opened(request: Request, body: GenerationRequest) -> tuple[Service, RequestR
     return service, record
 
 
-async def answer(request: Request, body: GenerationRequest, generated: Generation, writer: Writer) -> Response:
+async def answer(
+    request: Request, body: GenerationRequest | ResponseRequest, generated: Generation, writer: Writer
+) -> Response:
     service: Service = request.app.state.service
     record: RequestRecord = request.state.record
     headers = ignored_params(body)
@@ -94,7 +97,7 @@ class WrittenEvents:
         if not deltas:
             return []
         opening, self._opening = self._opening, []
-        events = opening + [to_json(self._writer.chunk(delta)) for delta in deltas]
+        events = opening + [to_json(chunk) for delta in deltas for chunk in self._writer.chunks(delta)]
         return [*events, *map(to_json, self._writer.closing()), DONE] if self.is_over else events
 
 

@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from server.generation.generation import Delta, Generation
 from server.generation.service import Service
@@ -35,9 +36,11 @@ class Writer(ABC):
         self._envelope: Generated = {
             "id": response_id,
             "created": int(time.time()),
-            "model": service.name,
+            "model": service.check_model(request.model),
             "system_fingerprint": service.fingerprint,
         }
+        if request.metadata is not None:
+            self._envelope["metadata"] = request.metadata
 
     @abstractmethod
     def whole(self, gained: Sequence[Delta]) -> Generated:
@@ -46,6 +49,10 @@ class Writer(ABC):
     @abstractmethod
     def chunk(self, delta: Delta) -> Generated:
         """The chunk for one delta; the last one of the request carries the summary."""
+
+    def chunks(self, delta: Delta) -> Iterable[Any]:
+        """What a stream tells of one delta."""
+        return (self.chunk(delta),)
 
     @abstractmethod
     def usage_chunk(self) -> Generated:
@@ -66,6 +73,8 @@ class Writer(ABC):
             self._exit_counts[event.exit] += 1
         self._num_ended += delta.finish_reason is not None
         fields: GeneratedChoice = {"index": index, "finish_reason": delta.finish_reason}
+        if delta.finish_reason:
+            fields["stop_reason"] = delta.stop_reason
         if self._tells_exits:
             fields["nvium"] = self._token_exits(delta)
         if self._tells_token_ids:

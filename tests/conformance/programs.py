@@ -12,6 +12,7 @@ import pytest
 from tests.conformance.serving import ROOT
 
 REQUIREMENTS = Path(__file__).parent / "requirements.txt"
+AGENTS = Path(__file__).parent / "agents.txt"
 CLIENTS = ROOT / ".venv-conformance"
 NODE_MODULES = CLIENTS / "node" / "node_modules"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
@@ -43,9 +44,9 @@ def run(
     return Finished(finished.returncode, finished.stdout, time.monotonic() - started)
 
 
-def pinned(package: str) -> str:
+def pinned(package: str, requirements: Path = REQUIREMENTS) -> str:
     """The version of a package in the environment of `make conformance`."""
-    pins = dict(line.split("==") for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if "==" in line)
+    pins = dict(line.split("==") for line in requirements.read_text(encoding="utf-8").splitlines() if "==" in line)
     return pins[package]
 
 

@@ -31,7 +31,7 @@ Outcomes = dict[str, str | None]
 @pytest.mark.slow
 def test_openai_pythons_own_tests_fail_only_where_they_are_expected_to(tmp_path: Path, record: Record) -> None:
     sources = installed(SOURCES)
-    with served(model_aliases=",".join(models_named(sources)), context=128) as server:
+    with served(served_model_name=",".join(models_named(sources)), context=128) as server:
         outcomes = run_tests(sources, server.api, tmp_path / "outcomes.xml")
     num_failed = sum(says is not None for says in outcomes.values())
     surprising = list(surprises(outcomes, EXPECTATIONS["expected_failures"]))

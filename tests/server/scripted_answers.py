@@ -45,7 +45,7 @@ def script(app: FastAPI, answers: Callable[[], str]) -> None:
     service: Service = app.state.service
     constraint = service.constraint
 
-    async def scripted(form: Form | None) -> Constraint:
+    async def scripted(form: Form | None, allowed: object = None) -> Constraint:
         return Scripted([*token_ids(answers()), 0], await constraint(form))
 
     service.constraint = scripted  # type: ignore[method-assign]

@@ -9,23 +9,25 @@ from typing_extensions import Doc
 
 from nvium_core import LoadedModel, ServerOptions, cli
 from nvium_core.commands.options import takes
+from server.app import create_app
 from server.settings import Settings, SettingsError, read_settings
+from tests.byte_model import load_byte_model, token_ids
 from tests.server.live_server import live_server
 
 
 def test_lists_are_comma_separated_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIUM_API_KEYS", "alice:sk-a, sk-b")
     monkeypatch.setenv("NVIUM_CORS_ORIGINS", "https://a.example,http://b.example:3000")
-    monkeypatch.setenv("NVIUM_MODEL_ALIASES", " gpt-x ,story")
+    monkeypatch.setenv("NVIUM_SERVED_MODEL_NAME", " gpt-x ,story")
     monkeypatch.setenv("NVIUM_LATENCY_BUCKETS", "0.1, 1")
     settings = read_settings({})
     assert list(settings.api_keys) == ["alice:sk-a", "sk-b"]
     assert settings.cors_origins == ("https://a.example", "http://b.example:3000")
-    assert settings.model_aliases == ("gpt-x", "story")
+    assert settings.served_model_name == ("gpt-x", "story")
     assert settings.latency_buckets == (0.1, 1.0)
 
 
-@pytest.mark.parametrize("name", ["MODEL_ALIASES", "CORS_ORIGINS", "LATENCY_BUCKETS"])
+@pytest.mark.parametrize("name", ["SERVED_MODEL_NAME", "CORS_ORIGINS", "LATENCY_BUCKETS"])
 @pytest.mark.parametrize("value", ["", ",", "a,,b"])
 def test_a_list_with_a_gap_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"NVIUM_{name}", value)
@@ -83,17 +85,28 @@ def test_a_declared_field_becomes_a_parameter_of_a_command_and_only_what_was_giv
 
 
 def test_options_of_serve_reach_the_settings_as_text(tmp_path: Path) -> None:
-    given = {"api_keys": "sk-a,sk-b", "api_keys_file": tmp_path, "cors_origins": "*", "model_aliases": "a,b"}
+    given = {"api_keys": "sk-a,sk-b", "api_keys_file": tmp_path, "cors_origins": "*", "served_model_name": "a,b"}
     settings = read_settings(given)
     assert len(settings.api_keys) == 2
-    assert (settings.api_keys_file, settings.cors_origins, settings.model_aliases) == (tmp_path, ("*",), ("a", "b"))
+    assert (settings.api_keys_file, settings.cors_origins, settings.served_model_name) == (tmp_path, ("*",), ("a", "b"))
 
 
-def test_a_model_answers_under_its_other_names(byte_model: LoadedModel) -> None:
-    with live_server(byte_model, model_aliases="gpt-x,a/b") as server:
-        for name in ("gpt-x", "a/b", "default", byte_model.name):
+def test_a_model_answers_to_each_of_its_names_by_the_name_that_was_asked(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, served_model_name="gpt-x,a/b") as server:
+        for name, told in {"gpt-x": "gpt-x", "a/b": "a/b", "default": "gpt-x"}.items():
             body = server.complete(model=name, max_tokens=1)
-            assert (body.status_code, body.json()["model"]) == (200, byte_model.name)
-            assert server.http.get(f"/v1/models/{name}").json()["id"] == byte_model.name
-        assert server.complete(model="gpt-y", max_tokens=1).status_code == 404
-        assert [model["id"] for model in server.http.get("/v1/models").json()["data"]] == [byte_model.name]
+            assert (body.status_code, body.json()["model"]) == (200, told)
+            assert server.http.get(f"/v1/models/{name}").json()["id"] == told
+        for name in ("gpt-y", byte_model.name):
+            assert server.complete(model=name, max_tokens=1).status_code == 404
+        assert [model["id"] for model in server.http.get("/v1/models").json()["data"]] == ["gpt-x", "a/b"]
+
+
+def test_a_chat_template_may_come_from_a_file(byte_model: LoadedModel, tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("<{{ messages[0].content }}>")
+    with live_server(load_byte_model(), chat_template=file) as server:
+        body = server.chat("hi", max_tokens=1, return_token_ids=True).json()
+    assert body["prompt_token_ids"] == token_ids("<hi>")
+    with pytest.raises(SettingsError, match="chat_template: cannot read"):
+        create_app(load_byte_model(), read_settings({"chat_template": tmp_path / "none"}))

@@ -92,7 +92,7 @@ def test_text_ends_at_the_stop_string_that_is_complete_first_however_it_arrives(
 ) -> None:
     stops = StopStrings(names, include=include)
     expected, matched = obviously_stopped("".join(pieces), names, include)
-    assert (stopped(stops, pieces), stops.matched) == (expected, matched)
+    assert (stopped(stops, pieces), stops.matched is not None) == (expected, matched)
     assert stopped(StopStrings(names, include=include), ["".join(pieces)]) == expected
 
 
@@ -102,7 +102,7 @@ def test_text_is_held_back_only_while_a_prefix_of_a_stop_string_matches(pieces: 
     for piece in pieces:
         given_text += piece
         sent += stops.push(piece)
-        if stops.matched:
+        if stops.matched is not None:
             break
         held = given_text[len(sent) :]
         prefixes = {name[:length] for name in names for length in range(1, len(name))}

@@ -339,7 +339,7 @@ def test_a_server_that_is_told_to_stop_sends_what_is_left(
 ) -> None:
     byte_model.model.save_pretrained(tmp_path)
     byte_model.tokenizer.save_pretrained(tmp_path)
-    options = {"model_aliases": NAME, "api_keys": "alice:sk-never-told", "otlp_endpoint": collector.url}
+    options = {"served_model_name": NAME, "api_keys": "alice:sk-never-told", "otlp_endpoint": collector.url}
     with server_process(tmp_path, tmp_path, **options) as server:
         assert server.http.post("/v1/completions", json=BODY).status_code == 401
         assert server.http.post("/v1/completions", json=BODY, headers=bearer("sk-never-told")).status_code == 200

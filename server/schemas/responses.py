@@ -1,0 +1,277 @@
+"""`POST /v1/responses`: what it takes, as a chat, and what it tells, whole and as typed events."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, ValidationError
+from typing_extensions import TypedDict
+
+from server.errors import InvalidField
+from server.schemas.body import Hint, NeutralOnly, RequestBody, Text, Whole, at_most, check, described
+from server.schemas.chat import ChatRequest
+from server.schemas.generation import MAX_METADATA, ExitSummary, NviumOptions, TokenExits
+from server.schemas.messages import MAX_MESSAGES
+from server.schemas.tools import MAX_TOOLS, FunctionName
+
+Json = dict[str, Any]
+
+PARTS = ("input_text", "output_text", "text", "refusal")
+CHAT_FIELDS = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "stream"),
+    *("user", "safety_identifier", "metadata", "parallel_tool_calls"),
+)
+"""Those that a chat has too, by the same name."""
+
+
+class ResponseTool(RequestBody):
+    type: Text
+    """`function`; there are no others here."""
+    name: FunctionName | None = None
+    description: Text | None = None
+    parameters: Json | None = None
+    strict: bool = False
+
+    def as_chat(self) -> Json:
+        function = self.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
+        return {"type": "function", "function": function}
+
+
+class NamedResponseTool(RequestBody):
+    type: Literal["function"]
+    name: Text
+
+
+class TextFormat(RequestBody):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Text = "answer"
+    description: Text | None = None
+    json_schema: Json | None = Field(default=None, alias="schema")
+    strict: bool = False
+
+    def as_chat(self) -> Json:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        schema = {"name": self.name, "schema": self.json_schema, "strict": self.strict}
+        return {"type": self.type, "json_schema": schema}
+
+
+class TextOptions(RequestBody):
+    format: TextFormat = TextFormat(type="text")
+    verbosity: Annotated[Any, Hint("medium")] = None
+
+
+class ResponseStreamOptions(RequestBody):
+    include_obfuscation: Annotated[bool, NeutralOnly(False)] = False
+
+
+class ResponseRequest(RequestBody):
+    """What agents ask for. Sampling fields beyond OpenAI's are those of the other endpoints."""
+
+    model: Text
+    input: Annotated[
+        Text | Annotated[list[Json], Field(min_length=1), at_most(MAX_MESSAGES)],
+        described("must be a string or a list of items"),
+    ]
+    """A user's text, or messages, function calls and their outputs."""
+    instructions: Text | None = None
+    """A system message before the others; not kept for later responses."""
+    previous_response_id: Text | None = None
+    """Of one of this server's latest responses, which it keeps in memory."""
+    store: bool = True
+    """Whether the response may be continued by its id."""
+    max_output_tokens: Whole | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0
+    seed: int | None = None
+    stop: Text | list[Text] = []
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True), at_most(MAX_TOOLS)] = []
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | NamedResponseTool,
+        described('must be "none", "auto", "required" or {"type": "function", "name": …}'),
+    ] = "auto"
+    parallel_tool_calls: bool = True
+    text: TextOptions = TextOptions()
+    metadata: Annotated[dict[Text, Text], at_most(MAX_METADATA)] = {}
+    user: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    """Prefixes are always shared, whatever their key."""
+    nvium: NviumOptions = NviumOptions()
+
+    reasoning: Annotated[Any, Hint({})] = None
+    include: Annotated[Any, Hint([])] = None
+    truncation: Annotated[Any, NeutralOnly("disabled")] = None
+    service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
+    background: Annotated[Any, NeutralOnly(False)] = None
+    conversation: Annotated[Any, NeutralOnly(why="; `previous_response_id` is")] = None
+    prompt: Annotated[Any, NeutralOnly()] = None
+    max_tool_calls: Annotated[Any, NeutralOnly(why=": functions are called by the client")] = None
+    top_logprobs: Annotated[Any, NeutralOnly(0, why="; `/v1/chat/completions` has it")] = None
+    context_management: Annotated[Any, NeutralOnly()] = None
+    moderation: Annotated[Any, NeutralOnly()] = None
+    prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
+    prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
+
+    def messages(self) -> list[Json]:
+        """The input as messages of a chat. Raises `InvalidField`."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        said: list[Json] = []
+        for number, item in enumerate(self.input):
+            said = added(said, item, f"input[{number}]")
+        return said
+
+    def as_chat(self, earlier: Sequence[Json]) -> ChatRequest:
+        """The same of a chat, after the messages of earlier responses. Raises `InvalidField`."""
+        self.check_neutral()
+        for number, tool in enumerate(self.tools):
+            check(tool.type == "function", f"tools[{number}].type", f"{tool.type!r} is not supported; only function is")
+            check(tool.name is not None, f"tools[{number}].name", "is missing")
+        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        choice: Any = self.tool_choice
+        if isinstance(choice, NamedResponseTool):
+            choice = {"type": "function", "function": {"name": choice.name}}
+        body = {name: getattr(self, name) for name in CHAT_FIELDS} | {
+            "messages": [*system, *earlier, *self.messages()],
+            "max_completion_tokens": self.max_output_tokens,
+            "tools": [tool.as_chat() for tool in self.tools],
+            "tool_choice": choice,
+            "response_format": self.text.format.as_chat(),
+            "nvium": self.nvium.model_dump(),
+        }
+        try:
+            return ChatAsResponse.model_validate(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = OWN_NAMES.get(str(first["loc"][0]), str(first["loc"][0]))
+            raise InvalidField(name, first["msg"]) from error
+
+
+OWN_NAMES = {
+    "messages": "input",
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+}
+
+
+class ChatAsResponse(ChatRequest):
+    @property
+    def own_names(self) -> dict[str, str]:
+        return OWN_NAMES
+
+
+def added(said: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
+    """The messages with an item; calls in a row, and the text before them, are one message of the assistant."""
+    match item.get("type", "message"):
+        case "message":
+            return [*said, {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}]
+        case "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            if said and said[-1]["role"] == "assistant":
+                return [*said[:-1], said[-1] | {"tool_calls": [*said[-1].get("tool_calls", []), call]}]
+            return [*said, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        case "function_call_output":
+            told = content(item.get("output"), f"{param}.output")
+            return [*said, {"role": "tool", "content": told, "tool_call_id": item.get("call_id")}]
+        case "reasoning":
+            return said
+        case kind:
+            raise InvalidField(f"{param}.type", f"{str(kind)[:100]!r} is not supported")
+
+
+def content(parts: Any, param: str) -> str | None:
+    """The text of content. Raises `InvalidField` for what is no text."""
+    if parts is None or isinstance(parts, str):
+        return parts
+    check(isinstance(parts, list), param, "must be a string or a list of text parts")
+    texts = []
+    for number, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        check(kind in PARTS, f"{param}[{number}].type", f"{str(kind)[:100]!r} is not supported; only text is")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        check(isinstance(text, str), f"{param}[{number}].text", "must be a string")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+class OutputText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Any]
+
+
+class OutputItem(TypedDict):
+    """A message or a function call."""
+
+    id: str
+    type: Literal["message", "function_call"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[list[OutputText]]
+    call_id: NotRequired[str]
+    name: NotRequired[str]
+    arguments: NotRequired[str]
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseExits(TokenExits, ExitSummary):
+    """Of all tokens, in order, and their summary."""
+
+
+class Response(TypedDict):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete"]
+    error: None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool
+    temperature: float
+    text: Json
+    tool_choice: Any
+    tools: list[Json]
+    top_p: float
+    truncation: Literal["disabled"]
+    metadata: dict[str, str]
+    usage: ResponseUsage | None
+    nvium: NotRequired[ResponseExits]
+
+
+class ResponseEvent(TypedDict):
+    """One event of a stream, by its type; all but the two first are there where the type has them."""
+
+    type: str
+    sequence_number: int
+    response: NotRequired[Response]
+    output_index: NotRequired[int]
+    content_index: NotRequired[int]
+    item_id: NotRequired[str]
+    item: NotRequired[OutputItem]
+    part: NotRequired[OutputText]
+    delta: NotRequired[str]
+    text: NotRequired[str]
+    name: NotRequired[str]
+    arguments: NotRequired[str]
+    logprobs: NotRequired[list[Any]]

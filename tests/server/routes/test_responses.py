@@ -1,0 +1,155 @@
+import json
+from typing import Any
+
+import pytest
+
+from nvium_core import LoadedModel
+from server.routes.responses import KeptResponses
+from tests.byte_model import NAME, token_ids
+from tests.server.live_server import LiveServer, live_server
+from tests.server.routes.test_openapi import check
+from tests.server.scripted_answers import answering
+from tests.server.test_refusals import error_of
+
+Json = dict[str, Any]
+
+TOOL = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": True,
+}
+CALL = '{"name": "get_weather", "arguments": {"city":"Bern"}}'
+
+
+def ask(server: LiveServer, **body: Any) -> Any:
+    return server.http.post("/v1/responses", json={"model": NAME, "input": "Hello", "seed": 1, **body})
+
+
+def events(server: LiveServer, **body: Any) -> list[Json]:
+    *lines, end = ask(server, stream=True, **body).text.split("\n\n")[:-1]
+    assert end == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_the_client_gets_the_text_that_a_chat_gives(server: LiveServer) -> None:
+    response = server.client().responses.create(
+        model=NAME, input="Hello", instructions="Be kind.", max_output_tokens=9, extra_body={"seed": 1}
+    )
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
+    chat = server.chat(messages=messages, max_tokens=9).json()
+    assert response.output_text == chat["choices"][0]["message"]["content"]
+    assert (response.status, response.usage.output_tokens if response.usage else 0) == ("incomplete", 9)
+    assert response.usage and response.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    body = ask(server, instructions="Be kind.", max_output_tokens=9).json()
+    check({"$ref": "#/components/schemas/Response"}, body)
+    assert body["nvium"]["exits"] == chat["choices"][0]["nvium"]["exits"]
+    assert body["nvium"]["exit_counts"] == chat["nvium"]["exit_counts"]
+
+
+def test_the_clients_stream_reads_to_the_same_response(server: LiveServer) -> None:
+    asked: Json = {"model": NAME, "input": "Hello", "max_output_tokens": 30, "extra_body": {"seed": 1}}
+    whole = server.client().responses.create(**asked)
+    with server.client().responses.stream(**asked) as stream:
+        told = [event.type for event in stream]
+    assert told[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert told[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    chunks = events(server, max_output_tokens=30)
+    assert [chunk["sequence_number"] for chunk in chunks] == [*range(len(chunks))]
+    text = "".join(chunk["delta"] for chunk in chunks if chunk["type"] == "response.output_text.delta")
+    assert text == chunks[-1]["response"]["output"][0]["content"][0]["text"] == whole.output_text
+    for chunk in chunks:
+        check({"$ref": "#/components/schemas/ResponseEvent"}, chunk)
+
+
+def test_a_function_is_called_and_its_output_is_read(server: LiveServer) -> None:
+    client = server.client()
+    asked: Json = {"model": NAME, "tools": [TOOL]}
+    with answering(server.app, CALL, CALL, "It rains."):
+        [call] = client.responses.create(input="Weather?", **asked).output
+        streamed = events(server, input="Weather?", tools=[TOOL])
+        assert call.type == "function_call"
+        history: Any = [{"role": "user", "content": "Weather?"}, call.model_dump(exclude_none=True)]
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+        final = client.responses.create(input=[*history, output], **asked)
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Bern"})
+    pieces = [event["delta"] for event in streamed if event["type"] == "response.function_call_arguments.delta"]
+    assert len(pieces) > 5 and "".join(pieces) == call.arguments
+    assert (final.status, final.output_text) == ("completed", "It rains.")
+
+
+def test_a_response_may_be_continued_by_its_id(server: LiveServer) -> None:
+    with answering(server.app, "One.", "Two."):
+        first = ask(server, input="Count.").json()
+        second = ask(server, input="On.", previous_response_id=first["id"]).json()
+    assert (second["previous_response_id"], second["output"][0]["content"][0]["text"]) == (first["id"], "Two.")
+    said = token_ids("User:\nCount.\n\nAssistant:\nOne.\n\nUser:\nOn.\n\nAssistant:\n")
+    assert second["usage"]["input_tokens"] == len(said)
+
+
+def test_what_is_not_kept_or_of_another_key_is_not_found(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, api_keys="alice:sk-a,bob:sk-b") as server:
+        asked: Json = {"model": NAME, "input": "a", "max_output_tokens": 1}
+        alice, bob = ({"authorization": f"Bearer sk-{name}"} for name in "ab")
+        kept = server.http.post("/v1/responses", json=asked, headers=alice).json()["id"]
+        lost = server.http.post("/v1/responses", json=asked | {"store": False}, headers=alice).json()["id"]
+        for headers, name, status in ((alice, kept, 200), (bob, kept, 400), (alice, lost, 400)):
+            again = server.http.post("/v1/responses", json=asked | {"previous_response_id": name}, headers=headers)
+            assert again.status_code == status
+            assert status == 200 or error_of(again)["code"] == "previous_response_not_found"
+
+
+def test_of_responses_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.routes.responses.MAX_KEPT", 2)
+    kept = KeptResponses()
+    for number in range(3):
+        kept.keep("", [{"role": "user", "content": "a"}], {"id": str(number), "output": []})  # type: ignore[typeddict-item]
+    assert [name for _, name in kept._conversations] == ["1", "2"]
+    assert kept._num_characters == sum(map(len, kept._conversations.values()))
+
+
+def test_an_answer_may_have_a_form(server: LiveServer) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    form = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
+    text = ask(server, text=form).json()["output"][0]["content"][0]["text"]
+    assert json.loads(text) in ({"n": 1}, {"n": 2})
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("input", {"input": None}),
+        ("input", {"input": []}),
+        ("input", {"input": [{"role": "nobody", "content": "a"}]}),
+        ("input[0].type", {"input": [{"type": "computer_call"}]}),
+        ("input[0].content[0].type", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}),
+        ("max_output_tokens", {"max_output_tokens": 0}),
+        ("temperature", {"temperature": 3}),
+        ("background", {"background": True}),
+        ("conversation", {"conversation": "c"}),
+        ("nvium.x", {"nvium": {"x": 1}}),
+        ("previous_response_id", {"previous_response_id": "resp_x"}),
+    ],
+)
+def test_what_is_wrong_is_refused_with_the_name_of_its_field(server: LiveServer, param: str, fields: Json) -> None:
+    response = ask(server, **fields)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param
+
+
+def test_hints_are_named_and_requests_are_counted(server: LiveServer) -> None:
+    response = ask(server, max_output_tokens=1, reasoning={"effort": "low"}, include=["x"])
+    assert response.headers["x-nvium-ignored-params"] == "reasoning, include"
+    assert server.gauge('nvium_requests_total{endpoint="responses",outcome="completed"}') >= 1

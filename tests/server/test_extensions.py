@@ -1,0 +1,134 @@
+"""Fields of other servers: honoured, or refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+
+from nvium_core import LoadedModel
+from tests.byte_model import NAME, token_ids
+from tests.server.live_server import LiveServer, live_server
+from tests.server.test_refusals import error_of
+
+Json = dict[str, Any]
+
+
+def text(server: LiveServer, **body: Any) -> str:
+    response = server.complete(**body)
+    assert response.status_code == 200, response.text
+    answer: str = response.json()["choices"][0]["text"]
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "texts"),
+    [
+        ({"guided_choice": ["yes", "no"]}, {"yes", "no"}),
+        ({"guided_regex": "ab|cd"}, {"ab", "cd"}),
+        ({"guided_json": {"enum": [1, 2]}}, {"1", "2"}),
+        ({"guided_json": '{"const": 7}'}, {"7"}),
+        ({"guided_grammar": 'start: "x" | "y"'}, {"x", "y"}),
+        ({"grammar": 'root ::= "p" | "q"'}, {"p", "q"}),
+        ({"structured_outputs": {"grammar": 'root ::= "r"'}}, {"r"}),
+    ],
+)
+def test_forms_asked_by_other_names_hold(server: LiveServer, fields: Json, texts: set[str]) -> None:
+    assert {text(server, seed=seed, **fields) for seed in range(3)} <= texts
+
+
+def test_only_allowed_tokens_come(server: LiveServer) -> None:
+    allowed = token_ids("abc")
+    told = text(server, allowed_token_ids=allowed, max_tokens=30)
+    assert len(told) == 30 and set(told) <= set("abc")
+    assert set(text(server, allowed_token_ids=allowed, guided_regex="[b-d]{9}")) <= set("bc")
+    assert error_of(server.complete(allowed_token_ids=[257]))["param"] == "allowed_token_ids"
+    assert error_of(server.complete(allowed_token_ids=[]))["param"] == "allowed_token_ids"
+
+
+def test_bad_words_do_not_come(server: LiveServer) -> None:
+    only = {"allowed_token_ids": token_ids("abc"), "max_tokens": 60}
+    assert "aa" in text(server, **only)
+    told = text(server, **only, bad_words=["aa", "bab"])
+    assert "aa" not in told and "bab" not in told
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("nvium.metdata", {"nvium": {"metdata": False}}),
+        ("prompt_logprobs", {"prompt_logprobs": 1}),
+        ("use_beam_search", {"use_beam_search": True}),
+        ("repeat_penalty", {"repeat_penalty": 1.3}),
+        ("priority", {"priority": 5}),
+        ("cache_salt", {"cache_salt": "x"}),
+        ("guided_choice", {"guided_regex": "a", "guided_choice": ["a"]}),
+        ("bad_words", {"bad_words": ["a"], "guided_choice": ["a"]}),
+        ("bad_words", {"bad_words": [""]}),
+        ("grammar", {"grammar": "root ::= ((("}),
+        ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+        ("metadata", {"metadata": {"a": 1}}),
+    ],
+)
+def test_what_would_change_an_answer_is_refused_by_name(server: LiveServer, param: str, fields: Json) -> None:
+    response = server.complete(**fields)
+    assert response.status_code == 400
+    assert error_of(response)["param"].split("[")[0].removesuffix(".a") == param
+
+
+def test_metadata_comes_back_and_hints_about_effort_are_named(server: LiveServer) -> None:
+    response = server.chat(max_tokens=1, metadata={"run": "7"}, reasoning_effort="low", verbosity="high")
+    assert response.json()["metadata"] == {"run": "7"}
+    assert response.headers["x-nvium-ignored-params"] == "reasoning_effort, verbosity"
+
+
+def test_a_prompt_is_truncated_to_its_last_tokens(server: LiveServer) -> None:
+    asked = {"max_tokens": 3, "return_token_ids": True}
+    cut = server.complete(prompt="abcdef", truncate_prompt_tokens=2, **asked).json()["choices"][0]
+    assert cut["prompt_token_ids"] == token_ids("ef")
+    assert cut["token_ids"] == server.complete(prompt="ef", **asked).json()["choices"][0]["token_ids"]
+
+
+def test_a_choice_says_what_stopped_it(server: LiveServer) -> None:
+    free = text(server, max_tokens=40, ignore_eos=True)
+    stop = next(character for character in free[3:] if character.isascii())
+    told = server.complete(max_tokens=40, ignore_eos=True, stop=stop).json()["choices"][0]
+    assert (told["finish_reason"], told["stop_reason"]) == ("stop", stop)
+    by_token = server.complete(guided_regex="[a-c]{20}", stop_token_ids=token_ids("b")).json()["choices"][0]
+    assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", token_ids("b")[0])
+    assert server.complete(max_tokens=1).json()["choices"][0]["stop_reason"] is None
+
+
+def test_special_tokens_may_be_told(server: LiveServer) -> None:
+    asked: Json = {"allowed_token_ids": [0], "ignore_eos": True, "max_tokens": 2}
+    assert text(server, **asked) == ""
+    assert text(server, **asked, skip_special_tokens=False) == "<|endoftext|>" * 2
+
+
+def test_the_last_message_is_continued(server: LiveServer) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Well, "}]
+    asked = {"messages": messages, "max_tokens": 3, "return_token_ids": True}
+    body = server.chat(continue_final_message=True, add_generation_prompt=False, **asked).json()
+    assert body["prompt_token_ids"] == token_ids("User:\na\n\nAssistant:\nWell, ")
+    assert server.chat(continue_final_message=True, **asked).json()["choices"] == body["choices"]
+    for wrong in ({"add_generation_prompt": True}, {"messages": messages[:1]}):
+        assert error_of(server.chat(continue_final_message=True, **asked | wrong))["param"] == "continue_final_message"
+
+
+def test_the_chat_template_gets_its_variables(byte_model: LoadedModel) -> None:
+    model = LoadedModel(
+        byte_model.name,
+        byte_model.model,
+        type(byte_model.tokenizer)(tokenizer_object=byte_model.tokenizer.backend_tokenizer, eos_token="<|endoftext|>"),
+        None,
+    )
+    model.tokenizer.chat_template = "{{ messages[-1].content }}{% if thinks %}!{% endif %}"
+    with live_server(model) as server:
+        asked = {"max_tokens": 1, "return_token_ids": True, "chat_template_kwargs": {"thinks": True}}
+        assert server.chat("a", **asked).json()["prompt_token_ids"] == token_ids("a!")
+        messages = [{"role": "assistant", "content": "ab"}]
+        continued = server.chat(messages=messages, continue_final_message=True, max_tokens=1, return_token_ids=True)
+        assert continued.json()["prompt_token_ids"] == token_ids("ab")
+
+
+def test_the_list_of_models_names_the_one_served(server: LiveServer) -> None:
+    assert [json.loads(server.http.get("/v1/models").text)["data"][0]["id"]] == [NAME]
