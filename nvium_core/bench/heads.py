@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from nvium_core.bench.harness import Figures, Subject, median_ratio, shown
 from nvium_core.model.nvium import token_nll
-from nvium_core.training.objective.cross_entropy import chunked_head_nll, fewest_chunked_rows
+from nvium_core.training.objective.cross_entropy import chunked_head_nll, min_chunked_rows
 
 
 def held_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def measure(subject: Subject, *, tokens: int = 4096, repeats: int = 3) -> Figure
         "tokens": tokens,
         "width": config.hidden_size,
         "vocabulary": config.vocab_size,
-        "chunked_from_tokens": fewest_chunked_rows(config.vocab_size),
+        "chunked_from_tokens": min_chunked_rows(config.vocab_size),
         "ways": rows,
         "peak_ratio": median_ratio([t["peak_bytes"] for t in chunked], [t["peak_bytes"] for t in held]),
         "time_ratio": median_ratio([t["seconds"] for t in chunked], [t["seconds"] for t in held]),

@@ -9,24 +9,30 @@ import typer
 from nvium_core.commands.options import ModelArgument, takes
 from nvium_core.options import ModelOptions
 
+DataOption = Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")]
+SpecBenchOption = Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, to measure speed on.")]
+PromptsOption = Annotated[
+    int | None, typer.Option(help="Of each of its categories [all]; without it, openings of documents [8].", min=1)
+]
+TrialsOption = Annotated[int, typer.Option(help="Answers to each prompt, for speed.", min=1)]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")]
+
 
 @takes(ModelOptions)
 def evaluate(
-    data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
+    data: DataOption,
     model: ModelArgument = None,
     greedy: Annotated[bool, typer.Option(help="Temperature 0 too: is it the argmax, how often does it leave.")] = False,
     temperatures: Annotated[bool, typer.Option("--temperatures", help="What temperature does to text.")] = False,
     twin: Annotated[str | None, typer.Option(help="A dense model's folder: its perplexity, and speed over it.")] = None,
-    spec_bench: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, to measure speed on.")] = None,
-    prompts: Annotated[
-        int | None, typer.Option(help="Of each of its categories [all]; without it, openings of documents [8].", min=1)
-    ] = None,
-    trials: Annotated[int, typer.Option(help="Answers to each prompt, for speed.", min=1)] = 3,
+    spec_bench: SpecBenchOption = None,
+    prompts: PromptsOption = None,
+    trials: TrialsOption = 3,
     as_paper: Annotated[bool, typer.Option("--as-paper", help="Speed as the authors' script has it too.")] = False,
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm_eval, comma separated.")] = None,
     tasks_folder: Annotated[Path | None, typer.Option(help="Where .yaml files describe further ones.")] = None,
     report: Annotated[Path | None, typer.Option(help="A folder for report.md, figures and coloured text.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    json_file: JsonOption = None,
     **given: Any,
 ) -> None:
     """Perplexity of π_mix, of each exit and of an oracle; routing, calibration, FLOPs; and what else is asked for."""
@@ -69,7 +75,7 @@ def evaluate_chat(
     data: Annotated[Path, typer.Option(help="Stories to ask for, or a .jsonl of chats; see docs/chat.md.")],
     model: ModelArgument = None,
     conversations: Annotated[int, typer.Option(help="So many of them, spread over the text.", min=1)] = 100,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    json_file: JsonOption = None,
     **given: Any,
 ) -> None:
     """What written answers cost a model that was taught to chat, and whether its own come to an end."""
@@ -93,12 +99,10 @@ def evaluate_chat(
 def evaluate_baseline(
     model: Annotated[str, typer.Argument(help="The folder of a CALM*, or of LayerSkip, which is a Llama.")],
     twin: Annotated[str, typer.Option(help="The dense model's folder.")],
-    data: Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")],
-    spec_bench: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, to measure speed on.")] = None,
-    prompts: Annotated[
-        int | None, typer.Option(help="Of each of its categories [all]; without it, openings of documents [8].", min=1)
-    ] = None,
-    trials: Annotated[int, typer.Option(help="Answers to each prompt, for speed.", min=1)] = 3,
+    data: DataOption,
+    spec_bench: SpecBenchOption = None,
+    prompts: PromptsOption = None,
+    trials: TrialsOption = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the points here, for nvium compare.")] = None,
     **given: Any,
 ) -> None:
@@ -129,7 +133,7 @@ def iso(
     model: ModelArgument = None,
     tokens: Annotated[float, typer.Option(help="That the model was trained on; 1 gives ratios.", min=1)] = 1,
     trials: Annotated[int, typer.Option(help="Answers of each, for speed.", min=1)] = 5,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    json_file: JsonOption = None,
     **given: Any,
 ) -> None:
     """The dense models that cost as much: tokens of equal training FLOPs by depth, and the depth of equal speed."""

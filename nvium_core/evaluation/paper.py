@@ -12,40 +12,21 @@ class Point(NamedTuple):
     perplexity_gain: float
 
 
+def points(*figures: tuple[float, float]) -> list[Point]:
+    return [Point(*figure) for figure in figures]
+
+
 PARETO = {
-    "β 0, .1, .2, .3, .4": [
-        Point(6.4, 3.73),
-        Point(21.5, 3.54),
-        Point(31.4, 2.37),
-        Point(47.9, 1.09),
-        Point(57.7, -0.70),
-    ],
-    "2, 3, 4, 6, 8, 12 exits": [
-        Point(18.9, 2.28),
-        Point(25.6, 3.73),
-        Point(19.6, 3.54),
-        Point(15.7, 3.72),
-        Point(14.1, 3.01),
-        Point(4.1, 3.20),
-    ],
-    "early exit at 2, 6, 10, 14, 18, 22": [
-        Point(17.1, 1.93),
-        Point(24.6, 1.24),
-        Point(22.3, 1.57),
-        Point(14.9, 1.72),
-        Point(8.9, 1.77),
-        Point(1.5, 1.46),
-    ],
-    "1.5B": [Point(57.9, 0.55)],
-    "CALM*": [Point(10.71, -1.54), Point(14.38, -2.46), Point(17.29, -3.80), Point(19.68, -5.58)],
-    "LayerSkip": [
-        Point(-5.49, -3.15),
-        Point(-1.21, -3.15),
-        Point(12.36, -3.15),
-        Point(21.75, -3.15),
-        Point(43.59, -3.15),
-        Point(46.41, -3.15),
-    ],
+    "β 0, .1, .2, .3, .4": points((6.4, 3.73), (21.5, 3.54), (31.4, 2.37), (47.9, 1.09), (57.7, -0.70)),
+    "2, 3, 4, 6, 8, 12 exits": points(
+        (18.9, 2.28), (25.6, 3.73), (19.6, 3.54), (15.7, 3.72), (14.1, 3.01), (4.1, 3.20)
+    ),
+    "early exit at 2, 6, 10, 14, 18, 22": points(
+        (17.1, 1.93), (24.6, 1.24), (22.3, 1.57), (14.9, 1.72), (8.9, 1.77), (1.5, 1.46)
+    ),
+    "1.5B": points((57.9, 0.55)),
+    "CALM*": points((10.71, -1.54), (14.38, -2.46), (17.29, -3.80), (19.68, -5.58)),
+    "LayerSkip": points(*((speed_up, -3.15) for speed_up in (-5.49, -1.21, 12.36, 21.75, 43.59, 46.41))),
 }
 """The quality-speed figure, 24 layers of width 768 but for the 1.5B."""
 

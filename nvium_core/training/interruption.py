@@ -8,7 +8,7 @@ class Interruption:
     """While it is entered, the first signal is noted; a second one does what it would have done."""
 
     def __init__(self) -> None:
-        self.is_wished = False
+        self.is_requested = False
 
     def __enter__(self) -> "Interruption":
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -20,7 +20,7 @@ class Interruption:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.is_wished = True
+        self.is_requested = True
         self._restore()
 
     def _restore(self) -> None:

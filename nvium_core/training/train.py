@@ -41,7 +41,7 @@ from nvium_core.training.initial import check_initial
 from nvium_core.training.interruption import Interruption
 from nvium_core.training.objective.beta import VALIDATION_LOSS, beta_control
 from nvium_core.training.objective.methods import METHODS
-from nvium_core.training.objective.objective import Moment, Objective
+from nvium_core.training.objective.objective import Objective, Phase
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
@@ -135,7 +135,7 @@ def show(run: "TrainingRun") -> None:
             bar.update(task, completed=run.step, description=describe(report))
             if bar.disable:
                 lines.tell(run.step, report)
-            if run.processes.any(interruption.is_wished, run.device):
+            if run.processes.any(interruption.is_requested, run.device):
                 run.save()
                 console.print(f"stopped after step {run.step}; the same command goes on", highlight=False)
                 raise KeyboardInterrupt
@@ -223,32 +223,32 @@ class TrainingRun:
         The seconds that were `waited` for the batches count as part of the step.
         """
         started = time.monotonic()
-        moment = self.moment()
-        figures = self.accumulate(batches, moment)
+        phase = self.phase()
+        figures = self.accumulate(batches, phase)
         self.update(figures["mix_loss"])
-        if "mean_depth" in figures and not self.is_warming_up(moment):
+        if "mean_depth" in figures and not self.is_warming_up(phase):
             self.beta.observe_depth(float(figures["mean_depth"]))
         reported = {name: rounded(value) for name, value in figures.items()}
         seconds = waited + time.monotonic() - started
         return {
             "step": self.step,
             **reported,
-            "beta": round(float(moment.beta), 5),
+            "beta": round(float(phase.beta), 5),
             "tokens_per_second": round(self.recipe.tokens_per_step / seconds),
             "wait_share": round(waited / seconds, 4),
         }
 
-    def moment(self) -> Moment:
+    def phase(self) -> Phase:
         """Routers are balanced first, and priced afterwards."""
         warmup = self.recipe.router_warmup
         alpha, beta = (warmup.alpha, 0.0) if warmup.active(self.progress) else (0.0, self.beta.beta)
         scalar = partial(torch.tensor, device=self.device)
-        return Moment(self.step, self.progress, scalar(alpha), scalar(beta))
+        return Phase(self.step, self.progress, scalar(alpha), scalar(beta))
 
-    def is_warming_up(self, moment: Moment) -> bool:
-        return self.recipe.router_warmup.active(moment.progress)
+    def is_warming_up(self, phase: Phase) -> bool:
+        return self.recipe.router_warmup.active(phase.progress)
 
-    def accumulate(self, batches: Sequence[Batch], moment: Moment) -> dict[str, Tensor]:
+    def accumulate(self, batches: Sequence[Batch], phase: Phase) -> dict[str, Tensor]:
         """The gradients of this step's tokens, pass by pass; returns the figures' means over everybody's."""
         counts = [batch.counted.sum().to(self.device) for batch in batches]
         num_counted = self.processes.total(torch.stack(counts).sum()).clamp_min(1)
@@ -257,9 +257,9 @@ class TrainingRun:
             share = count / num_counted
             with gradients_shared(self.objective, now=number == len(batches)):
                 with self.autocast():
-                    outcome = self.objective(batch.to(self.device), moment)
-                (share * self.processes.count * outcome.loss).backward()
-            for name, value in outcome.figures.items():
+                    result = self.objective(batch.to(self.device), phase)
+                (share * self.processes.count * result.loss).backward()
+            for name, value in result.figures.items():
                 figures[name] = figures.get(name, 0) + share * value
         return {name: self.processes.total(value) for name, value in figures.items()}
 
@@ -301,7 +301,7 @@ class TrainingRun:
 
     def loss_and_count(self, batch: Batch) -> Tensor:
         """Σ `mix_loss` over a batch's counted targets, and how many they are."""
-        figures: dict[str, Tensor] = self.objective(batch.to(self.device), self.moment()).figures
+        figures: dict[str, Tensor] = self.objective(batch.to(self.device), self.phase()).figures
         count = batch.counted.sum().to(self.device)
         return torch.stack([figures["mix_loss"] * count, count])
 

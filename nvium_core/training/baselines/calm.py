@@ -20,7 +20,7 @@ from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines.univium import shape_fields
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.loss import token_losses
-from nvium_core.training.objective.objective import Moment, Outcome, counted_mean
+from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
 
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
 """The confidences τ that the N-vium paper measures, with exits after 6, 12, 18 and 24 of 24 layers."""
@@ -96,13 +96,13 @@ def build_calm(config: NviumConfig) -> CalmForCausalLM:
     return CalmForCausalLM(CalmConfig(**(shape_fields(config) | {"adapter_hidden_size": 0})))
 
 
-def calm_objective(model: CalmForCausalLM, batch: Batch, moment: Moment) -> Outcome:
+def calm_objective(model: CalmForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
     """Σ l_k CE_k / Σ l_k, the same throughout training. `exit_losses` are the CE_k [E], `mix_loss` is the last."""
     exit_losses_E = counted_mean(token_losses(model, batch).exit_nll, batch)
     depths_E = torch.tensor(model.config.exit_layers, dtype=exit_losses_E.dtype, device=exit_losses_E.device)
     loss = (depths_E * exit_losses_E).sum() / depths_E.sum()
     told_E = exit_losses_E.detach()
-    return Outcome(loss, {"mix_loss": told_E[-1], "exit_losses": told_E})
+    return ObjectiveResult(loss, {"mix_loss": told_E[-1], "exit_losses": told_E})
 
 
 AutoConfig.register("calm", CalmConfig)

@@ -18,7 +18,7 @@ from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines.univium import UniviumForCausalLM, univium_config
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.cross_entropy import head_nll
-from nvium_core.training.objective.objective import Moment, Outcome, counted_mean
+from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
 
 DRAFTS = ((6, 12), (4, 12), (4, 8), (6, 5), (2, 5), (2, 8))
 """The (exit layer, draft length) that the N-vium paper measures, with early exits after layers 2, 4 … 22 of 24."""
@@ -58,7 +58,7 @@ class LayerSkip:
 
     # Exits come and go with the steps, and each change would be compiled anew.
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch's
-    def objective(self, model: LayerSkipForCausalLM, batch: Batch, moment: Moment) -> Outcome:
+    def objective(self, model: LayerSkipForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
         """Σ ẽ(t, l) CE_l (LayerSkip, equation 5), or what a Llama says if the model is not in training mode.
 
         `mix_loss` is the last exit's cross-entropy, `dropped_share` of the layers' rows.
@@ -66,12 +66,14 @@ class LayerSkip:
         num_layers, num_windows = model.config.num_hidden_layers, len(batch.inputs)
         weights, kept_LB = {num_layers: 1.0}, torch.ones(num_layers, num_windows, dtype=torch.bool)
         if model.training:
-            weights = self.loss_weights([*model.early_exits, num_layers], moment.progress)
-            kept_LB = kept_layers(batch, moment.step, self.dropout(num_layers, moment.progress))
+            weights = self.loss_weights([*model.early_exits, num_layers], phase.progress)
+            kept_LB = kept_layers(batch, phase.step, self.dropout(num_layers, phase.progress))
         kept_LB = kept_LB.to(batch.inputs.device)
         losses = exit_losses(model, batch, kept_LB, weights)
         loss = torch.stack([weights[depth] * loss for depth, loss in losses.items()]).sum()
-        return Outcome(loss, {"mix_loss": losses[num_layers].detach(), "dropped_share": (~kept_LB).float().mean()})
+        return ObjectiveResult(
+            loss, {"mix_loss": losses[num_layers].detach(), "dropped_share": (~kept_LB).float().mean()}
+        )
 
     def dropout(self, num_layers: int, progress: float) -> list[float]:
         """p_l = S · D_l · p_max (equation 2): D rises over the layers and S in time, each from 0 to 1 as 2^x − 1.

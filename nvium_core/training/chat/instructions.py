@@ -25,8 +25,8 @@ SHORT_CHARACTERS = 1500
 BEGINNING_CHARACTERS = 6000
 """What is read of a tale to find out what it is about."""
 
-LONGEST_TITLE_CHARACTERS = 80
-LEAST_TOKENS = 64
+MAX_TITLE_CHARACTERS = 80
+MIN_TOKENS = 64
 """An answer that would have less room is not begun."""
 
 CHARACTERS_PER_TOKEN = 6  # at most, or less is told; a novel need not be tokenized whole
@@ -66,7 +66,7 @@ def tales(documents: Sequence[str]) -> list[Tale]:
     titles = [document.strip().removesuffix(text).strip() for document, text in zip(documents, texts, strict=True)]
     beginnings = [text[:BEGINNING_CHARACTERS] for text in texts]
     times, subjects = Counter(titles), Subjects(beginnings)
-    usable = [title if times[title] == 1 and 0 < len(title) <= LONGEST_TITLE_CHARACTERS else None for title in titles]
+    usable = [title if times[title] == 1 and 0 < len(title) <= MAX_TITLE_CHARACTERS else None for title in titles]
     return [Tale(title, subjects.of(begun), text) for title, begun, text in zip(usable, beginnings, texts, strict=True)]
 
 
@@ -101,9 +101,9 @@ class Teller:
     def told(self, said: Conversation, text: str, rng: Rng, *, in_parts: bool) -> Conversation:
         """What was said, up to the last answer, when a text is told in one or in several, as far as there is room."""
         told: Conversation = []
-        while text and (room := self.room(said)) >= LEAST_TOKENS:
+        while text and (room := self.room(said)) >= MIN_TOKENS:
             is_part = in_parts and rng.random() < PART_SHARE
-            part, text = divided(text, int(rng.integers(LEAST_TOKENS, room + 1)) if is_part else room, self.tokenizer)
+            part, text = divided(text, int(rng.integers(MIN_TOKENS, room + 1)) if is_part else room, self.tokenizer)
             if not part:
                 break
             told = [*said, assistant(part)]

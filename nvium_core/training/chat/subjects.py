@@ -17,9 +17,9 @@ NOUN_PHRASE = re.compile(
 NAME = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,}\b(?!\.? [A-Z])")
 """A capital inside a sentence, alone."""
 
-LEAST_MENTIONS = 2
+MIN_MENTIONS = 2
 COMMON_NOUN = 20  # times in all tales, or a name that looks like the noun is a name
-LEAST_INDEFINITE = 0.1  # of a noun's mentions, or it is one like "water"
+MIN_INDEFINITE_SHARE = 0.1  # of a noun's mentions, or it is one like "water"
 NOT_SUBJECTS = re.compile(
     r"(day|time|way|one|other|matter|end|morning|evening|night|place|side|thing|kind|sort|part|case|point|word|couple)s?"
     r"|rest|first|last|same|moment|fact|sake|middle|top|next|two|three|more|most"
@@ -54,12 +54,12 @@ class Subjects:
         """How often a text mentions each subject that it mentions at least twice."""
         counts = Counter(self._noun_subject(noun) for _, noun in noun_phrases(text))
         counts.update(map(self._name_subject, NAME.findall(text)))
-        return {subject: n for subject, n in counts.items() if n >= LEAST_MENTIONS}
+        return {subject: n for subject, n in counts.items() if n >= MIN_MENTIONS}
 
     def _noun_subject(self, noun: str) -> str:
         """The noun with the article that it would have where it is first spoken of."""
         indefinite = max(("a", noun), ("an", noun), key=self._phrases.__getitem__)
-        is_usual = self._phrases[indefinite] > LEAST_INDEFINITE * self._num_nouns[noun]
+        is_usual = self._phrases[indefinite] > MIN_INDEFINITE_SHARE * self._num_nouns[noun]
         return f"{indefinite[0]} {noun}" if is_usual else f"the {noun}"
 
     def _name_subject(self, name: str) -> str:

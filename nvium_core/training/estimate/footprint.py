@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from nvium_core.training.objective.cross_entropy import CHUNK_ROWS, fewest_chunked_rows
+from nvium_core.training.objective.cross_entropy import CHUNK_ROWS, min_chunked_rows
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Recipe, Shape
 
@@ -113,7 +113,7 @@ def exits_bytes(recipe: Recipe, each: Pass) -> int:
 
 def head_bytes(shape: Shape, each: Pass) -> int:
     """Of the head, as it is run: few logits are held, many are made in chunks."""
-    holds_all = each.rows < fewest_chunked_rows(shape.vocab_size)
+    holds_all = each.rows < min_chunked_rows(shape.vocab_size)
     return held_head_bytes(shape, each) if holds_all else chunked_head_bytes(shape, each)
 
 

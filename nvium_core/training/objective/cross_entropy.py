@@ -17,19 +17,19 @@ from torch.nn import functional as F
 from nvium_core.model.nvium import token_nll
 
 CHUNK_ROWS = 1024
-MOST_LOGITS_HELD = 2**26
+MAX_LOGITS_HELD = 2**26
 
 
 def head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
     """−log softmax(output · headᵀ) at the target of each row, [X], in float32 or better."""
-    if target_X.numel() < fewest_chunked_rows(len(head_VD)):
+    if target_X.numel() < min_chunked_rows(len(head_VD)):
         return token_nll(F.linear(output_XD, head_VD), target_X)
     return chunked_head_nll(output_XD, head_VD, target_X)
 
 
-def fewest_chunked_rows(vocab_size: int) -> int:
+def min_chunked_rows(vocab_size: int) -> int:
     """Of how many rows the logits are too many to be held."""
-    return MOST_LOGITS_HELD // vocab_size + 1
+    return MAX_LOGITS_HELD // vocab_size + 1
 
 
 def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:

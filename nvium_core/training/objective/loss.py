@@ -11,7 +11,7 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.cross_entropy import head_nll
-from nvium_core.training.objective.objective import Moment, Outcome, counted_mean
+from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
 
 
 class Losses(NamedTuple):
@@ -51,11 +51,11 @@ def batch_losses(model: NviumForCausalLM, batch: Batch) -> Losses:
     )
 
 
-def nvium_objective(model: NviumForCausalLM, batch: Batch, moment: Moment) -> Outcome:
+def nvium_objective(model: NviumForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
     """L_mix + α L_balance + β L_compute (paper, section on training)."""
     losses = batch_losses(model, batch)
     figures = {"mix_loss": losses.mix, "mean_depth": losses.compute, "balance_loss": losses.balance}
-    return Outcome(
-        losses.mix + moment.alpha * losses.balance + moment.beta * losses.compute,
+    return ObjectiveResult(
+        losses.mix + phase.alpha * losses.balance + phase.beta * losses.compute,
         {"exit_probs": losses.exit_probs, **{name: value.detach() for name, value in figures.items()}},
     )

@@ -13,7 +13,7 @@ from nvium_core.training.data.windows import Batch
 
 
 @dataclass(frozen=True)
-class Moment:
+class Phase:
     """Where a run stands: steps done, their share of all, and the weights α of L_balance and β of L_compute.
 
     α and β are tensors without dimensions, so that a compiled objective need not be compiled again when they change.
@@ -25,7 +25,7 @@ class Moment:
     beta: Tensor
 
 
-class Outcome(NamedTuple):
+class ObjectiveResult(NamedTuple):
     """The mean loss over a batch's counted targets, and what the log shall tell, without graph, as means too.
 
     Every method tells `mix_loss`, the mean −log probability of the target by the distribution that it speaks from.
@@ -35,8 +35,8 @@ class Outcome(NamedTuple):
     figures: dict[str, Tensor]
 
 
-ObjectiveFunction = Callable[[Any, Batch, Moment], Outcome]
-"""(model, batch, moment) → outcome."""
+ObjectiveFunction = Callable[[Any, Batch, Phase], ObjectiveResult]
+"""(model, batch, phase) → result."""
 
 
 class Objective(nn.Module):
@@ -47,8 +47,8 @@ class Objective(nn.Module):
         self.model = model
         self.function = function
 
-    def forward(self, batch: Batch, moment: Moment) -> Outcome:
-        return self.function(self.model, batch, moment)
+    def forward(self, batch: Batch, phase: Phase) -> ObjectiveResult:
+        return self.function(self.model, batch, phase)
 
 
 def counted_mean(value_BT: Tensor, batch: Batch) -> Tensor:

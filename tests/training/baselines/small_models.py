@@ -8,7 +8,7 @@ from nvium_core.training.baselines.calm import CalmForCausalLM, build_calm
 from nvium_core.training.baselines.layerskip import LayerSkipForCausalLM, build_layerskip
 from nvium_core.training.baselines.univium import UniviumForCausalLM, univium_config
 from nvium_core.training.data.windows import Batch, packed_batch
-from nvium_core.training.objective.objective import Moment
+from nvium_core.training.objective.objective import Phase
 from tests.random_models import randomized
 
 
@@ -61,5 +61,5 @@ def small_batch(num_windows: int = 3, length: int = 20, seed: int = 0) -> Batch:
     return packed_batch(window_BT[:, :-1], window_BT[:, 1:], end_token=0)
 
 
-def moment(step: int = 0, progress: float = 0.0) -> Moment:
-    return Moment(step=step, progress=progress, alpha=torch.zeros(()), beta=torch.zeros(()))
+def phase(step: int = 0, progress: float = 0.0) -> Phase:
+    return Phase(step=step, progress=progress, alpha=torch.zeros(()), beta=torch.zeros(()))

@@ -12,7 +12,7 @@ from nvium_core import CheckpointError, NviumForCausalLM
 from nvium_core.evaluation.predictions import window_predictions
 from nvium_core.model.nvium import token_nll
 from nvium_core.training.baselines.calm import CalmConfig, CalmForCausalLM, build_calm, calm_objective
-from tests.training.baselines.small_models import moment, small_batch, small_calm, small_config, small_univium
+from tests.training.baselines.small_models import phase, small_batch, small_calm, small_config, small_univium
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
@@ -82,11 +82,11 @@ def test_a_damaged_configuration_is_refused(folder: Path) -> None:
 
 def test_the_objective_weighs_exits_by_their_depth() -> None:
     model, batch = small_calm(), small_batch(num_windows=1)
-    outcome = calm_objective(model, batch, moment())
+    outcome = calm_objective(model, batch, phase())
     nll_TE = window_predictions(model, batch.inputs[0, :10].tolist(), 1).exit_nll
     first_document = small_batch(num_windows=1)
     first_document.counted[:, 9:] = False
-    figures = calm_objective(model, first_document, moment()).figures
+    figures = calm_objective(model, first_document, phase()).figures
     torch.testing.assert_close(figures["exit_losses"], nll_TE.mean(0))
     depths = torch.tensor([2, 4, 6], dtype=torch.float64)
     torch.testing.assert_close(outcome.loss, (outcome.figures["exit_losses"] * depths).sum() / 12)
@@ -98,7 +98,7 @@ def test_only_counted_targets_count() -> None:
     batch.counted[:] = False
     batch.counted[1, 3] = True
     with torch.no_grad():
-        outcome = calm_objective(model, batch, moment())
+        outcome = calm_objective(model, batch, phase())
         logits_EV = model(batch.inputs[1:2, :4], output_exit_logits=True).exit_logits[0, 3]
     expected_E = token_nll(logits_EV, batch.targets[1, 3].expand(3))
     torch.testing.assert_close(outcome.figures["exit_losses"], expected_E)
@@ -106,5 +106,5 @@ def test_only_counted_targets_count() -> None:
 
 def test_every_weight_learns() -> None:
     model = small_calm()
-    calm_objective(model, small_batch(), moment()).loss.backward()
+    calm_objective(model, small_batch(), phase()).loss.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())

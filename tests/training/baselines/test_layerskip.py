@@ -11,7 +11,7 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import token_nll
 from nvium_core.training.baselines.layerskip import LayerSkip, active, build_layerskip, exit_losses, kept_layers
 from nvium_core.training.data.windows import Batch
-from tests.training.baselines.small_models import moment, small_batch, small_config, small_layerskip, small_univium
+from tests.training.baselines.small_models import phase, small_batch, small_config, small_layerskip, small_univium
 
 PAPER = LayerSkip()
 EARLY = [*range(2, 24, 2)]
@@ -101,7 +101,7 @@ def test_a_window_passes_a_dropped_layer_unchanged() -> None:
 def test_without_dropout_and_early_exits_it_is_the_dense_loss() -> None:
     model, batch = small_layerskip(), small_batch()
     batch.counted[:, ::3] = False
-    outcome = PAPER.objective(model, batch, moment(progress=0.0))
+    outcome = PAPER.objective(model, batch, phase(progress=0.0))
     (h_BTD,) = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
     expected = token_nll(model.lm_head(model.exits[0].norm(h_BTD)), batch.targets)[batch.counted].mean()
     torch.testing.assert_close(outcome.loss, expected)
@@ -110,7 +110,7 @@ def test_without_dropout_and_early_exits_it_is_the_dense_loss() -> None:
 
 
 def test_the_loss_is_the_weighted_sum_and_every_weight_learns() -> None:
-    model, batch, now = small_layerskip(), small_batch(num_windows=8), moment(step=3, progress=0.9)
+    model, batch, now = small_layerskip(), small_batch(num_windows=8), phase(step=3, progress=0.9)
     method = LayerSkip(max_dropout=0.6)
     outcome = method.objective(model, batch, now)
     kept_LB = kept_layers(batch, 3, method.dropout(4, 0.9))
@@ -124,14 +124,14 @@ def test_the_loss_is_the_weighted_sum_and_every_weight_learns() -> None:
 @torch.no_grad()
 def test_out_of_training_it_is_the_dense_loss() -> None:
     model, batch = small_layerskip().eval(), small_batch(num_windows=8)
-    outcome = LayerSkip(max_dropout=0.6).objective(model, batch, moment(step=3, progress=0.9))
+    outcome = LayerSkip(max_dropout=0.6).objective(model, batch, phase(step=3, progress=0.9))
     assert outcome.figures["dropped_share"] == 0
     assert outcome.loss == outcome.figures["mix_loss"]
-    torch.testing.assert_close(outcome.loss, PAPER.objective(model.train(), batch, moment()).loss)
+    torch.testing.assert_close(outcome.loss, PAPER.objective(model.train(), batch, phase()).loss)
 
 
 def test_a_compiled_objective_is_the_same() -> None:
-    model, batch, now = small_layerskip(), small_batch(), moment(step=3, progress=0.9)
+    model, batch, now = small_layerskip(), small_batch(), phase(step=3, progress=0.9)
     compiled = torch.compile(PAPER.objective, dynamic=False, backend="eager")
     assert compiled(model, batch, now).loss == PAPER.objective(model, batch, now).loss
 

@@ -22,7 +22,7 @@ from nvium_core.training.estimate.footprint import (
     held_head_bytes,
     optimizer_bytes,
 )
-from nvium_core.training.objective.cross_entropy import CHUNK_ROWS, MOST_LOGITS_HELD
+from nvium_core.training.objective.cross_entropy import CHUNK_ROWS, MAX_LOGITS_HELD
 from nvium_core.training.objective.loss import batch_losses
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.recipes.catalogue import RECIPES, recipe_named
@@ -144,7 +144,7 @@ def test_a_checkpoint_takes_what_is_estimated(tmp_path_factory: pytest.TempPathF
 def test_few_logits_are_held_and_many_made_in_chunks() -> None:
     shape = recipe_named("paper-24x768", []).shape
     few, many = (Pass(rows=rows, context=1024) for rows in (1024, 4096))
-    assert 1024 * shape.vocab_size <= MOST_LOGITS_HELD < 4096 * shape.vocab_size
+    assert 1024 * shape.vocab_size <= MAX_LOGITS_HELD < 4096 * shape.vocab_size
     assert head_bytes(shape, few) == held_head_bytes(shape, few)
     assert head_bytes(shape, many) == chunked_head_bytes(shape, many) < held_head_bytes(shape, many) / 5
 

@@ -50,7 +50,7 @@ def test_few_logits_are_held_and_many_are_not() -> None:
     output, head, target = torch.randn(6, 5), torch.randn(9, 5), torch.arange(6)
     held = head_nll(output, head.requires_grad_(), target)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cross_entropy, "MOST_LOGITS_HELD", 53)
+        patch.setattr(cross_entropy, "MAX_LOGITS_HELD", 53)
         chunked = head_nll(output, head, target)
     torch.testing.assert_close(held, chunked)
     assert "HeadNll" in str(chunked.grad_fn.next_functions) and "HeadNll" not in str(held.grad_fn.next_functions)  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ import torch
 from nvium_core import NviumForCausalLM
 from nvium_core.training.data.windows import Batch, packed_batch
 from nvium_core.training.objective.loss import batch_losses, nvium_objective
-from nvium_core.training.objective.objective import Moment, Outcome
+from nvium_core.training.objective.objective import ObjectiveResult, Phase
 from tests.random_models import random_model
 
 WINDOW = torch.randint(1, 17, (2, 21), generator=torch.Generator().manual_seed(0))
@@ -47,8 +47,8 @@ def test_gradients_are_those_of_the_models_forward() -> None:
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def outcome_of(model: NviumForCausalLM, batch: Batch, alpha: float = 0.0, beta: float = 0.0) -> Outcome:
-    return nvium_objective(model, batch, Moment(0, 0.0, torch.tensor(alpha), torch.tensor(beta)))
+def outcome_of(model: NviumForCausalLM, batch: Batch, alpha: float = 0.0, beta: float = 0.0) -> ObjectiveResult:
+    return nvium_objective(model, batch, Phase(0, 0.0, torch.tensor(alpha), torch.tensor(beta)))
 
 
 @torch.no_grad()
