@@ -50,7 +50,7 @@ class ServerOptions(EngineConfig, ModelOptions):
     port: Annotated[int, Interval(ge=0, le=65535), Doc("Port to listen on; 0 is any free one.")] = 8000
 
     engine_process: Annotated[
-        bool, Doc("The engine in a process of its own: faster over HTTP on two CPU cores; holds the weights twice.")
+        bool, Doc("The engine in a process of its own: shares no Python with HTTP; holds the weights twice.")
     ] = False
     max_queue: Annotated[int, Ge(0), Doc("Choices that may wait beyond those that run.")] = 1024
     max_prompts: Annotated[Positive, Doc("Prompts of one request.")] = 1024
