@@ -5,7 +5,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -24,11 +24,12 @@ from server.http.bodies import Bodies
 from server.http.connection import Connection
 from server.http.cors import Cors
 from server.http.drain import DrainingServer
-from server.http.keys import ApiKeys, Key, read_keys
+from server.http.keys import ApiKeys, KeyRing, read_keys
 from server.http.listener import Listener
 from server.http.middleware import JsonBodies, LastResort, RequestFrame
 from server.http.protection import Protection
 from server.http.rate_limit import RateLimit
+from server.http.renewal import Renewal
 from server.http.room import room_for
 from server.http.tls import tls_context
 from server.routes import chat, completions, health, models, openapi, playground, responses, tokens
@@ -62,7 +63,7 @@ STOP_SECONDS = 5
 
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
     """The app for one model. Raises `InvalidRequest` or `SettingsError` for settings it cannot be run with."""
-    service, keys = Service(model, settings), read_keys(settings)
+    service, keys = Service(model, settings), KeyRing(read_keys(settings))
     return assemble(service, keys_gate(keys, settings, service.metrics), tracer_provider(settings))
 
 
@@ -118,7 +119,7 @@ def layers(
     yield Middleware(JsonBodies)
 
 
-def keys_gate(keys: Collection[Key], settings: Settings, metrics: Metrics) -> Middleware | None:
+def keys_gate(keys: KeyRing, settings: Settings, metrics: Metrics) -> Middleware | None:
     """The layer that asks for one of the keys, if there are any."""
     return Middleware(ApiKeys, keys=keys, metrics=metrics, metrics_open=settings.metrics_open) if keys else None
 
@@ -143,14 +144,14 @@ def run(settings: Settings) -> None:
     """
     configure_logs()
     disable_created_metrics()
-    keys, provider, tls = read_keys(settings), tracer_provider(settings), tls_context(settings)
+    keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
     with listen(settings.host, settings.port) as listener:
         service = load(settings)
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
         port = listener.getsockname()[1]
         config = uvicorn_config(app, settings, tls, port=port, timeout_graceful_shutdown=STOP_SECONDS)
-        DrainingServer(config, service).run(sockets=[listener])
+        DrainingServer(config, service, Renewal(settings, keys, tls)).run(sockets=[listener])
         sink.drain()
         if service.has_failed:
             sys.exit(FAILURE)

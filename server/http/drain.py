@@ -10,6 +10,7 @@ import structlog
 import uvicorn
 
 from server.http.admission import Admission
+from server.http.renewal import Renewal
 from server.settings import Settings
 
 ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (it is not listened on here)
@@ -51,8 +52,9 @@ class DrainingServer(uvicorn.Server):
     A service that has failed drains as well, for a while that is short, as nothing is left to be computed.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Drainable) -> None:
+    def __init__(self, config: uvicorn.Config, service: Drainable, renewal: Renewal | None = None) -> None:
         super().__init__(config)
+        self._renewal = renewal
         self._service = service
         self._drains_until: float | None = None
         self._was_told = False
@@ -69,6 +71,8 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._renewal:
+            self._renewal.listen()
         gc.collect()
         gc.freeze()  # what is here now stays; looking through it again and again would hold up every stream
         settings = self._service.settings

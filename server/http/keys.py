@@ -82,7 +82,15 @@ def without_duplicates(keys: Iterable[tuple[str, Key]]) -> list[Key]:
 
 
 class KeyRing:
-    def __init__(self, keys: Iterable[Key]) -> None:
+    """Keys that may be replaced by others while they are asked for."""
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        self.replace(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def replace(self, keys: Iterable[Key]) -> None:
         self._keys = list(keys)
 
     def owner(self, presented: str) -> str | None:
@@ -98,9 +106,9 @@ class ApiKeys:
     `metrics_open`: /metrics is public too.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[Key], metrics: Metrics, metrics_open: bool) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, metrics: Metrics, metrics_open: bool) -> None:
         self._app = app
-        self._keys = KeyRing(keys)
+        self._keys = keys
         self._metrics = metrics
         self._metrics_open = metrics_open
 

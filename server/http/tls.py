@@ -17,12 +17,17 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
         check_readable(name, file)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load(context, certificate, key)
+    return context
+
+
+def load(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    """Have connections from now on encrypted with these. Raises `SettingsError`."""
     try:
         context.load_cert_chain(certificate, key, refuse_to_ask)
     except ssl.SSLError as error:
         reason = error.reason or "not PEM"
         raise SettingsError(f"ssl_certfile: {certificate} and its key cannot be used: {reason}") from error
-    return context
 
 
 def check_readable(name: str, file: Path) -> None:

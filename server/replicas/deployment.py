@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp
 
-from server.http.keys import read_keys
+from server.http.keys import KeyRing, read_keys
 from server.replicas.front import Front, front_app
 from server.replicas.pool import Address, NoReplica
 from server.replicas.replica import Replica
@@ -83,7 +83,7 @@ def application(settings: Settings) -> serve.Application:
 class IngressFront:
     def __init__(self, settings: Settings, handle: DeploymentHandle[Any]) -> None:
         configure_logs()
-        self._app = front_app(Front(RayPool(handle), settings), read_keys(settings))
+        self._app = front_app(Front(RayPool(handle), settings), KeyRing(read_keys(settings)))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app

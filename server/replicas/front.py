@@ -1,7 +1,7 @@
 """The one server that clients see: keys, rates, origins, ids, bodies and probes here, everything else at a replica."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
 from fastapi import APIRouter, FastAPI, Request
@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from server.app import bare_app, keys_gate, layers
-from server.http.keys import Key
+from server.http.keys import KeyRing
 from server.replicas.pages import merged
 from server.replicas.pool import Address, NoReplica, Pool
 from server.replicas.relay import Relay
@@ -102,7 +102,7 @@ class RelayCollector(Collector):
         yield CounterMetricFamily("nvium_broken_streams", "Ended when a replica was lost.", relay.num_broken)
 
 
-def front_app(front: Front, keys: Collection[Key] = ()) -> FastAPI:
+def front_app(front: Front, keys: KeyRing | None = None) -> FastAPI:
     """The app around a front, for whoever has one of the keys."""
 
     @asynccontextmanager
@@ -114,7 +114,7 @@ def front_app(front: Front, keys: Collection[Key] = ()) -> FastAPI:
             finally:
                 looking.cancel()
 
-    gate = keys_gate(keys, front.settings, front.metrics)
+    gate = keys_gate(keys or KeyRing(), front.settings, front.metrics)
     app = bare_app(lifespan, layers(front.settings, front.metrics, gate))
     app.state.service = front
     app.include_router(router)

@@ -14,7 +14,8 @@ from ray.serve.handle import DeploymentHandle
 
 from server.app import STOP_SECONDS, listen, uvicorn_config
 from server.http.drain import DrainingServer
-from server.http.keys import read_keys
+from server.http.keys import KeyRing, read_keys
+from server.http.renewal import Renewal
 from server.http.tls import tls_context
 from server.replicas.deployment import RayPool, replicas
 from server.replicas.front import Front, front_app
@@ -41,7 +42,7 @@ def run(settings: Settings) -> None:
     """
     configure_logs()
     disable_created_metrics()
-    keys, tls = read_keys(settings), tls_context(settings)
+    keys, tls = KeyRing(read_keys(settings)), tls_context(settings)
     most = max(settings.replicas or 1, settings.max_replicas or 1)
     check_devices(settings.device, most)
     with listen(settings.host, settings.port) as listener, ExitStack() as stack:
@@ -54,7 +55,7 @@ def run(settings: Settings) -> None:
             port = listener.getsockname()[1]
             stopping = {"timeout_graceful_shutdown": STOP_SECONDS}
             config = uvicorn_config(app, settings, tls, descriptors_each=OF_EACH_CLIENT, port=port, **stopping)
-            DrainingServer(config, front).run(sockets=[listener])
+            DrainingServer(config, front, Renewal(settings, keys, tls)).run(sockets=[listener])
         finally:
             serve.shutdown()
             ray.shutdown()

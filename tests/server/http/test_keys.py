@@ -95,7 +95,7 @@ def test_no_way_of_writing_a_path_opens_it(closed: LiveServer, target: str) -> N
 @given(st.text(), st.sampled_from(METHODS))
 async def test_whatever_is_not_public_gets_no_further_without_a_key(path: str, method: str) -> None:
     reached = Reached()
-    layer = ApiKeys(reached, [parsed("here", FIRST)], Metrics([1.0], [1.0]), metrics_open=False)
+    layer = ApiKeys(reached, KeyRing([parsed("here", FIRST)]), Metrics([1.0], [1.0]), metrics_open=False)
     [start, *_] = await called(layer, method, path)
     is_public = method in ("GET", "HEAD") and (path in PUBLIC or path.startswith("/assets/"))
     assert bool(reached.states) == is_public
@@ -184,7 +184,7 @@ def test_without_any_key_the_server_is_open_and_nobody_has_an_id(byte_model: Loa
 
 @pytest.mark.parametrize("metrics_open", [True, False])
 async def test_metrics_have_a_switch_of_their_own(metrics_open: bool) -> None:
-    layer = ApiKeys(Reached(), [parsed("here", FIRST)], Metrics([1.0], [1.0]), metrics_open)
+    layer = ApiKeys(Reached(), KeyRing([parsed("here", FIRST)]), Metrics([1.0], [1.0]), metrics_open)
 
     async def status(method: str, path: str, headers: Headers = ()) -> int:
         return (await called(layer, method, path, headers))[0]["status"]

@@ -16,7 +16,7 @@ from server.app import assemble, uvicorn_config
 from server.errors import EngineGone
 from server.generation.service import Service
 from server.http.drain import DrainingServer
-from server.http.keys import Key
+from server.http.keys import Key, KeyRing
 from server.replicas.front import Front, front_app
 from server.replicas.pool import Address
 from server.replicas.relay import CHOOSING_SECONDS
@@ -39,7 +39,7 @@ async def fronted(pool: ScriptedPool, keys: tuple[Key, ...] = ()) -> AsyncIterat
     """The front on a real socket, in this event loop."""
     options = Settings()
     front = Front(pool, options)
-    server = DrainingServer(uvicorn_config(front_app(front, keys), options, None, port=0), front)
+    server = DrainingServer(uvicorn_config(front_app(front, KeyRing(keys)), options, None, port=0), front)
     serving = asyncio.create_task(server.serve())
     await asyncio.to_thread(wait_until, lambda: server.started)
     try:

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 from nvium_core import LoadedModel
 from server.app import assemble, keys_gate
 from server.generation.service import Service
-from server.http.keys import read_keys
+from server.http.keys import KeyRing, read_keys
 from server.settings import Settings, SettingsError
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
@@ -68,7 +68,7 @@ class Spans:
 
 def build(provider: TracerProvider, model: LoadedModel, settings: Settings) -> FastAPI:
     service = Service(model, settings)
-    return assemble(service, keys_gate(read_keys(settings), settings, service.metrics), provider)
+    return assemble(service, keys_gate(KeyRing(read_keys(settings)), settings, service.metrics), provider)
 
 
 @contextmanager

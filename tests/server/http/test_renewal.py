@@ -1,0 +1,95 @@
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+
+from server.http.keys import KeyRing, read_keys
+from server.http.renewal import Renewal
+from server.http.tls import tls_context
+from server.settings import Settings
+from tests.server.forked_server import forked_server
+from tests.server.live_server import wait_until
+from tests.server.log_lines import log_lines
+
+
+def ring_of(settings: Settings) -> KeyRing:
+    return KeyRing(read_keys(settings))
+
+
+def test_keys_that_are_read_again_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice:sk-old")
+    settings = Settings(api_keys_file=file)
+    renewal = Renewal(settings, ring := ring_of(settings), None)
+    file.write_text("bob:sk-new")
+    renewal.renew()
+    assert (ring.owner("sk-old"), ring.owner("sk-new")) == (None, "bob")
+
+
+@pytest.mark.parametrize("wrong", ["", "# none", "a key: with spaces", None])
+def test_where_the_file_is_wrong_the_keys_stay(tmp_path: Path, wrong: str | None) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice:sk-old")
+    settings = Settings(api_keys_file=file)
+    renewal = Renewal(settings, ring := ring_of(settings), None)
+    file.unlink() if wrong is None else file.write_text(wrong)
+    with log_lines() as log:
+        renewal.renew()
+    assert ring.owner("sk-old") == "alice"
+    assert [line["level"] for line in log.lines] == ["error"]
+
+
+def test_a_certificate_that_is_read_again_is_shown_to_who_comes_next(tmp_path: Path) -> None:
+    both = tmp_path / "both.pem"
+    settings = Settings(ssl_certfile=both)
+    authority = trustme.CA()
+
+    def issue(name: str) -> None:
+        authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(both)
+
+    issue("old.example")
+    context = tls_context(settings)
+    assert context
+    renewal = Renewal(settings, KeyRing(), context)
+    issue("new.example")
+    renewal.renew()
+    assert shown_name(context, authority) == "new.example"
+    both.write_text("no certificate")
+    renewal.renew()
+    assert shown_name(context, authority) == "new.example"
+
+
+def shown_name(context: ssl.SSLContext, authority: trustme.CA) -> str:
+    """The name on the certificate that a client is shown, between two ends in memory."""
+    trusting = ssl.create_default_context()
+    trusting.check_hostname = False
+    authority.configure_trust(trusting)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(4):
+        for end in (client, server):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    told = client.getpeercert()
+    assert told
+    return str(dict(told["subjectAltName"])["DNS"])  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_sighup_renews_the_keys_of_a_running_server(model_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-old")
+    with forked_server(model_folder, tmp_path / "log", api_keys_file=file) as server:
+
+        def status(key: str) -> int:
+            return server.http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
+
+        assert (status("sk-old"), status("sk-new")) == (200, 401)
+        file.write_text("sk-new")
+        server.process.send_signal(1)
+        wait_until(lambda: status("sk-new") == 200, seconds=60)
+        assert status("sk-old") == 401
