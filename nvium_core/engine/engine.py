@@ -4,12 +4,15 @@ Knows token ids only, no text.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from operator import attrgetter
 
+from nvium_core.engine.device.budget import Budget
 from nvium_core.engine.device.calibration import assumed_costs, choose_path, choose_threads, measure_costs, own_costs
+from nvium_core.engine.device.calibration_cache import calibration_file, read_calibration, write_calibration
 from nvium_core.engine.device.memory import cache_size
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.events import Completion, Event, FailureEvent, StepReport, best
@@ -148,18 +151,31 @@ class Engine:
         rank = attrgetter("mean_logprob")
         return [chosen for completions in choices.values() for chosen in best(completions, params.n, rank)]
 
-    def calibrate(self) -> StepCosts:
-        """Measure what Steps cost here, and schedule by it. For an engine without work; takes a second or two."""
+    def calibrate(self, *, max_seconds: float = math.inf, remembers: bool = False) -> StepCosts:
+        """Measure what Steps cost here and schedule by it. For an engine without work.
+
+        Takes a second or two for a small model; of a large one as much is measured as the seconds allow. With
+        `remembers`, what was measured before in the same conditions is taken, and what is measured now is kept.
+        """
         require(not self.has_work, "engine", "must be idle to be calibrated")
-        choose_threads(self.runner, self.pool, self.model_config, max_sequences=self.config.max_sequences)
-        choose_path(self.runner, self.pool, self.model_config)
-        costs = measure_costs(self.runner, self.pool, self.model_config, max_sequences=self.config.max_sequences)
+        file = calibration_file(self.runner, self.config) if remembers else None
+        known = read_calibration(file, self.runner) if file else None
+        costs = known or self._measured(Budget(max_seconds))
+        if file and not known:
+            write_calibration(file, costs, self.runner)
+        self.speedup.costs = costs.with_own((0.0, 0.0))
+        self.costs = costs.copy()
+        self.scheduler.policy = self._policy(costs)
+        return costs
+
+    def _measured(self, budget: Budget) -> StepCosts:
+        """The last fifth of the budget is for the engine's own costs, which are seen while it generates."""
+        runner, pool, config, seats = self.runner, self.pool, self.model_config, self.config.max_sequences
+        choose_threads(runner, pool, config, max_sequences=seats, budget=budget.share(0.2))
+        choose_path(runner, pool, config, budget.share(0.4))
+        costs = measure_costs(runner, pool, config, max_sequences=seats, budget=budget.share(0.6))
         self.scheduler.policy = self._policy(costs.copy())
-        whole_costs = costs.with_own(own_costs(rehearsed(self)))
-        self.speedup.costs = costs
-        self.costs = whole_costs.copy()
-        self.scheduler.policy = self._policy(whole_costs)
-        return whole_costs
+        return costs.with_own(own_costs(rehearsed(self, budget)))
 
     def check_integrity(self) -> None:
         """Assert that nothing is leaked, owned twice or out of order."""

@@ -39,6 +39,7 @@ from nvium_core.engine.worker import (
 )
 
 WARM_UP_TOKENS = 4
+MAX_CALIBRATION_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def warm_up(engine: Engine) -> Calibrated:
     num_tokens = min(WARM_UP_TOKENS, engine.context - 1)
     engine.generate([[0]], SamplingParams(max_tokens=num_tokens, seed=0, ignore_eos=True))
     started = time.monotonic()
-    costs = engine.calibrate()
+    costs = engine.calibrate(max_seconds=MAX_CALIBRATION_SECONDS, remembers=True)
     seconds = time.monotonic() - started
     runner = engine.runner
     return Calibrated(

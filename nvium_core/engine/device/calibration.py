@@ -2,12 +2,13 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from statistics import fmean, linear_regression, median
 
 import torch
 
+from nvium_core.engine.device.budget import Budget
 from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.native.steps import MAX_RUN_ROWS
 from nvium_core.engine.device.runner import Runner
@@ -17,6 +18,9 @@ from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run, Step
 from nvium_core.model.config import NviumConfig
+
+COARSE_ROWS = (1, 16, 64, 256)
+"""What is measured first, in case there is no time for more."""
 
 ROW_COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256)
 """What is measured; in between and beyond, costs are taken to be linear."""
@@ -41,6 +45,12 @@ PROMPT_REPEATS = 3
 MANY_ROWS, THREAD_REPEATS = 16, 15
 """Rows, of as many sequences, that stand for many; turns for each number of threads."""
 
+MAX_PROMPT_POSITION = 1024
+"""Where the middle of the context is further, prompts are compared here."""
+
+FEW_ROWS, FEW_ROWS_RATIO = 64, 8
+"""So many rows are expected to cost so many times what one does, before any were timed."""
+
 ASSUMED_ROWS = 32
 """Rows that cost as much as running a block at all does, until measured."""
 
@@ -51,34 +61,37 @@ def assumed_costs(config: NviumConfig) -> StepCosts:
     return StepCosts.linear(layers, [cost / ASSUMED_ROWS for cost in layers])
 
 
-def choose_path(runner: Runner, pool: PagePool, config: NviumConfig) -> None:
-    """Let prompts run natively up to where the layers are faster, in the middle of the context."""
-    backend = runner.backend
+def choose_path(runner: Runner, pool: PagePool, config: NviumConfig, budget: Budget | None = None) -> None:
+    """Let prompts run natively up to where the layers are faster, in the middle of the context.
+
+    Where the budget ends first, they run natively up to what has been compared, or as far as they may at all.
+    """
+    backend, budget = runner.backend, budget or Budget()
     if not isinstance(backend, NativeBackend) or backend.is_deterministic:
         return
     backend.max_native_rows = MAX_RUN_ROWS
+    position = min(config.max_position_embeddings // 2, MAX_PROMPT_POSITION)
+    expected = FEW_ROWS_RATIO * min(_timed(runner, pool, config, 1, position, budget), default=0.0)
     for num_rows in PROMPT_ROWS:
-        ways = backend.max_native_rows, num_rows
-        position = config.max_position_embeddings // 2
-        sequences = stand_ins(num_rows, pool, config, max_sequences=1, position=position)
-        if not sequences:
-            return
-        step = Step(0, [Run(sequence, rows, reaches_front=False) for sequence, rows in sequences.items()])
-        times: dict[int, list[float]] = {way: [] for way in ways}
+        ways, times = (backend.max_native_rows, num_rows), list[tuple[float, int]]()
         for turn, way in product(range(PROMPT_REPEATS), ways):
-            backend.max_native_rows = way
-            times[way].append(seconds(runner, step, turn))
-        for sequence in sequences:
-            pool.release(sequence)
-        layers, native = (min(times[way]) for way in ways)
-        if native >= layers:
-            backend.max_native_rows = ways[0]
+            if turn == 0 or budget.allows(expected):
+                backend.max_native_rows = way
+                times += [
+                    (taken, way) for taken in _timed(runner, pool, config, num_rows, position, budget, expected, turn)
+                ]
+        backend.max_native_rows = ways[0]
+        if {way for _, way in times} != {*ways} or min(times)[1] == ways[0]:
             return
+        backend.max_native_rows = num_rows
+        expected = 2 * min(times)[0]
 
 
-def choose_threads(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> None:
+def choose_threads(
+    runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int, budget: Budget | None = None
+) -> None:
     """Let native calls of few rows, and of many, take as many threads as are fastest, up to PyTorch's number."""
-    backend, most = runner.backend, torch.get_num_threads()
+    backend, most, budget = runner.backend, torch.get_num_threads(), budget or Budget()
     if runner.has_fixed_threads or not isinstance(backend, NativeBackend) or most == 1:
         return
     numbers = sorted({*(2**power for power in range(most.bit_length())), most})
@@ -87,6 +100,8 @@ def choose_threads(runner: Runner, pool: PagePool, config: NviumConfig, *, max_s
         runs = [Run(sequence, rows, reaches_front=True) for sequence, rows in sequences.items()]
         times: dict[int, list[float]] = {number: [] for number in numbers}
         for turn, number in product(range(THREAD_REPEATS), numbers):
+            if times[number] and not budget.allows(times[number][-1]):
+                break
             setattr(backend.threads, name, number)
             times[number].append(sum(seconds(runner, Step(block, runs), turn) for block in range(config.num_exits)))
         setattr(backend.threads, name, min(numbers, key=lambda number: median(times[number])))
@@ -94,18 +109,42 @@ def choose_threads(runner: Runner, pool: PagePool, config: NviumConfig, *, max_s
             pool.release(sequence)
 
 
-def measure_costs(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> StepCosts:
+def _timed(
+    runner: Runner,
+    pool: PagePool,
+    config: NviumConfig,
+    num_rows: int,
+    position: int,
+    budget: Budget,
+    expected: float = 0.0,
+    turn: int = 0,
+) -> list[float]:
+    """The seconds of so many rows of one sequence; nothing where there is no room or no time for them."""
+    sequences = stand_ins(num_rows, pool, config, max_sequences=1, position=position) if budget.allows(expected) else {}
+    runs = [Run(sequence, rows, reaches_front=False) for sequence, rows in sequences.items()]
+    taken = [seconds(runner, Step(0, runs), turn)] if runs else []
+    for sequence in sequences:
+        pool.release(sequence)
+    return taken
+
+
+def measure_costs(
+    runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int, budget: Budget | None = None
+) -> StepCosts:
     """Time every block with more and more rows, one of each sequence while there are seats, without and with decisions
-    for their fronts. Takes a second or so.
+    for their fronts. Takes a second or so for a small model; of a large one, fewer numbers of rows and fewer times.
 
     Nothing else may be running. Pages kept for their content are evicted if there are no others.
     """
-    bare = _measure(runner, pool, config, max_sequences=max_sequences, reaches_fronts=False)
-    asked = _measure(runner, pool, config, max_sequences=max_sequences, reaches_fronts=True)
+    budget = budget or Budget()
+    half = budget.share(0.5)
+    bare = _measure(runner, pool, config, max_sequences=max_sequences, reaches_fronts=False, budget=half)
+    asked = _measure(runner, pool, config, max_sequences=max_sequences, reaches_fronts=True, budget=budget)
     points = {block: rising({rows: min(seconds) for rows, seconds in times.items()}) for block, times in bare.items()}
     junctions = []
     for block, times in asked.items():
-        surplus = {rows: mean_but_slowest(seconds) - points[block][rows] for rows, seconds in times.items()}
+        known = points[block]
+        surplus = {rows: mean_but_slowest(taken) - known[rows] for rows, taken in times.items() if rows in known}
         one_each = min(max_sequences, MAX_SPREAD_ROWS)
         junctions.append(line({rows: surplus[rows] for rows in surplus if rows <= one_each}))
     return StepCosts(points, junctions, passes=measure_passes(runner, pool, config, max_sequences=max_sequences))
@@ -150,14 +189,15 @@ def line(values: Mapping[float, float]) -> Line:
 
 
 def _measure(
-    runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int, reaches_fronts: bool
+    runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int, reaches_fronts: bool, budget: Budget
 ) -> dict[int, dict[int, list[float]]]:
     """Each block's times by rows. Turns go through all Steps, so a machine's slow moments are spread over many."""
     measured: dict[int, dict[int, list[float]]] = {block: defaultdict(list) for block in range(config.num_exits)}
-    for turn, num_rows in product(range(REPEATS), ROW_COUNTS):
-        is_long = num_rows > MAX_SPREAD_ROWS
-        if is_long and turn >= LONG_REPEATS:
+    for turn, num_rows in _order():
+        expected = sum(expected_seconds(times, num_rows) for times in measured.values())
+        if not budget.allows(expected) and measured[0]:
             continue
+        is_long = num_rows > MAX_SPREAD_ROWS
         sequences = stand_ins(num_rows, pool, config, max_sequences=1 if is_long else max_sequences)
         if sum(map(len, sequences.values())) == num_rows:
             runs = [Run(sequence, rows, reaches_front=reaches_fronts) for sequence, rows in sequences.items()]
@@ -165,11 +205,25 @@ def _measure(
                 times[num_rows].append(seconds(runner, Step(block, runs), turn))
         for sequence in sequences:
             pool.release(sequence)
-    return measured
+    return {block: dict(sorted(times.items())) for block, times in measured.items()}
+
+
+def _order() -> Iterator[tuple[int, int]]:
+    """(turn, rows) of what is measured one after the other."""
+    finer = [rows for rows in ROW_COUNTS if rows not in COARSE_ROWS]
+    for turn, num_rows in product(range(REPEATS), (*COARSE_ROWS, *finer)):
+        if num_rows <= MAX_SPREAD_ROWS or turn < LONG_REPEATS:
+            yield turn, num_rows
+
+
+def expected_seconds(times: Mapping[int, list[float]], num_rows: int) -> float:
+    """As the most rows below that were timed took, each row as long as each of those; 0 where none were."""
+    fewer = [rows for rows in times if rows <= num_rows]
+    return min(times[max(fewer)]) * num_rows / max(fewer) if fewer else 0.0
 
 
 def mean_but_slowest(times: list[float]) -> float:
-    return fmean(sorted(times)[:-1])
+    return fmean(sorted(times)[: max(1, len(times) - 1)])
 
 
 def rising(costs: dict[int, float]) -> dict[int, float]:

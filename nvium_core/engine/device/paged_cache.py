@@ -7,6 +7,7 @@ Shapes: L layers, S cache slots, B runs, Q rows of the longest, H query heads, G
 R rows, W pages of the longest table.
 """
 
+import math
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -48,9 +49,9 @@ class PagedCache:
         """Whole pages, as kernels want them."""
         heads = config.num_key_value_heads or config.num_attention_heads
         shape = (config.num_hidden_layers, self.num_slots, heads, config.head_dim or 0)
-        self.keys = like.new_zeros(shape)
-        self.values = like.new_zeros(shape)
-        self.states_2SD = like.new_zeros(2, self.num_slots, config.hidden_size)
+        self.keys = untouched_zeros(shape, like)
+        self.values = untouched_zeros(shape, like)
+        self.states_2SD = untouched_zeros((2, self.num_slots, config.hidden_size), like)
 
     def write(self, layer: int, slot_R: Tensor, k_RGP: Tensor, v_RGP: Tensor) -> None:
         self.keys[layer, slot_R] = k_RGP
@@ -86,3 +87,10 @@ class PagedCache:
 def positions(runs: Items[Run]) -> Integers:
     """Of every row of the runs, in order, [R]."""
     return np.concatenate([np.arange(run.rows.start, run.rows.stop) for run in runs])
+
+
+def untouched_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros that on a CPU take memory only once they are written over; PyTorch's own are all written at once."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    return torch.from_numpy(np.zeros(math.prod(shape) * like.dtype.itemsize, np.uint8)).view(like.dtype).view(shape)

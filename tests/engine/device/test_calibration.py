@@ -1,6 +1,7 @@
 """What Steps cost: measured without a trace, or assumed."""
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device import calibration, native
 from nvium_core.engine.device.calibration import (
+    COARSE_ROWS,
     MANY_ROWS,
     MAX_SPREAD_ROWS,
     ROW_COUNTS,
@@ -212,3 +214,44 @@ def test_calibration_takes_the_fastest_number_of_threads_for_few_rows_and_for_ma
     choose_threads(engine.runner, engine.pool, engine.model_config, max_sequences=16)
     assert (backend.threads.few, backend.threads.many) == (1, 2)
     assert engine.pool.num_free == engine.pool.num_pages
+
+
+def test_without_time_little_is_measured_and_the_engine_still_runs(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(page_size=4, max_sequences=8))
+    costs = engine.calibrate(max_seconds=0.0)
+    assert [tuple(block) for block in costs.points.values()] == [COARSE_ROWS[:1]] * 3
+    assert costs.own == (0.0, 0.0)
+    (told,) = engine.generate([PROMPT], PARAMS)
+    assert told.token_ids == alone(model, PROMPT, PARAMS).token_ids
+    engine.check_idle()
+
+
+class SlowRunner(Runner):
+    """Takes four milliseconds for a row."""
+
+    def run(self, step: Step) -> list[StepResult]:
+        time.sleep(0.004 * step.num_rows)
+        return super().run(step)
+
+
+def test_a_slow_model_is_calibrated_within_its_seconds(model: NviumForCausalLM) -> None:
+    engine = Engine(model, EngineConfig(page_size=4, max_sequences=8), make_runner=SlowRunner)
+    started = time.monotonic()
+    costs = engine.calibrate(max_seconds=2.0)
+    assert time.monotonic() - started < 4
+    assert COARSE_ROWS[1] in costs.points[0]
+    assert costs.seconds(0, 256) > costs.seconds(0, 1)
+
+
+def test_what_was_measured_is_remembered_for_the_same_conditions_only(
+    model: NviumForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, again, other = (Engine(model, EngineConfig(max_sequences=seats)) for seats in (2, 2, 3))
+    measured = first.calibrate(remembers=True)
+    (file,) = tmp_path.rglob("calibration/*.json")
+    assert again.calibrate(max_seconds=0.0, remembers=True).as_dict() == measured.as_dict()
+    assert again.runner.backend.max_native_rows == first.runner.backend.max_native_rows
+    assert other.calibrate(max_seconds=0.0, remembers=True).as_dict() != measured.as_dict()
+    file.write_text('{"costs": 3}', encoding="utf-8")
+    assert again.calibrate(max_seconds=0.0, remembers=True).as_dict() != measured.as_dict()

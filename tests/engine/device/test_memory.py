@@ -1,5 +1,7 @@
 """Sizes written as text, the memory of a device, and the bytes of a page."""
 
+import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from nvium_core import InvalidRequest, NviumForCausalLM
 from nvium_core.engine.device.memory import control_group_limits, device_memory, page_bytes, parse_cache_memory
+from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Runner
 from tests.random_models import random_model
 
@@ -124,7 +127,7 @@ def held_tensors(owner: object) -> Iterator[Tensor]:
     for value in vars(owner).values():
         if isinstance(value, Tensor):
             yield value
-        elif not isinstance(value, NviumForCausalLM) and hasattr(value, "__dict__"):
+        elif not isinstance(value, NviumForCausalLM | ctypes.CDLL) and hasattr(value, "__dict__"):
             yield from held_tensors(value)
 
 
@@ -133,3 +136,18 @@ def test_a_page_costs_what_the_runner_allocates_for_one_more(dtype: torch.dtype)
     model = random_model([1, 3], dtype=dtype)
     one, two = (Runner(model, num_pages=n, page_size=PAGE_SIZE, max_sequences=2) for n in (1, 2))
     assert held_bytes(two) - held_bytes(one) == page_bytes(model.config, PAGE_SIZE, dtype)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_cache_takes_memory_as_it_is_used() -> None:
+    config = random_model([1, 2], width=64, num_heads=2).config
+    before = resident()
+    cache = PagedCache(config, num_pages=40_000, page_size=16, like=torch.empty(0))
+    assert cache.keys.nbytes + cache.values.nbytes > 2**28
+    assert resident() - before < 2**25
+    assert not cache.keys[:, -1].any()
+    cache.keys[0, : 2**16] = 1
+    assert resident() - before > 2**24 - 2**22
