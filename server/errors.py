@@ -39,6 +39,9 @@ log = structlog.get_logger("nvium.server")
 RETRY_STOPPED_SECONDS = 5
 
 
+CONTEXT_EXCEEDED = "context_length_exceeded"
+
+
 class ApiError(Exception):
     """What the client is told."""
 
@@ -62,8 +65,11 @@ class ApiError(Exception):
 
 
 class InvalidField(ApiError):
+    """The message begins with the field's name; but for a context exceeded, as programs look for OpenAI's words."""
+
     def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
-        super().__init__(f"{param}: {message}", param=param, code=code)
+        told = message if code == CONTEXT_EXCEEDED else f"{param}: {message}"
+        super().__init__(told, param=param, code=code)
 
 
 class MalformedRequest(ApiError):
@@ -189,7 +195,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case InvalidRequest():
-            code = "context_length_exceeded" if isinstance(error, ContextLengthExceeded) else None
+            code = CONTEXT_EXCEEDED if isinstance(error, ContextLengthExceeded) else None
             return InvalidField(error.field, error.message, code=code)
         case ConversationError():
             return InvalidField("messages", str(error))

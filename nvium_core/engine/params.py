@@ -27,8 +27,8 @@ class ContextLengthExceeded(InvalidRequest):
     def __init__(self, num_prompt_tokens: int, max_tokens: int, context: int) -> None:
         super().__init__(
             "prompt" if num_prompt_tokens >= context else "max_tokens",
-            f"this model's context is {context} tokens; the prompt has {num_prompt_tokens} and "
-            f"{max_tokens} more were asked for ({num_prompt_tokens + max_tokens} in all)",
+            f"This model's maximum context length is {context} tokens. However, {num_prompt_tokens + max_tokens} were "
+            f"asked for: {num_prompt_tokens} of the prompt and {max_tokens} more.",
         )
 
 

@@ -206,11 +206,11 @@ def start(
     asked = [EngineRequest(p.token_ids, replace(params, seed=seed_for(request))) for p in prompts]
     num_new = num_choices * params.max_tokens
     num_scored = params.num_choices * sum(len(p.token_ids) for p in prompts) if params.prompt_logprobs else 0
+    for prompt in asked:
+        service.engine.check(prompt.token_ids, prompt.params)
     service.check_new_tokens(num_new)
     service.check_scored_tokens(num_scored)
     service.check_alternatives((num_new + num_scored) * (params.logprobs or 0))
-    for prompt in asked:
-        service.engine.check(prompt.token_ids, prompt.params)
     owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
     texts = [choice_text(service, request, prompt, stops, echo=echo) for prompt in owners]
     stream = service.worker.submit(asked, tenant)

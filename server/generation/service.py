@@ -191,7 +191,7 @@ class Service:
     def check_length(self, param: str, text: str) -> None:
         """Refuse what the context cannot hold before it takes the time to be tokenized."""
         if self._longest_token and len(text) > self.engine.context * self._longest_token:
-            message = f"its {len(text)} characters are more than this model's context of {self.engine.context} tokens"
+            message = f"This model's maximum context length is {self.engine.context} tokens, and the text has more."
             raise InvalidField(param, message, code="context_length_exceeded")
 
     async def read_prompts(self, prompts: Sequence[str | list[int]], last: int | None = None) -> list[Prompt]:

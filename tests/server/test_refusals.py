@@ -110,6 +110,10 @@ def test_a_context_exceeded_is_told_with_its_numbers(server: LiveServer) -> None
     assert error["param"] == "max_tokens"
     assert all(number in error["message"] for number in ("4096", "4095", "4 ", "4099"))
     assert error_of(server.complete(prompt="a" * 5000))["param"] == "prompt"
+    for asked in ({"max_tokens": 4095}, {"max_tokens": 999_999}, {"prompt": "a" * 5000}, {"prompt": "a" * 500_000}):
+        error = error_of(server.complete(**asked))
+        assert error["message"].startswith("This model's maximum context length is 4096 tokens")
+        assert "characters" not in error["message"]
 
 
 def test_a_strict_client_raises_the_right_errors(server: LiveServer) -> None:
