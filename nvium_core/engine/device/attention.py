@@ -165,19 +165,19 @@ def best_attention(cache: PagedCache, num_heads: int) -> RowAttention:
 
 @torch.inference_mode()
 def kernel_agrees(cache: PagedCache, num_heads: int) -> bool:
-    """Whether both give the same for a few rows of random pages. For an empty cache, which it leaves empty."""
+    """Whether both give the same for rows of one and two random pages. For an empty cache, which it leaves empty."""
     generator = torch.Generator().manual_seed(0)
     device, page_size = cache.keys.device, cache.page_size
     last_page = cache.null_page - 1
-    table_RW = torch.tensor([[0], [last_page], [last_page]], device=device)
-    position_R = torch.tensor([page_size - 1, page_size // 2, 0], device=device)
+    table_RW = torch.tensor([[last_page, 0], [0, last_page], [last_page, cache.null_page]], device=device)
+    position_R = torch.tensor([2 * page_size - 1, page_size + page_size // 2, 0], device=device)
     slot_R = torch.full_like(position_R, cache.padding_slot)
 
     def random(rows: int, heads: int) -> Tensor:
         return torch.randn(rows, heads, cache.keys.shape[-1], generator=generator).to(cache.keys)
 
     q_RHP, k_RGP = random(3, num_heads), random(3, cache.keys.shape[2])
-    used = (table_RW[:2] * page_size + torch.arange(page_size, device=device)).flatten()
+    used = (table_RW[0, :, None] * page_size + torch.arange(page_size, device=device)).flatten()
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = random(len(used), cache.keys.shape[2])
     found, expected = (way(cache, table_RW, position_R, slot_R)(q_RHP, k_RGP, k_RGP, 0) for way in (in_place, gathered))

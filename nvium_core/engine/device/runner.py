@@ -6,6 +6,7 @@ A Step never overwrites what it reads, so one that raised can be run again. All 
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -83,6 +84,7 @@ class Runner:
         )
         self.backend = (make_backend or best)(model, self.cache)
         self._junctions = Junctions(model, self.backend, max_sequences=max_sequences, one_by_one=is_deterministic)
+        self._device = model.device
         self._is_asynchronous = model.device.type != "cpu"
         self.has_waited = True
         """Whether the device had nothing left to do when the last run() returned: only then is its time known."""
@@ -125,6 +127,15 @@ class Runner:
     ) -> list[StepResult]:
         """What the backend runs in one call. Adds to the decisions for exits, and to log_reached of those who go on."""
         started = time.perf_counter()
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            results = self._forward(step, decided, reached)
+        if len(results) == 1 and results[0].seconds is None and not self._is_asynchronous:
+            results[0].seconds = time.perf_counter() - started
+        return results
+
+    def _forward(
+        self, step: Step, decided: dict[Sequence, FrontDecision], reached: dict[Sequence, float]
+    ) -> list[StepResult]:
         results = self.backend.run(step)
         for result in results:
             self._decide(result, reached)
@@ -134,8 +145,6 @@ class Runner:
                 else:
                     decided[sequence] = decision
             self._score(result, decided)
-        if len(results) == 1 and results[0].seconds is None and not self._is_asynchronous:
-            results[0].seconds = time.perf_counter() - started
         return results
 
     def _decide(self, result: StepResult, reached: Mapping[Sequence, float]) -> None:

@@ -32,7 +32,7 @@ class Replay:
         return function() if graph is None else graph.replay()
 
     def _captured(self, name: Hashable, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        """None, and a warning, for what cannot be captured."""
+        """None, and a warning, for what cannot be captured; then nothing is replayed any more."""
         here, aside = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
@@ -44,6 +44,8 @@ class Replay:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 function()
         except RuntimeError as error:
-            logger.warning("%s cannot be a CUDA graph and is run as it is: %s", name, error)
+            torch.cuda.set_stream(here)  # a capture that fails to end leaves the thread on the capture's stream
+            logger.warning("%s cannot be a CUDA graph, so nothing is replayed: %s", name, error)
+            self._pool = None
             return None
         return graph

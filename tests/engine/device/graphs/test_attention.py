@@ -4,12 +4,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from nvium_core import SamplingParams
 from nvium_core.engine.device import attention
-from nvium_core.engine.device.attention import best_attention, gathered, kernel_agrees
+from nvium_core.engine.device.attention import alike, best_attention, gathered, kernel_agrees
 from nvium_core.engine.device.paged_cache import PagedCache, best_page_size
+from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Run
 from tests.random_models import random_model
 
 
@@ -57,3 +63,38 @@ def test_on_a_cpu_keys_are_gathered_from_small_pages() -> None:
     like = torch.zeros(1, dtype=torch.bfloat16)
     assert best_page_size(like) == 16
     assert best_attention(empty_cache(), num_heads=4) is gathered
+
+
+def test_a_kernel_that_mistakes_the_width_of_tables_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow(*args: Any, **given: Any) -> Tensor:
+        tables = given["block_table"]
+        given["block_table"] = tables.flatten()[: len(tables)].view(-1, 1).repeat(1, 2)
+        return slow_varlen_attn(*args, **given)
+
+    monkeypatch.setattr(attention, "varlen_attn", narrow)
+    assert not kernel_agrees(empty_cache(), num_heads=4)
+
+
+def test_a_long_context_does_not_pad_short_ones() -> None:
+    """64 sequences of 200 tokens beside one of 30,000."""
+    runs = []
+    for length in [200] * 64 + [30_000]:
+        sequence = Sequence("s", [0] * length, SamplingParams(), seed=0, num_blocks=1, arrival=0)
+        runs.append(Run(sequence, range(length - 1, length), reaches_front=True))
+    batches = [[runs[number].rows.stop for number in numbers] for numbers in alike(runs, page_size=16)]
+    assert sorted(map(len, batches)) == [1, 64]
+    assert sum(len(batch) * max(batch) for batch in batches) == 64 * 200 + 30_000
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 40)), min_size=1, max_size=30))
+def test_no_short_run_is_padded_to_more_than_twice_its_pages(lengths: list[tuple[int, int]]) -> None:
+    runs = []
+    for length, rows in lengths:
+        sequence = Sequence("s", [0] * length, SamplingParams(), seed=0, num_blocks=1, arrival=0)
+        runs.append(Run(sequence, range(max(0, length - rows), length), reaches_front=True))
+    numbers = [list(batch) for batch in alike(runs, page_size=16)]
+    assert sorted(number for batch in numbers for number in batch) == list(range(len(runs)))
+    for batch in numbers:
+        pages = [-(-runs[number].rows.stop // 16) for number in batch]
+        assert max(pages) <= 2 * min(pages)
+        assert len(batch) == 1 or max(len(runs[number].rows) for number in batch) <= MAX_SHORT_RUN
