@@ -3,12 +3,14 @@
 Shapes: R rows and F fronts with their padding, W pages of a table, D width, V vocabulary, S cache slots.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
 import torch
 
 from nvium_core.engine.device.attention import MAX_GATHERED_KEYS, RowAttention, best_attention, gathered
+from nvium_core.engine.device.graphs.fence import Fence
 from nvium_core.engine.device.graphs.inputs import (
     FRONT_SLOT,
     MAX_ROWS,
@@ -52,13 +54,16 @@ class GraphsBackend(LayersBackend):
         *,
         light_head_bytes: int = LIGHT_HEAD_BYTES,
         attention: RowAttention | None = None,
+        make_fence: Callable[[torch.device], Fence] = Fence,
     ) -> None:
         super().__init__(model, cache)
         config, head = model.config, model.lm_head.weight
         self._last_block = config.num_exits - 1
         self.attention = attention or best_attention(cache, config.num_attention_heads)
         max_pages = -(-min(config.max_position_embeddings, cache.null_slot) // cache.page_size)
-        self.inputs = Inputs(cache, max_pages=max_pages, has_one_width=self.attention is not gathered)
+        self.inputs = Inputs(
+            cache, max_pages=max_pages, has_one_width=self.attention is not gathered, make_fence=make_fence
+        )
         self._x_FD = head.new_zeros(MAX_ROWS, config.hidden_size)
         self._answers = torch.zeros(3, MAX_ROWS, dtype=torch.float64, device=head.device)
         self.told = torch.zeros(3, MAX_ROWS, dtype=torch.float64, pin_memory=head.is_cuda)

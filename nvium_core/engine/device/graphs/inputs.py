@@ -7,6 +7,7 @@ two; padding writes to the padding slot and sees the null slot.
 Shapes: R rows, F fronts, W pages of the longest table, each with its padding.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nvium_core.engine.device.attention import power_of_two
+from nvium_core.engine.device.graphs.fence import Fence
 from nvium_core.engine.device.layers.backend import tokens_of
 from nvium_core.engine.device.paged_cache import PagedCache, positions
 from nvium_core.engine.device.sampling import Truncation
@@ -43,7 +45,14 @@ class PaddedSizes:
 
 
 class Inputs:
-    def __init__(self, cache: PagedCache, *, max_pages: int, has_one_width: bool) -> None:
+    def __init__(
+        self,
+        cache: PagedCache,
+        *,
+        max_pages: int,
+        has_one_width: bool,
+        make_fence: Callable[[torch.device], Fence] = Fence,
+    ) -> None:
         """`max_pages`: of any sequence. `has_one_width` makes all tables that long."""
         self._cache = cache
         self._max_pages = max_pages
@@ -54,7 +63,7 @@ class Inputs:
         self.host = torch.zeros(num_words, dtype=torch.long, pin_memory=is_cuda)
         self.device = torch.zeros(num_words, dtype=torch.long, device=device)
         self._whole, self._real = self.host.numpy(), self.host.view(torch.float64).numpy()
-        self._sent = torch.cuda.Event() if is_cuda else None
+        self._sent = make_fence(device)
 
     def sizes(self, step: Step) -> PaddedSizes:
         """What the Step fits into, if all its runs reached their fronts."""
@@ -68,14 +77,12 @@ class Inputs:
 
     def send(self, step: Step, fronts: Items[Sequence], sizes: PaddedSizes) -> None:
         """Pack the Step, and what is drawn for those of its fronts that `fronts` names; send it."""
-        if self._sent is not None:
-            self._sent.synchronize()  # the last Step's numbers have left the host
+        self._sent.wait()  # the last Step's numbers have left the host
         self._pack_rows(step, sizes)
         self._pack_fronts(step.block, fronts, sizes.num_fronts)
         num_words = MAX_ROWS * NUM_FIELDS + sizes.num_rows * sizes.num_pages
         self.device[:num_words].copy_(self.host[:num_words], non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()
+        self._sent.set()
 
     def whole(self, field: int, count: int) -> Tensor:
         """A field of whole numbers on the device, [count]."""

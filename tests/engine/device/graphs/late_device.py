@@ -1,0 +1,133 @@
+"""A device that is late: it executes nothing of what is queued until somebody waits for it.
+
+Tensors of the CPU stand for the device's. What an operator of theirs will give is not a number, or zero, until then; a
+copy from the host reads what the host has there by then, as a GPU's would.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from nvium_core.engine.device.graphs.fence import Fence
+
+aten = torch.ops.aten
+NEEDS_VALUES = {aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default}
+READS = {getattr(Tensor, name) for name in ("tolist", "numpy", "item", "__bool__", "__int__", "__float__")}
+
+
+class LateDevice:
+    """While it is entered, tensors made are the device's unless they are given to the host."""
+
+    def __init__(self) -> None:
+        self.num_executed = 0
+        self._late: dict[int, Tensor] = {}
+        """By address, so that none is freed and its address taken by another."""
+        self._queue: deque[Callable[[], None]] = deque()
+        self._stack = ExitStack()
+        self.takes_all = True
+
+    def __enter__(self) -> "LateDevice":
+        self._stack.enter_context(Reads(self))
+        self._stack.enter_context(Operators(self))
+        return self
+
+    def __exit__(self, *raised: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._stack.close()
+
+    def take(self, *tensors: Tensor) -> None:
+        self._late |= {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+
+    def give_to_host(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            self._late.pop(tensor.untyped_storage().data_ptr(), None)
+
+    def has(self, tensor: object) -> bool:
+        return isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() in self._late
+
+    def queue(self, function: Callable[[], None]) -> None:
+        self._queue.append(function)
+
+    @property
+    def position(self) -> int:
+        """How much has ever been queued."""
+        return self.num_executed + len(self._queue)
+
+    def execute(self, until: int | None = None) -> None:
+        with _disable_current_modes():
+            while self._queue and (until is None or self.num_executed < until):
+                self._queue.popleft()()
+                self.num_executed += 1
+
+    def fence(self, device: torch.device) -> Fence:
+        return LateFence(self)
+
+
+class LateFence(Fence):
+    def __init__(self, device: LateDevice) -> None:
+        self._device, self._position = device, 0
+
+    def set(self) -> None:
+        self._position = self._device.position
+
+    def wait(self) -> None:
+        self._device.execute(self._position)
+
+
+class Reads(TorchFunctionMode):
+    """Whatever reads a value on the host waits for all."""
+
+    def __init__(self, device: LateDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Items[type],
+        args: Items[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in READS and self._device.has(args[0]):
+            self._device.execute()
+        return func(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self, device: LateDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(
+        self, func: Any, types: Items[type], args: Items[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        device, kwargs = self._device, kwargs or {}
+        is_late = any(device.has(leaf) for leaf in tree_leaves((args, kwargs)))
+        if func in NEEDS_VALUES or (func is aten.copy_.default and not device.has(args[0])):
+            device.execute()
+            return func(*args, **kwargs)
+        if is_late and func._schema.is_mutable:
+            device.queue(lambda: func(*args, **kwargs))
+            return args[0]
+        out = func(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not device.has(leaf)]
+        if is_late and made:
+            for tensor in made:
+                tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.zero_()
+            device.queue(lambda: fill(made, func(*args, **kwargs)))
+        if is_late or device.takes_all:
+            device.take(*made)
+        return out
+
+
+def fill(made: list[Tensor], out: Any) -> None:
+    for tensor, value in zip(made, (leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)), strict=True):
+        tensor.copy_(value)
