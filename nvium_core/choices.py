@@ -5,6 +5,8 @@ from typing import Literal
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
 Instructions = Literal["auto", "baseline", "avx2", "avx512", "neon"]
+Quantization = Literal["q8", "q4"]
+Weights = Literal["auto", "native", "q8", "q4"]
 Schedule = Literal["optimal", "sweep", "synchronous"]
 Sampling = Literal["exits", "mixture"]
 Sharding = Literal["ddp", "fsdp"]

@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvium_core.choices import Device, Precision
+from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, FailureEvent, TokenEvent, best
 from nvium_core.engine.failures import error_of
@@ -86,9 +86,10 @@ class LLM:
         *,
         device: Device = "auto",
         dtype: Precision = "auto",
+        weights: Weights = "auto",
         **engine_options: Any,
     ) -> None:
-        self.loaded = model if isinstance(model, LoadedModel) else load_model(model, device, dtype)
+        self.loaded = model if isinstance(model, LoadedModel) else load_model(model, device, dtype, weights=weights)
         self.engine = Engine(self.loaded.model, EngineConfig(**engine_options))
         self._template = ChatTemplate(self.loaded.tokenizer)
         self._num_asked = 0

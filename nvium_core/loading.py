@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from nvium_core.choices import Device, Precision
+from nvium_core.choices import Device, Precision, Quantization, Weights
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, CheckpointError, resolve_folder
 from nvium_core.model.gguf import is_gguf, open_gguf
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.quantized import quantize_model
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -35,8 +37,9 @@ def load_model(
     device: Device = "auto",
     dtype: Precision = "auto",
     kind: type[NviumForCausalLM] = NviumForCausalLM,
+    weights: Weights = "auto",
 ) -> LoadedModel:
-    """Load a folder, Hub name or GGUF file; None is the embedded model.
+    """Load a folder, Hub name or GGUF file; None is the embedded model. `weights` q8 or q4 rounds backbone and head.
 
     `auto` is CUDA where there is one, and there bfloat16; a GGUF file is in its own precision, groups in bfloat16.
 
@@ -46,11 +49,25 @@ def load_model(
     path = Path(source) if source else embedded_model()
     place = resolve_device(device)
     if is_gguf(path):
-        return load_gguf(path, place, dtype, kind)
+        loaded = load_gguf(
+            path, place, "float32" if weights in get_args(Quantization) and dtype == "auto" else dtype, kind
+        )
+        quantize_as(loaded.model, weights)
+        return loaded
     folder = resolve_folder(path)
     model = kind.from_pretrained(folder, dtype=resolve_dtype(dtype, place)).eval()
     nn.Module.to(model, place)
+    quantize_as(model, weights)
     return LoadedModel(model_name(path), model, load_tokenizer(folder, model), folder.resolve())
+
+
+def quantize_as(model: NviumForCausalLM, weights: Weights) -> None:
+    """Round as the option says. Raises `CheckpointError` in a precision that cannot hold the result."""
+    if weights in {"q8", "q4"}:
+        try:
+            quantize_model(model, weights)
+        except ValueError as error:
+            raise CheckpointError(f"weights {weights}: {error}") from error
 
 
 def model_name(source: Path) -> str:

@@ -19,7 +19,7 @@ from typing import Annotated
 from annotated_types import Ge, Interval, MinLen
 from typing_extensions import Doc
 
-from nvium_core.choices import Device, Instructions, Precision
+from nvium_core.choices import Device, Instructions, Precision, Weights
 from nvium_core.engine.params import EngineConfig
 
 Positive = Annotated[int, Ge(1)]
@@ -35,6 +35,7 @@ class ModelOptions:
 
     device: Annotated[Device, Doc("auto is CUDA where there is one.")] = "auto"
     dtype: Annotated[Precision, Doc("auto is float32 on CPU, bfloat16 on CUDA.")] = "auto"
+    weights: Annotated[Weights, Doc("q8 and q4: in groups of 32 with a scale; read less, round more.")] = "auto"
     instructions: Annotated[Instructions, Doc("A CPU's vector instructions; auto is the widest it has.")] = "auto"
     threads: Annotated[str, Doc("Of a CPU; auto measures how many serve best.")] = "auto"
 

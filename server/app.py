@@ -161,7 +161,7 @@ def load(settings: Settings) -> Service:
     """The model and what serves it; says what is loaded, and what was. Raises `CheckpointError`, `InvalidRequest`."""
     log.debug("loading", model=settings.model or "the embedded model")
     started = time.monotonic()
-    loaded = load_model(settings.model, settings.device, settings.dtype)
+    loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights)
     service = Service(loaded, settings)
     log.info(
         "loaded",

@@ -17,14 +17,14 @@ from rich.progress import track
 from rich.table import Table
 
 from nvium_core.bench.shapes import PAPER_ROUTING, random_model, shape_config
-from nvium_core.choices import Device, Precision
+from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.device import native
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, Event, FailureEvent
 from nvium_core.engine.failures import EngineError
 from nvium_core.engine.params import EngineConfig, SamplingParams, require
 from nvium_core.engine.schedule.costs import StepCosts
-from nvium_core.loading import LoadedModel, load_model, resolve_device, resolve_dtype
+from nvium_core.loading import LoadedModel, load_model, quantize_as, resolve_device, resolve_dtype
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.planning.plan import numbers
 
@@ -72,31 +72,39 @@ class Subject:
 
 
 def load_subjects(
-    model: str | None, shape: str | None, routing: str | None, device: Device, dtype: Precision
+    model: str | None,
+    shape: str | None,
+    routing: str | None,
+    device: Device,
+    dtype: Precision,
+    weights: Weights = "auto",
 ) -> Iterator[Subject]:
     """A folder, a Hub name or the embedded model; or random weights of a shape, "24x768", or one after another of
     several, "24x768,36x768", and a forced routing. What makes no sense is refused before the first."""
     require(routing is None or shape is not None, "routing", "can be forced on random weights only; give a shape too")
     if shape is None:
-        yield subject_of(load_model(model, device, dtype))
+        yield subject_of(load_model(model, device, dtype, weights=weights))
         return
     require(model is None, "shape", "cannot be given together with a model")
     shares = numbers(routing, "routing") if routing else PAPER_ROUTING
     for each in (shapes := shape.split(",")):
         shape_config(each, len(shares))
     for each in shapes:
-        yield random_subject(each, shares, device, dtype)
+        yield random_subject(each, shares, device, dtype, weights)
 
 
 def subject_of(loaded: LoadedModel) -> Subject:
     return Subject(loaded.name, loaded.model, loaded.tokenizer(PROMPT).input_ids)
 
 
-def random_subject(shape: str, routing: Items[float], device: Device, dtype: Precision) -> Subject:
+def random_subject(
+    shape: str, routing: Items[float], device: Device, dtype: Precision, weights: Weights = "auto"
+) -> Subject:
     place = resolve_device(device)
     model = random_model(
         shape, num_exits=len(routing), routing=routing, dtype=resolve_dtype(dtype, place), device=place
     )
+    quantize_as(model, weights)
     return Subject(f"random-{shape}", model, list(range(1, PROMPT_TOKENS + 1)))
 
 

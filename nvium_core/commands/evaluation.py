@@ -50,7 +50,7 @@ def evaluate(
     documents = read_documents(data)
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
-    loaded = load_model(model, options.device, options.dtype)
+    loaded = load_model(model, options.device, options.dtype, weights=options.weights)
     parts = suite.Parts(
         greedy=greedy,
         temperatures=temperatures,
@@ -87,7 +87,7 @@ def evaluate_chat(
     suite.check_places(json_file, None)
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
-    loaded = load_model(model, options.device, options.dtype)
+    loaded = load_model(model, options.device, options.dtype, weights=options.weights)
     found = chat.evaluate_chat(loaded.model, chat.held_out(loaded, data, conversations), show_progress=True)
     figures = suite.description(loaded) | asdict(found)
     print(table(["figure", "value"], figures.items()))
@@ -143,7 +143,7 @@ def iso(
 
     suite.check_places(json_file, None)
     options = ModelOptions(**given)
-    loaded = load_model(model, options.device, options.dtype)
+    loaded = load_model(model, options.device, options.dtype, weights=options.weights)
     figures = iso.evaluate_iso(loaded, counts(depths, "depths"), tokens, trials)
     print(iso.markdown(figures))
     if json_file:

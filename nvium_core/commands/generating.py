@@ -10,6 +10,7 @@ from nvium_core.engine.params import EngineConfig
 from nvium_core.options import ModelOptions
 
 STDIN = "-"
+ENGINE_OPTIONS = "schedule", "deterministic"
 
 SeedOption = Annotated[int | None, typer.Option(help="Same seed, same text.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 is the argmax of π_mix.")]
@@ -17,7 +18,7 @@ TopPOption = Annotated[float, typer.Option(help="Nucleus sampling.")]
 
 
 @takes(ModelOptions)
-@takes(EngineConfig, "schedule", "deterministic")
+@takes(EngineConfig, *ENGINE_OPTIONS)
 def generate(
     model: ModelArgument = None,
     prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "Once upon a time",
@@ -36,7 +37,7 @@ def generate(
 
 
 @takes(ModelOptions)
-@takes(EngineConfig, "schedule", "deterministic")
+@takes(EngineConfig, *ENGINE_OPTIONS)
 def chat(
     model: ModelArgument = None,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
@@ -67,5 +68,5 @@ def language_model(model: str | None, given: dict[str, Any]) -> Any:
     from nvium_core import LLM
 
     options = chosen(ModelOptions, given)
-    engine = {name: given[name] for name in ("schedule", "deterministic") if name in given}
-    return LLM(model, device=options.device, dtype=options.dtype, max_sequences=1, **engine)
+    engine = {name: given[name] for name in (*ENGINE_OPTIONS, "instructions", "threads") if name in given}
+    return LLM(model, device=options.device, dtype=options.dtype, weights=options.weights, max_sequences=1, **engine)

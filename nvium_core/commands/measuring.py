@@ -58,7 +58,7 @@ def bench(
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
     runs = []
-    for subject in harness.load_subjects(model, shape, routing, options.device, options.dtype):
+    for subject in harness.load_subjects(model, shape, routing, options.device, options.dtype, options.weights):
         runs.append(experiments.measure(experiment, subject, asked))
         Console().print(experiments.table(runs[-1]))
     experiments.save(runs, json_file, plot)

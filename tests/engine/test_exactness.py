@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, PromptEvent, SamplingParams, TokenEvent
+from nvium_core.choices import Quantization
 from nvium_core.engine.schedule import randomness
 from nvium_core.model import reference
+from nvium_core.model.quantized import quantize_model
 from tests.engine.automaton import Automaton, Rule
 from tests.random_models import random_model
 
@@ -183,6 +186,18 @@ def check(model: NviumForCausalLM, told: Told, plan: list[Request]) -> None:
             scores = [event.score.logprob for event in events if event.score]
             explicit = explicit_logprobs(model, request.prompt, [event.token_id for event in events])
             assert scores == pytest.approx(explicit, abs=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["q8", "q4"])
+def test_a_quantized_model_is_served_as_the_one_with_its_dequantised_weights(kind: Quantization) -> None:
+    model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE, width=32, context=CONTEXT)
+    quantize_model(model, kind)
+    wishes: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"sampling": "mixture"}, {"logprobs": 2}, {}]
+    plan = [
+        Request([1, 2, 3 + seed], SamplingParams(max_tokens=12, seed=seed, **wish), arrives=seed, is_cancelled=None)
+        for seed, wish in enumerate(wishes)
+    ]
+    check(model, served(Engine(model, EngineConfig(max_sequences=3)), plan), plan)
 
 
 def test_exit_probabilities_are_those_of_algorithm_1() -> None:

@@ -18,22 +18,21 @@ struct Matrix {
   explicit operator bool() const { return data; }
 };
 
-// Formats: how a step of one vector is unpacked. `kGroup` elements share a scale, which is stored before them for each
+// Formats: how an element of a step of one vector is unpacked. `kGroup` elements share a scale, which is stored before them for each
 // lane as an IEEE half; 0 where there is none.
 template <typename A> struct Plain {
   static constexpr int64_t kLanes = lanes<A>;
   static constexpr int kStep = 1, kBytes = kVectorBytes, kGroup = 0;
-  static void unpack(const char* at, Vector<A>* w) { w[0] = bits_at<Vector<A>>(at); }
+  static Vector<A> unpack(const char* at, int) { return bits_at<Vector<A>>(at); }
 };
 
 template <typename A> struct Pairs;
 template <> struct Pairs<float> {  // two of bfloat16 in 32 bits, the first in the lower half
   static constexpr int64_t kLanes = lanes<float>;
   static constexpr int kStep = 2, kBytes = kVectorBytes, kGroup = 0;
-  static void unpack(const char* at, floats* w) {
+  static floats unpack(const char* at, int element) {
     const ints both = bits_at<ints>(at);
-    w[0] = bits_as<floats>(both << 16);
-    w[1] = bits_as<floats>(both & static_cast<int32_t>(0xFFFF0000));
+    return bits_as<floats>(element ? both & static_cast<int32_t>(0xFFFF0000) : both << 16);
   }
 };
 
@@ -47,21 +46,19 @@ template <typename A, typename E> inline Vector<A> whole_numbers(const E* from) 
 template <typename A> struct Bytes {
   static constexpr int64_t kLanes = lanes<A>;
   static constexpr int kStep = 1, kBytes = lanes<A>, kGroup = 32;
-  static void unpack(const char* at, Vector<A>* w) { w[0] = whole_numbers<A>(reinterpret_cast<const int8_t*>(at)); }
+  static Vector<A> unpack(const char* at, int) { return whole_numbers<A>(reinterpret_cast<const int8_t*>(at)); }
 };
 
 template <typename A> struct Nibbles {  // of 4 bits less 8, the first in the lower half of a byte
   static constexpr int64_t kLanes = lanes<A>;
   static constexpr int kStep = 2, kBytes = lanes<A>, kGroup = 32;
-  static void unpack(const char* at, Vector<A>* w) {
+  static Vector<A> unpack(const char* at, int element) {
     if constexpr (std::is_same_v<A, float>) {
       const ints both = widened(reinterpret_cast<const uint8_t*>(at));
-      w[0] = __builtin_convertvector((both & 15) - 8, floats);
-      w[1] = __builtin_convertvector((both >> 4) - 8, floats);
+      return __builtin_convertvector((element ? both >> 4 : both & 15) - 8, floats);
     } else {
       const auto both = bits_at<Narrow<uint8_t, A>>(at);
-      w[0] = __builtin_convertvector(both & 15, Vector<A>) - 8;
-      w[1] = __builtin_convertvector(both >> 4, Vector<A>) - 8;
+      return __builtin_convertvector(element ? both >> 4 : both & 15, Vector<A>) - 8;
     }
   }
 };
@@ -84,27 +81,13 @@ template <typename A> inline Vector<A> halves(const char* at) {
   }
 }
 
-// Vectors of a panel, and rows that are multiplied at once by as many vectors as leave registers for their sums. Float64
-// is for checks: it takes one vector and a few rows.
+// Vectors of a panel; how many of them many rows take at once; and so many rows as leave registers for all sums. Float64 is
+// for checks: it takes one vector and a few rows.
 template <typename A> constexpr int kAcross = std::is_same_v<A, float> ? 4 : 1;
+template <typename A> constexpr int kAtOnce = std::min(kAcross<A>, kRegisters == 32 ? 4 : 2);
 template <typename A, int K> constexpr int kMostRows = std::is_same_v<A, float> ? (kRegisters == 32 ? 24 : 12) / std::max(K, 2) : 3;
 
 constexpr int64_t kAhead = 4096;  // bytes, so that the next page of memory is on its way: no prefetcher goes beyond one
-
-// Sums of products of R rows x and K vectors, step by step. Each is made in the same order whatever R and K are, so a
-// row's results do not depend on which rows it is taken with.
-template <typename F, int R, int K, typename A>
-inline void add_products(const A* x, int64_t length, const char* at, int64_t apart, int64_t steps,
-                         Vector<A> (&sums)[K][R]) {
-  for (int64_t s = 0; s < steps; ++s, at += apart, x += F::kStep) {
-    for (int b = 0; b < K * F::kBytes; b += 64) __builtin_prefetch(at + b + kAhead);
-    Vector<A> w[K][F::kStep];
-    for (int k = 0; k < K; ++k) F::unpack(at + k * F::kBytes, w[k]);
-    for (int e = 0; e < F::kStep; ++e)
-      for (int r = 0; r < R; ++r)
-        for (int k = 0; k < K; ++k) sums[k][r] += w[k][e] * x[r * length + e];
-  }
-}
 
 // A panel's first byte, its vectors, and the first of those that are taken.
 struct Panel {
@@ -112,27 +95,42 @@ struct Panel {
   int64_t vectors, first;
 };
 
+// Sums of products of R rows x and K vectors, step by step. Each is made in the same order whatever R and K are, so a
+// row's results do not depend on which rows it is taken with. The first to read a panel has all of it fetched.
+template <typename F, int R, int K, typename A>
+inline void add_products(const A* x, int64_t length, const char* steps, const Panel& panel, int64_t count,
+                         Vector<A> (&sums)[K][R]) {
+  const int64_t apart = panel.vectors * F::kBytes, fetched = panel.first ? 0 : apart;
+  const char* at = steps + panel.first * F::kBytes;
+  for (int64_t s = 0; s < count; ++s, at += apart, x += F::kStep) {
+    for (int64_t b = 0; b < fetched; b += 64) __builtin_prefetch(at + b + kAhead);
+    for (int e = 0; e < F::kStep; ++e) {
+      Vector<A> w[K];
+      for (int k = 0; k < K; ++k) w[k] = F::unpack(at + k * F::kBytes, e);
+      for (int r = 0; r < R; ++r)
+        for (int k = 0; k < K; ++k) sums[k][r] += w[k] * x[r * length + e];
+    }
+  }
+}
+
 template <typename F, int R, int K, typename A>
 void panel_products(const A* x, int64_t length, const Panel& panel, Vector<A> (&sums)[K][R]) {
-  const int64_t apart = panel.vectors * F::kBytes;
-  const char* at = panel.data + panel.first * F::kBytes;
-  add_products<F>(x, length, at, apart, length / F::kStep, sums);
+  const int64_t count = length / F::kStep;
+  add_products<F>(x, length, panel.data, panel, count, sums);
   if (length % F::kStep == 0) return;
   for (int k = 0; k < K; ++k) {
-    Vector<A> w[F::kStep];
-    F::unpack(at + length / F::kStep * apart + k * F::kBytes, w);
-    for (int r = 0; r < R; ++r) sums[k][r] += w[0] * x[r * length + length - 1];
+    const Vector<A> w = F::unpack(panel.data + (count * panel.vectors + panel.first + k) * F::kBytes, 0);
+    for (int r = 0; r < R; ++r) sums[k][r] += w * x[r * length + length - 1];
   }
 }
 
 template <typename F, int R, int K, typename A>
 void grouped_panel_products(const A* x, int64_t length, const Panel& panel, Vector<A> (&sums)[K][R]) {
   constexpr int64_t scale_bytes = 2 * lanes<A>, steps = F::kGroup / F::kStep;
-  const int64_t of_scales = panel.vectors * scale_bytes, apart = panel.vectors * F::kBytes;
   const char* group = panel.data;
-  for (int64_t i = 0; i < length; i += F::kGroup, group += of_scales + steps * apart) {
+  for (int64_t i = 0; i < length; i += F::kGroup, group += panel.vectors * (scale_bytes + steps * F::kBytes)) {
     Vector<A> own[K][R] = {};
-    add_products<F>(x + i, length, group + of_scales + panel.first * F::kBytes, apart, steps, own);
+    add_products<F>(x + i, length, group + panel.vectors * scale_bytes, panel, steps, own);
     for (int k = 0; k < K; ++k) {
       const Vector<A> scale = halves<A>(group + (panel.first + k) * scale_bytes);
       for (int r = 0; r < R; ++r) sums[k][r] += scale * own[k][r];
@@ -170,16 +168,20 @@ void multiply_all(int64_t num_rows, const A* x, int64_t length, const Panel& pan
                                [&](int r, int64_t vector, const Vector<A>& products) { use(row + r, vector, products); });
 }
 
-// Few rows take the whole panel at once, so that there are enough sums to keep the processor busy; many by fewer vectors.
+// Few rows take the whole panel at once, so that there are enough sums to keep the processor busy; many rows as much of it
+// as leaves registers for theirs.
 template <typename F, typename A, typename Use>
 void multiply_panel(int64_t num_rows, const A* x, int64_t length, Panel panel, Use&& use) {
-  for (int64_t left; (left = panel.vectors - panel.first) > 0;)
-    if (kAcross<A> == 4 && left >= 4 && num_rows <= kMostRows<A, 4>)
-      multiply_all<F, kAcross<A>>(num_rows, x, length, panel, use), panel.first += 4;
-    else if (kAcross<A> > 1 && left >= 2)
-      multiply_all<F, std::min(2, kAcross<A>)>(num_rows, x, length, panel, use), panel.first += 2;
+  constexpr int all = kAcross<A>, some = kAtOnce<A>;
+  while (panel.first < panel.vectors) {
+    const int64_t left = panel.vectors - panel.first;
+    if (left >= all && num_rows <= kMostRows<A, all>)
+      multiply_all<F, all>(num_rows, x, length, panel, use), panel.first += all;
+    else if (left >= some)
+      multiply_all<F, some>(num_rows, x, length, panel, use), panel.first += some;
     else
       multiply_all<F, 1>(num_rows, x, length, panel, use), panel.first += 1;
+  }
 }
 
 template <typename F> constexpr int64_t vector_bytes(int64_t length) {

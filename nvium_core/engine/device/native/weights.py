@@ -12,12 +12,13 @@ from operator import is_not
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nvium_core.engine.device.native.packing import KINDS, NOTHING, Layout, Packed, pack
+from nvium_core.engine.device.native.packing import KINDS, NOTHING, Layout, Packed, pack, pack_groups
 from nvium_core.model.exits import Adapter, Exit
 from nvium_core.model.llama import Layer
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.quantized import groups_of
 
 Weight = Tensor | Packed | None
 
@@ -68,11 +69,10 @@ def is_plain(model: NviumForCausalLM) -> bool:
     return len(precisions) == 1 and precisions <= KINDS.keys()
 
 
-def narrowest(model: NviumForCausalLM) -> torch.dtype:
-    """The precision in which the model's weights can be read without losing a bit of them."""
-    dtype = model.lm_head.weight.dtype
-    fits = dtype != torch.float64 and all(torch.equal(x, x.bfloat16().to(dtype)) for x in _weights(model))
-    return torch.bfloat16 if fits else dtype
+def narrowed(weight: Tensor) -> Tensor:
+    """In bfloat16, if that loses no bit of it."""
+    narrow = weight.bfloat16()
+    return narrow if weight.dtype != torch.float64 and torch.equal(narrow.to(weight.dtype), weight) else weight
 
 
 def _weights(model: NviumForCausalLM) -> Iterable[Tensor]:
@@ -115,14 +115,15 @@ def exit_parameters(exit_: Exit) -> list[Tensor | None]:
 
 
 class Store:
-    """A model's weights as one build reads them: vectors in float32 or better, matrices in the narrowest precision that
-    holds them."""
+    """A model's weights as one build reads them: vectors in float32 or better, matrices in groups if their layer holds
+    some, or else in the narrowest precision that loses nothing."""
 
     def __init__(self, model: NviumForCausalLM, vector_bytes: int) -> None:
         self._model = model
-        self._dtype = narrowest(model)
-        self._precise = torch.promote_types(self._dtype, torch.float32)
-        self._layout = Layout.of(vector_bytes, self._dtype)
+        self._precise = torch.promote_types(model.lm_head.weight.dtype, torch.float32)
+        self._layout = Layout.of(vector_bytes, self._precise)
+        layers = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
+        self._groups = {id(layer.weight): groups for layer in layers if (groups := groups_of(layer))}
 
     def block(self, block: range) -> Pointers:
         layers = (cast(Layer, self._model.model.layers[index]) for index in block)
@@ -142,7 +143,9 @@ class Store:
             return None
         if weight.dim() == 1:
             return weight.detach().to(self._precise).contiguous()
-        return pack(weight.detach().to(self._dtype), self._layout)
+        if groups := self._groups.get(id(weight)):
+            return pack_groups(groups, self._layout)
+        return pack(narrowed(weight.detach()), self._layout)
 
 
 def address(numbers: "array[int] | array[float]") -> int:

@@ -2,7 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,17 +12,20 @@ from torch import Tensor
 
 from nvium_core import NviumForCausalLM, SamplingParams
 from nvium_core.bench.shapes import force_routing
+from nvium_core.choices import Quantization
 from nvium_core.engine.device import native
 from nvium_core.engine.device.junction import Junctions
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native import weights
+from nvium_core.engine.device.native.fronts import NativeFronts
 from nvium_core.engine.device.native.steps import NativeSteps
-from nvium_core.engine.device.native.weights import narrowest
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.randomness import Purpose, uniform
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run, Step, StepResult
+from nvium_core.model.exits import Exit
+from nvium_core.model.quantized import quantize_model
 from tests.engine.cached_blocks import (
     NUM_PAGES,
     TOLERANCE,
@@ -298,9 +301,8 @@ def test_weights_that_bfloat16_holds_are_read_in_it_and_no_bit_changes(
     model = random_model([1, 2], dtype=torch.bfloat16).float()
     sequences = [drawing(9, 1), drawing(4, 5)]
     step = Step(0, [Run(sequence, range(sequence.num_tokens), reaches_front=True) for sequence in sequences])
-    assert narrowest(model) == torch.bfloat16
     narrow = Cached(model, library)
-    monkeypatch.setattr(weights, "narrowest", lambda model: torch.float32)
+    monkeypatch.setattr(weights, "narrowed", lambda weight: weight)
     wide = Cached(model, library)
     assert narrow.run(step)[0].decisions == wide.run(step)[0].decisions
     assert all(torch.equal(some, others) for some, others in zip(narrow.kept, wide.kept, strict=True))
@@ -311,8 +313,35 @@ def test_the_head_is_stored_once(widest_library: ctypes.CDLL) -> None:
     assert len({exit_.array[-1] for exit_ in exits}) == 1
 
 
-def test_one_weight_that_does_not_fit_keeps_all_as_they_are() -> None:
-    model = random_model([1, 2], dtype=torch.bfloat16).float()
-    model.lm_head.weight.data[0, 0] = 1 + 2**-20
-    assert narrowest(model) == torch.float32
-    assert narrowest(model.double()) == torch.float64
+def test_a_matrix_is_narrowed_unless_that_loses_a_bit() -> None:
+    matrix = torch.ones(3, 4)
+    assert weights.narrowed(matrix).dtype == torch.bfloat16
+    matrix[0, 0] = 1 + 2**-20
+    assert weights.narrowed(matrix) is matrix
+    assert weights.narrowed(torch.ones(3, 4, dtype=torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("kind", ["q8", "q4"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_groups_are_read_as_the_weights_they_stand_for(
+    library: ctypes.CDLL, kind: Quantization, dtype: torch.dtype
+) -> None:
+    model = random_model([1, 3], dtype=dtype, width=64, vocab_size=50, spread=0.5)
+    quantize_model(model, kind)
+    sequences = sequences_of([1, 17, 40], model.config.vocab_size)
+    plain, fast = plain_and_native(model, library)
+    carry_five_by_five(sequences, [plain, fast])
+    assert_alike(fast, plain, TOLERANCE[dtype])
+    x_RD = torch.randn(9, 64, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    exits = NativeFronts(library, model, fast.cache.states_2SD)
+    for block, exit_ in enumerate(model.exits):
+        logits_RV = model.lm_head(cast(Exit, exit_).adapter(x_RD))
+        torch.testing.assert_close(exits.logits(block, x_RD), logits_RV, rtol=0, atol=10 * TOLERANCE[dtype])
+        assert torch.equal(exits.logits(block, x_RD)[4:5], exits.logits(block, x_RD[4:5].clone()))
+
+
+def test_groups_are_read_in_their_own_bytes(widest_library: ctypes.CDLL) -> None:
+    model = random_model([1], dtype=torch.float32, width=64)
+    quantize_model(model, "q4")
+    pointers = weights.Store(model, widest_library.vector_bytes()).block(range(1))
+    assert list(pointers.array[1:8:2]) == [4] * 4
