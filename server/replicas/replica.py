@@ -37,7 +37,8 @@ class Replica:
         disable_created_metrics()
         self._listener = listen(host or ray.util.get_node_ip_address(), port=0)
         self._secret = secrets.token_urlsafe(32)
-        self._service = Service(load_model(settings.model, settings.device, settings.dtype, weights=settings.weights), settings)
+        loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights)
+        self._service = Service(loaded, settings)
         gate = Middleware(FromFront, secret=self._secret, metrics=self._service.metrics)
         app = assemble(self._service, gate, tracer_provider(settings))
         stopping = {"timeout_keep_alive": KEEP_ALIVE_SECONDS, "timeout_graceful_shutdown": STOP_SECONDS}
