@@ -26,7 +26,7 @@ NOT_MEASURED: dict[str, set[str]] = {
     "docs/exactness.md": {".001"},
     "docs/monitoring.md": {"0.97", "2", "5", "10", "15", "30", "40", "85"},
     "docs/quickstart.md": {"0.7", "0.95", "3.11", "3.12"},
-    "docs/replicas.md": {"2", "15", "25", "30"},
+    "docs/replicas.md": {"2", "2.5", "15", "25", "30"},
     "docs/results.md": {"95"},
     "docs/security.md": {"32", "64"},
     "docs/training.md": {"0.05", "5"},

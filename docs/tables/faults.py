@@ -1,0 +1,38 @@
+"""What breaks a server, and what a long load leaves."""
+
+from docs.tables.table import Table, digits, read, table
+
+COUNTS = ("times", "right", "wrong", "lost", "failed", "refused")
+HELD = {
+    "memory, MB": "resident_mb",
+    "threads": "threads",
+    "descriptors": "descriptors",
+    "preemptions": "preemptions_total",
+}
+
+
+@table
+def faults() -> Table:
+    rows = read("faults")["rows"]
+    head = ["what", *COUNTS, "recovery, s", "exit codes"]
+    return head, [
+        [row["what"], *(row[name] for name in COUNTS), digits(row["recovery_seconds"], 1), row["exit_codes"]]
+        for row in rows
+    ]
+
+
+@table
+def soak_http() -> Table:
+    told = read("soak-http")
+    counts, samples = told["counts"], told["samples"]
+    head = ["after, s", *HELD, "answers so far", "wrong"]
+    shown = [samples[1], samples[len(samples) // 2], samples[-1]]
+    return head, [
+        [
+            digits(sample["seconds"]),
+            *(digits(sample[name], name == "resident_mb") for name in HELD.values()),
+            sum(earlier["answers"] for earlier in samples if earlier["seconds"] <= sample["seconds"]),
+            counts.get("wrong", 0) if sample is shown[-1] else None,
+        ]
+        for sample in shown
+    ]
