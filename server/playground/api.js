@@ -10,10 +10,19 @@ export async function servedModel(key) {
 }
 
 /** The chunks of a completion as they come. Leaving the loop or aborting the signal frees the request. */
-export async function* completion(body, key, signal) {
+export function completion(body, key, signal) {
+  return chunks("v1/completions", body, key, signal);
+}
+
+/** The chunks of an answer to messages, likewise. */
+export function conversation(body, key, signal) {
+  return chunks("v1/chat/completions", body, key, signal);
+}
+
+async function* chunks(path, body, key, signal) {
   const asked = { ...body, model: "default", stream: true };
   const options = { method: "POST", headers: headers(key), body: JSON.stringify(asked), signal };
-  const response = await ask("v1/completions", options, key);
+  const response = await ask(path, options, key);
   for await (const data of unbroken(events(response.body), signal)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

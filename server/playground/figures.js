@@ -40,9 +40,16 @@ export class Figures {
     this.#place.replaceChildren(
       ...figure("First token", this.#first && this.#first - this.#sent, 0, "ms", "after asking"),
       ...figure("Speed", seconds && (this.#numTokens - this.#numAtFirst) / seconds, 0, "tokens/s", `${this.#numTokens} tokens`),
+      ...(exitLayers.length === 1 ? [] : this.#depth()),
+    );
+  }
+
+  #depth() {
+    const { exitLayers } = this.#model;
+    return [
       ...figure("Mean depth", this.#numTokens && this.#depths / this.#numTokens, 2, "", "dense: 1.00"),
       ...figure("Blocks per token", this.#numTokens && this.#numRuns / this.#numTokens, 2, "", `dense: ${exitLayers.length}`),
-    );
+    ];
   }
 }
 

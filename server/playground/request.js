@@ -4,10 +4,14 @@ const LARGEST_SEED = 2 ** 31;
 
 const field = (id) => document.getElementById(id);
 
-/** The body of a request, without what says how to sample. */
+/** The body of a completion's request, without what says at which exits. */
 export function request() {
+  return { prompt: field("prompt").value, ...sampling() };
+}
+
+/** What stories and conversations have in common. */
+export function sampling() {
   return {
-    prompt: field("prompt").value,
     max_tokens: Number(field("length").value),
     temperature: Number(field("temperature").value),
     top_p: Number(field("top-p").value),

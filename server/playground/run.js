@@ -88,8 +88,10 @@ export class Run {
     const { exit, layer, probability } = this.#tokens[number];
     const { exitLayers } = this.model;
     const text = this.#story.text(number).trim();
+    const heading = text ? `“${text}”` : "a token without text of its own";
+    if (exitLayers.length === 1) return [heading, `token ${number + 1}`];
     return [
-      text ? `“${text}”` : "a token without text of its own",
+      heading,
       `token ${number + 1} left at exit ${exit} of ${exitLayers.length}, after layer ${layer} of ${exitLayers.at(-1)}`,
       `exit probability ${probability.toFixed(3)}`,
       ...this.#fates(number, exit),

@@ -2,6 +2,9 @@
 
 export class Trouble extends Error {}
 
+/** The server wants a key, and was given none. */
+export class KeyNeeded extends Trouble {}
+
 const GONE = "The server cannot be reached. Is it still running?";
 const BROKEN = "The stream broke off: the server has gone, or the connection to it.";
 const NO_KEY = "This server asks for a key. Put one into the field “API key”.";
@@ -18,7 +21,7 @@ export const failed = (error) => new Trouble(`The server failed on the way: ${se
 
 /** What an answer other than 2xx means. */
 export async function refusal(response, hasKey) {
-  if (response.status === 401) return hasKey ? unknownKey() : new Trouble(NO_KEY);
+  if (response.status === 401) return hasKey ? unknownKey() : new KeyNeeded(NO_KEY);
   const told = await response.json().catch(() => null);
   const words = sentence(told?.error?.message ?? `it answered ${response.status} ${response.statusText}`);
   return new Trouble(`${opening(response.status)} ${words}${comeBack(response.headers.get("retry-after"))}`);
