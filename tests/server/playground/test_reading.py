@@ -25,7 +25,7 @@ STEPS_OF = """async ([numBlocks, exits]) => {
 
 
 def test_a_token_pointed_at_tells_exit_layer_and_probability(visit: Visit) -> None:
-    visit.write(seed=11, length=60, temperature=1, top_p=1)
+    visit.write(seed=11, length=60)
     body = {"model": "default", "prompt": "Once upon a time", "seed": 11, "max_tokens": 60}
     told = visit.server.http.post("/v1/completions", json=body).json()["choices"][0]["nvium"]
     assert visit.hint.is_hidden()

@@ -41,7 +41,8 @@ class Visit:
         return self.page.locator("#trouble").inner_text()
 
     def ask(self, prompt: str = PROMPT, **fields: Any) -> None:
-        """Fill in the form, by the ids of its fields, and send it."""
+        """Fill in the form, by the ids of its fields, and send it; where nothing is said, sampling is as the API's."""
+        fields = {"temperature": 1, "top_p": 1} | fields
         self.page.fill("#prompt", prompt)
         self.page.eval_on_selector("#settings", "settings => settings.open = true")
         for name, value in fields.items():
