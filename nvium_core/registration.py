@@ -10,40 +10,58 @@ from types import ModuleType
 
 
 def register_when_imported(awaited: Sequence[str], registers: str) -> None:
-    """Import `registers` once any of these is imported, and those of them that import it; at once if one is already."""
+    """Import `registers` once any of these modules of one package is imported; at once if one is already.
+
+    They import one another: nothing is registered while any module of their package is half imported.
+    """
     if any(name in sys.modules for name in awaited):
         import_module(registers)
     else:
         sys.meta_path.insert(0, _Watcher(awaited, registers))
 
 
+def is_being_imported(name: str) -> bool:
+    """A module of the same package is, which will go on to this one or has no need of it."""
+    package = name.partition(".")[0] + "."
+    specs = [
+        getattr(module, "__spec__", None) for name, module in list(sys.modules.items()) if name.startswith(package)
+    ]
+    return any(getattr(spec, "_initializing", False) for spec in specs)
+
+
 class _Watcher(MetaPathFinder):
     """Finds modules as the others would, with a loader that goes on to `registers`."""
 
     def __init__(self, awaited: Sequence[str], registers: str) -> None:
-        self._awaited = set(awaited)
+        self._awaited = awaited
+        self._package = awaited[0].partition(".")[0] + "."
         self._registers = registers
         self._depth = 0
+        self._finding: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self._awaited:
+        if not fullname.startswith(self._package) or fullname in self._finding:
             return None
-        self._awaited.remove(fullname)
-        spec = find_spec(fullname)
+        self._finding.add(fullname)
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self._finding.remove(fullname)
         if spec is not None and spec.loader is not None:
             spec.loader = _Continued(spec.loader, self)
         return spec
 
     def execute(self, loader: Loader, module: ModuleType) -> None:
-        """Register after the outermost of the modules: those that it imports are not usable before it is done."""
         self._depth += 1
         try:
             loader.exec_module(module)
         finally:
             self._depth -= 1
-        if self._depth == 0:
+        is_awaited = any(name in sys.modules for name in self._awaited)
+        if self._depth == 0 and is_awaited and self in sys.meta_path and not is_being_imported(self._registers):
+            sys.meta_path.remove(self)
             import_module(self._registers)
 
 

@@ -102,10 +102,12 @@ def test_a_stream_of_several_choices_is_refused(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
+AUTO = "from transformers import AutoConfig, AutoModel, AutoModelForCausalLM"
 IMPORTS = {
-    "nvium_core first": "import nvium_core; from transformers import AutoConfig, AutoModel, AutoModelForCausalLM",
+    "nvium_core first": f"import nvium_core; {AUTO}",
     "models first": "import nvium_core; from transformers import AutoModelForCausalLM, AutoModel, AutoConfig",
-    "transformers first": "from transformers import AutoConfig, AutoModel, AutoModelForCausalLM; import nvium_core",
+    "a base class first": f"import nvium_core; from transformers import PreTrainedModel; {AUTO}",
+    "transformers first": f"{AUTO}; import nvium_core",
 }
 LOADS = """
 from pathlib import Path

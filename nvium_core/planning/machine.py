@@ -68,7 +68,12 @@ class Solved(Policy):
         self._policies: dict[int, Policy] = {}
 
     def choose(self, num_waiting: Sequence[int]) -> int:
-        num_sequences = sum(num_waiting)
+        return self._policy(sum(num_waiting)).choose(num_waiting)
+
+    def passes_whole(self, num_sequences: int) -> bool:
+        return self._policy(num_sequences).passes_whole(num_sequences)
+
+    def _policy(self, num_sequences: int) -> Policy:
         if num_sequences not in self._policies:
             self._policies[num_sequences] = solved(self._problem, num_sequences)
-        return self._policies[num_sequences].choose(num_waiting)
+        return self._policies[num_sequences]

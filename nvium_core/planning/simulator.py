@@ -7,7 +7,7 @@ that policies are compared on the same work.
 import math
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -80,8 +80,13 @@ class Simulator:
         while step is not None:
             ran = self._run(step, follows)
             yield ran
-            goes_on = step.runs[0].sequence in self._draws and (step.goes_on_anyway or not ran.leaving)
-            step, follows = step.following if goes_on else None, True
+            goes_on = step.goes_on_anyway or not ran.leaving
+            step, follows = self._remaining(step.following) if goes_on else None, True
+
+    def _remaining(self, step: Step | None) -> Step | None:
+        """A Step without the sequences that have ended meanwhile."""
+        runs = [run for run in step.runs if run.sequence in self._draws] if step else []
+        return replace(step, runs=runs) if step and runs else None
 
     def emit(self, sequence: Sequence) -> float:
         """A token, and when it came."""
@@ -94,8 +99,7 @@ class Simulator:
         asked = [run.sequence for run in step.runs if run.rows.stop == run.sequence.num_tokens]
         probability, began = self._exit_probabilities[step.block], self.now
         leaving = [sequence for sequence in asked if self._draws[sequence].random() < probability]
-        cost = self.machine.costs.seconds_following if follows else self.machine.costs.seconds
-        seconds = cost(step.block, step.num_rows, len(asked)) / self.machine.http_share
+        seconds = self._seconds(step, len(asked), follows) / self.machine.http_share
         self.now += seconds
         self.num_steps += 1
         counts = {"num_rows": step.num_rows, "num_asked": len(asked), "num_left": len(leaving)}
@@ -103,6 +107,14 @@ class Simulator:
         for run in step.runs:
             run.sequence.advance(step.block, run.rows)
         return Ran(step, began, leaving)
+
+    def _seconds(self, step: Step, num_asked: int, follows: bool) -> float:
+        """Of a Step; one of a pass, if passes were measured, takes an equal share of it."""
+        costs = self.machine.costs
+        if step.goes_on_anyway and costs.passes:
+            return costs.pass_seconds(step.num_rows) / costs.num_blocks
+        cost = costs.seconds_following if follows else costs.seconds
+        return cost(step.block, step.num_rows, num_asked)
 
 
 @dataclass(slots=True)

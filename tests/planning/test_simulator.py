@@ -13,7 +13,7 @@ from nvium_core.engine.schedule.policies.semi_markov import rate_of
 from nvium_core.engine.schedule.policies.threshold import Threshold
 from nvium_core.planning.machine import Machine
 from nvium_core.planning.plan import policies
-from nvium_core.planning.simulator import simulate
+from nvium_core.planning.simulator import TOKENS_PER_SEQUENCE, simulate
 
 PAPER, SHALLOW = (0.146, 0.26, 0.345, 0.247), (0.4, 0.3, 0.2, 0.1)
 OVER_DENSE = {
@@ -64,6 +64,20 @@ def test_the_dense_schedule_moves_everyone_together() -> None:
     assert figures.tokens_per_second == pytest.approx(5 / (4 * 1.5), rel=0.01)
     assert figures.p99_wait_steps == 0
     assert figures.max_gap_seconds == pytest.approx(7 * 1.5)
+
+
+def test_sequences_may_end_in_the_middle_of_a_pass_that_others_go_on_with() -> None:
+    figures = simulate(machine_of(SHALLOW, 3), Synchronous(), num_tokens=4 * TOKENS_PER_SEQUENCE)
+    assert figures.tokens_per_second == pytest.approx(3 / 4, rel=0.02)
+
+
+def test_a_pass_takes_what_passes_were_measured_to_take() -> None:
+    machine = machine_of(SHALLOW, 4)
+    costs = StepCosts(machine.costs.points, passes={1: 1.0, 4: 2.0})
+    for schedule in ("synchronous", "optimal"):
+        quick = replace(machine, costs=costs)
+        rate = simulate(quick, quick.policy(schedule), num_tokens=2000).tokens_per_second
+        assert rate == pytest.approx(4 / 2.0, rel=0.03)
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:
