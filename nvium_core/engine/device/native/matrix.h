@@ -102,15 +102,20 @@ inline void add_products(const A* x, int64_t length, const char* steps, const Pa
                          Vector<A> (&sums)[K][R]) {
   const int64_t apart = panel.vectors * F::kBytes, fetched = panel.first ? 0 : apart;
   const char* at = steps + panel.first * F::kBytes;
+  Vector<A> own[K][R];  // in registers: `sums` are somebody else's, and would be stored at every step
+  for (int k = 0; k < K; ++k)
+    for (int r = 0; r < R; ++r) own[k][r] = sums[k][r];
   for (int64_t s = 0; s < count; ++s, at += apart, x += F::kStep) {
     for (int64_t b = 0; b < fetched; b += 64) __builtin_prefetch(at + b + kAhead);
     for (int e = 0; e < F::kStep; ++e) {
       Vector<A> w[K];
       for (int k = 0; k < K; ++k) w[k] = F::unpack(at + k * F::kBytes, e);
       for (int r = 0; r < R; ++r)
-        for (int k = 0; k < K; ++k) sums[k][r] += w[k] * x[r * length + e];
+        for (int k = 0; k < K; ++k) own[k][r] += w[k] * x[r * length + e];
     }
   }
+  for (int k = 0; k < K; ++k)
+    for (int r = 0; r < R; ++r) sums[k][r] = own[k][r];
 }
 
 template <typename F, int R, int K, typename A>

@@ -77,7 +77,8 @@ class Cached:
         self.layers.run(step)
         fronts = [run.sequence for run in step.runs if run.reaches_front]
         own_slots = [slot for s in fronts for slot in slots(s, range(s.num_tokens - 1, s.num_tokens), PAGE_SIZE)]
-        decisions = self.junctions.decide(step.block, fronts, own_slots) if fronts else {}
+        reached = {sequence: sequence.log_reached for sequence in fronts}
+        decisions = self.junctions.decide(step.block, reached, own_slots) if fronts else {}
         goes_on = any(decision.token_id is None for decision in decisions.values())
         if step.following is None or not (goes_on or step.goes_on_anyway):
             return [StepResult(step, decisions)]
@@ -198,7 +199,8 @@ def test_a_model_with_other_parts_is_left_to_its_layers(config: dict[str, Any]) 
 def test_a_model_with_a_parameter_that_native_code_does_not_read_is_left_to_its_layers(path: str) -> None:
     model = random_model([1, 2])
     assert native.knows(model)
-    model.get_submodule(path).register_parameter("q_norm", torch.nn.Parameter(torch.ones(4, dtype=torch.float64)))
+    extra = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+    model.get_submodule(path).register_parameter("scale_of_its_own", extra)
     assert not native.knows(model)
 
 
