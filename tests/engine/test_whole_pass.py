@@ -21,7 +21,7 @@ from nvium_core.engine.schedule.policies.problem import Problem
 from nvium_core.engine.schedule.policies.threshold import Threshold
 from nvium_core.engine.schedule.policies.whole_pass import WholePass
 from nvium_core.engine.schedule.step import Step, StepResult
-from tests.engine.driving import alone, events_of
+from tests.engine.driving import alone, events_of, logprobs_of
 from tests.engine.test_exactness import Request, check, configs, models, requests, served
 from tests.random_models import random_model
 
@@ -60,6 +60,17 @@ def test_a_pass_takes_one_step_of_the_engine_for_a_token_of_everybody() -> None:
         assert sorted(event.sequence_id for event in events) == list("01234")
         assert [report.block for report in engine.reports] == [1, 2, 3]
     assert not engine.has_work
+
+
+@pytest.mark.parametrize("num_sequences", [1, 3])
+def test_scores_in_passes_are_those_of_a_full_forward(num_sequences: int) -> None:
+    model = random_model([1, 2, 4], seed=5)
+    params = SamplingParams(max_tokens=9, seed=2, logprobs=0, prompt_logprobs=True, ignore_eos=True)
+    prompts = [[1, 2, number] for number in range(num_sequences)]
+    engine = Engine(model, EngineConfig(schedule="synchronous"))
+    for prompt, told in zip(prompts, engine.generate(prompts, params), strict=True):
+        scores = [score.logprob for score in (*told.prompt_scores, *told.scores)]
+        assert scores == pytest.approx(logprobs_of(model, [*prompt, *told.token_ids]), abs=1e-10)
 
 
 class BrokenOnce(LayersBackend):

@@ -104,8 +104,7 @@ class NativeSteps:
     def run(self, step: Step) -> list[StepResult]:
         """The Step, and those that follow it as far as they ran. Other fronts are left to the caller."""
         steps = [step]
-        is_lone = len(step.runs) == 1 and is_native(step.runs[0].sequence)
-        while is_lone and (following := steps[-1].following) and self.suits(following):
+        while is_lone(step) and (following := steps[-1].following) and self.suits(following):
             steps.append(following)
         kept = [self._fill(self._steps[each.block], each) for each in steps]
         first = ctypes.byref(self._steps, step.block * ctypes.sizeof(NativeStep))
@@ -165,6 +164,12 @@ class NativeSteps:
             for f, sequence in enumerate(fronts)
         }
         return StepResult(step, decisions, seconds=seconds)
+
+
+def is_lone(step: Step) -> bool:
+    """One sequence that needs nothing between two blocks; scores need the hidden states there."""
+    [run, *others] = step.runs
+    return not others and is_native(run.sequence) and not run.sequence.needs_logprobs
 
 
 def is_native(sequence: Sequence) -> bool:
