@@ -208,6 +208,11 @@ ROWS: dict[str, list[Panel]] = {
             "Sequences per second that lost their pages to others and start again.",
             [(growth("nvium_preemptions_total"), "preemptions")],
         ),
+        Panel(
+            "Log lines dropped",
+            "Per second, because the log could not be written: a full disk, or a reader that is gone.",
+            [(growth("nvium_dropped_log_lines_total"), "dropped")],
+        ),
     ],
 }
 

@@ -100,10 +100,10 @@ def test_a_gap_counts_as_disturbed_if_any_part_of_it_lies_in_the_newcomers_wait(
     assert scene.first_token_seconds == 5.0
 
 
-def test_log_probabilities_change_no_token_and_come_late() -> None:
+def test_log_probabilities_change_no_token_and_come_at_most_a_few_tokens_late() -> None:
     [row] = found("logprobs")["rows"]
     assert row["tokens_are_identical"]
-    assert 0 < row["mean_delay_tokens"] <= row["most_delay_tokens"] < 6
+    assert 0 <= row["mean_delay_tokens"] <= row["most_delay_tokens"] < 6  # 0 where all Steps are whole passes
 
 
 def test_what_is_told_as_it_is_spoken_is_not_late() -> None:

@@ -50,7 +50,7 @@ def check(command: Command) -> None:
 def check_nvium(words: Sequence[str]) -> None:
     """All of it, if nothing has been left out; else its name and its options."""
     if not words or words[0].startswith("--"):
-        assert set(words) <= {"--version", "--help"}, words
+        assert set(words) <= {"--version", "--help", "--install-completion", "--show-completion"}, words
         return
     name, *given = words
     command = NVIUM.commands[name]
@@ -141,7 +141,8 @@ def check_python(words: Sequence[str]) -> None:
         loadtest_options.parser().parse_args(list(words[2:]))
         return
     else:
-        sources = source_of("loadtest.options" if words[1] == "loadtest" else words[1])
+        options_of = {"loadtest": "loadtest.options", "tests.faults": "tests.faults.__main__"}
+        sources = source_of(options_of.get(words[1], words[1]))
     asked = {word.partition("=")[0] for word in words if word.startswith("--")}
     known = {
         node.value for node in ast.walk(ast.parse(sources)) if isinstance(node, ast.Constant) and node.value in asked

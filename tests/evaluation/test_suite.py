@@ -82,7 +82,9 @@ def test_every_part_has_its_section(figures: Figures) -> None:
 
 def test_a_model_of_four_exits_stands_beside_the_papers() -> None:
     found = {
-        "exit_layers": [3, 6, 9, 12],
+        "num_layers": 24,
+        "width": 768,
+        "exit_layers": [6, 12, 18, 24],
         "exit_shares": [0.25] * 4,
         "exit_perplexities": [40.0] * 4,
         "perplexity": 30.0,
@@ -90,7 +92,8 @@ def test_a_model_of_four_exits_stands_beside_the_papers() -> None:
     text = papers_routing(found | {"twin": {"perplexity": 31.0}})
     assert "| π_mix | – | – | 30 | 18.8 |" in text and "| dense twin | – | – | 31 | 19.46 |" in text
     assert "| dense twin | – | – | – | 19.46 |" in papers_routing(found)
-    assert papers_routing(found | {"exit_layers": [6, 12]}) == ""
+    assert papers_routing(found | {"exit_layers": [12, 24]}) == ""
+    assert papers_routing(found | {"width": 192}) == ""
 
 
 def test_tables_are_rectangular(figures: Figures) -> None:

@@ -131,7 +131,7 @@ INVALID: list[tuple[str, Json]] = [
     ("response_format.json_schema.strict", {"response_format": response_format({}, strict="yes")}),
     ("structured_outputs", {"structured_outputs": {}}),
     ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
-    ("structured_outputs", {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}),
+    ("structured_outputs.regex", {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}),
     ("structured_outputs.regex", {"structured_outputs": {"regex": "(a"}}),
     ("structured_outputs.choice", {"structured_outputs": {"choice": []}}),
     ("structured_outputs.choice", {"structured_outputs": {"choice": [1]}}),
