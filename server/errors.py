@@ -236,7 +236,12 @@ def from_validation(error: RequestValidationError) -> ApiError:
 
 
 def path(body: Any, place: Sequence[str | int], *, is_missing: bool) -> str:
-    """`messages[0].content`: what of a complaint's place is in the body, as pydantic names members of unions too."""
+    """`messages[0].content`: what of a complaint's place is in the body, as pydantic names members of unions too.
+
+    An item of a plain list, such as a token or a stop string, is named by its field alone.
+    """
+    if not any(isinstance(part, str) and part.isidentifier() for part in place[1:]):
+        return str(place[0])
     followed, value = "", body
     for part in place:
         if is_missing and part == place[-1]:
