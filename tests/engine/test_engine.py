@@ -210,7 +210,9 @@ def test_one_choice_is_cancelled_and_the_others_go_on(model: NviumForCausalLM) -
 
 
 def test_an_overlong_request_is_refused_with_the_numbers(model: NviumForCausalLM) -> None:
-    with pytest.raises(ContextLengthExceeded, match=r"32 tokens. However, 33 were asked for: 20 of the prompt and 13 more"):
+    with pytest.raises(
+        ContextLengthExceeded, match=r"32 tokens. However, 33 were asked for: 20 of the prompt and 13 more"
+    ):
         Engine(model).add("x", [1] * 20, SamplingParams(max_tokens=13))
 
 
