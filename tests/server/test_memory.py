@@ -82,4 +82,4 @@ async def test_thousands_of_requests_leave_no_memory_behind(byte_model: LoadedMo
         wait_until(lambda: num_kept_for_requests() < 10)
         assert not server.service.worker._streams
         assert not server.service.worker._queued
-        assert not server.service.engine._requests
+        assert not server.service.engine.has_work
