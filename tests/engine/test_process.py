@@ -99,6 +99,7 @@ async def test_a_closed_stream_frees_its_sequence(worker: EngineProcess) -> None
     await until(lambda: worker.state.num_running == 1)
     stream.close()
     await until(lambda: worker.state.num_running == 0)
+    assert worker.is_alive
 
 
 @pytest.mark.asyncio(loop_scope="module")
