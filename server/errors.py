@@ -38,8 +38,10 @@ log = structlog.get_logger("nvium.server")
 
 RETRY_STOPPED_SECONDS = 5
 
-
 CONTEXT_EXCEEDED = "context_length_exceeded"
+
+NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
+"""Pydantic's types of complaints about what should be a JSON object."""
 
 
 class ApiError(Exception):
@@ -232,19 +234,20 @@ def from_validation(error: RequestValidationError) -> ApiError:
         return ApiError("the body must be a JSON object, sent with content-type application/json")
     if not place:
         return ApiError(f"the body cannot be used: {first['msg']}")
-    return InvalidField(path(error.body, first["loc"][1:], is_missing=first["type"] == "missing"), first["msg"])
+    return InvalidField(path(error.body, place, first["type"]), first["msg"])
 
 
-def path(body: Any, place: Sequence[str | int], *, is_missing: bool) -> str:
+def path(body: Any, place: Sequence[str | int], kind: str) -> str:
     """`messages[0].content`: what of a complaint's place is in the body, as pydantic names members of unions too.
 
-    An item of a plain list, such as a token or a stop string, is named by its field alone.
+    An item of a list of numbers or strings is named by its field alone; `kind` is pydantic's type of the complaint.
     """
-    if not any(isinstance(part, str) and part.isidentifier() for part in place[1:]):
+    is_within = any(isinstance(part, str) and part.isidentifier() for part in place[1:])
+    if not is_within and kind not in NO_OBJECT:
         return str(place[0])
     followed, value = "", body
     for part in place:
-        if is_missing and part == place[-1]:
+        if kind == "missing" and part == place[-1]:
             return f"{followed}.{part}".removeprefix(".")
         try:
             value = value[part]

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ OPTIONS = (
 def openapi(tmp_path: Path) -> Path:
     """Our document, but that a request's model, if it has to name one, is one that is here: any other name is refused
     before all else."""
-    path, told = tmp_path / "openapi.json", document()
+    path, told = tmp_path / "openapi.json", deepcopy(document())
     for schema in request_schemas(told):
         is_required = "model" in schema.get("required", ())
         schema["properties"]["model"]["enum"] = [DEFAULT] if is_required else [DEFAULT, None]

@@ -28,7 +28,8 @@ def test_a_token_pointed_at_tells_exit_layer_and_probability(visit: Visit) -> No
     visit.write(seed=11, length=60)
     body = {"model": "default", "prompt": "Once upon a time", "seed": 11, "max_tokens": 60}
     told = visit.server.http.post("/v1/completions", json=body).json()["choices"][0]["nvium"]
-    assert visit.hint.is_hidden()
+    visit.page.mouse.move(0, 0)
+    expect(visit.hint).to_be_hidden()
     for number in (0, 7, told["exits"].index(1), told["exits"].index(4)):
         visit.tokens.nth(number).hover()
         exit_number, layer = told["exits"][number], told["exit_layers"][number]
