@@ -89,26 +89,24 @@ class Junctions:
         drawing = [front for front in fronts if samples_mixture(front) and is_last]
         deciding = [front for front in fronts if not samples_mixture(front) and (is_last or front.may_be_certain)]
         emitted: Emitted = {}
-        for portion in portions([front for front in deciding if not front.might_have_been_certain], block + 1):
-            emitted |= self._certain(portion, range(block + 1))
-        for portion in portions([front for front in deciding if front.might_have_been_certain], 1):
-            emitted |= self._certain(portion, range(block, block + 1))
+        for portion in portions(deciding, block + 1):
+            emitted |= self._certain(portion, block)
         for portion in portions(drawing, block + 1):
             emitted |= self._drawn_from_mixture(portion)
         return emitted
 
-    def _certain(self, fronts: list[RoutedFront], exits: range) -> Emitted:
-        """Temperature 0: with the shares of these exits the mixture is m_k; its argmax where that is final."""
+    def _certain(self, fronts: list[RoutedFront], block: int) -> Emitted:
+        """Temperature 0: the argmax of m_k where that is final."""
         g = partial(adjust, sequences=[front.sequence for front in fronts])
-        mixture_RV = self._mixtures.add(exits, self._seats(fronts), g)
+        mixture_RV = self._mixtures.sum(block, self._seats(fronts), g)
         token_R, certain_R = certified_argmax(mixture_RV, self._float64([front.remaining for front in fronts]))
-        is_final = certain_R.tolist() if exits[-1] < self._last_block else [True] * len(fronts)
+        is_final = certain_R.tolist() if block < self._last_block else [True] * len(fronts)
         return dict(compress(by_row(fronts, token_R.tolist()), is_final))
 
     def _drawn_from_mixture(self, fronts: list[RoutedFront]) -> Emitted:
         """A token from f(π_mix) for each row, with log π_mix in place of logits."""
         sequences = [front.sequence for front in fronts]
-        log_mixture_RV = self._mixtures.add(range(self._last_block + 1), self._seats(fronts)).log()
+        log_mixture_RV = self._mixtures.sum(self._last_block, self._seats(fronts)).log()
         adjust(log_mixture_RV, sequences)
         uniforms = [front.uniform(TOKEN) for front in fronts]
         return dict(by_row(fronts, draw_tokens(log_mixture_RV, [each.draw for each in sequences], uniforms)))

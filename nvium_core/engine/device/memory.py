@@ -1,4 +1,5 @@
-"""How much memory the key/value cache may take, and how much a page of it takes, in bytes. Allocates nothing.
+"""How much memory the key/value cache may take, what a page of it takes, and what seats take beside it, in bytes.
+Allocates nothing.
 
 A size is text: a number and a unit, decimal ("512MB", "1.5GB") or binary ("2GiB"), or a share of the device's memory
 ("10%"). The CPU's memory is what this process may use, which in a container is less than the machine has.
@@ -15,6 +16,7 @@ import torch
 
 from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.params import DEFAULT_CACHE_MEMORY, EngineConfig, require
+from nvium_core.engine.schedule.sequence import SCORE_WINDOW
 from nvium_core.model.config import NviumConfig
 
 SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.IGNORECASE)
@@ -27,11 +29,12 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The pages of a key/value cache, the bytes they take, and those of the device."""
+    """The pages of a key/value cache, the bytes they take, what seats take beside them, and the device's bytes."""
 
     num_pages: int
     page_size: int
     num_bytes: int
+    seat_bytes: int
     device_bytes: int
 
     @property
@@ -52,17 +55,19 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
     page_size = best_page_size(like) if config.page_size is None else config.page_size
     bytes_each = page_bytes(model, page_size, like.dtype)
     budget = DEFAULT_CACHE_MEMORY if config.cache_memory is None else config.cache_memory
-    affordable = parse_cache_memory(budget, like.device) // bytes_each
+    of_seats = seat_bytes(model, config.max_sequences, like.dtype)
+    affordable = max(0, parse_cache_memory(budget, like.device) - of_seats) // bytes_each
     if config.cache_tokens is not None:
         num_pages = -(-config.cache_tokens // page_size)
     elif config.cache_memory is not None:
         num_pages = affordable
     else:
         num_pages = min(affordable, config.max_sequences * -(-context // page_size))
-    require(num_pages >= 1, "cache_memory", f"{config.cache_memory} does not hold one page of {bytes_each:,} bytes")
-    size = CacheSize(num_pages, page_size, num_pages * bytes_each, device_memory(like.device))
+    beside = f"one page of {bytes_each:,} bytes beside {of_seats:,} for {config.max_sequences} sequences"
+    require(num_pages >= 1, "cache_memory", f"{config.cache_memory} does not hold {beside}")
+    size = CacheSize(num_pages, page_size, num_pages * bytes_each, of_seats, device_memory(like.device))
     message = f"{num_pages * page_size:,} need {size.num_bytes:,} bytes, more than the device has"
-    require(size.num_bytes <= size.device_bytes, "cache_tokens", message)
+    require(size.num_bytes + of_seats <= size.device_bytes, "cache_tokens", message)
     return size
 
 
@@ -111,3 +116,11 @@ def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:
     heads = config.num_key_value_heads or config.num_attention_heads
     numbers_per_row = 2 * config.num_hidden_layers * heads * (config.head_dim or 0) + 2 * config.hidden_size
     return page_size * numbers_per_row * dtype.itemsize
+
+
+def seat_bytes(config: NviumConfig, max_sequences: int, dtype: torch.dtype) -> int:
+    """Bytes kept for sequences beside the cache: of rows to score, their states at all inner boundaries, and of each
+    seat's front what its exits say (`Ledger`, `PartialMixtures`)."""
+    states_each = (config.num_exits - 1) * SCORE_WINDOW + config.num_exits
+    bytes_each = states_each * config.hidden_size * dtype.itemsize + config.num_exits * torch.float64.itemsize
+    return max_sequences * bytes_each

@@ -44,11 +44,6 @@ class RoutedFront(NamedTuple):
         """Whether the top of m_k, whose mass is 1 − r_k, can lead by more than r_k."""
         return self.remaining < 1 / 2
 
-    @property
-    def might_have_been_certain(self) -> bool:
-        """The same for the block before."""
-        return math.exp(self.log_reached) < 1 / 2
-
     def uniform(self, purpose: Purpose) -> float:
         return front_uniform(self.sequence, self.block, purpose)
 

@@ -13,8 +13,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nvium_core import InvalidRequest, NviumForCausalLM
-from nvium_core.engine.device.memory import control_group_limits, device_memory, page_bytes, parse_cache_memory
+from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM
+from nvium_core.engine.device.memory import (
+    control_group_limits,
+    device_memory,
+    page_bytes,
+    parse_cache_memory,
+    seat_bytes,
+)
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Runner
 from tests.random_models import random_model
@@ -136,6 +142,23 @@ def test_a_page_costs_what_the_runner_allocates_for_one_more(dtype: torch.dtype)
     model = random_model([1, 3], dtype=dtype)
     one, two = (Runner(model, num_pages=n, page_size=PAGE_SIZE, max_sequences=2) for n in (1, 2))
     assert held_bytes(two) - held_bytes(one) == page_bytes(model.config, PAGE_SIZE, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_seats_take_beside_the_cache_is_counted(dtype: torch.dtype) -> None:
+    model = random_model([1, 3, 4], dtype=dtype)
+    runner = Runner(model, num_pages=1, page_size=PAGE_SIZE, max_sequences=5)
+    held = held_bytes(runner._junctions._mixtures) + held_bytes(runner._ledger)
+    assert held == seat_bytes(model.config, 5, dtype)
+
+
+def test_a_budget_that_seats_use_up_is_refused() -> None:
+    model = random_model([1, 2])
+    of_seats = seat_bytes(model.config, 64, torch.float64)
+    with pytest.raises(InvalidRequest, match=r"beside .* for 64 sequences"):
+        Engine(model, EngineConfig(max_sequences=64, cache_memory=f"{of_seats / 1000}KB"))
+    size = Engine(model, EngineConfig(max_sequences=64, cache_memory=f"{2 * of_seats / 1000}KB")).cache_size
+    assert of_seats / 2 < size.num_bytes <= of_seats
 
 
 def resident() -> int:
