@@ -1,7 +1,8 @@
 """Attention over the paged cache: every row's key and value are written, then it sees its sequence up to itself.
 
-`gathered` copies the pages into a padded tensor: any device, any precision, and the reference for the other two.
+`gathered` copies the pages into a padded tensor: any device, any precision, and the reference for the others.
 `in_place` has the flash kernel read the pages where they are: half precision on CUDA, pages of multiples of 256.
+Each has a form for runs of several rows: `ragged` and `ragged_in_place`.
 `layers.fixed_order` has sums of a fixed order.
 
 Shapes: R rows of a Step, B runs (rows of one sequence that attend together), Q rows of the longest run, W pages of a
@@ -12,6 +13,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, PagedCache
+from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, Integers, PagedCache
 from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN
 from nvium_core.engine.schedule.step import Run
 from nvium_core.model.llama import Attend
@@ -104,11 +106,17 @@ def batch(cache: PagedCache, runs: Items[Run], numbers: list[int], device: torch
     place_BQ = np.minimum(every_Q, last_B1)
     row_BQ = first_rows[numbers][:, None] + place_BQ
     is_own_BQ = every_Q <= last_B1
-    row, table, position, places, rows = (
-        torch.from_numpy(x).to(device)
-        for x in (row_BQ, cache.tables(members), start_B1 + place_BQ, np.flatnonzero(is_own_BQ), row_BQ[is_own_BQ])
+    row, table, position, places, rows = sent(
+        device, row_BQ, cache.tables(members), start_B1 + place_BQ, np.flatnonzero(is_own_BQ), row_BQ[is_own_BQ]
     )
     return Batch(row, Lookup.of(cache, table, position), places, rows)
+
+
+def sent(device: torch.device, *arrays: Integers) -> list[Tensor]:
+    """Whole numbers to the device, in one copy."""
+    packed = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(device)
+    parts = packed.split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def power_of_two(number: int) -> int:
@@ -116,12 +124,37 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def in_place(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Tensor) -> Attend:
-    """By the flash kernel. Not split over keys, which in some versions leaves rows unwritten (pytorch#194167)."""
-    tables, num_keys_R = table_RW.int(), position_R.int() + 1
+def in_place(
+    cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Tensor, *, num_splits: int | None = 1
+) -> Attend:
+    """By the flash kernel. `num_splits` None lets it share a long context among the GPU's processors."""
     first_query = torch.arange(len(position_R) + 1, dtype=torch.int32, device=position_R.device)
-    first_key = torch.cat([first_query[:1], num_keys_R.cumsum(0, dtype=torch.int32)])
-    max_keys = table_RW.shape[1] * cache.page_size
+    return flash(cache, table_RW, position_R + 1, slot_R, first_query, max_queries=1, num_splits=num_splits)
+
+
+def ragged_in_place(cache: PagedCache, runs: Items[Run], slot_R: Tensor, *, num_splits: int | None = 1) -> Attend:
+    """`in_place` for runs of any length: every row sees its sequence up to itself."""
+    lengths = [len(run.rows) for run in runs]
+    first_query, num_keys = np.cumsum([0, *lengths]), np.array([run.rows.stop for run in runs])
+    table_BW, num_keys_B, first_query_B = sent(slot_R.device, cache.tables(runs), num_keys, first_query)
+    return flash(
+        cache, table_BW, num_keys_B, slot_R, first_query_B.int(), max_queries=max(lengths), num_splits=num_splits
+    )
+
+
+def flash(
+    cache: PagedCache,
+    table_BW: Tensor,
+    num_keys_B: Tensor,
+    slot_R: Tensor,
+    first_query: Tensor,
+    *,
+    max_queries: int,
+    num_splits: int | None,
+) -> Attend:
+    tables, used_B = table_BW.int(), num_keys_B.int()
+    first_key = torch.cat([first_query[:1], used_B.cumsum(0, dtype=torch.int32)])
+    max_keys = table_BW.shape[1] * cache.page_size
     pages = (-1, cache.page_size)
 
     def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
@@ -132,12 +165,13 @@ def in_place(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Te
             cache.values[layer].unflatten(0, pages),
             first_query,
             first_key,
-            1,
+            max_queries,
             max_keys,
+            window_size=(-1, 0),
             enable_gqa=q_RHP.shape[1] != k_RGP.shape[1],
-            seqused_k=num_keys_R,
+            seqused_k=used_B,
             block_table=tables,
-            num_splits=1,
+            num_splits=num_splits,
         )
         assert isinstance(out_RHP, Tensor)
         return out_RHP
@@ -153,24 +187,36 @@ def best_attention(cache: PagedCache, num_heads: int) -> RowAttention:
         message = "pages of %d positions are gathered; a page_size of %d, or a multiple, is read in place"
         logger.warning(message, cache.page_size, KERNEL_PAGE_SIZE)
         return gathered
-    try:
-        agrees = kernel_agrees(cache, num_heads)
-    except (RuntimeError, TypeError, ValueError) as error:
-        logger.warning("attention cannot read pages in place here, so they are gathered: %s", error)
-        return gathered
-    if not agrees:
-        logger.warning("attention that reads pages in place gives wrong results here, so they are gathered")
-    return in_place if agrees else gathered
+    return first_that_agrees(cache, num_heads)
+
+
+def first_that_agrees(cache: PagedCache, num_heads: int) -> RowAttention:
+    """Split over keys if possible, which in some versions leaves rows unwritten (pytorch#194167)."""
+    for num_splits in (None, 1):
+        try:
+            if kernel_agrees(cache, num_heads, num_splits):
+                return partial(in_place, num_splits=num_splits)
+        except (RuntimeError, TypeError, ValueError) as error:
+            logger.warning("attention cannot read pages in place here, so they are gathered: %s", error)
+            return gathered
+        logger.warning("attention in place, num_splits %s, gives wrong results here", num_splits)
+    return gathered
+
+
+MAX_CHECKED_PAGES = 32
 
 
 @torch.inference_mode()
-def kernel_agrees(cache: PagedCache, num_heads: int) -> bool:
-    """Whether both give the same for rows of one and two random pages. For an empty cache, which it leaves empty."""
+def kernel_agrees(cache: PagedCache, num_heads: int, num_splits: int | None = 1) -> bool:
+    """Whether both give the same for rows of many, some and one random pages. For an empty cache, which it leaves
+    empty."""
     generator = torch.Generator().manual_seed(0)
     device, page_size = cache.keys.device, cache.page_size
-    last_page = cache.null_page - 1
-    table_RW = torch.tensor([[last_page, 0], [0, last_page], [last_page, cache.null_page]], device=device)
-    position_R = torch.tensor([2 * page_size - 1, page_size + page_size // 2, 0], device=device)
+    width = min(max(cache.null_page, 2), MAX_CHECKED_PAGES)
+    longest = torch.arange(width, device=device).flip(0).clamp(max=cache.null_page - 1)
+    first_only = torch.full_like(longest, cache.null_page).index_fill_(0, longest.new_zeros(1), cache.null_page - 1)
+    table_RW = torch.stack([longest, longest.roll(1), first_only])
+    position_R = torch.tensor([width * page_size - 1, (width - 1) * page_size + page_size // 2, 0], device=device)
     slot_R = torch.full_like(position_R, cache.padding_slot)
 
     def random(rows: int, heads: int) -> Tensor:
@@ -180,7 +226,8 @@ def kernel_agrees(cache: PagedCache, num_heads: int) -> bool:
     used = (table_RW[0, :, None] * page_size + torch.arange(page_size, device=device)).flatten()
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = random(len(used), cache.keys.shape[2])
-    found, expected = (way(cache, table_RW, position_R, slot_R)(q_RHP, k_RGP, k_RGP, 0) for way in (in_place, gathered))
+    ways = partial(in_place, num_splits=num_splits), gathered
+    found, expected = (way(cache, table_RW, position_R, slot_R)(q_RHP, k_RGP, k_RGP, 0) for way in ways)
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = 0
     return torch.allclose(found, expected, rtol=0, atol=0.05)

@@ -254,6 +254,6 @@ def seconds(runner: Runner, step: Step, turn: int) -> float:
         run.sequence.seed = turn * len(step.runs) + number
     started = time.perf_counter()
     runner.run(step)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if runner.model.device.type == "cuda":
+        torch.cuda.synchronize(runner.model.device)
     return time.perf_counter() - started

@@ -64,7 +64,7 @@ def _truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:
     sorted_RV, order_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
     k_R1 = torch.where(truncation.top_k_R > 0, truncation.top_k_R, vocab_size)[:, None]
     sorted_RV = sorted_RV.masked_fill(torch.arange(vocab_size, device=k_R1.device) >= k_R1, 0)
-    mass_before_RV = sorted_RV.cumsum(-1) - sorted_RV
+    mass_before_RV = cumulative(sorted_RV) - sorted_RV
     top_p_R1 = truncation.top_p_R[:, None]
     cut_RV = (mass_before_RV >= top_p_R1 * sorted_RV.sum(-1, keepdim=True)) & (top_p_R1 < 1)
     cut_RV[:, 0] = False  # top-p of the mass may underflow to nothing
@@ -73,10 +73,18 @@ def _truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:
 
 def inverse_cdf(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
     """The first token whose cumulative probability exceeds uniform · total, [R]; `NO_TOKEN` where there is none."""
-    cdf_RV = probs_RV.cumsum(-1)
+    cdf_RV = cumulative(probs_RV)
     total_R1 = cdf_RV[:, -1:]
     token_R = torch.searchsorted(cdf_RV, uniform_R[:, None] * total_R1, right=True)[:, 0]
     return torch.where(torch.isfinite(total_R1[:, 0]), token_R, NO_TOKEN)
+
+
+def cumulative(probs_RV: Tensor) -> Tensor:
+    """Cumulative sums of rows. On CUDA that of a single row is shared among processors in an order that varies from run
+    to run, that of one of several is not."""
+    if probs_RV.device.type != "cpu" and len(probs_RV) == 1:
+        return probs_RV.expand(2, -1).cumsum(-1)[:1]
+    return probs_RV.cumsum(-1)
 
 
 def certified_argmax(partial_mixture_RV: Tensor, remaining_R: Tensor) -> tuple[Tensor, Tensor]:

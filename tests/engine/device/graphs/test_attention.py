@@ -1,5 +1,6 @@
 """What is asked of the flash kernel, answered by a slow one that does what PyTorch's documentation says."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,11 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvium_core import SamplingParams
 from nvium_core.engine.device import attention
-from nvium_core.engine.device.attention import alike, best_attention, gathered, kernel_agrees
+from nvium_core.engine.device.attention import (
+    alike,
+    best_attention,
+    first_that_agrees,
+    gathered,
+    kernel_agrees,
+    ragged,
+    ragged_in_place,
+)
 from nvium_core.engine.device.paged_cache import PagedCache, best_page_size
+from nvium_core.engine.device.sampling import Truncation, draw
 from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run
@@ -22,28 +33,34 @@ from tests.random_models import random_model
 def slow_varlen_attn(
     q_RHP: Tensor, key: Tensor, value: Tensor, first_query: Tensor, first_key: Tensor, *sizes: int, **given: Any
 ) -> Tensor:
-    """Sequence by sequence: the first `seqused_k` keys of the pages that its row of the block table names."""
+    """Sequence by sequence: the first `seqused_k` keys of the pages that its row of the block table names, of which
+    each of its queries, the last of them, sees those up to itself."""
     out_RHP = torch.full_like(q_RHP, torch.nan)
     assert given["block_table"].dtype == given["seqused_k"].dtype == first_query.dtype == first_key.dtype == torch.int32
     assert torch.equal(first_key.diff(), given["seqused_k"])
-    assert sizes == (1, given["block_table"].shape[1] * key.shape[1])
+    assert sizes == (int(first_query.diff().max()), given["block_table"].shape[1] * key.shape[1])
+    assert given["window_size"] == (-1, 0)
     for number, (pages, length) in enumerate(zip(given["block_table"], given["seqused_k"].tolist(), strict=True)):
         own = slice(*first_query[number : number + 2].tolist())
         k_HSP, v_HSP = (x[pages].flatten(0, 1)[:length].transpose(0, 1) for x in (key, value))
         q_HQP = q_RHP[own].transpose(0, 1)
-        answer = F.scaled_dot_product_attention(q_HQP, k_HSP, v_HSP, enable_gqa=given["enable_gqa"])
+        num_rows = q_HQP.shape[1]
+        is_seen_QS = torch.ones(num_rows, length, dtype=torch.bool).tril(length - num_rows)
+        is_grouped = given["enable_gqa"]
+        answer = F.scaled_dot_product_attention(q_HQP, k_HSP, v_HSP, is_seen_QS, enable_gqa=is_grouped)
         out_RHP[own] = answer.transpose(0, 1)
     return out_RHP
 
 
-def empty_cache() -> PagedCache:
+def empty_cache(num_pages: int = 3) -> PagedCache:
     model = random_model([2], dtype=torch.float32, width=32)
-    return PagedCache(model.config, num_pages=3, page_size=8, like=model.lm_head.weight)
+    return PagedCache(model.config, num_pages=num_pages, page_size=8, like=model.lm_head.weight)
 
 
-def test_the_kernel_is_asked_for_what_gathering_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_pages", [1, 2, 3, 40])
+def test_the_kernel_is_asked_for_what_gathering_gives(monkeypatch: pytest.MonkeyPatch, num_pages: int) -> None:
     monkeypatch.setattr(attention, "varlen_attn", slow_varlen_attn)
-    cache = empty_cache()
+    cache = empty_cache(num_pages)
     assert kernel_agrees(cache, num_heads=4)
     assert not cache.keys[:, : cache.null_slot + 1].any()
     assert not cache.values[:, : cache.null_slot + 1].any()
@@ -68,11 +85,60 @@ def test_on_a_cpu_keys_are_gathered_from_small_pages() -> None:
 def test_a_kernel_that_mistakes_the_width_of_tables_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def narrow(*args: Any, **given: Any) -> Tensor:
         tables = given["block_table"]
-        given["block_table"] = tables.flatten()[: len(tables)].view(-1, 1).repeat(1, 2)
+        given["block_table"] = tables.flatten()[: len(tables)].view(-1, 1).repeat(1, tables.shape[1])
         return slow_varlen_attn(*args, **given)
 
     monkeypatch.setattr(attention, "varlen_attn", narrow)
     assert not kernel_agrees(empty_cache(), num_heads=4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5), st.integers(0, 99))
+def test_runs_of_any_length_read_pages_in_place_as_they_are_gathered(lengths: list[tuple[int, int]], seed: int) -> None:
+    cache, generator = empty_cache(40), torch.Generator().manual_seed(seed)
+    cache.keys[:, : cache.null_slot], cache.values[:, : cache.null_slot] = (
+        torch.randn(2, cache.null_slot, *cache.keys.shape[2:], generator=generator) for _ in range(2)
+    )
+    pages = iter(torch.randperm(40, generator=generator).tolist())
+    runs = []
+    for before, rows in lengths:
+        sequence = Sequence("s", [0] * (before + rows), SamplingParams(), seed=0, num_blocks=1, arrival=0)
+        sequence.pages = [next(pages) for _ in range(-(-(before + rows) // 8))]
+        runs.append(Run(sequence, range(before, before + rows), reaches_front=True))
+    slot_R = torch.from_numpy(cache.slots(runs))
+    q_RHP, k_RGP, v_RGP = (torch.randn(len(slot_R), heads, 8, generator=generator) for heads in (4, 2, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "varlen_attn", slow_varlen_attn)
+        found = ragged_in_place(cache, runs, slot_R)(q_RHP, k_RGP, v_RGP, 0)
+    torch.testing.assert_close(found, ragged(cache, runs, slot_R)(q_RHP, k_RGP, v_RGP, 0), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("working", [(None, 1), (1,), ()])
+def test_a_kernel_that_cannot_be_split_over_keys_is_not_split(
+    monkeypatch: pytest.MonkeyPatch, working: tuple[int | None, ...]
+) -> None:
+    monkeypatch.setattr(attention, "kernel_agrees", lambda cache, num_heads, num_splits: num_splits in working)
+    chosen = first_that_agrees(empty_cache(), num_heads=4)
+    assert (chosen.keywords["num_splits"] if isinstance(chosen, partial) else "gathered") == (*working, "gathered")[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_no_sum_along_a_single_row_is_left_to_chance(device: str) -> None:
+    """CUDA shares `cumsum` of a single row among processors in an order that varies."""
+    logits_RV, one = torch.zeros(1, 50, dtype=torch.float64, device=device), torch.ones(1, device=device)
+    with SingleRows() as seen:
+        draw(logits_RV, Truncation(one, -one, one.long(), one / 2, is_ranked=True), one / 2)
+    assert seen.num_calls == 2
+    assert seen.num_single == (2 if device == "cpu" else 0)
+
+
+class SingleRows(TorchDispatchMode):
+    num_calls = num_single = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.cumsum.default:
+            self.num_calls += 1
+            self.num_single += args[0].numel() == args[0].shape[args[1]]
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_long_context_does_not_pad_short_ones() -> None:
