@@ -17,8 +17,8 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import NviumForCausalLM
 
-MLP_WIDTHS = {128: 344, 256: 688, 512: 1376, 768: 2048, 1024: 2736, 1536: 4096}
-"""Inner width of the feed-forward layers by the model's width (paper, scaling tables)."""
+MLP_WIDTHS = {128: 344, 256: 688, 512: 1376, 768: 2048, 1024: 2736, 1536: 4096, 2048: 5632}
+"""Inner width of the feed-forward layers by the model's width (paper, scaling tables; 2048 as in models of 1B)."""
 
 ROUTER_WIDTHS = {768: 512}
 """Where the authors' file departs from ⌊0.66 d⌋."""
