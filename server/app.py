@@ -31,6 +31,7 @@ from server.http.protection import Protection
 from server.http.rate_limit import RateLimit
 from server.http.renewal import Renewal
 from server.http.room import room_for
+from server.http.starting import answered_while_starting
 from server.http.tls import tls_context
 from server.routes import chat, completions, health, models, openapi, playground, responses, tokens
 from server.routes import metrics as metrics_page
@@ -126,9 +127,10 @@ def keys_gate(keys: KeyRing, settings: Settings, metrics: Metrics) -> Middleware
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Warm up, then run the device thread for as long as the app lives."""
+    """Warm up, if that was not done, then run the device thread for as long as the app lives."""
     service: Service = app.state.service
-    service.warm_up()
+    if not service.is_warm:
+        service.warm_up()
     service.worker.start()
     try:
         yield
@@ -146,7 +148,9 @@ def run(settings: Settings) -> None:
     disable_created_metrics()
     keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
     with listen(settings.host, settings.port) as listener:
-        service = load(settings)
+        with answered_while_starting(listener, tls):
+            service = load(settings)
+            service.warm_up()
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
         port = listener.getsockname()[1]
