@@ -18,12 +18,16 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import NviumError
+from nvium_core.text.reasoning import OPENING, ReasoningReader, thinks
 from nvium_core.text.tool_calls import call_format
 
 Json = dict[str, Any]
 
 LONGEST_REASON = 200
 """Characters of a template's complaint that are told."""
+
+LAST_TOKENS = 16
+"""Of a prompt; the mark that opens thoughts is among them, if it ends with one."""
 
 PLAIN_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
 """Where the model goes on with the user's turn, after an answer to the plain template."""
@@ -62,6 +66,7 @@ class ChatTemplate:
         self.call_format = call_format(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
         marker = tokenizer.get_added_vocab().get(self.call_format.marker)
         self.call_marker_id = marker if self.call_format.marker in special else None
+        self.thinks = thinks(tokenizer.chat_template)
         end = tokenizer.eos_token_id
         self.stops = PLAIN_STOPS if self._is_plain else ()
         self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)
@@ -91,6 +96,13 @@ class ChatTemplate:
         begun: list[int] = self._tokenizer(first, add_special_tokens=self._is_plain).input_ids
         pieces = self._tokenizer.backend_tokenizer.encode_batch_fast(others, add_special_tokens=False)
         return list(chain(begun, *(piece.ids for piece in pieces)))
+
+    def reasoning_reader(self, prompt: Sequence[int]) -> ReasoningReader:
+        """For an answer to this prompt, which may have opened the thoughts."""
+        if not self.thinks:
+            return ReasoningReader("answer")
+        end = self._tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False)
+        return ReasoningReader("thinking" if end.rstrip().endswith(OPENING) else "start")
 
     def _cut(self, said: Any, mark: str) -> Any:
         """The same with a mark inside every special token."""

@@ -167,6 +167,8 @@ class ChatMessage(TypedDict):
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
+    reasoning_content: NotRequired[str]
+    """What the model thought before; where it did."""
     refusal: NotRequired[None]
     tool_calls: NotRequired[list[MadeToolCall]]
 

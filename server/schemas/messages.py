@@ -109,6 +109,8 @@ class Message(RequestBody):
     """A developer's is a system message."""
     content: Content | None = None
     refusal: Text | None = None
+    reasoning_content: Text | None = None
+    """What the assistant thought before; templates may show it."""
     name: Name | None = None
     tool_call_id: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(MAX_CALLS)] = []
@@ -124,7 +126,7 @@ class Message(RequestBody):
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it; a developer's is a system message."""
         role = "system" if self.role == "developer" else self.role
-        named = {"name": self.name, "tool_call_id": self.tool_call_id}
+        named = {name: getattr(self, name) for name in ("name", "tool_call_id", "reasoning_content")}
         fields = {"role": role, "content": self.said("") or "", **{k: v for k, v in named.items() if v is not None}}
         return fields | ({"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {})
 
@@ -136,6 +138,8 @@ class Message(RequestBody):
         is_assistant = self.role == "assistant"
         check(is_assistant or not self.tool_calls, f"{param}.tool_calls", "only the assistant calls functions")
         check(is_assistant or self.refusal is None, f"{param}.refusal", "only the assistant refuses")
+        has_thought = self.reasoning_content is not None
+        check(is_assistant or not has_thought, f"{param}.reasoning_content", "only the assistant thinks")
         answers = self.tool_call_id is not None
         check(answers == (self.role == "tool"), f"{param}.tool_call_id", "must be given by role tool, and only by it")
 

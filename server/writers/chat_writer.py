@@ -34,7 +34,9 @@ class ChatWriter(Writer):
         self._vocabulary = service.vocabulary
         self._has_tools = bool(request.callable_tools())
         self._is_text_first = not self._has_tools or request.may_answer_in_text
-        self._readers = {choice: ToolCallReader(service.chat_template.call_format) for choice in generation.choices}
+        template, choices = service.chat_template, generation.choices
+        self._thoughts = {choice: template.reasoning_reader(choice.prompt.token_ids) for choice in choices}
+        self._readers = {choice: ToolCallReader(template.call_format) for choice in choices}
 
     def whole(self, gained: Sequence[Delta]) -> Chat:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in gained]
@@ -47,8 +49,11 @@ class ChatWriter(Writer):
             yield self._chunk_of(Delta(choice), message, self._prompt_token_ids() if choice.index == 0 else {})
 
     def chunk(self, delta: Delta) -> ChatChunk:
-        said, calls = self._read(delta)
-        message: ChatMessage = {"content": said} if said or not (delta.finish_reason or self._has_tools) else {}
+        thought, said, calls = self._read(delta)
+        is_empty = delta.finish_reason or self._has_tools or thought
+        message: ChatMessage = {"content": said} if said or not is_empty else {}
+        if thought:
+            message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = [{"index": number, **call} for number, call in joined(calls).items()]
         return self._chunk_of(delta, message)
@@ -57,22 +62,29 @@ class ChatWriter(Writer):
         return {**self._usage_chunk(), "object": CHUNK, "choices": [], **NO_MORE}
 
     def _message(self, delta: Delta) -> ChatMessage:
-        said, calls = self._read(delta)
+        thought, said, calls = self._read(delta)
         message: ChatMessage = {"role": "assistant", "content": said, "refusal": None}
+        if thought:
+            message["reasoning_content"] = thought
         if self._has_tools and (calls or not self._is_text_first):
             message["content"] = said or None
         if calls:
             message["tool_calls"] = [*joined(calls).values()]
         return message
 
-    def _read(self, delta: Delta) -> tuple[str, list[CallPiece]]:
-        """The text that is content, and what is new of calls; of a call nothing before its name is whole."""
+    def _read(self, delta: Delta) -> tuple[str, str, list[CallPiece]]:
+        """What is thought, the text that is content, and what is new of calls; of a call nothing before its name is
+        whole."""
+        thoughts, reader = self._thoughts[delta.choice], self._readers[delta.choice]
+        thought, text = thoughts.push(delta.text)
+        if delta.finish_reason:
+            rest = thoughts.flush()
+            thought, text = thought + rest.reasoning, text + rest.answer
         if not self._has_tools:
-            return delta.text, []
-        reader = self._readers[delta.choice]
-        spoken = reader.push(delta.text)
-        rest = reader.flush() if delta.finish_reason and self._is_text_first else ""
-        return spoken.content + rest, spoken.calls
+            return thought, text, []
+        spoken = reader.push(text)
+        held = reader.flush() if delta.finish_reason and self._is_text_first else ""
+        return thought, spoken.content + held, spoken.calls
 
     def _chunk_of(self, delta: Delta, message: ChatMessage, more: PromptTokenIds = NO_MORE) -> ChatChunk:
         choice: ChatChunkChoice = {**self._chat_choice(delta), "delta": message}

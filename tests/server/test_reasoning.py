@@ -1,0 +1,93 @@
+"""Models that think before they answer: thoughts stand beside the content, and can be turned off."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.byte_model import load_byte_model
+from tests.server.live_server import LiveServer, live_server
+from tests.server.scripted_answers import answering
+from tests.server.test_refusals import error_of
+
+QWEN_3 = """\
+{%- for message in messages -%}
+<|{{ message.role }}|>{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif -%}
+{{ message.content }}
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|assistant|>{% if enable_thinking is defined and enable_thinking is false %}<think>
+
+</think>
+
+{% endif %}{%- endif -%}"""
+"""What matters here of Qwen3's."""
+
+ANSWER = "<think>\nWell, 🦊 <b>?\n</think>\n\nA fox."
+CALL = '<think>\nIt has to call.</think>\n\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+STOP = [{"type": "function", "function": {"name": "stop"}}]
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[LiveServer]:
+    model = load_byte_model()
+    model.tokenizer.chat_template = QWEN_3
+    with live_server(model) as server:
+        yield server
+
+
+def test_thoughts_stand_beside_the_content(thinking: LiveServer) -> None:
+    with answering(thinking.app, ANSWER):
+        message = thinking.chat().json()["choices"][0]["message"]
+    assert message == {
+        "role": "assistant",
+        "content": "A fox.",
+        "reasoning_content": "Well, 🦊 <b>?",
+        "refusal": None,
+    }
+
+
+def test_a_stream_tells_thoughts_apart(thinking: LiveServer) -> None:
+    with answering(thinking.app, ANSWER):
+        lines = thinking.chat(stream=True).text.split("\n\n")
+    deltas = [
+        json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines if line.startswith("data: {")
+    ]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Well, 🦊 <b>?"
+    assert "".join(delta.get("content", "") for delta in deltas) == "A fox."
+
+
+def test_thoughts_that_are_cut_are_no_content(thinking: LiveServer) -> None:
+    with answering(thinking.app, ANSWER):
+        choice = thinking.chat(max_tokens=14).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+    assert choice["message"]["reasoning_content"] == "Well,"
+
+
+def test_turned_off_the_answer_is_all_content(thinking: LiveServer) -> None:
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    with answering(thinking.app, "A fox."):
+        message = thinking.chat(**off).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "A fox.", "refusal": None}
+    asked = {"max_tokens": 1, "return_token_ids": True}
+    longer, shorter = (thinking.chat(**asked, **more).json()["prompt_token_ids"] for more in (off, {}))
+    assert len(longer) == len(shorter) + len("<think>\n\n</think>\n\n")
+
+
+def test_thoughts_and_calls_in_one_answer(thinking: LiveServer) -> None:
+    model = load_byte_model()
+    model.tokenizer.chat_template = QWEN_3 + "{#<tool_call>#}"
+    with live_server(model) as server, answering(server.app, CALL):
+        choice = server.chat(tools=STOP).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["reasoning_content"] == "It has to call."
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "stop", "arguments": "{}"}
+
+
+def test_earlier_thoughts_reach_the_template_and_only_the_assistant_has_some(thinking: LiveServer) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "hm"}]
+    asked = {"messages": [*turns, turns[0]], "max_tokens": 1, "return_token_ids": True}
+    ids = thinking.chat(**asked).json()["prompt_token_ids"]
+    assert "<think>hm</think>b" in thinking.http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    refused = thinking.chat(messages=[turns[0] | {"reasoning_content": "hm"}])
+    assert error_of(refused)["param"] == "messages[0].reasoning_content"

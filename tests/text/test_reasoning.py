@@ -1,0 +1,66 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvium_core.text.chat_template import ChatTemplate
+from nvium_core.text.reasoning import CLOSING, OPENING, ReasoningReader, Thought, thinks
+from tests.byte_model import load_byte_model, token_ids
+
+texts = st.text(st.sampled_from("<think>/ \na<🦊"), max_size=20)
+spaces = st.text(st.sampled_from(" \n"), max_size=3)
+cuts = st.lists(st.integers(0, 80))
+
+
+def read(reader: ReasoningReader, text: str, cuts: list[int]) -> Thought:
+    """What is read of a text in pieces."""
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [*(reader.push(text[start:end]) for start, end in pairwise(places)), reader.flush()]
+    return Thought("".join(piece.reasoning for piece in pieces), "".join(piece.answer for piece in pieces))
+
+
+@given(spaces, texts, spaces, texts, cuts)
+def test_thoughts_and_answer_come_out_wherever_the_text_is_cut(
+    before: str, thought: str, after: str, answer: str, cuts: list[int]
+) -> None:
+    if CLOSING in thought + CLOSING[:-1]:
+        return
+    expected = Thought(thought.strip(" \n"), answer.lstrip(" \n"))
+    text = f"{thought}{CLOSING}{after}{answer}"
+    assert read(ReasoningReader(), before + OPENING + text, cuts) == expected
+    assert read(ReasoningReader("thinking"), text, cuts) == expected
+
+
+@given(texts, cuts)
+def test_what_does_not_begin_with_the_mark_is_the_answer(text: str, cuts: list[int]) -> None:
+    assert read(ReasoningReader("answer"), text, cuts) == ("", text)
+    if not text.lstrip().startswith(OPENING):
+        assert read(ReasoningReader(), text, cuts) == ("", text)
+
+
+@given(texts, cuts)
+def test_thoughts_that_are_broken_off_are_thoughts(text: str, cuts: list[int]) -> None:
+    if CLOSING not in text:
+        assert read(ReasoningReader("thinking"), text, cuts) == (text.strip(" \n"), "")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "expected"),
+    [
+        ("assistant\n", f"{OPENING}\nhm\n{CLOSING}\n\nyes", ("hm", "yes")),
+        (f"assistant\n{OPENING}\n", f"hm\n{CLOSING}\n\nyes", ("hm", "yes")),
+        (f"assistant\n{OPENING}\n\n{CLOSING}\n\n", "yes", ("", "yes")),
+    ],
+)
+def test_whether_the_prompt_has_opened_the_thoughts_is_seen(prompt: str, answer: str, expected: Thought) -> None:
+    tokenizer = load_byte_model().tokenizer
+    tokenizer.chat_template = f"{OPENING}{CLOSING}"
+    assert read(ChatTemplate(tokenizer).reasoning_reader(token_ids(prompt)), answer, []) == expected
+
+
+def test_only_templates_that_know_thoughts_have_them() -> None:
+    tokenizer = load_byte_model().tokenizer
+    text = f"{OPENING}a{CLOSING}"
+    assert read(ChatTemplate(tokenizer).reasoning_reader(token_ids("x")), text, []) == ("", text)
+    assert thinks("<think> … </think>") and not thinks("<tool_call>") and not thinks(None)
