@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, NamedTuple, get_args
 
 from typing_extensions import Doc
@@ -218,6 +219,7 @@ class EngineConfig:
     prefix_caching: Annotated[bool, Doc("Keep complete pages, to be found by later prompts.")] = True
     instructions: Annotated[Instructions, Doc("A CPU's vector instructions; auto is the widest it has.")] = "auto"
     threads: Annotated[str, Doc("Of a CPU; auto measures how many serve best.")] = "auto"
+    calibrations: Annotated[Path | None, Doc("Folder that keeps what Steps cost here [in the user's cache].")] = None
 
     def __post_init__(self) -> None:
         require(self.schedule in get_args(Schedule), "schedule", f"no such schedule: {self.schedule!r}")

@@ -55,7 +55,10 @@ def test_a_time_is_a_positive_number_of_seconds(name: str, seconds: object) -> N
         read_settings({name: seconds})
 
 
-def test_each_setting_is_declared_once_and_is_an_option_of_serve_with_its_help_and_its_default() -> None:
+def test_each_setting_is_declared_once_and_is_an_option_of_serve_with_its_help_and_its_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NVIUM_CALIBRATIONS")
     shown = " ".join(CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "1000"}).stdout.split())
     assert Settings.model_fields.keys() == {field.name for field in fields(ServerOptions)}
     assert Settings().model_dump().items() <= asdict(ServerOptions()).items()

@@ -1,4 +1,4 @@
-"""What was measured before on this machine, for a model of the same shape run in the same way, in the user's cache."""
+"""What was measured before on this machine, for a model of the same shape run in the same way, kept in a folder."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def calibration_file(runner: Runner, config: EngineConfig) -> Path:
         "engine": {name: value for name, value in asdict(config).items() if isinstance(value, int | str | None)},
     }
     name = hashlib.sha256(json.dumps(conditions, sort_keys=True, default=str).encode()).hexdigest()
-    return user_cache_path("nvium") / "calibration" / f"{name[:32]}.json"
+    return (config.calibrations or user_cache_path("nvium") / "calibration") / f"{name[:32]}.json"
 
 
 def read_calibration(file: Path, runner: Runner) -> StepCosts | None:

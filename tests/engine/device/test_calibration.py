@@ -247,10 +247,11 @@ def test_of_a_slow_model_few_numbers_of_rows_are_measured_the_coarse_ones_first(
 def test_what_was_measured_is_remembered_for_the_same_conditions_only(
     model: NviumForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first, again, other = (Engine(model, EngineConfig(max_sequences=seats)) for seats in (2, 2, 3))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    configs = [EngineConfig(max_sequences=seats, calibrations=tmp_path) for seats in (2, 2, 3)]
+    first, again, other = (Engine(model, config) for config in configs)
     measured = first.calibrate(remembers=True)
-    (file,) = tmp_path.rglob("calibration/*.json")
+    (file,) = tmp_path.rglob("*.json")
     assert again.calibrate(max_seconds=0.0, remembers=True).as_dict() == measured.as_dict()
     assert again.runner.backend.max_native_rows == first.runner.backend.max_native_rows
     assert other.calibrate(max_seconds=0.0, remembers=True).as_dict() != measured.as_dict()
