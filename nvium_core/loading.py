@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from nvium_core.choices import Device, Precision, Quantization, Weights
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, CheckpointError, resolve_folder
 from nvium_core.model.gguf import is_gguf, open_gguf
+from nvium_core.model.gguf_groups import has_groups, hold_groups
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.model.quantized import quantize_model
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
@@ -41,7 +42,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a folder, Hub name or GGUF file; None is the embedded model. `weights` q8 or q4 rounds backbone and head.
 
-    `auto` is CUDA where there is one, and there bfloat16; a GGUF file is in its own precision, groups in bfloat16.
+    `auto` is CUDA where there is one, and there bfloat16. On a CPU a GGUF file keeps its own precision and those groups
+    that the engine has; others become bfloat16.
 
     `kind` is the class to load it as. Raises `CheckpointError` naming what is wrong.
     """
@@ -49,9 +51,7 @@ def load_model(
     path = Path(source) if source else embedded_model()
     place = resolve_device(device)
     if is_gguf(path):
-        loaded = load_gguf(
-            path, place, "float32" if weights in get_args(Quantization) and dtype == "auto" else dtype, kind
-        )
+        loaded = load_gguf(path, place, dtype, kind, weights)
         quantize_as(loaded.model, weights)
         return loaded
     folder = resolve_folder(path)
@@ -77,14 +77,26 @@ def model_name(source: Path) -> str:
     return path.parent.name if is_runs else path.name
 
 
-def load_gguf(path: Path, device: torch.device, dtype: Precision, kind: type[NviumForCausalLM]) -> LoadedModel:
+def load_gguf(
+    path: Path, device: torch.device, dtype: Precision, kind: type[NviumForCausalLM], weights: Weights
+) -> LoadedModel:
     """A GGUF file's model, under the file's name without its suffix."""
     tokenizer = gguf_file_tokenizer(path)
-    precision = "auto" if dtype == "auto" and device.type == "cpu" else resolve_dtype(dtype, device)
+    keeps_groups = weights == "auto" and dtype == "auto" and device.type == "cpu" and has_groups(open_gguf(path))
+    precision = gguf_precision(dtype, device, in_groups=keeps_groups or weights in get_args(Quantization))
     model = kind.from_pretrained(path, dtype=precision).eval()
+    if keeps_groups:
+        hold_groups(model, open_gguf(path))
     nn.Module.to(model, device)
     check_vocabulary(tokenizer, model, path)
     return LoadedModel(path.stem, model, tokenizer, path.resolve())
+
+
+def gguf_precision(dtype: Precision, device: torch.device, *, in_groups: bool) -> torch.dtype | Literal["auto"]:
+    """On a CPU a file's own, or float32, which holds dequantised groups exactly."""
+    if dtype != "auto" or device.type != "cpu":
+        return resolve_dtype(dtype, device)
+    return torch.float32 if in_groups else "auto"
 
 
 def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
@@ -125,6 +137,18 @@ def resolve_dtype(dtype: Precision, device: torch.device) -> torch.dtype:
 
 def load_tokenizer(folder: Path, model: NviumForCausalLM) -> PreTrainedTokenizerFast:
     """The folder's fast tokenizer, checked to fit the model's vocabulary."""
+    tokenizer = fast_tokenizer(folder)
+    check_vocabulary(tokenizer, model, folder)
+    return tokenizer
+
+
+def source_tokenizer(source: str) -> PreTrainedTokenizerFast:
+    """The tokenizer alone of a folder, Hub name or GGUF file."""
+    path = Path(source)
+    return gguf_file_tokenizer(path) if is_gguf(path) else fast_tokenizer(resolve_folder(path))
+
+
+def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever transformers and tokenizers make of damaged files
@@ -132,5 +156,4 @@ def load_tokenizer(folder: Path, model: NviumForCausalLM) -> PreTrainedTokenizer
         raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(f"{folder}: its tokenizer has no tokenizer.json, which streaming needs")
-    check_vocabulary(tokenizer, model, folder)
     return tokenizer

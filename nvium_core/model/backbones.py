@@ -64,7 +64,8 @@ def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
     """A Hugging Face configuration's fields as `NviumConfig`'s. Raises what transformers' own configuration does."""
     if "quantization_config" in fields:
         method = (fields["quantization_config"] or {}).get("quant_method")
-        raise ValueError(f"weights quantised by {method!r} cannot be read; take the model as released, or a GGUF file")
+        known = "float32, float16 and bfloat16, and the groups of GGUF files"
+        raise ValueError(f"weights quantised by {method!r} are none of those that load: {known}")
     config = CONFIG_MAPPING[model_type](**fields)
     shared = {name: getattr(config, name) for name in SHARED_FIELDS if hasattr(config, name)}
     return shared | MAKES[model_type](config) | within_window(config) | {"adapter_hidden_size": 0}

@@ -151,6 +151,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     shards = ["model.safetensors"]
     if index.exists():
         shards = _shards(index)
+    elif not (folder / shards[0]).exists():
+        raise CheckpointError(f"{folder}: no {shards[0]}; weights load from safetensors and GGUF files alone")
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         try:

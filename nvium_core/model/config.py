@@ -26,6 +26,9 @@ MAX_SIZE = 2**24
 
 MAX_LAYERS = 10_000
 
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Not `dynamic` and `longrope`, which depend on the longest sequence of a batch."""
+
 ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
 
 
@@ -63,10 +66,10 @@ class NviumConfig(LlamaConfig):
     def validate_backbone(self) -> None:
         """Part of `@strict` validation: what Llama's own checks leave out."""
         if self.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act {self.hidden_act!r} is not a known activation")
+            raise ValueError(f"hidden_act {self.hidden_act!r} is none of those that load: {', '.join(ACT2FN)}")
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        if rope_type in ("dynamic", "longrope"):
-            raise ValueError(f"rope_type {rope_type!r} depends on the longest sequence of a batch and cannot be served")
+        if rope_type not in ROPE_TYPES:
+            raise ValueError(f"rope_type {rope_type!r} is none of those that can be served: {', '.join(ROPE_TYPES)}")
         if (self.rope_parameters or {}).get("partial_rotary_factor", 1) != 1:
             raise ValueError("partial_rotary_factor: rotary embeddings of a part of each head cannot be served")
 

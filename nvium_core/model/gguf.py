@@ -218,15 +218,17 @@ def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[
 
 def read_tensors(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
     """Every weight under our name; rows of queries and keys as ours are."""
-    heads = {"attn_q": file.shape("attention.head_count"), "attn_k": file.shape("attention.head_count_kv")}
     for name, stored in file.tensors.items():
-        if name == ROPE_FACTORS:
-            continue
-        tensor = read_tensor(file, stored)
-        part = name.split(".")[-2]
-        if part in heads and file.architecture in INTERLEAVED:
-            tensor = half_a_head_apart(tensor, heads[part])
-        yield our_name(name), tensor
+        if name != ROPE_FACTORS:
+            yield our_name(name), rows_in_our_order(file, name, read_tensor(file, stored))
+
+
+def rows_in_our_order(file: GGUFFile, name: str, tensor: Tensor) -> Tensor:
+    heads = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+    part = name.split(".")[-2]
+    if part not in heads or file.architecture not in INTERLEAVED:
+        return tensor
+    return half_a_head_apart(tensor, file.shape(heads[part]))
 
 
 def our_name(name: str) -> str:

@@ -1,5 +1,6 @@
 """GGUF files of random models and of small tokenizers, written by the gguf library for tests."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,19 @@ ARCHITECTURES = {
 INTERLEAVED = ("llama", "mistral", "smollm3")
 
 
-def write_gguf(path: Path, model: PreTrainedModel, kind: str = "F32", rope_factors: Tensor | None = None) -> Path:
-    """The model with its matrices in a kind."""
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    kind: str = "F32",
+    rope_factors: Tensor | None = None,
+    tokenizer: Mapping[str, Any] | None = None,
+) -> Path:
+    """The model with its matrices in a kind; `tokenizer` are the file's fields that make one."""
     config = model.config
     arch = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     write_shape(writer, config)
-    writer.add_tokenizer_model("no_vocab")
+    add_fields(writer, tokenizer or {"tokenizer.ggml.model": "no_vocab"})
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.float().numpy())
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
@@ -91,6 +98,12 @@ SCALES = {
     "Q2_K": (80, 82),
 }
 """Where a block has its float16 scales."""
+
+
+def add_fields(writer: gguf.GGUFWriter, fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        add = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}[type(value)]
+        add(name, value)
 
 
 def close(writer: gguf.GGUFWriter) -> None:

@@ -100,12 +100,18 @@ def test_native_steps_know_only_what_they_read(pair: tuple[PreTrainedModel, Nviu
     ("fields", "reason"),
     [
         ({"model_type": "gemma2"}, "'gemma2' is none of those that load: nvium, llama, mistral, qwen2, qwen3, smollm3"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised by 'awq' cannot be read"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "quantised by 'awq' are none of those that load: float32, float16",
+        ),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
             "partial_rotary_factor",
         ),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "dynamic.*: default, linear, llama3, yarn",
+        ),
         ({"hidden_size": "wide"}, "hidden_size"),
     ],
 )

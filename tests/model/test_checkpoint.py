@@ -191,7 +191,7 @@ def test_rotary_tables_that_depend_on_the_company_are_refused(tmp_path: Path, ro
     factors = {"factor": 2.0} if rope_type == "dynamic" else {"factor": 2.0, "short_factor": half, "long_factor": half}
     rope = {"rope_type": rope_type, "rope_theta": 10_000.0, "original_max_position_embeddings": 64, **factors}
     edit_config(folder, rope_parameters=rope)
-    with pytest.raises(CheckpointError, match=rope_type):
+    with pytest.raises(CheckpointError, match=f"{rope_type}.*: default, linear, llama3, yarn"):
         NviumForCausalLM.from_pretrained(folder)
 
 
@@ -209,3 +209,10 @@ def test_the_folders_own_generation_settings_are_kept(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": [3, 5]}', encoding="utf-8")
     model = NviumForCausalLM.from_pretrained(folder)
     assert model.generation_config is not None and model.generation_config.eos_token_id == [3, 5]
+
+
+def test_weights_of_another_kind_are_refused_with_the_kinds_that_load(tmp_path: Path) -> None:
+    random_model([1]).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="weights load from safetensors and GGUF files alone"):
+        NviumForCausalLM.from_pretrained(tmp_path)

@@ -2,6 +2,8 @@
 
 import ctypes
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,8 +13,11 @@ import gguf
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from nvium_core.loading import gguf_file_tokenizer
 from nvium_core.text.gguf_tokenizer import CONTROL, PIECES, SPACE, USER_DEFINED, TokenizerError, gguf_tokenizer
 from tests.byte_model import byte_symbols
+from tests.model.gguf_files import add_fields
+from tests.public_model import needs_smollm, smollm
 
 NORMAL, UNKNOWN, BYTE = 1, 2, 6
 TEXT = (
@@ -21,6 +26,9 @@ TEXT = (
     "\r\n\r\n a  b   c\n if (x == 10) {\n        y();\n}"
 )
 LONG = " ".join([TEXT, TEXT.upper(), TEXT.title(), TEXT[::-1]])
+ROOT = Path(__file__).parents[2]
+PAGES = [Path(__file__), *sorted((ROOT / "docs").glob("*.md"))[:12], ROOT / "server/playground/page.js"]
+"""Long texts of several kinds: prose, tables, Python and JavaScript."""
 END = "<|end|>"
 
 
@@ -73,28 +81,45 @@ def test_text_comes_back_as_it_was(name: str) -> None:
     assert tokenizer.decode(ids) == LONG
 
 
-@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama.cpp is not installed; pip install 'nvium[bench]'")
+needs_llama_cpp = pytest.mark.skipif(
+    find_spec("llama_cpp") is None, reason="llama.cpp is not installed; pip install 'nvium[bench]'"
+)
+
+
+@needs_llama_cpp
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_tokens_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     fields = VOCABULARIES[name]
     tokenizer = gguf_tokenizer(fields.get)
-    for text in (LONG, TEXT, "", " ", "  two", f"one{END}two <tool> three", "\n"):
-        assert tokenizer(text).input_ids == llama_cpp_tokens(write(tmp_path / "vocabulary.gguf", fields), text), text
+    with llama_cpp_vocabulary(write(tmp_path / "vocabulary.gguf", fields)) as theirs:
+        for text in (LONG, TEXT, "", " ", "  two", f"one{END}two <tool> three", "\n"):
+            assert tokenizer(text).input_ids == theirs(text), text
+
+
+@needs_llama_cpp
+@needs_smollm
+def test_long_texts_have_llama_cpps_tokens_with_a_public_models_vocabulary() -> None:
+    tokenizer = gguf_file_tokenizer(smollm())
+    texts = [LONG, *(page.read_text(encoding="utf-8") for page in PAGES)]
+    with llama_cpp_vocabulary(smollm()) as theirs:
+        ours, expected = ([tokenize(text) for text in texts] for tokenize in (lambda t: tokenizer(t).input_ids, theirs))
+    assert sum(map(len, ours)) > 20_000
+    assert ours == expected
 
 
 def write(path: Path, fields: dict[str, Any]) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
-    for name, value in fields.items():
-        add = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}[type(value)]
-        add(name, value)
+    add_fields(writer, fields)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     return path
 
 
-def llama_cpp_tokens(path: Path, text: str) -> list[int]:
+@contextmanager
+def llama_cpp_vocabulary(path: Path) -> Iterator[Callable[[str], list[int]]]:
+    """What tokenizes as llama.cpp does with a file's vocabulary."""
     lib = import_module("llama_cpp")
     quiet = lib.llama_log_callback(lambda *_: None)
     lib.llama_log_set(quiet, ctypes.c_void_p())
@@ -102,11 +127,16 @@ def llama_cpp_tokens(path: Path, text: str) -> list[int]:
     params.vocab_only = True
     model = lib.llama_model_load_from_file(str(path).encode(), params)
     assert model is not None
-    room, data = 4096, text.encode()
-    tokens = (ctypes.c_int32 * room)()
-    number = lib.llama_tokenize(lib.llama_model_get_vocab(model), data, len(data), tokens, room, True, True)
+
+    def tokenize(text: str) -> list[int]:
+        data = text.encode()
+        room = len(data) + 8
+        tokens = (ctypes.c_int32 * room)()
+        number = lib.llama_tokenize(lib.llama_model_get_vocab(model), data, len(data), tokens, room, True, True)
+        return list(tokens[:number])
+
+    yield tokenize
     lib.llama_model_free(model)
-    return list(tokens[:number])
 
 
 def test_control_tokens_are_special_and_the_template_is_the_files() -> None:

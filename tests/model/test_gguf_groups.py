@@ -1,0 +1,102 @@
+"""Q8_0 and Q4_0 matrices of GGUF files, held as the engine's own groups."""
+
+import logging
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from torch import nn
+
+from nvium_core.loading import gguf_precision
+from nvium_core.model.gguf import open_gguf
+from nvium_core.model.gguf_groups import has_groups, hold_groups, read_groups
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.quantized import groups_of
+from tests.model.gguf_files import KIND, blocks, write_gguf
+from tests.model.test_backbones import random_model
+from tests.model.test_gguf import WIDE
+
+KINDS = {"Q8_0": "q8", "Q4_0": "q4"}
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", ["llama", "qwen2"])
+def test_dequantised_groups_are_the_librarys_bit_for_bit(make: str, kind: str, tmp_path: Path) -> None:
+    """Of a Llama's queries too, whose rows the file has in another order."""
+    file = write_gguf(tmp_path / "model.gguf", random_model(make, WIDE), kind)
+    model = NviumForCausalLM.from_pretrained(file, dtype=torch.float32)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    hold_groups(model, open_gguf(file))
+    held = {name: groups for name, layer in model.named_modules() if (groups := linear_groups(layer))}
+    assert len(held) == 8  # seven matrices of the layer, and the head
+    assert {groups.kind for groups in held.values()} == {KINDS[kind]}
+    for name, groups in held.items():
+        assert torch.equal(groups.dequantized(), before[f"{name}.weight"]), name
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, before[name]), name
+
+
+def linear_groups(layer: nn.Module) -> object:
+    return groups_of(layer) if isinstance(layer, nn.Linear) else None
+
+
+def test_a_head_that_is_the_embedding_has_its_groups(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE | {"tie_word_embeddings": True}), "Q8_0")
+    [groups] = [groups for name, groups in read_groups(open_gguf(file)) if name == "lm_head.weight"]
+    model = NviumForCausalLM.from_pretrained(file, dtype=torch.float32)
+    hold_groups(model, open_gguf(file))
+    found = groups_of(model.lm_head)
+    assert found is not None
+    assert torch.equal(found.numbers_ND, groups.numbers_ND)
+    assert torch.equal(model.model.embed_tokens.weight, model.lm_head.weight)
+
+
+def test_other_groups_become_bfloat16_and_the_largest_rounding_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_mixed(path)
+    model = NviumForCausalLM.from_pretrained(path, dtype=torch.float32)
+    exact = model.lm_head.weight.clone()
+    with caplog.at_level(logging.INFO, logger="nvium_core.model.gguf_groups"):
+        hold_groups(model, open_gguf(path))
+    assert torch.equal(model.lm_head.weight, exact.bfloat16().float())
+    largest = (model.lm_head.weight - exact).abs().max().item()
+    assert largest > 0
+    assert caplog.messages == [
+        f"model.gguf: 7 matrices keep their groups, 1 are in bfloat16; the largest rounding is {largest:.2g}"
+    ]
+
+
+def write_mixed(path: Path) -> None:
+    """Q4_0 with a head in Q6_K, as llama.cpp writes such files."""
+    theirs = random_model("qwen2", WIDE)
+    plain = gguf.GGUFReader(write_gguf(path.with_name("plain.gguf"), theirs, "Q4_0"))
+    writer = gguf.GGUFWriter(path, "qwen2")
+    for name, field in plain.fields.items():
+        if not name.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(name, field.contents(), field.types[0])
+    for tensor in plain.tensors:
+        data, kind = tensor.data, tensor.tensor_type
+        if tensor.name == "output.weight":
+            kind = KIND["Q6_K"]
+            data = blocks(theirs.lm_head.weight.detach().numpy(), kind)
+        writer.add_tensor(tensor.name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("Q8_0", True), ("Q4_0", True), ("Q4_1", False), ("F16", False)])
+def test_what_the_engine_has_is_looked_for_among_matrices(kind: str, kept: bool, tmp_path: Path) -> None:
+    assert has_groups(open_gguf(write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE), kind))) is kept
+
+
+def test_groups_are_held_in_float32_and_everything_else_in_the_files_own_precision() -> None:
+    assert gguf_precision("auto", CPU, in_groups=True) == torch.float32
+    assert gguf_precision("auto", CPU, in_groups=False) == "auto"
+    assert gguf_precision("bfloat16", CPU, in_groups=True) == torch.bfloat16
+    assert gguf_precision("auto", torch.device("cuda"), in_groups=True) == torch.bfloat16
