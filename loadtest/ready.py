@@ -1,0 +1,92 @@
+"""How long a server takes to be ready, and what memory it has then: `python -m loadtest.ready NAME='COMMAND' …`.
+
+Commands are started in turns, and ended once they say the word `ready`. Memory is of the process itself on Linux:
+`resident` when it is ready, `peak` until then, in bytes. The first turn of each warms caches up and is told apart.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+READY = re.compile(rb"\bready\b", re.IGNORECASE)
+MEMORY = {"resident": "VmRSS", "peak": "VmHWM"}
+LONGEST_END = 30
+"""Seconds that a process may take to end."""
+
+Figures = dict[str, float]
+
+
+class NeverReady(RuntimeError):
+    """A command that ended without the word."""
+
+
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(prog="loadtest.ready", allow_abbrev=False, description="Seconds until ready.")
+    options.add_argument("commands", nargs="+", metavar="NAME=COMMAND")
+    options.add_argument("--turns", type=int, default=3, metavar="N", help="after the first")
+    options.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    return options
+
+
+def started(command: str) -> Figures:
+    """Seconds until the word, and memory then. Raises `NeverReady`."""
+    begun = time.monotonic()
+    arguments = shlex.split(command)
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:  # noqa: S603
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if READY.search(line):
+                    return {"seconds": round(time.monotonic() - begun, 3), **memory(process.pid)}
+            raise NeverReady(f"{arguments[0]} ended without saying that it is ready")
+        finally:
+            process.terminate()
+            try:
+                process.communicate(timeout=LONGEST_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def memory(pid: int) -> Figures:
+    """Of a process, in bytes; nothing where the system does not tell."""
+    status = Path(f"/proc/{pid}/status")
+    if not status.exists():
+        return {}
+    lines = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines())
+    return {name: 1024 * int(lines[field].split()[0]) for name, field in MEMORY.items()}
+
+
+def measured(commands: Sequence[str], turns: int) -> list[dict[str, Any]]:
+    """The first turn and the medians of the others, of each command."""
+    named = [command.partition("=") for command in commands]
+    rounds = [[started(command) for _, _, command in named] for _ in range(turns + 1)]
+    return [
+        {
+            "name": name,
+            "command": command,
+            "first": rounds[0][place],
+            "warm": {key: median(each[place][key] for each in rounds[1:]) for key in rounds[0][place]},
+        }
+        for place, (name, _, command) in enumerate(named)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = parser().parse_args(arguments)
+    rows = measured(given.commands, given.turns)
+    Console().print_json(data=rows)
+    if given.json:
+        given.json.write_text(json.dumps({"turns": given.turns, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""A random plain Llama of a public model's shape in bfloat16, for what does not depend on what it says:
+`python -m nvium_core.bench.random_folder TOKENIZER FOLDER` writes FOLDER, and beside it FOLDER.gguf for llama.cpp.
+
+The tokenizer is a model folder's or a GGUF file's.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from nvium_core.bench.contenders.gguf_file import write_gguf
+from nvium_core.loading import load_model
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.nvium import NviumForCausalLM
+
+LLAMA_3_2_1B = {
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "adapter_hidden_size": 0,
+}
+
+
+def write(tokenizer_source: str, folder: Path) -> None:
+    tokenizer = load_model(tokenizer_source).tokenizer
+    torch.manual_seed(0)
+    config = NviumConfig(**LLAMA_3_2_1B, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
+    model = NviumForCausalLM(config).bfloat16()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_gguf(model, folder.with_suffix(".gguf"), "bf16")
+
+
+if __name__ == "__main__":
+    write(sys.argv[1], Path(sys.argv[2]))
