@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nvium_core.commands import evaluation, generating, measuring, planning, serving, training
+from nvium_core.commands import evaluation, generating, measuring, planning, retrofitting, serving, training
 from nvium_core.errors import NviumError
 
 USER_ERROR = 2
@@ -26,6 +26,7 @@ COMMANDS = (
     training.train,
     training.recipes,
     training.convert,
+    retrofitting.retrofit,
     evaluation.evaluate,
     evaluation.evaluate_chat,
     evaluation.evaluate_baseline,

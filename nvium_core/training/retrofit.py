@@ -45,9 +45,9 @@ def retrofit(llama_folder: str | PathLike[str], exit_layers: Sequence[int]) -> N
     return model
 
 
-def with_exits(config: NviumConfig, exit_layers: Sequence[int]) -> NviumConfig:
-    """The configuration of the same backbone with exits, their adapters of its width."""
-    added = {"exit_layers": list(exit_layers), "adapter_hidden_size": None}
+def with_exits(config: NviumConfig, exit_layers: Sequence[int], adapter_hidden_size: int | None = None) -> NviumConfig:
+    """The configuration of the same backbone with exits, their adapters of its width if nothing is said."""
+    added = {"exit_layers": list(exit_layers), "adapter_hidden_size": adapter_hidden_size}
     try:
         return NviumConfig.from_dict(config.to_dict() | added)
     except (ValueError, StrictDataclassError) as error:

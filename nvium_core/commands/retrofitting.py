@@ -1,0 +1,31 @@
+"""`nvium retrofit`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nvium_core.commands.options import show
+
+
+def retrofit(
+    source: Annotated[str, typer.Argument(help="A plain Llama or relative: a folder, Hub name or GGUF file.")],
+    target: Annotated[Path, typer.Argument(help="The folder to write; one that was begun is gone on with.")],
+    data: Annotated[Path, typer.Option(help="UTF-8 text such as the model writes itself, as `nvium train` reads it.")],
+    exits: Annotated[str, typer.Option(help="How many, or the layers they stand after, such as 12,18,24.")] = "4",
+    tokens: Annotated[int, typer.Option(help="Of the text, to learn from; read again where it has fewer.", min=1)] = (
+        1_000_000
+    ),
+    depth: Annotated[float, typer.Option(help="Mean share of the layers that routers are led to.")] = 0.9,
+) -> None:
+    """Give a model exits: backbone and last exit stay as they are, the others learn to say what the last one says."""
+    from nvium_core.loading import source_tokenizer
+    from nvium_core.training.heap import keep_freed_memory
+    from nvium_core.training.retrofitting.retrofit import retrofit as run
+    from nvium_core.training.retrofitting.settings import RetrofitSettings
+    from nvium_core.training.retrofitting.table import table
+
+    keep_freed_memory()
+    settings = RetrofitSettings(source=source, target=target, data=data, exits=exits, tokens=tokens, depth=depth)
+    show(table(run(settings, source_tokenizer(source))))
+    print(f"The model is in {target}")

@@ -1,0 +1,80 @@
+"""KL(π_N ‖ π_k) on the tokens that the last exit finds likeliest, and on all others as one.
+
+With p the last exit's distribution, q the exit's, and `rest` what is beyond p's top tokens, the gradient by the logits
+is q − p for a top token and q (1 − p_rest / q_rest) for another, so the head is applied once, a few rows at a time, and
+no logits are kept.
+
+Shapes: R rows, C rows at a time, K top tokens, D width, V vocabulary.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+CHUNK_ROWS = 64
+TOP = 32
+LEAST = 1e-6
+"""Of what is beyond the top tokens, so that its logarithm is finite."""
+
+
+class Teacher(NamedTuple):
+    """What the last exit says of each row: its top tokens and their probabilities, and −log of the token that came."""
+
+    top_RK: Tensor
+    probs_RK: Tensor
+    nll_R: Tensor
+
+
+@torch.no_grad()
+def teacher_of(output_RD: Tensor, head_VD: Tensor, target_R: Tensor) -> Teacher:
+    parts = []
+    for output_CD, target_C in zip(output_RD.split(CHUNK_ROWS), target_R.split(CHUNK_ROWS), strict=True):
+        logits_CV = F.linear(output_CD.to(head_VD.dtype), head_VD).float()
+        log_sum_C1 = logits_CV.logsumexp(-1, keepdim=True)
+        top_logits_CK, top_CK = logits_CV.topk(min(TOP, len(head_VD) - 1), sorted=False)
+        nll_C = (log_sum_C1 - logits_CV.gather(1, target_C[:, None])).squeeze(1)
+        parts.append((top_CK, (top_logits_CK - log_sum_C1).exp(), nll_C))
+    return Teacher(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def head_kl(output_RD: Tensor, head_VD: Tensor, teacher: Teacher, target_R: Tensor) -> tuple[Tensor, Tensor]:
+    """KL [R] of each row, to be minimised, and −log π_k of the token that came [R], without a gradient."""
+    return HeadKl.apply(output_RD, head_VD, teacher.top_RK, teacher.probs_RK, target_R)  # type: ignore[no-any-return]
+
+
+class HeadKl(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, output_RD: Tensor, head_VD: Tensor, top_RK: Tensor, probs_RK: Tensor, target_R: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        rows = (x.split(CHUNK_ROWS) for x in (output_RD, top_RK, probs_RK, target_R))
+        found = [_of_chunk(*chunk, head_VD) for chunk in zip(*rows, strict=True)]
+        kl_R, nll_R, gradient_RD = map(torch.cat, zip(*found, strict=True))
+        ctx.save_for_backward(gradient_RD)
+        ctx.mark_non_differentiable(nll_R)
+        return kl_R, nll_R
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_kl_R: Tensor, _by_nll: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (gradient_RD,) = ctx.saved_tensors
+        return gradient_RD * by_kl_R[:, None], None, None, None, None
+
+
+def _of_chunk(
+    output_CD: Tensor, top_CK: Tensor, p_CK: Tensor, target_C: Tensor, head_VD: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """KL [C], −log of the target [C], and the KL's gradient by the outputs [C, D]."""
+    logits_CV = F.linear(output_CD.to(head_VD.dtype), head_VD).float()
+    log_sum_C1 = logits_CV.logsumexp(-1, keepdim=True)
+    nll_C = (log_sum_C1 - logits_CV.gather(1, target_C[:, None])).squeeze(1)
+    q_CV = logits_CV.sub_(log_sum_C1).exp_()
+    q_CK = q_CV.gather(1, top_CK)
+    p_rest_C1, q_rest_C1 = ((1 - x.sum(1, keepdim=True)).clamp_min(LEAST) for x in (p_CK, q_CK))
+    kl_CK = p_CK * (p_CK.clamp_min(LEAST).log() - q_CK.clamp_min(torch.finfo(q_CK.dtype).tiny).log())
+    kl_C = kl_CK.sum(1) + (p_rest_C1 * (p_rest_C1 / q_rest_C1).log()).squeeze(1)
+    by_logits_CV = q_CV.mul_(1 - p_rest_C1 / q_rest_C1).scatter_(1, top_CK, q_CK - p_CK)
+    return kl_C, nll_C, (by_logits_CV.to(head_VD.dtype) @ head_VD).to(output_CD.dtype)

@@ -1,0 +1,121 @@
+"""The model that gets exits: a frozen backbone in its own precision, exits in float32, and what both say of a batch.
+
+Shapes: R rows, D width, E exits, K early exits, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nvium_core.model import mixture
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.exits import CONTINUE, EXIT, Exit
+from nvium_core.model.llama import causal_attention
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.data.windows import Batch
+from nvium_core.training.retrofitting.distillation import head_kl, teacher_of
+
+RELUCTANCE = 2.0
+"""The first bias of routers against leaving: at first almost nobody does, as early exits cannot speak yet."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Of a batch: the early exits' normed rows, the last exit's, and the tokens that came, [R]."""
+
+    early: list[Tensor]
+    last_RD: Tensor
+    target_R: Tensor
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What early exits and routers make of a batch: KL to the last exit [R, K], −log π_k of the tokens [R, E] and
+    log p [R, E]."""
+
+    kl_RK: Tensor
+    nll_RE: Tensor
+    log_p_RE: Tensor
+
+
+class FrozenWithExits:
+    """`fast` is what the device multiplies matrices in fastest; the backbone is in it if that loses nothing."""
+
+    def __init__(self, source: NviumForCausalLM, config: NviumConfig, fast: torch.dtype) -> None:
+        self.stored = source.dtype
+        self.model = NviumForCausalLM(config)
+        self.model.requires_grad_(False)
+        precise = torch.promote_types(self.stored, torch.float32)
+        for part in (self.model.model, self.model.lm_head):
+            cast(part, fast if fast == self.stored else precise)
+        self.model.model.load_state_dict(source.model.state_dict())
+        self.model.lm_head.load_state_dict(source.lm_head.state_dict())
+        self.model.generation_config = source.generation_config
+        final_norm = source.get_parameter("exits.0.norm.weight")
+        for exit_ in self.model.exits:
+            exit_.get_parameter("norm.weight").data.copy_(final_norm)
+        for exit_ in self.early:
+            exit_.requires_grad_(True)
+            assert exit_.router is not None
+            exit_.router.head.bias.data[CONTINUE], exit_.router.head.bias.data[EXIT] = RELUCTANCE, -RELUCTANCE
+
+    @property
+    def early(self) -> list[Exit]:
+        return [exit_ for exit_ in self.model.exits[:-1] if isinstance(exit_, Exit)]
+
+    @property
+    def head(self) -> Tensor:
+        return self.model.lm_head.weight
+
+    def rows(self, batch: Batch) -> Rows:
+        """Normed rows, the early ones as their norms are now, with a gradient to them."""
+        with torch.no_grad():
+            attend = causal_attention(batch.mask())
+            states = self.model.hidden_states(batch.inputs, batch.positions, attend)
+            last = self.model.exits[-1]
+            assert isinstance(last, Exit)
+            last_RD = last.norm(states[-1].float()).flatten(0, 1)
+        early = [exit_.norm(h_BTD.float()).flatten(0, 1) for exit_, h_BTD in zip(self.early, states, strict=False)]
+        return Rows(early, last_RD, batch.targets.flatten())
+
+    def heard(self, rows: Rows) -> Heard:
+        """Routers see rows without a gradient, so that they and the exits learn beside each other."""
+        teacher = teacher_of(rows.last_RD, self.head, rows.target_R)
+        kls, nlls = [], []
+        for exit_, x_RD in zip(self.early, rows.early, strict=True):
+            kl_R, nll_R = head_kl(exit_.adapter(x_RD), self.head, teacher, rows.target_R)
+            kls.append(kl_R)
+            nlls.append(nll_R)
+        log_p_RE = self.log_exit_probs([x_RD.detach() for x_RD in rows.early])
+        return Heard(torch.stack(kls, 1), torch.stack([*nlls, teacher.nll_R], 1), log_p_RE)
+
+    def log_exit_probs(self, early: list[Tensor]) -> Tensor:
+        """log p [R, E] of the early exits' rows."""
+        log_ws = [exit_.route(x_RD) for exit_, x_RD in zip(self.early, early, strict=True)]
+        return mixture.log_exit_probs(torch.stack([*log_ws, _certain(log_ws[-1])], 1))
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that learn, by a fixed order."""
+        return [weight for exit_ in self.early for weight in exit_.parameters()]
+
+    def as_stored(self) -> NviumForCausalLM:
+        """The model in the source's precision, its backbone and last exit as they were, bit for bit."""
+        model = NviumForCausalLM(self.model.config)
+        model.load_state_dict(self.model.state_dict())
+        cast(model, self.stored)
+        model.generation_config = self.model.generation_config
+        return model
+
+
+def _certain(log_w_R2: Tensor) -> Tensor:
+    """The last exit's log w: never continue."""
+    certain_R2 = torch.zeros_like(log_w_R2)
+    certain_R2[:, CONTINUE] = -torch.inf
+    return certain_R2
+
+
+def cast(module: nn.Module, dtype: torch.dtype) -> None:
+    """Weights alone: tables that are computed, as of rotary embeddings, stay as precise as they are."""
+    for weight in module.parameters():
+        weight.data = weight.data.to(dtype)

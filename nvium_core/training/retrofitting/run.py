@@ -1,0 +1,200 @@
+"""A retrofit: exits are fitted by least squares, learn what the last exit says, and are then offered to routers.
+
+The backbone and the last exit stay as they are. Routers learn −log π_mix with a price on depth that leads them to the
+depth asked for; exits never learn from the mixture, so an exit that is not chosen learns on. In TARGET stands a model
+that can be served, from the first minutes on; TARGET/retrofit/ has what is needed to go on.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.optim import AdamW
+from transformers import PreTrainedTokenizerFast
+
+from nvium_core.model import mixture
+from nvium_core.model.exits import Adapter
+from nvium_core.training.checkpoint import read_state, write_state
+from nvium_core.training.data.windows import PackedStream
+from nvium_core.training.errors import TrainingError
+from nvium_core.training.interruption import Interruption
+from nvium_core.training.objective.beta import DepthSteering, haste
+from nvium_core.training.reports import Lines, Report, RunLog, describe, progress_bar
+from nvium_core.training.retrofitting.folder import STATE_FOLDER, write_in_place
+from nvium_core.training.retrofitting.least_squares import RowFit, hold_map
+from nvium_core.training.retrofitting.model import FrozenWithExits
+from nvium_core.training.retrofitting.settings import RetrofitSettings
+from nvium_core.training.schedule import LearningRate
+
+TOKENS_PER_STEP = 8_192
+FIT_SHARE, MAX_FIT_TOKENS = 0.25, 32_768
+"""Of the text, for the least squares."""
+
+ROUTERS_FROM = 0.4
+"""The share of the run after which routers learn too."""
+
+RATE = LearningRate(maximum=1e-3, warmup=0.02, final_ratio=0.05)
+CLIP_NORM = 1.0
+FIRST_PRICE = 0.1
+SAVE_SECONDS = 300
+
+
+class RetrofitRun:
+    def __init__(
+        self,
+        settings: RetrofitSettings,
+        model: FrozenWithExits,
+        tokenizer: PreTrainedTokenizerFast,
+        stream: PackedStream,
+        context: int,
+    ) -> None:
+        self.settings, self.model, self.tokenizer = settings, model, tokenizer
+        self.stream, self.context = stream, context
+        self.windows_of_a_step = max(1, TOKENS_PER_STEP // context)
+        self.num_steps = max(1, settings.tokens // (self.windows_of_a_step * context))
+        self.optimizer = AdamW(model.parameters(), lr=RATE.maximum, betas=(0.9, 0.95), weight_decay=0.0)
+        self.price = DepthSteering(
+            beta=FIRST_PRICE, target=settings.depth, haste=haste(self.num_steps), maximum=10.0, minimum=1e-3
+        )
+        self.step = 0
+        self.folder = settings.target / STATE_FOLDER
+
+    def steps(self) -> Iterator[Report]:
+        """Train to the end; yields a report after every step."""
+        if not self.step:
+            self.fit()
+            self.save()
+        log, saved = RunLog(self.folder, self.step), time.monotonic()
+        try:
+            while self.step < self.num_steps:
+                report = self.train_step()
+                log.write(report)
+                yield report
+                if time.monotonic() - saved > SAVE_SECONDS:
+                    self.save()
+                    saved = time.monotonic()
+        finally:
+            log.close()
+        self.save()
+
+    @torch.no_grad()
+    def fit(self) -> None:
+        """The least-squares start of every early exit."""
+        num_windows = self.stream.num_windows(self.context)
+        num_read = min(MAX_FIT_TOKENS // self.context, max(1, round(FIT_SHARE * num_windows)))
+        fits = [RowFit(self.model.model.config.hidden_size) for _ in self.model.early]
+        for window in range(num_read):
+            rows = self.model.rows(self.stream.batch(window, 1, self.context))
+            for fit, x_RD in zip(fits, rows.early, strict=True):
+                fit.add(x_RD, rows.last_RD)
+        for fit, exit_ in zip(fits, self.model.early, strict=True):
+            assert isinstance(exit_.adapter, Adapter)
+            hold_map(exit_.adapter, fit.solve())
+
+    def train_step(self) -> Report:
+        started, progress = time.monotonic(), self.step / self.num_steps
+        routes = progress >= ROUTERS_FROM
+        figures = [self._pass(window, routes=routes) for window in range(self.windows_of_a_step)]
+        means = {name: torch.stack([each[name] for each in figures]).mean(0) for name in figures[0]}
+        self._update(RATE.share_at((self.step + 1) / self.num_steps), means)
+        price = self.price.beta
+        if routes:
+            self.price.observe_depth(float(means["mean_depth"]))
+        self.step += 1
+        seconds = time.monotonic() - started
+        return {
+            "step": self.step,
+            **{name: [round(x, 5) for x in value.flatten().tolist()] for name, value in means.items() if value.dim()},
+            **{name: round(float(value), 5) for name, value in means.items() if not value.dim()},
+            "beta": round(price if routes else 0.0, 5),
+            "tokens_per_second": round(self.windows_of_a_step * self.context / seconds),
+        }
+
+    def _pass(self, window: int, *, routes: bool) -> dict[str, Tensor]:
+        """The gradients of one window; its figures."""
+        batch = self.stream.batch(self.step * self.windows_of_a_step + window, 1, self.context)
+        heard = self.model.heard(self.model.rows(batch))
+        mix = mixture.mixture_nll(heard.log_p_RE, heard.nll_RE).mean()
+        depth = mixture.mean_depth(heard.log_p_RE, self.model.model.config.exit_layers or []).mean()
+        loss = heard.kl_RK.sum(1).mean() + (mix + self.price.beta * depth if routes else 0.0)
+        (loss / self.windows_of_a_step).backward()
+        return {
+            "mix_loss": mix.detach(),
+            "original_loss": heard.nll_RE[:, -1].mean().detach(),
+            "mean_depth": depth.detach(),
+            "kl": heard.kl_RK.mean(0).detach(),
+            "exit_probs": heard.log_p_RE.exp().mean(0).detach(),
+        }
+
+    def _update(self, share: float, means: dict[str, Tensor]) -> None:
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        if not bool(torch.isfinite(norm) & torch.isfinite(means["kl"]).all()):
+            raise TrainingError(f"the loss is not finite at step {self.step + 1}; the last checkpoint is intact")
+        for group in self.optimizer.param_groups:
+            group["lr"] = RATE.maximum * share
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def save(self) -> None:
+        """The checkpoint, and the model as it is now."""
+        exits = {name: weight for name, weight in self.model.model.state_dict().items() if name.startswith("exits.")}
+        state = {
+            "model": exits,
+            "optimizers": self.optimizer.state_dict(),
+            "beta": self.price.state(),
+            "step": self.step,
+            "recipe": described(self.settings),
+            "run": {},
+        }
+        write_state(state, self.folder)
+        write_in_place(self.model.as_stored(), self.tokenizer, self.settings.target)
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint, if there is one. Raises `TrainingError` for one of another retrofit."""
+        state = read_state(self.folder)
+        if state is None:
+            return
+        asked = described(self.settings)
+        others = [name for name in asked if state["recipe"].get(name) != asked[name]]
+        if others:
+            raise TrainingError(f"{self.settings.target}: holds a retrofit of other {', '.join(others)}")
+        self.model.model.load_state_dict(self.model.model.state_dict() | state["model"])
+        self.optimizer.load_state_dict(state["optimizers"])
+        self.price.restore(state["beta"])
+        self.step = state["step"]
+
+
+def described(settings: RetrofitSettings) -> dict[str, Any]:
+    """All that a run depends on."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()} | {
+        "target": ""
+    }
+
+
+def show(run: RetrofitRun) -> None:
+    """Train to the end beside a progress bar. Raises `KeyboardInterrupt` after a checkpoint if a signal asks for it."""
+    console = Console(stderr=True)
+    with progress_bar(console) as bar, Interruption() as interruption:
+        task = bar.add_task("least squares", total=run.num_steps, completed=run.step)
+        lines = Lines(console, run.num_steps)
+        steps = run.steps()
+        for report in steps:
+            bar.update(task, completed=run.step, description=describe(report))
+            if bar.disable:
+                lines.tell(run.step, report)
+            if interruption.is_requested:
+                run.save()
+                steps_closed(steps)
+                console.print(f"stopped after step {run.step}; the same command goes on", highlight=False)
+                raise KeyboardInterrupt
+
+
+def steps_closed(steps: Iterator[Report]) -> None:
+    with suppress(AttributeError):
+        steps.close()  # type: ignore[attr-defined]

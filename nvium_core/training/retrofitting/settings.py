@@ -1,0 +1,55 @@
+"""What a retrofit is asked for, checked against the source's configuration before any text is read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvium_core.model.config import NviumConfig
+from nvium_core.training.retrofit import RetrofitError, with_exits
+
+NUM_EXITS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrofitSettings:
+    """`exits` is their number, the last included, or the layers of the early ones, such as `12,18,24`; `depth` is the
+    mean depth l / L that routers are led to."""
+
+    source: str
+    target: Path
+    data: Path
+    exits: str = str(NUM_EXITS)
+    tokens: int = 1_000_000
+    depth: float = 0.9
+    seed: int = 0
+
+    def check(self, config: NviumConfig) -> NviumConfig:
+        """The configuration with exits. Raises `RetrofitError` for what cannot be had."""
+        if config.num_exits > 1 or config.adapter_hidden_size:
+            raise RetrofitError(f"{self.source}: has exits or an adapter already; only a plain Llama is retrofitted")
+        if not self.data.exists():
+            raise RetrofitError(f"{self.data}: no such text")
+        added = with_exits(config, exit_layers(self.exits, config.num_hidden_layers), 2 * config.hidden_size)
+        shallowest = (added.exit_layers or [])[0] / added.num_hidden_layers
+        if not shallowest < self.depth < 1:
+            raise RetrofitError(f"depth must be between {shallowest:.3g}, that of the first exit, and 1")
+        if self.tokens < 1:
+            raise RetrofitError(f"tokens must be at least 1, got {self.tokens}")
+        return added
+
+
+def exit_layers(text: str, num_layers: int) -> list[int]:
+    """Layers after which there are exits. Raises `RetrofitError`."""
+    try:
+        given = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise RetrofitError(f"exits must be a number of exits or layers such as 12,18,24, got {text!r}") from error
+    if len(given) == 1 and "," not in text:
+        return even_layers(given[0], num_layers)
+    return given if given[-1] == num_layers else [*given, num_layers]
+
+
+def even_layers(num_exits: int, num_layers: int) -> list[int]:
+    """As even as they can be."""
+    if not 2 <= num_exits <= num_layers:
+        raise RetrofitError(f"exits: between 2 and the model's {num_layers} layers, got {num_exits}")
+    return [round(number * num_layers / num_exits) for number in range(1, num_exits + 1)]

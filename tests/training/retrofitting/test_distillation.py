@@ -1,0 +1,52 @@
+"""The KL and its gradient that are written out, beside autograd's over all logits."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvium_core.training.retrofitting import distillation
+from nvium_core.training.retrofitting.distillation import head_kl, teacher_of
+
+WIDTH, VOCABULARY, ROWS = 8, 50, 21
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+HEAD = normal(VOCABULARY, WIDTH, seed=0)
+LAST, EARLY = normal(ROWS, WIDTH, seed=1), normal(ROWS, WIDTH, seed=2)
+TARGET = torch.arange(ROWS) % VOCABULARY
+
+
+def kl_over_all(early: Tensor, top: int) -> Tensor:
+    p, log_q = (LAST @ HEAD.T).softmax(-1), (early @ HEAD.T).log_softmax(-1)
+    order = p.argsort(descending=True)
+    p, q = p.gather(1, order), log_q.exp().gather(1, order)
+    grouped = (torch.cat([x[:, :top], x[:, top:].sum(1, keepdim=True)], 1) for x in (p, q))
+    p, q = grouped
+    return (p * (p / q).log()).sum(1)
+
+
+@pytest.mark.parametrize("top", [1, 5, 40])
+def test_the_kl_and_its_gradient_are_those_of_the_definition(top: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distillation, "TOP", top)
+    monkeypatch.setattr(distillation, "CHUNK_ROWS", 8)
+    ours, theirs = (EARLY.clone().requires_grad_() for _ in range(2))
+    weights = torch.linspace(0.5, 2, ROWS)
+    kl_R, nll_R = head_kl(ours, HEAD, teacher_of(LAST, HEAD, TARGET), TARGET)
+    expected_R = kl_over_all(theirs, top)
+    torch.testing.assert_close(kl_R, expected_R, rtol=1e-4, atol=1e-5)
+    (kl_R * weights).sum().backward()
+    (expected_R * weights).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(nll_R, -(EARLY @ HEAD.T).log_softmax(-1)[torch.arange(ROWS), TARGET])
+    assert not nll_R.requires_grad
+
+
+def test_an_exit_that_says_the_same_has_nothing_to_learn() -> None:
+    same = LAST.clone().requires_grad_()
+    kl_R, _ = head_kl(same, HEAD, teacher_of(LAST, HEAD, TARGET), TARGET)
+    kl_R.sum().backward()
+    assert kl_R.abs().max() < 1e-5
+    assert same.grad is not None and same.grad.abs().max() < 1e-5

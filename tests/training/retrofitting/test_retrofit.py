@@ -1,0 +1,130 @@
+"""The command on a small random Llama: a model that can be served, the original where its routers never leave."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from nvium_core import NviumForCausalLM, load_model
+from nvium_core.cli import app
+from nvium_core.loading import source_tokenizer
+from nvium_core.model.exits import CONTINUE, EXIT
+from nvium_core.training.errors import TrainingError
+from nvium_core.training.retrofit import RetrofitError
+from nvium_core.training.retrofitting import retrofit as command
+from nvium_core.training.retrofitting import run as module
+from nvium_core.training.retrofitting.settings import RetrofitSettings
+from tests.byte_model import END_OF_TEXT, byte_tokenizer
+from tests.model.llama_folders import llama_folder, random_llama
+
+IDS = torch.randint(1, 257, (2, 30), generator=torch.Generator().manual_seed(0))
+DOCUMENTS = [f"There were {n} foxes, and {n + 1} hens. " * 6 for n in range(60)]
+TOKENS = 6 * 1024
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"vocab_size": 257, "num_hidden_layers": 4, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    folder = llama_folder(
+        tmp_path_factory.mktemp("llama"), random_llama(**shape, max_position_embeddings=256).bfloat16()
+    )
+    PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def few_tokens_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOKENS_PER_STEP", 512)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text(f"\n{END_OF_TEXT}\n".join(DOCUMENTS), encoding="utf-8")
+    return file
+
+
+def settings(llama: Path, data: Path, target: Path, tokens: int = TOKENS) -> RetrofitSettings:
+    return RetrofitSettings(source=str(llama), target=target, data=data, exits="1,3", tokens=tokens, depth=0.8)
+
+
+def retrofit(asked: RetrofitSettings) -> None:
+    command.retrofit(asked, source_tokenizer(asked.source))
+
+
+@torch.no_grad()
+def exit_logits(model: NviumForCausalLM) -> Tensor:
+    return model(IDS, output_exit_logits=True).exit_logits
+
+
+def test_the_command_writes_a_model_that_serves_and_a_table(
+    llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
+) -> None:
+    target = tmp_path / "retrofitted"
+    asked = ["retrofit", str(llama), str(target), "--data", str(data), "--exits", "1,3", "--tokens", str(TOKENS)]
+    ran = CliRunner().invoke(app, asked, env={"COLUMNS": "120"})
+    assert ran.exit_code == 0, ran.output
+    assert "would be accepted" in ran.output and "mixture" in ran.output
+    loaded = load_model(str(target))
+    assert loaded.model.config.exit_layers == [1, 3, 4]
+    found = json.loads((target / "retrofit.json").read_text())["measured"]
+    assert [exit_["layer"] for exit_ in found["exits"]] == [1, 3, 4]
+    assert found["exits"][-1] | {"share": 0} == found["exits"][-1] | {"kl": 0.0, "overlap": 1.0, "share": 0}
+    kls = [json.loads(line)["kl"] for line in (target / "retrofit/log.jsonl").read_text().splitlines()]
+    assert len(kls) == TOKENS // 512
+    assert sum(kls[-1]) < sum(kls[0])
+
+
+def test_with_all_mass_on_the_last_exit_it_is_the_original_bit_for_bit(
+    llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
+) -> None:
+    retrofit(settings(llama, data, tmp_path / "target"))
+    original, model = (NviumForCausalLM.from_pretrained(folder) for folder in (llama, tmp_path / "target"))
+    assert model.dtype == original.dtype == torch.bfloat16
+    kept = {name: weight for name, weight in model.state_dict().items() if not name.startswith("exits.")}
+    assert all(torch.equal(weight, original.state_dict()[name]) for name, weight in kept.items())
+    logits_BTEV = exit_logits(model)
+    assert torch.equal(logits_BTEV[..., -1, :], exit_logits(original)[..., -1, :])
+    assert not torch.equal(logits_BTEV[..., 0, :], logits_BTEV[..., -1, :])
+    for exit_ in model.exits[:-1]:
+        exit_.get_parameter("router.head.bias").data[[CONTINUE, EXIT]] = torch.tensor([1e4, -1e4])
+    with torch.no_grad():
+        assert torch.equal(model(IDS).logits, original(IDS).logits)
+
+
+def test_a_run_that_is_gone_on_with_ends_as_one_that_was_not_interrupted(
+    llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retrofit(settings(llama, data, tmp_path / "whole"))
+    steps = module.RetrofitRun.train_step
+
+    def interrupted(run: module.RetrofitRun) -> module.Report:
+        if run.step == 7:
+            run.save()
+            raise KeyboardInterrupt
+        return steps(run)
+
+    monkeypatch.setattr(module.RetrofitRun, "train_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        retrofit(settings(llama, data, tmp_path / "parts"))
+    assert load_model(str(tmp_path / "parts")).model.config.num_exits == 3  # of use already
+    monkeypatch.setattr(module.RetrofitRun, "train_step", steps)
+    retrofit(settings(llama, data, tmp_path / "parts"))
+    whole, parts = (NviumForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    with pytest.raises(TrainingError, match="holds a retrofit of other tokens"):
+        retrofit(settings(llama, data, tmp_path / "parts", tokens=9_000))
+
+
+def test_what_cannot_be_done_is_said_before_the_text_is_read(llama: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RetrofitError, match="is not empty, and holds no retrofit"):
+        retrofit(settings(llama, data, tmp_path))
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    with pytest.raises(ValueError, match="too few"):
+        retrofit(settings(llama, short, tmp_path / "target"))
