@@ -95,9 +95,12 @@ class FrozenWithExits:
         log_ws = [exit_.route(x_RD) for exit_, x_RD in zip(self.early, early, strict=True)]
         return mixture.log_exit_probs(torch.stack([*log_ws, _certain(log_ws[-1])], 1))
 
-    def parameters(self) -> list[nn.Parameter]:
-        """Those that learn, by a fixed order."""
-        return [weight for exit_ in self.early for weight in exit_.parameters()]
+    def speakers(self) -> list[nn.Parameter]:
+        """What early exits speak with: norms and adapters."""
+        return [weight for exit_ in self.early for part in (exit_.norm, exit_.adapter) for weight in part.parameters()]
+
+    def routers(self) -> list[nn.Parameter]:
+        return [weight for exit_ in self.early if exit_.router is not None for weight in exit_.router.parameters()]
 
     def as_stored(self) -> NviumForCausalLM:
         """The model in the source's precision, its backbone and last exit as they were, bit for bit."""

@@ -39,7 +39,10 @@ FIT_SHARE, MAX_FIT_TOKENS = 0.25, 32_768
 ROUTERS_FROM = 0.4
 """The share of the run after which routers learn too."""
 
-RATE = LearningRate(maximum=1e-3, warmup=0.02, final_ratio=0.05)
+RATE = LearningRate(maximum=5e-5, warmup=0.05, final_ratio=0.05)
+"""Of exits: rows after a trained final norm are large, and at 1e-3 one step undoes the least squares."""
+
+ROUTER_RATE = 3e-4
 CLIP_NORM = 1.0
 FIRST_PRICE = 0.1
 SAVE_SECONDS = 300
@@ -58,7 +61,11 @@ class RetrofitRun:
         self.stream, self.context = stream, context
         self.windows_of_a_step = max(1, TOKENS_PER_STEP // context)
         self.num_steps = max(1, settings.tokens // (self.windows_of_a_step * context))
-        self.optimizer = AdamW(model.parameters(), lr=RATE.maximum, betas=(0.9, 0.95), weight_decay=0.0)
+        groups = [
+            {"params": model.speakers(), "maximum": RATE.maximum},
+            {"params": model.routers(), "maximum": ROUTER_RATE},
+        ]
+        self.optimizer = AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
         self.price = DepthSteering(
             beta=FIRST_PRICE, target=settings.depth, haste=haste(self.num_steps), maximum=10.0, minimum=1e-3
         )
@@ -133,11 +140,12 @@ class RetrofitRun:
         }
 
     def _update(self, share: float, means: dict[str, Tensor]) -> None:
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        norms = [nn.utils.clip_grad_norm_(group["params"], CLIP_NORM) for group in self.optimizer.param_groups]
+        norm = torch.stack(norms).sum()
         if not bool(torch.isfinite(norm) & torch.isfinite(means["kl"]).all()):
             raise TrainingError(f"the loss is not finite at step {self.step + 1}; the last checkpoint is intact")
         for group in self.optimizer.param_groups:
-            group["lr"] = RATE.maximum * share
+            group["lr"] = group["maximum"] * share
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
