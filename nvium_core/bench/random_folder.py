@@ -32,7 +32,7 @@ def write(tokenizer_source: str, folder: Path) -> None:
     tokenizer = load_model(tokenizer_source).tokenizer
     torch.manual_seed(0)
     config = NviumConfig(**LLAMA_3_2_1B, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
-    model = NviumForCausalLM(config).bfloat16()
+    model = NviumForCausalLM._from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_gguf(model, folder.with_suffix(".gguf"), "bf16")
