@@ -32,7 +32,7 @@ from nvium_core.training.retrofitting.model import FrozenWithExits
 from nvium_core.training.retrofitting.settings import RetrofitSettings
 from nvium_core.training.schedule import LearningRate
 
-TOKENS_PER_STEP = 8_192
+TOKENS_PER_STEP = 4_096
 FIT_SHARE, MAX_FIT_TOKENS = 0.25, 32_768
 """Of the text, for the least squares."""
 
