@@ -6,6 +6,7 @@ The tokenizer is a model folder's or a GGUF file's.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from nvium_core.loading import load_model
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
 
-LLAMA_3_2_1B = {
+LLAMA_3_2_1B: dict[str, Any] = {
     "vocab_size": 128_256,
     "hidden_size": 2048,
     "intermediate_size": 8192,
@@ -32,7 +33,8 @@ def write(tokenizer_source: str, folder: Path) -> None:
     tokenizer = load_model(tokenizer_source).tokenizer
     torch.manual_seed(0)
     config = NviumConfig(**LLAMA_3_2_1B, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
-    model = NviumForCausalLM._from_config(config, dtype=torch.bfloat16)
+    torch.set_default_dtype(torch.bfloat16)
+    model = NviumForCausalLM(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_gguf(model, folder.with_suffix(".gguf"), "bf16")

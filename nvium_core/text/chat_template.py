@@ -101,7 +101,7 @@ class ChatTemplate:
         """For an answer to this prompt, which may have opened the thoughts."""
         if not self.thinks:
             return ReasoningReader("answer")
-        end = self._tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False)
+        end: str = self._tokenizer.backend_tokenizer.decode(list(prompt[-LAST_TOKENS:]), skip_special_tokens=False)
         return ReasoningReader("thinking" if end.rstrip().endswith(OPENING) else "start")
 
     def _cut(self, said: Any, mark: str) -> Any:

@@ -42,7 +42,8 @@ def teacher_of(output_RD: Tensor, head_VD: Tensor, target_R: Tensor) -> Teacher:
 
 def head_kl(output_RD: Tensor, head_VD: Tensor, teacher: Teacher, target_R: Tensor) -> tuple[Tensor, Tensor]:
     """KL [R] of each row, to be minimised, and −log π_k of the token that came [R], without a gradient."""
-    return HeadKl.apply(output_RD, head_VD, teacher.top_RK, teacher.probs_RK, target_R)  # type: ignore[no-any-return]
+    found: tuple[Tensor, Tensor] = HeadKl.apply(output_RD, head_VD, teacher.top_RK, teacher.probs_RK, target_R)
+    return found
 
 
 class HeadKl(torch.autograd.Function):
@@ -50,8 +51,8 @@ class HeadKl(torch.autograd.Function):
     def forward(
         ctx: Any, output_RD: Tensor, head_VD: Tensor, top_RK: Tensor, probs_RK: Tensor, target_R: Tensor
     ) -> tuple[Tensor, Tensor]:
-        rows = (x.split(CHUNK_ROWS) for x in (output_RD, top_RK, probs_RK, target_R))
-        found = [_of_chunk(*chunk, head_VD) for chunk in zip(*rows, strict=True)]
+        outputs, *said = (x.split(CHUNK_ROWS) for x in (output_RD, top_RK, probs_RK, target_R))
+        found = [_of_chunk(head_VD, output_CD, *of_rows) for output_CD, *of_rows in zip(outputs, *said, strict=True)]
         kl_R, nll_R, gradient_RD = map(torch.cat, zip(*found, strict=True))
         ctx.save_for_backward(gradient_RD)
         ctx.mark_non_differentiable(nll_R)
@@ -65,7 +66,7 @@ class HeadKl(torch.autograd.Function):
 
 
 def _of_chunk(
-    output_CD: Tensor, top_CK: Tensor, p_CK: Tensor, target_C: Tensor, head_VD: Tensor
+    head_VD: Tensor, output_CD: Tensor, top_CK: Tensor, p_CK: Tensor, target_C: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """KL [C], −log of the target [C], and the KL's gradient by the outputs [C, D]."""
     logits_CV = F.linear(output_CD.to(head_VD.dtype), head_VD).float()

@@ -18,12 +18,13 @@ from nvium_core.training.retrofit import RetrofitError
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
 from nvium_core.training.retrofitting.settings import RetrofitSettings
+from nvium_core.training.schedule import LearningRate
 from tests.byte_model import END_OF_TEXT, byte_tokenizer
 from tests.model.llama_folders import llama_folder, random_llama
 
 IDS = torch.randint(1, 257, (2, 30), generator=torch.Generator().manual_seed(0))
 DOCUMENTS = [f"There were {n} foxes, and {n + 1} hens. " * 6 for n in range(60)]
-TOKENS = 6 * 1024
+TOKENS = 12 * 1024
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few_tokens_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a rate at which a narrow model learns in so few steps."""
     monkeypatch.setattr(module, "TOKENS_PER_STEP", 512)
+    monkeypatch.setattr(module, "RATE", LearningRate(maximum=1e-3))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +79,7 @@ def test_the_command_writes_a_model_that_serves_and_a_table(
     assert found["exits"][-1] | {"share": 0} == found["exits"][-1] | {"kl": 0.0, "overlap": 1.0, "share": 0}
     kls = [json.loads(line)["kl"] for line in (target / "retrofit/log.jsonl").read_text().splitlines()]
     assert len(kls) == TOKENS // 512
-    assert sum(kls[-1]) < sum(kls[0])
+    assert sum(map(sum, kls[-5:])) < sum(map(sum, kls[:5]))
 
 
 def test_with_all_mass_on_the_last_exit_it_is_the_original_bit_for_bit(
@@ -91,7 +94,8 @@ def test_with_all_mass_on_the_last_exit_it_is_the_original_bit_for_bit(
     assert torch.equal(logits_BTEV[..., -1, :], exit_logits(original)[..., -1, :])
     assert not torch.equal(logits_BTEV[..., 0, :], logits_BTEV[..., -1, :])
     for exit_ in model.exits[:-1]:
-        exit_.get_parameter("router.head.bias").data[[CONTINUE, EXIT]] = torch.tensor([1e4, -1e4])
+        bias = exit_.get_parameter("router.head.bias").data
+        bias[CONTINUE], bias[EXIT] = 1e4, -1e4
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, original(IDS).logits)
 
@@ -117,7 +121,7 @@ def test_a_run_that_is_gone_on_with_ends_as_one_that_was_not_interrupted(
     whole, parts = (NviumForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     with pytest.raises(TrainingError, match="holds a retrofit of other tokens"):
-        retrofit(settings(llama, data, tmp_path / "parts", tokens=9_000))
+        retrofit(settings(llama, data, tmp_path / "parts", tokens=13_000))
 
 
 def test_what_cannot_be_done_is_said_before_the_text_is_read(llama: Path, data: Path, tmp_path: Path) -> None:
