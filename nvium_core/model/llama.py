@@ -4,10 +4,11 @@ Every function works on *rows*: token positions in any arrangement. How a row se
 caller's affair, given as `attend`; so training (packed documents), `generate()` (a Hugging Face cache) and the
 engine (ragged rows over pages) run the very same layers. Parameter names are Hugging Face's.
 
-Shapes: X any row dimensions, D width, H query heads, G key/value heads, P head size.
+Shapes: X any row dimensions, D width, H query heads, G key/value heads, P head size, I inner width.
 """
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ Rotary = tuple[Tensor, Tensor]
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation, computed in float32 or better."""
+    """Root mean square normalisation, computed in float32 or better; on a GPU by one kernel."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -34,9 +35,31 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x_XD: Tensor) -> Tensor:
+        if x_XD.device.type != "cpu" and x_XD.dtype == self.weight.dtype:
+            return F.rms_norm(x_XD, self.weight.shape, self.weight, self.eps)
         precise = x_XD.to(torch.promote_types(x_XD.dtype, torch.float32))
         scale = torch.rsqrt(precise.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * (precise * scale).to(x_XD.dtype)
+
+
+class PackedProducts(NamedTuple):
+    """Several products of the same rows as one."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, *products: nn.Linear) -> "PackedProducts":
+        """Their weights become views of the packed ones, so no memory is taken."""
+        weight = torch.cat([product.weight.detach() for product in products])
+        biases = [product.bias.detach() for product in products if product.bias is not None]
+        parts = weight.split([product.out_features for product in products])
+        for product, part in zip(products, parts, strict=True):
+            product.weight = nn.Parameter(part, product.weight.requires_grad)
+        return cls(weight, torch.cat(biases) if biases else None)
+
+    def __call__(self, x_XD: Tensor) -> Tensor:
+        return F.linear(x_XD, self.weight, self.bias)
 
 
 class Attention(nn.Module):
@@ -56,13 +79,28 @@ class Attention(nn.Module):
             RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
         )
 
+        self.qkv: PackedProducts | None = None
+
+    def pack(self) -> None:
+        self.qkv = PackedProducts.of(self.q_proj, self.k_proj, self.v_proj)
+
     def forward(self, x_XD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        q_XHP = self.q_norm(self.q_proj(x_XD).unflatten(-1, (-1, self.head_dim)))
-        k_XGP = self.k_norm(self.k_proj(x_XD).unflatten(-1, (-1, self.head_dim)))
-        v_XGP = self.v_proj(x_XD).unflatten(-1, (-1, self.head_dim))
-        if self.has_rotary:
-            q_XHP, k_XGP = rotate(q_XHP, rotary), rotate(k_XGP, rotary)
+        if self.qkv is not None and self.has_rotary and isinstance(self.q_norm, nn.Identity):
+            q_XHP, k_XGP, v_XGP = self._rotated_together(self.qkv(x_XD), rotary)
+        else:
+            q_XHP = self.q_norm(self.q_proj(x_XD).unflatten(-1, (-1, self.head_dim)))
+            k_XGP = self.k_norm(self.k_proj(x_XD).unflatten(-1, (-1, self.head_dim)))
+            v_XGP = self.v_proj(x_XD).unflatten(-1, (-1, self.head_dim))
+            if self.has_rotary:
+                q_XHP, k_XGP = rotate(q_XHP, rotary), rotate(k_XGP, rotary)
         return self.o_proj(attend(q_XHP, k_XGP, v_XGP, self.layer_index).flatten(-2))
+
+    def _rotated_together(self, qkv: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        widths = (self.q_proj.out_features, self.k_proj.out_features, self.v_proj.out_features)
+        num_queries, num_keys, num_values = (width // self.head_dim for width in widths)
+        qk, v_XGP = qkv.unflatten(-1, (-1, self.head_dim)).split([num_queries + num_keys, num_values], -2)
+        q_XHP, k_XGP = rotate(qk, rotary).split([num_queries, num_keys], -2)
+        return q_XHP, k_XGP, v_XGP
 
 
 class FeedForward(nn.Module):
@@ -75,9 +113,16 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=config.mlp_bias)
         self.down_proj = nn.Linear(inner, width, bias=config.mlp_bias)
         self.act = ACT2FN[config.hidden_act]
+        self.gate_up: PackedProducts | None = None
+
+    def pack(self) -> None:
+        self.gate_up = PackedProducts.of(self.gate_proj, self.up_proj)
 
     def forward(self, x_XD: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x_XD)) * self.up_proj(x_XD))
+        if self.gate_up is None:
+            return self.down_proj(self.act(self.gate_proj(x_XD)) * self.up_proj(x_XD))
+        gate_XI, up_XI = self.gate_up(x_XD).chunk(2, -1)
+        return self.down_proj(self.act(gate_XI) * up_XI)
 
 
 class Layer(GradientCheckpointingLayer):
@@ -108,6 +153,12 @@ class Llama(nn.Module):
         probe = torch.empty(0, dtype=dtype, device=positions_X.device)
         cos, sin = self.rotary_emb(probe, batched)
         return cos.view(*positions_X.shape, -1), sin.view(*positions_X.shape, -1)
+
+    def pack(self) -> None:
+        """Fewer, larger products, for one who only runs the model and leaves it where it is."""
+        for layer in self.layers:
+            layer.self_attn.pack()
+            layer.mlp.pack()
 
     def run(self, h_XD: Tensor, layers: Iterable[int], rotary: Rotary, attend: Attend) -> Tensor:
         """Carry rows through the given layers."""

@@ -21,6 +21,10 @@ class Backend(Protocol):
     instructions: str | None
     """Of native calls."""
 
+    @property
+    def is_ahead(self) -> bool:
+        """Something runs on the device that nobody has asked for yet."""
+
     def run(self, step: Step) -> list[StepResult]:
         """Forward the Step's rows through its block, and as many Steps that follow as take no more host overhead.
 

@@ -6,7 +6,7 @@ A Step never overwrites what it reads, so one that raised can be run again. All 
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -82,14 +82,21 @@ class Runner:
             is_deterministic=is_deterministic,
             instructions=instructions,
         )
-        self.backend = (make_backend or best)(model, self.cache)
-        self._junctions = Junctions(model, self.backend, max_sequences=max_sequences, one_by_one=is_deterministic)
         self._device = model.device
+        with self._on_device():
+            self.backend = (make_backend or best)(model, self.cache)
+        self._junctions = Junctions(model, self.backend, max_sequences=max_sequences, one_by_one=is_deterministic)
         self._is_asynchronous = model.device.type != "cpu"
         self.has_waited = True
         """Whether the device had nothing left to do when the last run() returned: only then is its time known."""
         max_scored_rows = 1 if is_deterministic else MAX_SCORED_ROWS
         self._ledger = Ledger(model, max_sequences=max_sequences, rows_at_once=max_scored_rows)
+
+    def prepare(self, max_rows: int) -> None:
+        """Do beforehand what Steps of at most so many rows would do when they are first met."""
+        if isinstance(self.backend, GraphsBackend):
+            with self._on_device():
+                self.backend.prepare(max_rows)
 
     def run(self, step: Step) -> list[StepResult]:
         """Run the Step, the rest of its pass if it is part of one, and what the backend runs with it anyway.
@@ -114,7 +121,8 @@ class Runner:
             results += ran
             rest = rest.after(len(ran))
             rest = rest and rest.without_fronts(decided)
-        self.has_waited = not self._is_asynchronous or any(result.decisions or result.scores for result in ran)
+        is_idle = any(result.decisions or result.scores for result in ran) and not self.backend.is_ahead
+        self.has_waited = is_idle or not self._is_asynchronous
         return results
 
     @property
@@ -127,11 +135,15 @@ class Runner:
     ) -> list[StepResult]:
         """What the backend runs in one call. Adds to the decisions for exits, and to log_reached of those who go on."""
         started = time.perf_counter()
-        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+        with self._on_device():
             results = self._forward(step, decided, reached)
         if len(results) == 1 and results[0].seconds is None and not self._is_asynchronous:
             results[0].seconds = time.perf_counter() - started
         return results
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """What is allocated, recorded and captured is that of the model's device, whichever is current."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def _forward(
         self, step: Step, decided: dict[Sequence, FrontDecision], reached: dict[Sequence, float]

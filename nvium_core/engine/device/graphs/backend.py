@@ -1,15 +1,28 @@
-"""Steps of few rows: their block, and decisions for fronts that draw plainly. Larger Steps go through the layers.
+"""Steps over fixed buffers: their block, and decisions for fronts that draw plainly; and whole passes. Long runs go
+through the layers, and nobody with them.
 
 Shapes: R rows and F fronts with their padding, W pages of a table, D width, V vocabulary, S cache slots.
 """
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Sequence as Items
 from functools import partial
 from typing import cast
 
 import torch
+from torch import Tensor
 
-from nvium_core.engine.device.attention import MAX_GATHERED_KEYS, RowAttention, best_attention, gathered
+from nvium_core.engine.device.attention import (
+    MAX_GATHERED_KEYS,
+    RowAttention,
+    best_attention,
+    gathered,
+    power_of_two,
+    ragged,
+    ragged_in_place,
+)
 from nvium_core.engine.device.graphs.fence import Fence
 from nvium_core.engine.device.graphs.inputs import (
     FRONT_SLOT,
@@ -21,18 +34,28 @@ from nvium_core.engine.device.graphs.inputs import (
     Inputs,
     PaddedSizes,
 )
-from nvium_core.engine.device.graphs.replay import Replay
+from nvium_core.engine.device.graphs.passes import Passes
+from nvium_core.engine.device.graphs.replay import Graph, Replay
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.sampling import draw
 from nvium_core.engine.schedule.routed_front import RoutedFront
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import NO_TOKEN, FrontDecision, Step, StepResult
+from nvium_core.engine.schedule.step import NO_TOKEN, FrontDecision, Run, Step, StepResult
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
+from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import NviumForCausalLM
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LINES = 5.0
+"""About progress."""
 
 LIGHT_HEAD_BYTES = 32 * 2**20
 """A head that is read about as fast as an answer comes back, at 1.5 TB/s and 20 µs. Assumed, not measured."""
+
+LONG_RUN = 64
+"""Rows of a sequence beyond which it attends by itself, rather than each row by itself. Assumed, not measured."""
 
 MANY_FRONTS = 4
 """So many that one is likely to exit, and the head to be read for it anyway."""
@@ -57,12 +80,20 @@ class GraphsBackend(LayersBackend):
         make_fence: Callable[[torch.device], Fence] = Fence,
     ) -> None:
         super().__init__(model, cache)
+        with torch.no_grad():
+            model.model.pack()
+            for exit_ in model.exits[:-1]:
+                exit_.router.to(torch.promote_types(model.dtype, torch.float32))  # converted once
         config, head = model.config, model.lm_head.weight
         self._last_block = config.num_exits - 1
         self.attention = attention or best_attention(cache, config.num_attention_heads)
         max_pages = -(-min(config.max_position_embeddings, cache.null_slot) // cache.page_size)
         self.inputs = Inputs(
-            cache, max_pages=max_pages, has_one_width=self.attention is not gathered, make_fence=make_fence
+            cache,
+            num_blocks=config.num_exits,
+            max_pages=max_pages,
+            has_few_widths=self.attention is not gathered,
+            make_fence=make_fence,
         )
         self._x_FD = head.new_zeros(MAX_ROWS, config.hidden_size)
         self._answers = torch.zeros(3, MAX_ROWS, dtype=torch.float64, device=head.device)
@@ -70,37 +101,110 @@ class GraphsBackend(LayersBackend):
         """The answers, on the host."""
         self._has_light_head = head.nbytes <= light_head_bytes
         self.replay = Replay(head.device)
+        self.passes = Passes(model, cache, self.inputs, self.replay, self.attention)
 
-    def suits(self, step: Step) -> bool:
-        """Whether the Step fits into the fixed buffers."""
-        if step.num_rows > MAX_ROWS:
-            return False
-        sizes = self.inputs.sizes(step)
-        num_keys = sizes.num_rows * sizes.num_pages * self.cache.page_size
-        return self.attention is not gathered or num_keys <= MAX_GATHERED_KEYS
+    @property
+    def is_ahead(self) -> bool:
+        return self.passes.is_ahead
+
+    def fits(self, num_rows: int, num_positions: int) -> bool:
+        """Whether so many rows of sequences that are at most so long fit into the fixed buffers."""
+        num_keys = power_of_two(num_rows) * self.inputs.width(num_positions) * self.cache.page_size
+        return num_rows <= MAX_ROWS and (self.attention is not gathered or num_keys <= MAX_GATHERED_KEYS)
+
+    @torch.inference_mode()
+    def prepare(self, max_rows: int) -> None:
+        """Capture every graph that Steps of so many rows may need, so that nobody waits for one later."""
+        if not self.replay.captures:
+            return
+        graphs = list(self._graphs(min(power_of_two(max_rows), MAX_ROWS)))
+        started = told_at = time.monotonic()
+        logger.info("capturing %d CUDA graphs", len(graphs))
+        for number, (sizes, name, function) in enumerate(graphs):
+            self.inputs.clear(sizes)
+            self.replay.run(name, function)
+            if time.monotonic() - told_at > SECONDS_BETWEEN_LINES:
+                told_at = time.monotonic()
+                logger.info("captured %d of %d CUDA graphs", number + 1, len(graphs))
+        logger.info("captured %d CUDA graphs in %.1f s", len(graphs), time.monotonic() - started)
+
+    def _graphs(self, max_rows: int) -> Iterator[tuple[PaddedSizes, Hashable, Callable[[], None]]]:
+        """The largest first, whose memory the others then share."""
+        blocks, kinds = range(self._last_block + 1), (False, True)
+        for power in reversed(range(max_rows.bit_length())):
+            count = 1 << power
+            for width in self.inputs.widths:
+                sizes = PaddedSizes(count, width, count)
+                if self.fits(count, width * self.cache.page_size):
+                    for is_ranked in kinds:
+                        yield sizes, *self.passes.graph(sizes, is_ranked)
+                    for block in blocks:
+                        yield sizes, *self._block_graph(block, sizes)
+            sizes = PaddedSizes(count, self.inputs.widths[0], count)
+            for block in blocks:
+                yield sizes, *self._route_graph(block, count)
+                for is_ranked in kinds:
+                    yield sizes, *self._draw_graph(block, count, is_ranked)
 
     @torch.inference_mode()
     def run(self, step: Step) -> list[StepResult]:
-        if not self.suits(step):
-            return super().run(step)
+        if self.passes.suits(step) and self.parts(step.runs) == [step.runs]:
+            return self.passes.run(step)
+        self.passes.forget()
+        decisions: dict[Sequence, FrontDecision] = {}
+        parts = self.parts(step.runs)
+        for runs in parts:
+            decisions |= self._run_part(Step(step.block, runs))
+        known = {run.sequence for runs in parts for run in runs}
+        if rest := [run for run in step.runs if run.sequence not in known]:
+            super().run(Step(step.block, rest))
+        return [StepResult(step, decisions)]
+
+    def parts(self, runs: list[Run]) -> list[list[Run]]:
+        """Runs that fit into the buffers together; long ones, and those that do not fit alone, are left out."""
+        num_rows, longest = sum(len(run.rows) for run in runs), max(run.rows.stop for run in runs)
+        if self.fits(num_rows, longest) and max(len(run.rows) for run in runs) <= LONG_RUN:
+            return [runs]
+        parts, num_rows = [list[Run]()], 0
+        for run in sorted(runs, key=lambda run: run.rows.stop):
+            own = len(run.rows)
+            if own <= LONG_RUN and self.fits(own, run.rows.stop):
+                if not self.fits(num_rows + own, run.rows.stop):
+                    parts.append([])
+                    num_rows = 0
+                parts[-1].append(run)
+                num_rows += own
+        return [part for part in parts if part]
+
+    def _run_part(self, step: Step) -> dict[Sequence, FrontDecision]:
         sizes, sequences = self.inputs.sizes(step), plain_fronts(step)
         self.inputs.send(step, sequences, sizes)
-        name = ("block", step.block, sizes.num_rows, sizes.num_pages)
-        self.replay.run(name, partial(self.replay_block, step.block, sizes))
-        return [StepResult(step, self._decisions(step.block, sequences, sizes.num_fronts) if sequences else {})]
+        self.replay.run(*self._block_graph(step.block, sizes))
+        return self._decisions(step.block, sequences, sizes.num_fronts) if sequences else {}
+
+    def attend(self, runs: Items[Run], position_R: Tensor, slot_R: Tensor) -> Attend:
+        return (ragged if self.attention is gathered else ragged_in_place)(self.cache, runs, slot_R)
 
     def _decisions(self, block: int, sequences: list[Sequence], num_fronts: int) -> dict[Sequence, FrontDecision]:
         is_ranked = any(sequence.draw.is_ranked for sequence in sequences)
-        self.replay.run(("route", block, num_fronts), partial(self.replay_route, block, num_fronts))
-        emit = partial(self.replay_draw, block, num_fronts, is_ranked=is_ranked)
+        self.replay.run(*self._route_graph(block, num_fronts))
         is_at_once = self._draws_at_once(block, len(sequences))
         if is_at_once:
-            self.replay.run(("draw", block, num_fronts, is_ranked), emit)
+            self.replay.run(*self._draw_graph(block, num_fronts, is_ranked))
         fronts = self._routed(sequences, block)
         if not is_at_once and any(front.is_sane and front.exits for front in fronts):
-            self.replay.run(("draw", block, num_fronts, is_ranked), emit)
+            self.replay.run(*self._draw_graph(block, num_fronts, is_ranked))
             self.told.copy_(self._answers)
         return {front.sequence: self._decision(front) for front in fronts}
+
+    def _block_graph(self, block: int, sizes: PaddedSizes) -> Graph:
+        return ("block", block, sizes.num_rows, sizes.num_pages), partial(self.replay_block, block, sizes)
+
+    def _route_graph(self, block: int, num_fronts: int) -> Graph:
+        return ("route", block, num_fronts), partial(self.replay_route, block, num_fronts)
+
+    def _draw_graph(self, block: int, num_fronts: int, is_ranked: bool) -> Graph:
+        return ("draw", block, num_fronts, is_ranked), partial(self.replay_draw, block, num_fronts, is_ranked=is_ranked)
 
     def replay_block(self, block: int, sizes: PaddedSizes) -> None:
         """Everything between the inputs and the next boundary."""
@@ -128,7 +232,7 @@ class GraphsBackend(LayersBackend):
         """A token for every front, whether it exits or not."""
         o_FD = cast(Exit, self.model.exits[block]).adapter(self._x_FD[:num_fronts])
         truncation = self.inputs.truncation(num_fronts, is_ranked=is_ranked)
-        token_F = draw(self.model.lm_head(o_FD), truncation, self.inputs.real(UNIFORM, num_fronts))
+        token_F = draw(self.model.lm_head(o_FD), truncation, self.inputs.real(UNIFORM + block, num_fronts))
         self._answers[EMITTED, :num_fronts] = token_F
 
     def _draws_at_once(self, block: int, num_fronts: int) -> bool:

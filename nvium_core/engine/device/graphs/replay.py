@@ -9,6 +9,9 @@ logger = logging.getLogger(__name__)
 
 NUM_WARM_UPS = 2
 
+Graph = tuple[Hashable, Callable[[], None]]
+"""A name, and what is captured under it."""
+
 
 class Replay:
     """All graphs share one pool of memory, so nothing may be read of a function but what it leaves in its tensors.
@@ -21,6 +24,10 @@ class Replay:
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
         """None for what could not be captured."""
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    @property
+    def captures(self) -> bool:
+        return self._pool is not None
 
     def run(self, name: Hashable, function: Callable[[], None]) -> None:
         """Run the function. The same name must always come with the same function."""

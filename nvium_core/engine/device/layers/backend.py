@@ -29,6 +29,10 @@ class LayersBackend:
         self.model = model
         self.cache = cache
 
+    @property
+    def is_ahead(self) -> bool:
+        return False
+
     @torch.inference_mode()
     def run(self, step: Step) -> list[StepResult]:
         slots, tokens = self.cache.slots(step.runs), tokens_of(step.runs) if step.block == 0 else []

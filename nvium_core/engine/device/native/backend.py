@@ -49,6 +49,10 @@ class NativeBackend:
     def max_native_rows(self, num_rows: int) -> None:
         self.steps.max_run_rows = num_rows
 
+    @property
+    def is_ahead(self) -> bool:
+        return False
+
     def run(self, step: Step) -> list[StepResult]:
         return self.steps.run(step) if self.steps.suits(step) else self._layers.run(step)
 

@@ -1,7 +1,8 @@
 """A device that is late: it executes nothing of what is queued until somebody waits for it.
 
 Tensors of the CPU stand for the device's. What an operator of theirs will give is not a number, or zero, until then; a
-copy from the host reads what the host has there by then, as a GPU's would.
+copy from the host reads what the host has there by then, as a GPU's would, and one to the host that does not block
+arrives no earlier.
 """
 
 from collections import deque
@@ -25,9 +26,19 @@ READS = {getattr(Tensor, name) for name in ("tolist", "numpy", "item", "__bool__
 
 
 class LateDevice:
-    """While it is entered, tensors made are the device's unless they are given to the host."""
+    """While it is entered, tensors made are the device's unless they are given to the host.
 
-    def __init__(self) -> None:
+    To show what notices a wait that is missing: `waits_for_copies` and `waits_for_reads` False, and the numbers of
+    `deaf_fences`, in the order they are made, take waits away.
+    """
+
+    def __init__(
+        self, *, waits_for_copies: bool = True, waits_for_reads: bool = True, deaf_fences: Items[int] = ()
+    ) -> None:
+        self.waits_for_copies = waits_for_copies
+        self.waits_for_reads = waits_for_reads
+        self._deaf_fences = deaf_fences
+        self._num_fences = 0
         self.num_executed = 0
         self._late: dict[int, Tensor] = {}
         """By address, so that none is freed and its address taken by another."""
@@ -68,18 +79,20 @@ class LateDevice:
                 self.num_executed += 1
 
     def fence(self, device: torch.device) -> Fence:
-        return LateFence(self)
+        self._num_fences += 1
+        return LateFence(self, is_deaf=self._num_fences - 1 in self._deaf_fences)
 
 
 class LateFence(Fence):
-    def __init__(self, device: LateDevice) -> None:
-        self._device, self._position = device, 0
+    def __init__(self, device: LateDevice, *, is_deaf: bool) -> None:
+        self._device, self._position, self._is_deaf = device, 0, is_deaf
 
     def set(self) -> None:
         self._position = self._device.position
 
     def wait(self) -> None:
-        self._device.execute(self._position)
+        if not self._is_deaf:
+            self._device.execute(self._position)
 
 
 class Reads(TorchFunctionMode):
@@ -96,7 +109,7 @@ class Reads(TorchFunctionMode):
         args: Items[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in READS and self._device.has(args[0]):
+        if func in READS and self._device.has(args[0]) and self._device.waits_for_reads:
             self._device.execute()
         return func(*args, **(kwargs or {}))
 
@@ -111,7 +124,9 @@ class Operators(TorchDispatchMode):
     ) -> Any:
         device, kwargs = self._device, kwargs or {}
         is_late = any(device.has(leaf) for leaf in tree_leaves((args, kwargs)))
-        if func in NEEDS_VALUES or (func is aten.copy_.default and not device.has(args[0])):
+        is_copy_to_host = func is aten.copy_.default and not device.has(args[0])
+        is_blocking = is_copy_to_host and not (len(args) > 2 and args[2]) and device.waits_for_copies
+        if is_blocking or (func in NEEDS_VALUES and device.waits_for_reads):
             device.execute()
             return func(*args, **kwargs)
         if is_late and func._schema.is_mutable:

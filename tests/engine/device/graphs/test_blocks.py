@@ -5,9 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core.engine.device.attention import power_of_two
+from nvium_core import SamplingParams
+from nvium_core.engine.device.attention import in_place, power_of_two
+from nvium_core.engine.device.graphs.backend import LONG_RUN
 from nvium_core.engine.device.graphs.inputs import MAX_ROWS
-from nvium_core.engine.schedule.step import Run, Step
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Run
 from tests.engine.cached_blocks import TOLERANCE, assert_alike, carry_a_staircase, carry_five_by_five, sequences_of
 from tests.engine.device.graphs.engines import Cached
 from tests.random_models import random_model
@@ -59,18 +62,44 @@ def test_a_step_that_is_run_again_leaves_the_same() -> None:
     assert all(torch.equal(some, others) for some, others in zip(once.kept, twice.kept, strict=True))
 
 
-def test_a_step_that_there_is_no_room_for_is_left_to_the_layers() -> None:
-    model = random_model([1], context=8192)
-    backend = Cached(model, has_graphs=True, page_size=512).graphs
-    (sequence,) = sequences_of([6000], model.config.vocab_size, 512)
+def test_buffers_have_room_for_so_many_rows_and_keys() -> None:
+    backend = Cached(random_model([1], context=8192), has_graphs=True, page_size=512).graphs
+    assert backend.fits(MAX_ROWS, 1) is False
+    assert backend.fits(128, 1)
+    assert backend.fits(8, 6000)
+    assert not backend.fits(9, 6000)
+    backend.attention = in_place
+    assert backend.fits(MAX_ROWS, 8192)
+    assert not backend.fits(MAX_ROWS + 1, 1)
 
-    def suits(*rows: range) -> bool:
-        return backend.suits(Step(0, [Run(sequence, own, reaches_front=False) for own in rows]))
 
-    assert suits(range(MAX_ROWS))
-    assert not suits(range(MAX_ROWS + 1))
-    assert suits(range(5992, 6000))
-    assert not suits(range(5991, 6000))
+def test_a_step_is_split_so_that_nobody_rides_a_prompt_through_the_layers() -> None:
+    model = random_model([1], context=512)
+    backend = Cached(model, has_graphs=True, page_size=16).graphs
+    prompt, *others = sequences_of([200, 30, 5, 17], model.config.vocab_size)
+    long = Run(prompt, range(100, 200), reaches_front=True)
+    short = [Run(sequence, range(sequence.num_tokens - 1, sequence.num_tokens), True) for sequence in others]
+    assert backend.parts([long, *short]) == [sorted(short, key=lambda run: run.rows.stop)]
+    assert backend.parts(short) == [short]
+    assert backend.parts([long]) == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 380), st.integers(1, 80)), min_size=1, max_size=40))
+def test_parts_of_a_step_fit_and_leave_out_what_does_not_fit_alone(lengths: list[tuple[int, int]]) -> None:
+    runs = []
+    for number, (length, rows) in enumerate(lengths):
+        sequence = Sequence(str(number), [0] * length, SamplingParams(), seed=0, num_blocks=1, arrival=0)
+        runs.append(Run(sequence, range(max(0, length - rows), length), reaches_front=True))
+    parts = LONG_CONTEXT.parts(runs)
+    for part in parts:
+        assert LONG_CONTEXT.fits(sum(len(run.rows) for run in part), max(run.rows.stop for run in part))
+    there = [run for part in parts for run in part]
+    assert len(there) == len({run.sequence for run in there})
+    left = [run for run in runs if run not in there]
+    assert all(len(run.rows) > LONG_RUN or not LONG_CONTEXT.fits(len(run.rows), run.rows.stop) for run in left)
+
+
+LONG_CONTEXT = Cached(random_model([1], context=380), has_graphs=True).graphs
 
 
 @pytest.mark.parametrize(("number", "power"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (33, 64), (64, 64)])

@@ -15,9 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvium_core import Engine, EngineConfig, SamplingParams, TokenEvent
+from nvium_core.choices import Schedule
 from nvium_core.engine.device.attention import RowAttention, gathered, in_place
 from nvium_core.engine.device.graphs import GraphsBackend
-from nvium_core.engine.device.graphs.inputs import MAX_ROWS, NUM_FIELDS, PaddedSizes
+from nvium_core.engine.device.graphs.inputs import MAX_ROWS, PaddedSizes, num_fields
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import Event
 from tests.engine.device.graphs.engines import backend_of, graphs_engine
@@ -77,8 +78,8 @@ def traffic_of_step(engine: Engine) -> tuple[Counter[str], list[Event]]:
     return +traffic.counts, events
 
 
-def prefilled_engine(num_sequences: int, *, is_at_once: bool, **wishes: Any) -> Engine:
-    config = EngineConfig(max_sequences=num_sequences, schedule="sweep")
+def prefilled_engine(num_sequences: int, *, is_at_once: bool, schedule: Schedule = "sweep", **wishes: Any) -> Engine:
+    config = EngineConfig(max_sequences=num_sequences, schedule=schedule)
     engine = graphs_engine(random_model([1, 2, 4]), config, is_at_once=is_at_once)
     for number in range(num_sequences):
         engine.add(str(number), [1, 2, 3], SamplingParams(max_tokens=30, seed=number, ignore_eos=True, **wishes))
@@ -93,6 +94,18 @@ def test_a_step_sends_once_and_brings_back_once(num_sequences: int, wishes: dict
     for _ in range(25):
         counts, _ = traffic_of_step(engine)
         assert counts == {"sent": 1, "brought back": 1}
+
+
+@pytest.mark.parametrize("wishes", [{}, {"top_k": 3, "temperature": 0.7}])
+def test_a_pass_sends_once_and_brings_back_once(wishes: dict[str, Any]) -> None:
+    engine = prefilled_engine(5, is_at_once=True, schedule="synchronous", **wishes)
+    backend = backend_of(engine)
+    for turn in range(10):
+        with Traffic([backend.inputs.host], [*backend.passes.told]) as traffic:
+            assert len(engine.step()) == 5
+        is_first = turn == 1  # launches its own pass and the one behind it
+        assert +traffic.counts == {"sent": 1 + is_first, "brought back": 1 + is_first}
+    assert backend.passes.num_ahead == 8
 
 
 def test_a_heavy_head_is_read_only_where_somebody_speaks_at_the_cost_of_a_second_copy() -> None:
@@ -143,5 +156,7 @@ def test_nothing_of_a_graph_needs_to_know_a_value_or_the_host(attention: RowAtte
             backend.replay_route(block, 2)
             for is_ranked in (False, True):
                 backend.replay_draw(block, 2, is_ranked=is_ranked)
+        for is_ranked in (False, True):
+            backend.passes.replay_pass(PaddedSizes(num_rows=4, num_pages=1, num_fronts=4), is_ranked=is_ranked)
     assert not +traffic.counts
-    assert backend.inputs.device.numel() == MAX_ROWS * (NUM_FIELDS + 1)
+    assert backend.inputs.device.numel() == MAX_ROWS * (num_fields(3) + 1)

@@ -1,7 +1,9 @@
 """The engine on a device that is late: no order of copies, replays and reads relies on luck."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from nvium_core.engine.device.graphs import GraphsBackend
 from nvium_core.engine.device.graphs.fence import Fence
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.runner import Runner
+from tests.engine.device.graphs.engines import backend_of
 from tests.engine.device.graphs.late_device import LateDevice
 from tests.engine.driving import Key, drained
 from tests.random_models import random_model
@@ -25,8 +28,8 @@ KINDS: list[dict[str, object]] = [
 ]
 
 
-def told(engine: Engine) -> dict[Key, Completion]:
-    for number, wishes in enumerate(KINDS):
+def told(engine: Engine, kinds: list[dict[str, object]] = KINDS) -> dict[Key, Completion]:
+    for number, wishes in enumerate(kinds):
         prompt = [(3 * number + 5 * t) % 17 for t in range(90 if number == 1 else 7 + number)]
         params = SamplingParams(max_tokens=8, seed=number, ignore_eos=True, **wishes)  # type: ignore[arg-type]
         engine.add(str(number), prompt, params)
@@ -41,28 +44,68 @@ def late_engine(
     engine = Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
     backend = engine.runner.backend
     assert isinstance(backend, GraphsBackend)
-    device.give_to_host(backend.inputs.host, backend.told)
+    device.give_to_host(backend.inputs.host, backend.told, *backend.passes.told)
     device.takes_all = False
     return engine
 
 
-def plain_answers(config: EngineConfig) -> dict[Key, Completion]:
+def plain_answers(config: EngineConfig, kinds: list[dict[str, object]] = KINDS) -> dict[Key, Completion]:
     engine = Engine(model_of(), config, make_runner=partial(Runner, make_backend=LayersBackend))
-    return told(engine)
+    return told(engine, kinds)
 
 
 def model_of() -> NviumForCausalLM:
     return random_model([1, 2, 4], seed=6, context=128)
 
 
-def test_answers_are_those_of_the_layers() -> None:
-    """With Steps of more rows than fit, which go through the layers between those that are replayed."""
-    config = EngineConfig(schedule="sweep", max_sequences=6, max_rows_per_step=100, chunk_rows=100)
-    expected = plain_answers(config)
+STAIRCASES = EngineConfig(schedule="sweep", max_sequences=6, max_rows_per_step=100, chunk_rows=100)
+"""With runs that are too long for the buffers, which go through the layers between those that are replayed."""
+
+PASSES = replace(STAIRCASES, schedule="synchronous")
+PLAIN: list[dict[str, object]] = [{}, {}, {"top_k": 3, "top_p": 0.8}, {"stop_token_ids": (3, 5)}]
+
+MANY = EngineConfig(schedule="synchronous", max_sequences=80, max_rows_per_step=200, chunk_rows=100)
+
+
+@pytest.mark.parametrize(
+    ("config", "kinds"),
+    [(STAIRCASES, KINDS), (PASSES, KINDS), (PASSES, PLAIN), (MANY, PLAIN * 19 + KINDS[2:])],
+    ids=["staircases", "passes", "passes ahead", "many"],
+)
+def test_answers_are_those_of_the_layers(config: EngineConfig, kinds: list[dict[str, object]]) -> None:
+    expected = plain_answers(config, kinds)
     model = model_of()
     with LateDevice() as device:
-        found = told(late_engine(model, config, device, device.fence))
+        engine = late_engine(model, config, device, device.fence)
+        found = told(engine, kinds)
     assert device.num_executed > 1000
+    assert backend_of(engine).passes.num_ahead >= (3 if kinds is PLAIN else 0)
+    check_alike(found, expected)
+
+
+WITHOUT: dict[str, dict[str, Any]] = {
+    "inputs are packed before the last have left": {"deaf_fences": [0]},
+    "a pass's answers are read before they have come": {"deaf_fences": [1, 2]},
+    "a Step's answers are read before they have come": {"waits_for_copies": False},
+    "values are read before they are there": {"waits_for_reads": False},
+}
+
+
+@pytest.mark.parametrize("wait", WITHOUT)
+def test_each_wait_that_is_left_out_is_noticed(wait: str) -> None:
+    """In one of the runs above."""
+    noticed = []
+    for config, kinds in ((STAIRCASES, KINDS), (PASSES, PLAIN)):
+        expected, model = plain_answers(config, kinds), model_of()
+        with LateDevice(**WITHOUT[wait]) as device:
+            try:
+                check_alike(told(late_engine(model, config, device, device.fence), kinds), expected)
+            except (AssertionError, IndexError, RuntimeError, ValueError, OverflowError) as error:
+                noticed.append(error)
+    assert noticed
+
+
+def check_alike(found: dict[Key, Completion], expected: dict[Key, Completion]) -> None:
     assert found.keys() == expected.keys()
     for key, completion in found.items():
         assert (completion.token_ids, completion.exits) == (expected[key].token_ids, expected[key].exits)
