@@ -56,6 +56,7 @@ NOT_RUN = {
     "nvium serve --replicas": "Ray need not be installed; tests/server/replicas/ has real ones",
     "pip install": "changes this environment; that our extra is there is checked",
     "python -m loadtest.overhead": "needs another process for minutes; see tests/loadtest/test_overhead.py",
+    "python -m nvium_core.bench.on_gpu": "needs a GPU for an hour; its commands are checked in tests/bench/",
     "python -m pytest -m cuda": "needs a GPU; that the marker is there is checked",
     "serve run": "Ray need not be installed; that the application is there is checked",
     "torchrun": "needs several devices; recipe and options are checked",
