@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nvium_core.bench.contenders.gguf_file import write_gguf
-from nvium_core.loading import load_model
+from nvium_core.loading import source_tokenizer
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
 
@@ -29,12 +29,23 @@ LLAMA_3_2_1B: dict[str, Any] = {
 }
 
 
+PATTERN = 2**22
+"""Numbers that are drawn; they are repeated, as a billion would take minutes."""
+
+
+@torch.no_grad()
 def write(tokenizer_source: str, folder: Path) -> None:
-    tokenizer = load_model(tokenizer_source).tokenizer
-    torch.manual_seed(0)
+    tokenizer = source_tokenizer(tokenizer_source)
     config = NviumConfig(**LLAMA_3_2_1B, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
-    torch.set_default_dtype(torch.bfloat16)
-    model = NviumForCausalLM(config)
+    with torch.device("meta"):
+        model = NviumForCausalLM(config)
+    model = model.bfloat16().to_empty(device="cpu")
+    model.tie_weights()
+    drawn = (0.02 * torch.randn(PATTERN, generator=torch.Generator().manual_seed(0))).bfloat16()
+    for name, weight in model.named_parameters():
+        numbers = weight.view(-1)
+        for part in numbers.split(PATTERN):
+            part.copy_(torch.ones_like(part) if "norm" in name else drawn[: len(part)])
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_gguf(model, folder.with_suffix(".gguf"), "bf16")
