@@ -8,7 +8,7 @@ Shapes: X any row dimensions, D width, H query heads, G key/value heads, P head 
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,8 @@ class PackedProducts(NamedTuple):
     def of(cls, *products: nn.Linear) -> "PackedProducts":
         """Their weights become views of the packed ones, so no memory is taken."""
         weight = torch.cat([product.weight.detach() for product in products])
-        biases = [product.bias.detach() for product in products if product.bias is not None]
+        given: list[Tensor | None] = [product.bias for product in products]
+        biases = [bias.detach() for bias in given if bias is not None]
         parts = weight.split([product.out_features for product in products])
         for product, part in zip(products, parts, strict=True):
             product.weight = nn.Parameter(part, product.weight.requires_grad)
@@ -156,7 +157,8 @@ class Llama(nn.Module):
 
     def pack(self) -> None:
         """Fewer, larger products, for one who only runs the model and leaves it where it is."""
-        for layer in self.layers:
+        for module in self.layers:
+            layer = cast(Layer, module)
             layer.self_attn.pack()
             layer.mlp.pack()
 
