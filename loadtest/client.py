@@ -31,7 +31,7 @@ class Arrival:
 
 
 @dataclass(kw_only=True, slots=True)
-class Outcome:
+class RequestResult:
     """One request as its user saw it. `error` is the kind of what went wrong, None if nothing did."""
 
     due: float
@@ -107,18 +107,20 @@ class LoadClient:
         self._start = 0.0
         self._loop: asyncio.Task[None] | None = None
 
-    async def run(self, workload: Workload, on_done: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
-        """Outcomes in order of completion; `on_done` hears of each as it comes. Nothing is sent once stopped."""
-        outcomes: list[Outcome] = []
+    async def run(
+        self, workload: Workload, on_done: Callable[[RequestResult], None] = lambda _: None
+    ) -> list[RequestResult]:
+        """Results in order of completion; `on_done` hears of each as it comes. Nothing is sent once stopped."""
+        results: list[RequestResult] = []
 
         async def send(request: Request, due: float) -> None:
-            outcome = Outcome(due=due, category=request.prompt.category)
+            result = RequestResult(due=due, category=request.prompt.category)
             try:
-                await self.send(request, outcome)
+                await self.send(request, result)
             finally:
-                outcome.finished = self.now()
-                outcomes.append(outcome)
-                on_done(outcome)
+                result.finished = self.now()
+                results.append(result)
+                on_done(result)
 
         self._start = time.perf_counter()
         drive = self._closed_loop if workload.rate is None else self._open_loop
@@ -127,7 +129,7 @@ class LoadClient:
             await asyncio.wait([self._loop])
             if not self._loop.cancelled():
                 self._loop.result()
-        return outcomes
+        return results
 
     def stop(self) -> None:
         """End the run, and all to come: requests that are under way count as interrupted."""
@@ -155,21 +157,21 @@ class LoadClient:
                 await asyncio.sleep(request.arrival - self.now())
                 sent.create_task(send(request, request.arrival))
 
-    async def send(self, request: Request, outcome: Outcome) -> None:
+    async def send(self, request: Request, result: RequestResult) -> None:
         """One streamed completion; whatever goes wrong with it is an error of its own and does not end the run."""
-        outcome.sent = self.now()
+        result.sent = self.now()
         try:
             async for data in self._events(request):
-                _note(data, self.now(), outcome)
-            if not outcome.num_tokens:
+                _note(data, self.now(), result)
+            if not result.num_tokens:
                 raise ServerError("empty answer", "not a token came")
         except asyncio.CancelledError:
-            outcome.error = INTERRUPTED
+            result.error = INTERRUPTED
             raise
         except ServerError as error:
-            outcome.error, outcome.message = error.kind, error.message
+            result.error, result.message = error.kind, error.message
         except Exception as error:
-            outcome.error, outcome.message = type(error).__name__, str(error)
+            result.error, result.message = type(error).__name__, str(error)
 
     async def _events(self, request: Request) -> AsyncIterator[str]:
         """The data of each event but the last. Raises `ServerError`."""
@@ -198,21 +200,21 @@ class LoadClient:
         return body | ({"ignore_eos": True} if request.ignore_eos else {})
 
 
-def _note(data: str, time: float, outcome: Outcome) -> None:
+def _note(data: str, time: float, result: RequestResult) -> None:
     """What an event that came at a time says of its request. Raises `ServerError`."""
     try:
         chunk = json.loads(data)
         if "error" in chunk:
             raise ServerError("error in stream", _message(data))
         if usage := chunk.get("usage"):
-            outcome.num_prompt_tokens = int(usage["prompt_tokens"])
-            outcome.num_reported_tokens = int(usage["completion_tokens"])
+            result.num_prompt_tokens = int(usage["prompt_tokens"])
+            result.num_reported_tokens = int(usage["completion_tokens"])
         for choice in chunk.get("choices", ()):
             metadata = choice.get("nvium") or {}
             num_tokens = len(metadata["token_ids"]) if "token_ids" in metadata else int(bool(choice.get("text")))
-            outcome.exits += map(int, metadata.get("exits", ()))
+            result.exits += map(int, metadata.get("exits", ()))
             if num_tokens:
-                outcome.arrivals.append(Arrival(time, num_tokens))
+                result.arrivals.append(Arrival(time, num_tokens))
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise ServerError(BROKEN, f"not a chunk of a completion: {data[:80]}") from error
 

@@ -128,7 +128,7 @@ def beside(neighbour: Neighbour) -> Iterator[list[Neighbour]]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackResult:
     attack: str
     statuses: dict[str, int]
     is_fair: bool
@@ -162,7 +162,9 @@ async def tried(attack: Attack, target: Target, patience: float) -> Statuses:
         return Statuses({UNANSWERED: 1})
 
 
-async def measure(attack: Attack, target: Target, neighbour: Neighbour, patience: float, pid: int | None) -> Outcome:
+async def measure(
+    attack: Attack, target: Target, neighbour: Neighbour, patience: float, pid: int | None
+) -> AttackResult:
     peaks = [anonymous_mb(pid)] if pid else []
     with beside(neighbour) as noted:
         await asyncio.sleep(STARTING_SECONDS)
@@ -175,7 +177,7 @@ async def measure(attack: Attack, target: Target, neighbour: Neighbour, patience
         await asyncio.sleep(AFTER_SECONDS)
         if sampling:
             sampling.cancel()
-    return Outcome(
+    return AttackResult(
         attack=attack.name,
         statuses={name_of(status): number for status, number in sorted(statuses.items())},
         is_fair=set(statuses) <= attack.fair,
@@ -191,9 +193,9 @@ def name_of(status: int) -> str:
     return {UNANSWERED: "unanswered", 0: "closed"}.get(status, str(status))
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
+def table(results: Sequence[AttackResult]) -> Table:
     result = Table("attack", "answered", "seconds", "gap before, ms", "gap during, ms", "first token, ms", "memory, MB")
-    for each in outcomes:
+    for each in results:
         answered = ", ".join(f"{status} × {number}" for status, number in each.statuses.items())
         gaps = [f"{pace.median_gap_ms} / {pace.worst_gap_ms}" for pace in (each.before, each.during)]
         waits = f"{each.before.worst_first_token_ms} / {each.during.worst_first_token_ms}"
@@ -230,26 +232,26 @@ def allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def run(arguments: argparse.Namespace, console: Console) -> list[Outcome]:
+async def run(arguments: argparse.Namespace, console: Console) -> list[AttackResult]:
     attacker, neighbour = targets(arguments)
-    outcomes = []
+    results = []
     for attack in ATTACKS:
         if arguments.only in attack.name:
             console.print(attack.name)
             streaming = Neighbour(neighbour, arguments.tokens)
-            outcomes.append(await measure(attack, attacker, streaming, arguments.patience, arguments.pid))
-    return outcomes
+            results.append(await measure(attack, attacker, streaming, arguments.patience, arguments.pid))
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     allow_many_connections()
-    outcomes = asyncio.run(run(arguments, Console(stderr=True)))
-    Console(width=200).print(table(outcomes))
+    results = asyncio.run(run(arguments, Console(stderr=True)))
+    Console(width=200).print(table(results))
     if arguments.json:
-        rows: list[dict[str, Any]] = [asdict(outcome) for outcome in outcomes]
+        rows: list[dict[str, Any]] = [asdict(result) for result in results]
         arguments.json.write_text(json.dumps({"attacks": rows}, indent=1) + "\n", encoding="utf-8")
-    return int(not all(outcome.is_fair for outcome in outcomes))
+    return int(not all(result.is_fair for result in results))
 
 
 if __name__ == "__main__":

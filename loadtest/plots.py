@@ -41,12 +41,12 @@ def sweep(points: Sequence[Point]) -> Figure:
 def shares(point: Point) -> Figure:
     """Each latency's cumulative shares."""
     figure = Figure((SIZE_INCHES[0], SIZE_INCHES[1] / 2), dpi=DOTS_PER_INCH, layout="constrained")
-    succeeded = [outcome for outcome in point.outcomes if outcome.error is None]
-    first = [outcome.time_to_first_token for outcome in succeeded]
+    succeeded = [result for result in point.results if result.error is None]
+    first = [result.time_to_first_token for result in succeeded]
     values = {
         "time_to_first_token": [seconds for seconds in first if seconds is not None],
-        "inter_token_latency": [gap for outcome in succeeded for gap in outcome.inter_token_latencies],
-        "latency": [outcome.latency for outcome in succeeded],
+        "inter_token_latency": [gap for result in succeeded for gap in result.inter_token_latencies],
+        "latency": [result.latency for result in succeeded],
     }
     for panel, (name, seconds) in zip(figure.subplots(1, 3, sharey=True), values.items(), strict=True):
         if seconds:
@@ -76,7 +76,7 @@ def requests(panel: Axes, points: Sequence[Point]) -> None:
 
 
 def failures(panel: Axes, points: Sequence[Point]) -> None:
-    parts = [100 * point.report.num_failed / max(len(point.outcomes), 1) for point in points]
+    parts = [100 * point.report.num_failed / max(len(point.results), 1) for point in points]
     panel.plot([level(point) for point in points], parts, "o-", color="tab:red", clip_on=False)
     panel.set_ylabel("requests that failed, %")
     panel.set_ylim(top=100)

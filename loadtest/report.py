@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
-from loadtest.client import Outcome
+from loadtest.client import RequestResult
 from loadtest.prompts import WorkloadError
 
 K = TypeVar("K", int, str)
@@ -42,13 +42,13 @@ class Latencies:
     latency: Spread | None
 
     @classmethod
-    def of(cls, succeeded: Sequence[Outcome]) -> Self:
-        first = [outcome.time_to_first_token for outcome in succeeded]
+    def of(cls, succeeded: Sequence[RequestResult]) -> Self:
+        first = [result.time_to_first_token for result in succeeded]
         return cls(
             num_requests=len(succeeded),
             time_to_first_token=Spread.of(seconds for seconds in first if seconds is not None),
-            inter_token_latency=Spread.of(gap for outcome in succeeded for gap in outcome.inter_token_latencies),
-            latency=Spread.of(outcome.latency for outcome in succeeded),
+            inter_token_latency=Spread.of(gap for result in succeeded for gap in result.inter_token_latencies),
+            latency=Spread.of(result.latency for result in succeeded),
         )
 
 
@@ -71,10 +71,10 @@ class Targets:
     def are_stated(self) -> bool:
         return (self.time_to_first_token, self.inter_token_latency) != (None, None)
 
-    def are_met_by(self, outcome: Outcome) -> bool:
+    def are_met_by(self, result: RequestResult) -> bool:
         """A request that failed, or of which no token was seen, meets none; one token has no latency between tokens."""
-        first, between = outcome.time_to_first_token, outcome.mean_inter_token_latency
-        if outcome.error is not None or first is None:
+        first, between = result.time_to_first_token, result.mean_inter_token_latency
+        if result.error is not None or first is None:
             return False
         is_in_time = self.time_to_first_token is None or first <= self.time_to_first_token
         return is_in_time and (self.inter_token_latency is None or (between or 0.0) <= self.inter_token_latency)
@@ -99,19 +99,19 @@ class Report:
     messages: dict[str, str]
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], targets: Targets = Targets()) -> Self:
-        succeeded = [outcome for outcome in outcomes if outcome.error is None]
+    def of(cls, results: Sequence[RequestResult], targets: Targets = Targets()) -> Self:
+        succeeded = [result for result in results if result.error is None]
         return cls(
-            duration=max((outcome.finished for outcome in outcomes), default=0.0),
-            num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in outcomes),
-            num_tokens=sum(outcome.num_tokens for outcome in outcomes),
+            duration=max((result.finished for result in results), default=0.0),
+            num_prompt_tokens=sum(result.num_prompt_tokens for result in results),
+            num_tokens=sum(result.num_tokens for result in results),
             latencies=Latencies.of(succeeded),
             categories={name: Latencies.of(group) for name, group in _by_category(succeeded).items()},
-            num_good=sum(map(targets.are_met_by, outcomes)) if targets.are_stated else None,
-            lateness=Spread.of(outcome.sent - outcome.due for outcome in outcomes),
-            exits=_counts(exit_ for outcome in outcomes for exit_ in outcome.exits),
-            errors=_counts(outcome.error for outcome in outcomes if outcome.error is not None),
-            messages={outcome.error: outcome.message for outcome in reversed(outcomes) if outcome.error is not None},
+            num_good=sum(map(targets.are_met_by, results)) if targets.are_stated else None,
+            lateness=Spread.of(result.sent - result.due for result in results),
+            exits=_counts(exit_ for result in results for exit_ in result.exits),
+            errors=_counts(result.error for result in results if result.error is not None),
+            messages={result.error: result.message for result in reversed(results) if result.error is not None},
         )
 
     @property
@@ -144,11 +144,11 @@ class Report:
         return count / self.duration if self.duration else 0.0
 
 
-def _by_category(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        if outcome.category is not None:
-            groups.setdefault(outcome.category, []).append(outcome)
+def _by_category(results: Iterable[RequestResult]) -> dict[str, list[RequestResult]]:
+    groups: dict[str, list[RequestResult]] = {}
+    for result in results:
+        if result.category is not None:
+            groups.setdefault(result.category, []).append(result)
     return dict(sorted(groups.items()))
 
 

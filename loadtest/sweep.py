@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from loadtest.client import LoadClient, Outcome
+from loadtest.client import LoadClient, RequestResult
 from loadtest.report import Report, Targets
 from loadtest.server_view import ServerView, totals
 from loadtest.workload import Workload
 
-OnDone = Callable[[Outcome], None]
+OnDone = Callable[[RequestResult], None]
 Watch = Callable[[str, int], OnDone]
 """Is told what is to come and of how many requests; what it gives hears of each."""
 
@@ -31,22 +31,22 @@ KEPT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One workload, measured. `outcomes` are in order of completion."""
+    """One workload, measured. `results` are in order of completion."""
 
     workload: Workload
-    outcomes: Sequence[Outcome]
+    results: Sequence[RequestResult]
     report: Report
     view: ServerView
 
     def to_json(self) -> dict[str, Any]:
         """Times in seconds; requests in order of when they were due."""
-        outcomes = sorted(self.outcomes, key=lambda outcome: outcome.due)
+        results = sorted(self.results, key=lambda result: result.due)
         return {
             "concurrency": None if self.workload.rate else self.workload.concurrency,
             "rate": self.workload.rate,
             "report": self.report.to_json(),
             "means": self.view.to_json(self.report),
-            "requests": [{name: getattr(outcome, name) for name in KEPT} for outcome in outcomes],
+            "requests": [{name: getattr(result, name) for name in KEPT} for result in results],
         }
 
 
@@ -73,6 +73,6 @@ async def measure(
 
 async def point(client: LoadClient, load: Workload, targets: Targets, on_done: OnDone) -> Point:
     before = await totals(client.http)
-    outcomes = await client.run(load, on_done)
+    results = await client.run(load, on_done)
     view = ServerView(before, before if client.stopped else await totals(client.http))
-    return Point(workload=load, outcomes=outcomes, report=Report.of(outcomes, targets), view=view)
+    return Point(workload=load, results=results, report=Report.of(results, targets), view=view)

@@ -74,7 +74,7 @@ def rates(points: Sequence[Point]) -> Table:
         report = point.report
         goodput = [] if report.goodput is None else [f"{report.goodput:.2f}"]
         found = [f"{report.tokens_per_second:.1f}", f"{report.requests_per_second:.2f}", *goodput]
-        table.add_row(point.workload.name, *found, str(len(point.outcomes)), str(report.num_failed))
+        table.add_row(point.workload.name, *found, str(len(point.results)), str(report.num_failed))
     return table
 
 

@@ -1,8 +1,7 @@
 """How long streams fall silent when a long prompt arrives: with its rows in chunks, and without."""
 
 import time
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -53,7 +52,7 @@ class Scene:
 
 
 def measure(
-    subject: Subject, *, sequences: Items[int] = (8,), tokens: int = 32, repeats: int = 9, prompt_tokens: int = 900
+    subject: Subject, *, sequences: Sequence[int] = (8,), tokens: int = 32, repeats: int = 9, prompt_tokens: int = 900
 ) -> Figures:
     """A row for each number of streams, which have spoken `tokens` each before somebody comes with a long prompt."""
     prompt_tokens = min(prompt_tokens, subject.context - NEWCOMER_TOKENS)
@@ -119,7 +118,7 @@ def all_have_answered(spoke: Times) -> bool:
     return bool(first) and all(times[-1] > first[0] for name, times in spoke.items() if name != NEWCOMER)
 
 
-def summary(scenes: Items[Scene]) -> Figures:
+def summary(scenes: Sequence[Scene]) -> Figures:
     """Medians over the turns, in milliseconds; and the gaps of the last turn, for a plot."""
     return {
         "first_token_ms": 1000 * median(scene.first_token_seconds for scene in scenes),
@@ -129,14 +128,14 @@ def summary(scenes: Items[Scene]) -> Figures:
     }
 
 
-def _spread(prefix: str, gaps_by_turn: Items[Items[float]]) -> Figures:
+def _spread(prefix: str, gaps_by_turn: Sequence[Sequence[float]]) -> Figures:
     """Median, 99th percentile and worst of each turn's gaps, and then the median over the turns."""
     spread = np.median([np.percentile(gaps, [50, 99, 100]) for gaps in gaps_by_turn], axis=0)
     names = "median", "p99", "worst"
     return {f"{prefix}{name}_gap_ms": 1000 * float(value) for name, value in zip(names, spread, strict=True)}
 
 
-def _ratio(scenes: Mapping[str, Items[Scene]], figure: Callable[[Scene], float]) -> float:
+def _ratio(scenes: Mapping[str, Sequence[Scene]], figure: Callable[[Scene], float]) -> float:
     return median_ratio(*([figure(scene) for scene in scenes[name]] for name in ("chunked", "whole")))
 
 

@@ -1,8 +1,7 @@
 """What a Step of each block costs by its rows, as learnt at work; the file serves `nvium plan --costs`."""
 
 import random
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 from statistics import geometric_mean
 
@@ -19,7 +18,7 @@ AT_ONCE = (1, 2, 4, 8, 16, 32)
 
 
 def measure(
-    subject: Subject, *, requests: int = 300, prompt_tokens: Items[int] = (8, 128), tokens: int = 48
+    subject: Subject, *, requests: int = 300, prompt_tokens: Sequence[int] = (8, 128), tokens: int = 48
 ) -> Figures:
     """Seconds by block and rows, as `StepCosts.from_dict` reads them, and the fit a_k + b_k·r in milliseconds.
 

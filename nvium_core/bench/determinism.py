@@ -5,7 +5,7 @@ and a cache too small for everybody, so that sequences lose what was computed fo
 """
 
 import random
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean, median
@@ -28,8 +28,8 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event
 from nvium_core.engine.params import SamplingParams
 
-SHORTEST_PROMPT, LONGEST_PROMPT = 5, 120
-SHORTEST_ANSWER = 8
+MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS = 5, 120
+MIN_ANSWER_TOKENS = 8
 PREFIX_TOKENS = 48
 SHARED_PREFIXES = 2
 SHARING = 0.4
@@ -46,7 +46,7 @@ MODES = {"deterministic": True, "default": False}
 
 
 def measure(
-    subject: Subject, *, requests: int = 64, sequences: Items[int] = (1, 8), tokens: int = 48, repeats: int = 5
+    subject: Subject, *, requests: int = 64, sequences: Sequence[int] = (1, 8), tokens: int = 48, repeats: int = 5
 ) -> Figures:
     """Answers have at most `tokens`; the cost is measured for each number of `sequences`."""
     asked = mixed_requests(subject, requests, tokens)
@@ -64,20 +64,20 @@ def mixed_requests(subject: Subject, count: int, longest_answer: int) -> list[Re
     """Of all lengths, as far as the context goes; some begin alike, some are greedy, some truncated."""
     draws = random.Random(0)
     longest_answer = min(longest_answer, subject.context // 2)
-    longest_prompt = min(LONGEST_PROMPT, subject.context - longest_answer)
+    longest_prompt = min(MAX_PROMPT_TOKENS, subject.context - longest_answer)
     requests = []
     for number in range(count):
-        prompt = subject.random_tokens(draws.randint(min(SHORTEST_PROMPT, longest_prompt), longest_prompt), number)
+        prompt = subject.random_tokens(draws.randint(min(MIN_PROMPT_TOKENS, longest_prompt), longest_prompt), number)
         if draws.random() < SHARING:
             shared = subject.random_tokens(PREFIX_TOKENS, f"prefix {number % SHARED_PREFIXES}")
             prompt = (shared + prompt)[:longest_prompt]
-        num_tokens = draws.randint(min(SHORTEST_ANSWER, longest_answer), longest_answer)
+        num_tokens = draws.randint(min(MIN_ANSWER_TOKENS, longest_answer), longest_answer)
         params = SamplingParams(max_tokens=num_tokens, seed=number, ignore_eos=True)
         requests.append((prompt, replace(params, **draws.choice(TASTES))))
     return requests
 
 
-def differences(subject: Subject, requests: Items[Request], is_deterministic: bool) -> Figures:
+def differences(subject: Subject, requests: Sequence[Request], is_deterministic: bool) -> Figures:
     """What differs from each request alone on an engine of its own, for groups of 1, 4, 16 and all at a time."""
     mode = "deterministic" if is_deterministic else "default"
     expected = [
@@ -101,7 +101,7 @@ def alone(subject: Subject, request: Request, is_deterministic: bool) -> Timed:
 
 
 def in_company(
-    subject: Subject, requests: Items[Request], size: int, is_deterministic: bool, expected: Items[Timed]
+    subject: Subject, requests: Sequence[Request], size: int, is_deterministic: bool, expected: Sequence[Timed]
 ) -> Figures:
     """All requests, `size` at a time."""
     engine = subject.engine(
@@ -125,7 +125,7 @@ def in_company(
     }
 
 
-def scarce_tokens(requests: Items[Request], size: int) -> int:
+def scarce_tokens(requests: Sequence[Request], size: int) -> int:
     """A cache that holds whoever is longest, and a part of what so many need."""
     needs = [len(prompt) + params.max_tokens for prompt, params in requests]
     return max(*needs, int(CACHE_SHARE * size * mean(needs))) + PAGE_SIZE

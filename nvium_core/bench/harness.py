@@ -6,8 +6,7 @@ Contenders take turns, so that a noisy machine is fair to all: what is reported 
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
@@ -98,7 +97,7 @@ def subject_of(loaded: LoadedModel) -> Subject:
 
 
 def random_subject(
-    shape: str, routing: Items[float], device: Device, dtype: Precision, weights: Weights = "auto"
+    shape: str, routing: Sequence[float], device: Device, dtype: Precision, weights: Weights = "auto"
 ) -> Subject:
     place = resolve_device(device)
     model = random_model(
@@ -133,7 +132,9 @@ class Timed:
         return [(completion.token_ids, completion.exits) for completion in self.completions]
 
 
-def timed(engine: Engine, requests: Items[Request], after_step: Callable[[list[Event]], None] | None = None) -> Timed:
+def timed(
+    engine: Engine, requests: Sequence[Request], after_step: Callable[[list[Event]], None] | None = None
+) -> Timed:
     """Run requests to their ends together, on an idle engine. Raises `EngineError` if one fails."""
     started = time.perf_counter()
     first_seconds: dict[tuple[str, int], float] = {}
@@ -210,12 +211,12 @@ class Clock:
         return result
 
 
-def median_ratio(values: Items[float], baselines: Items[float]) -> float:
+def median_ratio(values: Sequence[float], baselines: Sequence[float]) -> float:
     """The median of the turns' ratios, of as many turns as both took."""
     return median(value / baseline for value, baseline in zip(values, baselines, strict=False))
 
 
-def pointwise(mean: Callable[[Iterable[float]], float], measured: Items[StepCosts]) -> dict[int, dict[int, float]]:
+def pointwise(mean: Callable[[Iterable[float]], float], measured: Sequence[StepCosts]) -> dict[int, dict[int, float]]:
     """The mean of every block's points, of each number of rows by itself."""
     points = [costs.points for costs in measured]
     return {
@@ -224,7 +225,7 @@ def pointwise(mean: Callable[[Iterable[float]], float], measured: Items[StepCost
     }
 
 
-def num_differing(some: Items[Items[int]], others: Items[Items[int]]) -> int:
+def num_differing(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> int:
     """Places at which lists of numbers differ, those that only one of them has among them."""
     pairs = list(zip(some, others, strict=True))
     unequal = sum(a != b for one, other in pairs for a, b in zip(one, other, strict=False))

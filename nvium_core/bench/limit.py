@@ -3,7 +3,7 @@
 Leaving early saves the fixed cost of steps that are not taken; a row's own cost is never saved.
 """
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nvium_core.bench.seams import watched
@@ -12,7 +12,7 @@ from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.exit_frequencies import exit_probabilities, reach_probabilities
 
-MOST_ROWS = 8
+MAX_FITTED_ROWS = 8
 """Rows up to which a step's cost is fitted: those that one sequence has deferred, which are seldom more."""
 
 TURNS = 3
@@ -21,7 +21,7 @@ JUNCTION, HEAD = ("junction", "router"), ("head", "draw")
 """What a row is charged where it is asked, and where it speaks."""
 
 
-def limit(fixed: Items[float], per_row: Items[float], head: float, routing: Items[float]) -> float:
+def limit(fixed: Sequence[float], per_row: Sequence[float], head: float, routing: Sequence[float]) -> float:
     """(Σ_k (a_k + b_k) + h) / (Σ_k P(depth ≥ k)·a_k + Σ_k b_k + h) of one sequence, a block costing a_k + b_k·r for r
     rows and a spoken token h; `routing` is p_k."""
     always = sum(per_row) + head
@@ -42,22 +42,22 @@ class TokenCosts:
     junction: float
     head: float
 
-    def limit(self, routing: Items[float]) -> float:
+    def limit(self, routing: Sequence[float]) -> float:
         """With a junction as part of its block's fixed cost, which is the figure of our claims."""
         return limit([a + self.junction for a in self._few_rows.fixed], self._few_rows.per_row, self.head, routing)
 
-    def limit_with_junctions_paid(self, routing: Items[float]) -> float:
+    def limit_with_junctions_paid(self, routing: Sequence[float]) -> float:
         """With junctions as often in either schedule, as it is: a row that has spoken is asked no more."""
         return limit(self._few_rows.fixed, self._few_rows.per_row, self.per_token(routing), routing)
 
-    def per_token(self, routing: Items[float]) -> float:
+    def per_token(self, routing: Sequence[float]) -> float:
         """Junctions and head of a token, whatever the schedule."""
         return self.junction * sum(reach_probabilities(exit_probabilities(routing))) + self.head
 
     @property
     def _few_rows(self) -> StepCosts:
         points = self.blocks.points.items()
-        return StepCosts({block: {r: s for r, s in costs.items() if r <= MOST_ROWS} for block, costs in points})
+        return StepCosts({block: {r: s for r, s in costs.items() if r <= MAX_FITTED_ROWS} for block, costs in points})
 
     def as_dict(self) -> dict[str, object]:
         """Milliseconds, and the seconds of the blocks by rows."""

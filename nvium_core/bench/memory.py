@@ -16,9 +16,9 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.sequence import Sequence
 
-LONGEST_PROMPT, SHORTEST_PROMPT = 600, 10
-SHORTEST_ANSWER = 16
-MOST_WASTE = 0.05
+MAX_PROMPT_TOKENS, MIN_PROMPT_TOKENS = 600, 10
+MIN_ANSWER_TOKENS = 16
+MAX_WASTE_SHARE = 0.05
 """Share of what is needed that may be owned beyond a partly filled page each."""
 
 
@@ -41,7 +41,7 @@ def run(subject: Subject, num_sequences: int, longest_answer: int, every: int) -
         "page_bytes": page_bytes(subject.model.config, page_size, subject.model.dtype),
         "worst_waste_share": max(sample["waste_share"] for sample in samples),
         "worst_waste_beyond_a_page_share": worst["waste_beyond_a_page_share"],
-        "is_within_target": worst["waste_beyond_a_page_share"] <= MOST_WASTE,
+        "is_within_target": worst["waste_beyond_a_page_share"] <= MAX_WASTE_SHARE,
         "most_owned_bytes": max(sample["owned_bytes"] for sample in samples),
         "most_full_context_bytes": max(sample["full_context_bytes"] for sample in samples),
         "preemptions": engine.scheduler.num_preemptions,
@@ -53,11 +53,11 @@ def mixed_requests(subject: Subject, count: int, longest_answer: int) -> list[Re
     """Prompts and answers of all lengths, as far as the context goes."""
     draws = random.Random(0)
     longest_answer = min(longest_answer, subject.context // 2)
-    longest_prompt = min(LONGEST_PROMPT, subject.context - longest_answer)
+    longest_prompt = min(MAX_PROMPT_TOKENS, subject.context - longest_answer)
     requests = []
     for number in range(count):
-        prompt_length = draws.randint(min(SHORTEST_PROMPT, longest_prompt), longest_prompt)
-        answer_length = draws.randint(min(SHORTEST_ANSWER, longest_answer), longest_answer)
+        prompt_length = draws.randint(min(MIN_PROMPT_TOKENS, longest_prompt), longest_prompt)
+        answer_length = draws.randint(min(MIN_ANSWER_TOKENS, longest_answer), longest_answer)
         params = SamplingParams(max_tokens=answer_length, seed=number, ignore_eos=True)
         requests.append((subject.random_tokens(prompt_length, number), params))
     return requests

@@ -1,7 +1,6 @@
 """Figures drawn, one function for each experiment that has something to look at. Needs matplotlib, so comes last."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from matplotlib.axes import Axes
@@ -137,7 +136,7 @@ def contenders(figures: Figures, by: str, what: str, x: str, y: str) -> Figure:
     return figure
 
 
-def peers_by_shape(runs: Items[Figures]) -> Figure:
+def peers_by_shape(runs: Sequence[Figures]) -> Figure:
     """What leaving early gave one sequence, beside the limit, and its share of the gain, shape by shape."""
     figure, [speeds, shares] = sheet(runs[0] | {"model": "random weights"}, 2)
     shapes = [run["model"].removeprefix("random-") for run in runs]
@@ -183,5 +182,5 @@ PLOTS: dict[str, Callable[[Figures], Figure]] = {
     "prompts": prompts,
 }
 
-PLOTS_BY_SHAPE: dict[str, Callable[[Items[Figures]], Figure]] = {"peers": peers_by_shape}
+PLOTS_BY_SHAPE: dict[str, Callable[[Sequence[Figures]], Figure]] = {"peers": peers_by_shape}
 """Of runs that differ in nothing but the model's shape."""

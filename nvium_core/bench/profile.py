@@ -6,7 +6,7 @@ only, so its figures are shares of its own run.
 
 import time
 from collections import Counter
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from operator import itemgetter
 
 import torch
@@ -28,11 +28,11 @@ KINDS = {
 """Kinds of operations by what is in their names; all others are elementwise, copies and views."""
 
 OTHERS, OUTSIDE = "elementwise and copies", "outside operations"
-SMALLEST_CALLS = 2000
+NUM_SMALLEST_CALLS = 2000
 CAPTION = "Milliseconds of a step by part; shares of a run under torch's profiler by kind."
 
 
-def measure(subject: Subject, *, sequences: Items[int] = (1,), tokens: int = 64, repeats: int = 3) -> Figures:
+def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 64, repeats: int = 3) -> Figures:
     """A row for each number of sequences, of `tokens` tokens each; of the runs on the stopwatch the fastest counts."""
     room = subject.context - len(subject.prompt)
     require(tokens <= room, "tokens", f"after the prompt there is room for {room}, got {tokens}")
@@ -93,9 +93,9 @@ def smallest_call_seconds(device: torch.device) -> float:
     """What Python and PyTorch take to do nothing to one number."""
     number = torch.zeros(1, device=device)
     started = time.perf_counter()
-    for _ in range(SMALLEST_CALLS):
+    for _ in range(NUM_SMALLEST_CALLS):
         number.neg_()
-    return (time.perf_counter() - started) / SMALLEST_CALLS
+    return (time.perf_counter() - started) / NUM_SMALLEST_CALLS
 
 
 def table(figures: Figures) -> Table:

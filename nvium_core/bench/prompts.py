@@ -4,8 +4,7 @@ Our first token may leave early, so a turn of ours speaks one first token at eac
 weighed by the probabilities that the routers give. Nobody keeps a prompt that was seen before.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from statistics import median
 from typing import get_args
@@ -20,7 +19,7 @@ from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams, require
 
-LEAST_SEEN = 0.95
+MIN_SEEN_PROBABILITY = 0.95
 """Exits are looked for until these have at least so much probability together."""
 
 Draws = Mapping[int, tuple[int, float]]
@@ -30,7 +29,7 @@ Draws = Mapping[int, tuple[int, float]]
 def measure(
     subject: Subject,
     *,
-    prompt_tokens: Items[int] = (16, 64, 256, 512, 900),
+    prompt_tokens: Sequence[int] = (16, 64, 256, 512, 900),
     repeats: int = 5,
     against: Collection[str] = OTHERS,
 ) -> Figures:
@@ -65,7 +64,7 @@ def first_draws(engine: Engine, prompt: list[int]) -> Draws:
     for seed in count():
         [spoken] = engine.generate([prompt], SamplingParams(max_tokens=1, seed=seed, ignore_eos=True))
         draws.setdefault(spoken.exits[0], (seed, spoken.exit_probabilities[0]))
-        if sum(probability for _, probability in draws.values()) >= LEAST_SEEN:
+        if sum(probability for _, probability in draws.values()) >= MIN_SEEN_PROBABILITY:
             break
     return dict(sorted(draws.items()))
 
@@ -89,7 +88,7 @@ def first_seconds(speak: Contender, number: int) -> float:
     return seconds
 
 
-def summary(ours: Items[float], theirs: Items[float]) -> Figures:
+def summary(ours: Sequence[float], theirs: Sequence[float]) -> Figures:
     """Medians, and how many times as long as ours it takes: of the turns' ratios."""
     return {
         "first_token_ms": 1000 * median(theirs),

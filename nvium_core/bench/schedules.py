@@ -6,8 +6,7 @@ own, since equal ones would move together and any schedule would do.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -27,7 +26,7 @@ from nvium_core.planning.machine import Machine
 from nvium_core.planning.simulator import simulate
 
 BASELINE: Schedule = "synchronous"
-LEAST_RATIO = 0.97
+MIN_RATIO = 0.97
 """No schedule may be slower than this share of `synchronous`, at any load."""
 
 SPARE_FACTOR, SPARE_TOKENS = 2, 64
@@ -37,7 +36,7 @@ SPARE_FACTOR, SPARE_TOKENS = 2, 64
 def measure(
     subject: Subject,
     *,
-    sequences: Items[int] = (1,),
+    sequences: Sequence[int] = (1,),
     tokens: int = 128,
     repeats: int = 5,
     simulated_tokens: int = 10_000,
@@ -61,7 +60,7 @@ class Spell:
         return self.exits.total() / self.seconds
 
 
-Spells = Mapping[str, Items[Spell]]
+Spells = Mapping[str, Sequence[Spell]]
 """Of every schedule, turn by turn."""
 
 
@@ -83,7 +82,7 @@ def compare(subject: Subject, num_sequences: int, num_tokens: int, repeats: int,
         "routing": routing,
         **{f"{way}_costs": costs[way].as_dict() for way in costs},
         "schedules": schedules,
-        "optimal_is_never_slower": schedules["optimal"][f"over_{BASELINE}"] >= LEAST_RATIO,
+        "optimal_is_never_slower": schedules["optimal"][f"over_{BASELINE}"] >= MIN_RATIO,
     }
 
 
@@ -104,7 +103,7 @@ def most_tokens(context: int, num_prompt_tokens: int, num_tokens: int) -> int:
     return min(SPARE_FACTOR * num_tokens + SPARE_TOKENS, context - num_prompt_tokens)
 
 
-def pointwise_median(measured: Items[StepCosts]) -> StepCosts:
+def pointwise_median(measured: Sequence[StepCosts]) -> StepCosts:
     """Of every number by itself."""
     return StepCosts(
         pointwise(median, measured),
@@ -113,7 +112,7 @@ def pointwise_median(measured: Items[StepCosts]) -> StepCosts:
     )
 
 
-def median_line(lines: Items[Line]) -> Line:
+def median_line(lines: Sequence[Line]) -> Line:
     return median(fixed for fixed, _ in lines), median(each for _, each in lines)
 
 

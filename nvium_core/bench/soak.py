@@ -21,7 +21,7 @@ from nvium_core.engine.params import SamplingParams
 
 POPULATION, SEATS = 64, 48
 SAMPLE_EVERY = 250
-LONGEST_PROMPT, SHORTEST_PROMPT, LONGEST_ANSWER = 40, 4, 24
+MAX_PROMPT_TOKENS, MIN_PROMPT_TOKENS, MAX_ANSWER_TOKENS = 40, 4, 24
 PAGE_SIZE, CACHE_TOKENS_PER_SEAT = 2, 12
 """Less than most requests need, so that some are preempted as they grow."""
 
@@ -31,7 +31,7 @@ CANCELLED, FORKED, SCORED, SHARING = 0.12, 0.1, 0.1, 0.3
 
 Some end before they are cancelled, about a sixth."""
 
-LATEST_CANCEL_STEPS = 40
+MAX_CANCEL_STEPS = 40
 MAX_OPEN_STEPS = 20_000
 """A request that has been open for so many Steps is stuck."""
 
@@ -133,25 +133,25 @@ class Crowd:
             name = str(self._num_added)
             self._engine.add(name, self._prompt(), params)
             is_to_go = self._draws.random() < CANCELLED
-            cancel_step = self._num_steps + self._draws.randint(0, LATEST_CANCEL_STEPS) if is_to_go else None
+            cancel_step = self._num_steps + self._draws.randint(0, MAX_CANCEL_STEPS) if is_to_go else None
             self._open[name] = Open(self._num_steps, cancel_step, dict.fromkeys(range(params.n), 0))
             self._num_added += 1
             self._tally.choices += params.n
 
     def _params(self) -> SamplingParams:
         return SamplingParams(
-            max_tokens=self._draws.randint(1, LONGEST_ANSWER),
+            max_tokens=self._draws.randint(1, MAX_ANSWER_TOKENS),
             n=2 if self._draws.random() < FORKED else 1,
             logprobs=2 if self._draws.random() < SCORED else None,
             seed=self._num_added,
         )
 
     def _prompt(self) -> list[int]:
-        length = self._draws.randint(SHORTEST_PROMPT, LONGEST_PROMPT)
+        length = self._draws.randint(MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS)
         prompt = self._subject.random_tokens(length, self._num_added)
         if self._draws.random() < SHARING:
             shared = self._draws.randrange(SHARED_PREFIXES)
-            prompt = (self._subject.random_tokens(PREFIX_TOKENS, f"prefix {shared}") + prompt)[:LONGEST_PROMPT]
+            prompt = (self._subject.random_tokens(PREFIX_TOKENS, f"prefix {shared}") + prompt)[:MAX_PROMPT_TOKENS]
         return prompt
 
     def _hear(self, event: Event) -> None:

@@ -1,6 +1,6 @@
 """Tokens per second of the engine in this process, prompts included: what a server's figures are held against."""
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from statistics import median
 
 from rich.table import Table
@@ -9,7 +9,7 @@ from nvium_core.bench.harness import Figures, Subject, take_turns, timed
 from nvium_core.engine.params import SamplingParams
 
 
-def measure(subject: Subject, *, sequences: Items[int] = (1, 8, 32), tokens: int = 128, repeats: int = 3) -> Figures:
+def measure(subject: Subject, *, sequences: Sequence[int] = (1, 8, 32), tokens: int = 128, repeats: int = 3) -> Figures:
     """A row for each number of sequences, of `tokens` each, started together."""
     rows = [rate(subject, number, tokens, repeats) for number in sequences]
     return {"tokens": tokens, "repeats": repeats, "rows": rows}

@@ -36,7 +36,7 @@ NUM_SIMULATIONS = 3
 HTTP_STEPS = {"http_token_seconds": 0.00008, "http_request_seconds": 0.002, "http_share": 0.08}
 """By how much a fit first changes what HTTP takes."""
 
-FEWEST_REQUESTS = 20
+MIN_REQUESTS = 20
 """Of a load, for its percentiles to mean something."""
 
 
@@ -123,7 +123,7 @@ def read(path: Path) -> tuple[list[Load], tuple[float, ...]]:
     message = f"{path} must be what `python -m loadtest --rate … --json` wrote of an nvium, with no request failed"
     require(bool(loads) and exits.total() > 0, "against", message)
     fewest = min(len(load.seen) for load in loads)
-    require(fewest >= FEWEST_REQUESTS, "against", f"{path} needs {FEWEST_REQUESTS} requests of each load, has {fewest}")
+    require(fewest >= MIN_REQUESTS, "against", f"{path} needs {MIN_REQUESTS} requests of each load, has {fewest}")
     return loads, tuple(exits[number] / exits.total() for number in range(1, max(exits) + 1))
 
 

@@ -1,15 +1,13 @@
 """A replica to be simulated: what its Steps cost, how deep tokens go, and what a request and a token take beside."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nvium_core.choices import Schedule
 from nvium_core.engine.params import EngineConfig, require
 from nvium_core.engine.schedule.costs import StepCosts
-from nvium_core.engine.schedule.exit_frequencies import exit_probabilities
+from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies, exit_probabilities
 from nvium_core.engine.schedule.policies import POLICIES, Policy
-from nvium_core.engine.schedule.policies.optimal import solved
 from nvium_core.engine.schedule.policies.problem import Problem
 
 
@@ -45,8 +43,8 @@ class Machine:
 
     def policy(self, schedule: Schedule | None = None) -> Policy:
         """A schedule of the engine (None: the configured one) that knows this machine and has nothing to learn."""
-        schedule = schedule or self.config.schedule
-        return Solved(self.problem) if schedule == "optimal" else POLICIES[schedule]()
+        frequencies = ExitFrequencies(self.exit_probabilities)
+        return POLICIES[schedule or self.config.schedule].of(self.costs, frequencies, learns=False)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -58,22 +56,3 @@ class Machine:
             "http_request_seconds": self.http_request_seconds,
             "http_token_seconds": self.http_token_seconds,
         }
-
-
-class Solved(Policy):
-    """What `Optimal` comes to once it knows costs and routing."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._policies: dict[int, Policy] = {}
-
-    def choose(self, num_waiting: Sequence[int]) -> int:
-        return self._policy(sum(num_waiting)).choose(num_waiting)
-
-    def passes_whole(self, num_sequences: int) -> bool:
-        return self._policy(num_sequences).passes_whole(num_sequences)
-
-    def _policy(self, num_sequences: int) -> Policy:
-        if num_sequences not in self._policies:
-            self._policies[num_sequences] = solved(self._problem, num_sequences)
-        return self._policies[num_sequences]

@@ -23,7 +23,7 @@ from nvium_core.text.tool_calls import call_format
 
 Json = dict[str, Any]
 
-LONGEST_REASON = 200
+MAX_REASON_CHARACTERS = 200
 """Characters of a template's complaint that are told."""
 
 LAST_TOKENS = 16
@@ -160,4 +160,4 @@ def reason(error: Exception) -> str:
     """What a template says about what it was given; nothing about code."""
     if not isinstance(error, TemplateError) or not error.message:
         return ""
-    return f": {error.message[:LONGEST_REASON]}"
+    return f": {error.message[:MAX_REASON_CHARACTERS]}"

@@ -257,7 +257,7 @@ def test_runs_of_several_shapes_are_saved_and_drawn_beside_one_another(tmp_path:
 def test_first_tokens_are_timed_at_every_exit_and_weighed_by_its_probability() -> None:
     assert weighed(lambda seed: spoken_after(10.0 * seed), {1: (3, 0.2), 4: (5, 0.6)})(0) == pytest.approx(45)
     for row in found("prompts")["rows"]:
-        assert sum(row["routing"].values()) >= prompts.LEAST_SEEN
+        assert sum(row["routing"].values()) >= prompts.MIN_SEEN_PROBABILITY
         assert {"optimal", "sweep", "synchronous", "dense twin", "generate/static"} < row["contenders"].keys()
         assert all(len(seen["turns_ms"]) == 2 and seen["over_ours"] > 0 for seen in row["contenders"].values())
 

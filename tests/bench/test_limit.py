@@ -4,7 +4,7 @@ import pytest
 
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Race
-from nvium_core.bench.limit import MOST_ROWS, TokenCosts, limit, measured_costs, share_of_gain
+from nvium_core.bench.limit import MAX_FITTED_ROWS, TokenCosts, limit, measured_costs, share_of_gain
 from nvium_core.engine.schedule.costs import StepCosts
 from tests.bench.tiny import tiny_subject
 
@@ -43,7 +43,7 @@ def test_a_junction_is_part_of_its_block_or_paid_in_any_case() -> None:
 
 
 def test_many_rows_do_not_bend_the_fit_of_few() -> None:
-    few = {1: 1.1, 2: 1.2, 4: 1.4, MOST_ROWS: 1.8}
+    few = {1: 1.1, 2: 1.2, 4: 1.4, MAX_FITTED_ROWS: 1.8}
     costs = TokenCosts(blocks=StepCosts({0: few | {64: 90.0}, 1: few}), junction=0.0, head=0.0)
     assert costs.limit([0.5, 0.5]) == pytest.approx((2 * 1.1) / (1.5 + 0.2))
 

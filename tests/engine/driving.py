@@ -1,8 +1,7 @@
 """Running an engine to the end of its work, with its accounts checked after every Step."""
 
 from collections import defaultdict
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -36,7 +35,7 @@ def drained(engine: Engine) -> dict[Key, Completion]:
     return dict(told)
 
 
-def alone(model: NviumForCausalLM, prompt: Items[int], params: SamplingParams) -> Completion:
+def alone(model: NviumForCausalLM, prompt: Sequence[int], params: SamplingParams) -> Completion:
     """What the first choice of a request tells when nothing else runs and nothing is remembered."""
     config = EngineConfig(schedule="sweep", max_sequences=1, prefix_caching=False)
     (completion,) = Engine(model, config).generate([prompt], replace(params, n=1, best_of=None))
@@ -44,12 +43,12 @@ def alone(model: NviumForCausalLM, prompt: Items[int], params: SamplingParams) -
 
 
 @torch.no_grad()
-def log_mixtures(model: NviumForCausalLM, token_ids: Items[int]) -> torch.Tensor:
+def log_mixtures(model: NviumForCausalLM, token_ids: Sequence[int]) -> torch.Tensor:
     """log π_mix behind every token, [T, V], from one full forward pass."""
     return model(torch.tensor([list(token_ids)])).logits[0]
 
 
-def logprobs_of(model: NviumForCausalLM, token_ids: Items[int]) -> list[float]:
+def logprobs_of(model: NviumForCausalLM, token_ids: Sequence[int]) -> list[float]:
     """log π_mix of every token but the first."""
     log_mix_TV = log_mixtures(model, token_ids)
     return [float(log_mix_TV[t, token]) for t, token in enumerate(token_ids[1:])]

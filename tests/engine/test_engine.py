@@ -1,7 +1,7 @@
 """The engine's edges: limits, endings, cancelling, failures that stay with their sequence."""
 
 import math
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -268,7 +268,7 @@ def test_a_sequence_that_fails_ends_alone(model: NviumForCausalLM) -> None:
     assert [event.token_id for event in tokens(events["good"])] == undisturbed.token_ids
 
 
-def tokens(events: Items[TokenEvent | FailureEvent]) -> list[TokenEvent]:
+def tokens(events: Sequence[TokenEvent | FailureEvent]) -> list[TokenEvent]:
     return [event for event in events if isinstance(event, TokenEvent)]
 
 

@@ -112,7 +112,7 @@ configs = st.builds(
 def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[tuple[int, int]]:
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {0})
-    wishes = reference.Wishes(
+    wishes = reference.Params(
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,

@@ -1,7 +1,7 @@
 """Passes: everybody's rows through all blocks at once, mixed with staircases at will."""
 
 import random
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -37,7 +37,7 @@ class Fickle(Policy):
     def passes_whole(self, num_sequences: int) -> bool:
         return self._draws.random() < 0.5
 
-    def choose(self, num_waiting: Items[int]) -> int:
+    def choose(self, num_waiting: Sequence[int]) -> int:
         return self._draws.choice([block for block, count in enumerate(num_waiting) if count])
 
 

@@ -40,7 +40,7 @@ def test_log_probabilities_and_entropies_are_those_of_the_served_distribution(
     params = SamplingParams(sampling=sampling, temperature=temperature)  # type: ignore[arg-type]
     found = judge(model, text, params)
     for place, token in enumerate(text.token_ids):
-        exits = reference.exits_at_the_end(model, PROMPT + text.token_ids[:place])
+        exits = reference.last_exits(model, PROMPT + text.token_ids[:place])
         mixture_V, served_V = [0.0] * 17, [0.0] * 17
         reached = 1.0
         for w, logits in exits:

@@ -3,27 +3,27 @@ import asyncio
 import httpx
 import pytest
 
-from loadtest.client import INTERRUPTED, Arrival, LoadClient, Outcome
+from loadtest.client import INTERRUPTED, Arrival, LoadClient, RequestResult
 from loadtest.prompts import Lengths, Prompt
 from loadtest.workload import Workload
 from tests.loadtest.fake_server import DONE, STORY, FakeServer, chunk, serving, until, usage
 
 
-async def outcomes_of(server: FakeServer, workload: Workload) -> list[Outcome]:
+async def outcomes_of(server: FakeServer, workload: Workload) -> list[RequestResult]:
     async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
         return await LoadClient(http, model="tiny").run(workload)
 
 
-async def only_outcome(*events: str, status: str = "200 OK") -> Outcome:
-    [outcome] = await outcomes_of(FakeServer(events=events, status=status), Workload(num_requests=1))
-    return outcome
+async def only_outcome(*events: str, status: str = "200 OK") -> RequestResult:
+    [result] = await outcomes_of(FakeServer(events=events, status=status), Workload(num_requests=1))
+    return result
 
 
 async def test_a_stream_is_read_to_its_tokens_and_exits():
-    outcome = await only_outcome(*STORY)
-    assert outcome.error is None
-    assert (outcome.num_prompt_tokens, outcome.num_tokens, outcome.exits) == (5, 3, [1, 3, 1])
-    assert [arrival.num_tokens for arrival in outcome.arrivals] == [1, 2]
+    result = await only_outcome(*STORY)
+    assert result.error is None
+    assert (result.num_prompt_tokens, result.num_tokens, result.exits) == (5, 3, [1, 3, 1])
+    assert [arrival.num_tokens for arrival in result.arrivals] == [1, 2]
 
 
 async def test_the_request_asks_for_what_the_workload_says():
@@ -46,8 +46,8 @@ async def test_the_request_asks_for_what_the_workload_says():
 
 async def test_the_closed_loop_never_has_more_running_than_users():
     server = FakeServer(events=STORY, gap=0.002)
-    outcomes = await outcomes_of(server, Workload(num_requests=9, concurrency=3))
-    assert len(outcomes) == 9
+    results = await outcomes_of(server, Workload(num_requests=9, concurrency=3))
+    assert len(results) == 9
     assert server.most_running == 3
 
 
@@ -61,32 +61,32 @@ async def test_the_open_loop_counts_from_when_a_request_was_due():
     blocked = 0.2
 
     class LateClient(LoadClient):
-        async def send(self, request, outcome):
+        async def send(self, request, result):
             await asyncio.sleep(blocked)
-            await super().send(request, outcome)
+            await super().send(request, result)
 
     async with serving(FakeServer(events=STORY)) as base_url, httpx.AsyncClient(base_url=base_url) as http:
-        [outcome] = await LateClient(http).run(Workload(num_requests=1, rate=1000.0))
-    assert outcome.latency > blocked
-    assert outcome.time_to_first_token is not None
-    assert outcome.time_to_first_token > blocked
-    assert outcome.sent - outcome.due > blocked
+        [result] = await LateClient(http).run(Workload(num_requests=1, rate=1000.0))
+    assert result.latency > blocked
+    assert result.time_to_first_token is not None
+    assert result.time_to_first_token > blocked
+    assert result.sent - result.due > blocked
 
 
 async def test_a_stalled_server_cannot_hide_from_the_open_loop():
     gap, num_requests = 0.01, 8
     server = FakeServer(events=STORY, gap=gap, num_at_once=1)
-    outcomes = await outcomes_of(server, Workload(num_requests=num_requests, rate=1000.0))
+    results = await outcomes_of(server, Workload(num_requests=num_requests, rate=1000.0))
     served = gap * len(STORY)
-    waited = sorted(outcome.latency for outcome in outcomes)
-    assert waited[-1] > (num_requests - 1) * served - max(outcome.due for outcome in outcomes)
+    waited = sorted(result.latency for result in results)
+    assert waited[-1] > (num_requests - 1) * served - max(result.due for result in results)
 
 
 async def test_every_outcome_is_told_as_it_comes():
-    told: list[Outcome] = []
+    told: list[RequestResult] = []
     async with serving(FakeServer(events=STORY)) as base_url, httpx.AsyncClient(base_url=base_url) as http:
-        outcomes = await LoadClient(http).run(Workload(num_requests=3), told.append)
-    assert told == outcomes
+        results = await LoadClient(http).run(Workload(num_requests=3), told.append)
+    assert told == results
 
 
 @pytest.mark.parametrize(
@@ -105,23 +105,23 @@ async def test_every_outcome_is_told_as_it_comes():
     ],
 )
 async def test_what_goes_wrong_is_an_error_of_that_request(events, status, error, message):
-    outcome = await only_outcome(*events, status=status)
-    assert (outcome.error, outcome.message) == (error, message)
+    result = await only_outcome(*events, status=status)
+    assert (result.error, result.message) == (error, message)
 
 
 async def test_a_server_that_is_not_there_is_an_error_too():
     async with httpx.AsyncClient(base_url="http://127.0.0.1:9") as http:
-        [outcome] = await LoadClient(http).run(Workload(num_requests=1))
-    assert outcome.error == "ConnectError"
-    assert outcome.time_to_first_token is None
+        [result] = await LoadClient(http).run(Workload(num_requests=1))
+    assert result.error == "ConnectError"
+    assert result.time_to_first_token is None
 
 
 async def test_a_server_that_gives_no_sign_of_life_is_an_error_too():
     server = FakeServer(events=STORY, num_answers=0)
     async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url, timeout=0.05) as http:
-        [outcome] = await LoadClient(http).run(Workload(num_requests=1))
-    assert outcome.error == "ReadTimeout"
-    assert outcome.latency > 0.05
+        [result] = await LoadClient(http).run(Workload(num_requests=1))
+    assert result.error == "ReadTimeout"
+    assert result.latency > 0.05
 
 
 @pytest.mark.parametrize("rate", [None, 1000.0])
@@ -129,14 +129,14 @@ async def test_a_run_that_is_stopped_tells_what_it_has_and_what_it_broke_off(rat
     server = FakeServer(events=STORY, num_answers=3)
     async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
         client = LoadClient(http)
-        told: list[Outcome] = []
+        told: list[RequestResult] = []
         workload = Workload(num_requests=6, concurrency=2, rate=rate)
         running = asyncio.create_task(client.run(workload, told.append))
         await until(lambda: len(told) == 3 and len(server.bodies) >= 5)
         client.stop()
-        outcomes = await running
+        results = await running
         assert await client.run(Workload()) == []
-    errors = [outcome.error for outcome in outcomes]
+    errors = [result.error for result in results]
     assert errors.count(None) == 3
     assert errors.count(INTERRUPTED) in (2, 3)
     assert len(errors) == errors.count(None) + errors.count(INTERRUPTED)
@@ -152,12 +152,12 @@ async def test_a_server_without_exits_is_counted_by_its_chunks_or_usage():
 
 
 def test_a_gap_is_divided_among_the_tokens_of_its_chunk():
-    outcome = Outcome(due=1.0, finished=3.0, arrivals=[Arrival(1.5, 2), Arrival(1.7, 1), Arrival(2.3, 3)])
-    assert outcome.time_to_first_token == pytest.approx(0.5)
-    assert outcome.inter_token_latencies == pytest.approx([0.2, 0.2, 0.2, 0.2])
-    assert outcome.latency == pytest.approx(2.0)
+    result = RequestResult(due=1.0, finished=3.0, arrivals=[Arrival(1.5, 2), Arrival(1.7, 1), Arrival(2.3, 3)])
+    assert result.time_to_first_token == pytest.approx(0.5)
+    assert result.inter_token_latencies == pytest.approx([0.2, 0.2, 0.2, 0.2])
+    assert result.latency == pytest.approx(2.0)
 
 
 def test_where_chunks_do_not_say_the_whole_time_is_divided_among_the_reported_tokens():
-    outcome = Outcome(due=0.0, arrivals=[Arrival(1.0, 1), Arrival(2.0, 1)], num_reported_tokens=5)
-    assert outcome.inter_token_latencies == pytest.approx([0.25] * 4)
+    result = RequestResult(due=0.0, arrivals=[Arrival(1.0, 1), Arrival(2.0, 1)], num_reported_tokens=5)
+    assert result.inter_token_latencies == pytest.approx([0.25] * 4)

@@ -29,7 +29,7 @@ def test_a_load_at_which_nothing_succeeded_leaves_a_gap_in_the_latencies_only():
 
 
 @pytest.mark.parametrize("name", ["report.png", "report.svg", "report.pdf"])
-@pytest.mark.parametrize("outcomes", [(good(0.0), FAILED), (FAILED,)])
-def test_one_load_is_drawn_as_shares_even_if_nothing_succeeded(tmp_path: Path, name: str, outcomes):
-    plots.save([point(*outcomes)], tmp_path / name, "title")
+@pytest.mark.parametrize("results", [(good(0.0), FAILED), (FAILED,)])
+def test_one_load_is_drawn_as_shares_even_if_nothing_succeeded(tmp_path: Path, name: str, results):
+    plots.save([point(*results)], tmp_path / name, "title")
     assert (tmp_path / name).stat().st_size > 1000

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.client import Arrival, Outcome
+from loadtest.client import Arrival, RequestResult
 from loadtest.prompts import WorkloadError
 from loadtest.report import Report, Spread, Targets
 
 
-def good(due: float, **others: Any) -> Outcome:
+def good(due: float, **others: Any) -> RequestResult:
     """First token after 0.1 s, then 0.1 s between tokens."""
     arrivals = [Arrival(due + 0.1, 1), Arrival(due + 0.3, 2)]
-    return Outcome(
+    return RequestResult(
         due=due, sent=due, finished=due + 0.4, arrivals=arrivals, exits=[1, 3, 1], num_prompt_tokens=4, **others
     )
 
 
-FAILED = Outcome(due=0.0, finished=9.0, arrivals=[Arrival(0.01, 1)], error="error in stream", message="lost")
+FAILED = RequestResult(due=0.0, finished=9.0, arrivals=[Arrival(0.01, 1)], error="error in stream", message="lost")
 
 
 def test_percentiles_are_values_that_were_measured():
@@ -103,12 +103,12 @@ def test_a_request_that_failed_fast_is_not_good():
 
 
 def test_one_token_has_nothing_between_tokens_to_be_late():
-    outcome = Outcome(due=0.0, finished=1.0, arrivals=[Arrival(0.5, 1)])
-    assert Targets(inter_token_latency=0.001).are_met_by(outcome)
+    result = RequestResult(due=0.0, finished=1.0, arrivals=[Arrival(0.5, 1)])
+    assert Targets(inter_token_latency=0.001).are_met_by(result)
 
 
 def test_an_answer_of_which_no_token_was_seen_meets_no_target():
-    assert not Targets(inter_token_latency=1.0).are_met_by(Outcome(due=0.0, finished=1.0, num_reported_tokens=1))
+    assert not Targets(inter_token_latency=1.0).are_met_by(RequestResult(due=0.0, finished=1.0, num_reported_tokens=1))
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
@@ -123,6 +123,6 @@ def test_categories_have_latencies_of_their_own():
 
 
 def test_lateness_is_what_passed_between_due_and_sent():
-    report = Report.of([Outcome(due=1.0, sent=1.25, finished=2.0)])
+    report = Report.of([RequestResult(due=1.0, sent=1.25, finished=2.0)])
     assert report.lateness is not None
     assert report.lateness.max == 0.25

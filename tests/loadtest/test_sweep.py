@@ -33,7 +33,7 @@ async def test_every_load_is_warmed_up_and_measured_without_the_warm_up():
 
     async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
         points = await measure(LoadClient(http), sweep, 2, Targets(), watch)
-    assert [len(point.outcomes) for point in points] == [4, 4]
+    assert [len(point.results) for point in points] == [4, 4]
     assert [point.report.num_tokens for point in points] == [12, 12]
     assert sorted(body["seed"] for body in server.bodies) == list(range(12))
     assert told == [("concurrency 1, warm-up", 2), ("concurrency 1", 4), ("rate 500/s, warm-up", 2), ("rate 500/s", 4)]

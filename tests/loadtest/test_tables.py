@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from loadtest.client import Outcome
+from loadtest.client import RequestResult
 from loadtest.report import Report, Targets
 from loadtest.server_view import ServerView
 from loadtest.sweep import Point
@@ -11,9 +11,9 @@ from loadtest.workload import Workload
 from tests.loadtest.test_report import FAILED, good
 
 
-def point(*outcomes: Outcome, **workload: float) -> Point:
-    report = Report.of(outcomes, Targets(time_to_first_token=0.5))
-    return Point(workload=Workload(**workload), outcomes=outcomes, report=report, view=ServerView({}, {}))
+def point(*results: RequestResult, **workload: float) -> Point:
+    report = Report.of(results, Targets(time_to_first_token=0.5))
+    return Point(workload=Workload(**workload), results=results, report=report, view=ServerView({}, {}))
 
 
 def shown(*points: Point) -> str:
@@ -37,5 +37,5 @@ def test_a_sweep_has_a_row_for_every_load_and_names_where_errors_were():
 
 
 def test_a_point_of_which_nothing_succeeded_is_still_shown():
-    assert "HTTP 503" in shown(point(Outcome(due=0.0, finished=1.0, error="HTTP 503")))
+    assert "HTTP 503" in shown(point(RequestResult(due=0.0, finished=1.0, error="HTTP 503")))
     assert "concurrency 2" in shown(point(FAILED, concurrency=1), point(FAILED, concurrency=2))

@@ -14,7 +14,7 @@ from nvium_core.bench.contenders.contender import Contender, ContenderFailed, No
 from nvium_core.bench.contenders.gguf_file import Kind
 
 NEEDED = ("llama_cpp", "gguf")
-LEAST_BATCH = 512
+MIN_BATCH_TOKENS = 512
 """What llama.cpp takes in at once unless told otherwise."""
 
 
@@ -59,7 +59,7 @@ class LlamaCpp:
         params = self._lib.llama_context_default_params()
         params.n_ctx = self._room.num_sequences * self._room.num_positions
         params.n_seq_max = self._room.num_sequences
-        params.n_batch = params.n_ubatch = max(LEAST_BATCH, self._room.batch_tokens)
+        params.n_batch = params.n_ubatch = max(MIN_BATCH_TOKENS, self._room.batch_tokens)
         params.n_threads = params.n_threads_batch = threads
         if kind == "f32":
             params.type_k = params.type_v = self._lib.GGML_TYPE_F32

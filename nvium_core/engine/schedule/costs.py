@@ -6,7 +6,8 @@ Blocks count from 0.
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from typing import Any, Self
 
 from nvium_core.engine.params import require
@@ -29,7 +30,7 @@ class StepCosts:
     def __init__(
         self,
         points: Mapping[int, Mapping[int, float]],
-        junctions: Sequence[Line] | None = None,
+        junctions: Items[Line] | None = None,
         own: Line = (0.0, 0.0),
         passes: Mapping[int, float] | None = None,
     ) -> None:
@@ -55,7 +56,7 @@ class StepCosts:
         self._seconds = [[points[block][rows] for rows in self._rows[block]] for block in range(len(points))]
 
     @classmethod
-    def linear(cls, fixed: Sequence[float], per_row: Sequence[float]) -> Self:
+    def linear(cls, fixed: Items[float], per_row: Items[float]) -> Self:
         """a_k + b_k·r, both in seconds, both per block."""
         pairs = enumerate(zip(fixed, per_row, strict=True))
         return cls({block: {1: a + b, 2: a + 2 * b} for block, (a, b) in pairs})
@@ -155,13 +156,13 @@ class StepCosts:
                 self.passes[measured[index]] *= surprise ** (RATE * share)
 
 
-def around(measured: Sequence[int], rows: float) -> tuple[int, int]:
+def around(measured: Items[int], rows: float) -> tuple[int, int]:
     """The two points whose line counts; the same one twice if there is no other."""
     right = min(max(bisect_right(measured, rows), 1), len(measured) - 1)
     return max(right - 1, 0), right
 
 
-def interpolated(measured: Sequence[int], seconds: Sequence[float], rows: float) -> float:
+def interpolated(measured: Items[int], seconds: Items[float], rows: float) -> float:
     """Linear between measured points and beyond them, but never falling beyond."""
     left, right = around(measured, rows)
     r0, r1, t0, t1 = measured[left], measured[right], seconds[left], seconds[right]
@@ -173,7 +174,7 @@ def interpolated(measured: Sequence[int], seconds: Sequence[float], rows: float)
     return t1 + max(slope, 0) * (rows - r1)
 
 
-def nearest(measured: Sequence[int], rows: int) -> list[tuple[int, float]]:
+def nearest(measured: Items[int], rows: int) -> list[tuple[int, float]]:
     """The points that an observation is about, with its share for each."""
     left, right = around(measured, rows)
     r0, r1 = measured[left], measured[right]
@@ -194,7 +195,7 @@ def is_sound(line: Line) -> bool:
     return all(0 <= seconds < math.inf for seconds in line)
 
 
-def _fit(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+def _fit(rows: Items[int], seconds: Items[float]) -> tuple[float, float]:
     """a, b ≥ 0 with the least sum of squared relative errors of a + b·r."""
     ones = sum(1 / t**2 for t in seconds)
     mixed = sum(r / t**2 for r, t in zip(rows, seconds, strict=True))

@@ -1,6 +1,7 @@
 """How often tokens leave at each junction: from the routing, and from what is seen. Torch-free; blocks count from 0."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 
 HALF_LIFE = 1000
 """Fronts asked at a junction until what was seen before counts half."""
@@ -35,14 +36,14 @@ class ExitFrequencies:
         return (*(left / asked for left, asked in zip(self._left[:-1], self._asked[:-1], strict=True)), 1.0)
 
 
-def exit_probabilities(routing: Sequence[float]) -> tuple[float, ...]:
+def exit_probabilities(routing: Items[float]) -> tuple[float, ...]:
     """w_k = p_k / Σ_{j≥k} p_j; 1 where nothing arrives, and at the end."""
     remaining = [sum(routing[k:]) for k in range(len(routing))]
     early = [p / rest if rest > 0 else 1.0 for p, rest in zip(routing, remaining, strict=True)]
     return (*early[:-1], 1.0)
 
 
-def reach_probabilities(exit_probabilities: Sequence[float]) -> list[float]:
+def reach_probabilities(exit_probabilities: Items[float]) -> list[float]:
     """P(depth ≥ k) = Π_{j<k} (1 − w_j) for every block."""
     reached = [1.0]
     for w in exit_probabilities[:-1]:

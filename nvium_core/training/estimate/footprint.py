@@ -11,7 +11,7 @@ import torch
 
 from nvium_core.training.objective.cross_entropy import CHUNK_ROWS, min_chunked_rows
 from nvium_core.training.recipes.parameters import num_parameters
-from nvium_core.training.recipes.recipe import Recipe, Shape
+from nvium_core.training.recipes.recipe import ModelShape, Recipe
 
 WIDE = 4
 """Bytes of a float32, which weights, norms, routers and losses keep in any precision."""
@@ -85,7 +85,7 @@ def activation_bytes(recipe: Recipe, each: Pass) -> int:
     return layers + exits_bytes(recipe, each) + 2 * WIDE * shape.width // shape.num_heads
 
 
-def layer_bytes(shape: Shape, each: Pass) -> int:
+def layer_bytes(shape: ModelShape, each: Pass) -> int:
     """Per row: two norms' inputs and outcomes; inputs of q, k, v, gate and up; q, k, v and what attention gives, whose
     normalisers and mask are kept too; four times the MLP's inner width."""
     width = shape.width
@@ -111,18 +111,18 @@ def exits_bytes(recipe: Recipe, each: Pass) -> int:
     return num_exits * (norms + head_input + adapters + WIDE) + (num_exits - 1) * routers + WIDE * width
 
 
-def head_bytes(shape: Shape, each: Pass) -> int:
+def head_bytes(shape: ModelShape, each: Pass) -> int:
     """Of the head, as it is run: few logits are held, many are made in chunks."""
     holds_all = each.rows < min_chunked_rows(shape.vocab_size)
     return held_head_bytes(shape, each) if holds_all else chunked_head_bytes(shape, each)
 
 
-def held_head_bytes(shape: Shape, each: Pass) -> int:
+def held_head_bytes(shape: ModelShape, each: Pass) -> int:
     """The logits of all rows at all exits, and twice those of one exit on the way back."""
     return each.rows * (shape.num_exits + 2) * WIDE * shape.vocab_size
 
 
-def chunked_head_bytes(shape: Shape, each: Pass) -> int:
+def chunked_head_bytes(shape: ModelShape, each: Pass) -> int:
     """The logits of a chunk, twice, and a gradient of the head; with autocast a copy of the head for each exit."""
     chunk = 2 * WIDE * min(each.rows, CHUNK_ROWS) * shape.vocab_size
     casts = 0 if each.narrow == WIDE else each.narrow * shape.num_exits * shape.vocab_size * shape.width

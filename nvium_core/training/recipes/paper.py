@@ -11,7 +11,7 @@ from functools import partial
 from nvium_core.model.config import even_exit_layers
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.recipes.parameters import num_parameters
-from nvium_core.training.recipes.recipe import Recipe, Shape, swiglu_width
+from nvium_core.training.recipes.recipe import ModelShape, Recipe, swiglu_width
 from nvium_core.training.recipes.twins import dense_twin, without_exits
 from nvium_core.training.schedule import LearningRate, RouterWarmup
 
@@ -61,7 +61,7 @@ def scaling(num_layers: int, width: int, *, beta: float = BETA, exit_layers: tup
     """A row of the scaling tables; four exits if not told otherwise."""
     given = WIDTHS[width]
     exits = exit_layers or four_exits(num_layers)
-    shape = Shape(
+    shape = ModelShape(
         num_layers=num_layers,
         width=width,
         mlp_width=swiglu_width(width),
@@ -174,7 +174,7 @@ def retrofit() -> Recipe:
 
     The paper reads its text once, without saying how long that is; here it is 8,000 steps.
     """
-    shape = Shape(
+    shape = ModelShape(
         num_layers=16,
         width=2048,
         mlp_width=8192,

@@ -11,7 +11,7 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines.calm import build_calm
 from nvium_core.training.baselines.layerskip import build_layerskip
-from nvium_core.training.recipes.recipe import Method, Recipe, Shape
+from nvium_core.training.recipes.recipe import Method, ModelShape, Recipe
 
 BUILD: dict[Method, Callable[[NviumConfig], NviumForCausalLM]] = {"calm": build_calm, "layerskip": build_layerskip}
 
@@ -22,7 +22,7 @@ def num_parameters(recipe: Recipe) -> int:
 
 
 @cache
-def counted(shape: Shape, method: Method) -> int:
+def counted(shape: ModelShape, method: Method) -> int:
     """Those of a model with one layer for each exit, and of the other layers, which are all alike."""
     short = replace(shape, num_layers=shape.num_exits, exit_layers=())
     with torch.device("meta"):

@@ -26,7 +26,7 @@ class RecipeError(NviumError, ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class ModelShape:
     """The model's shape; the vocabulary is the tokenizer's.
 
     Exits are even, or after `exit_layers`. `router_width` and `adapter_width` are inner widths: None is the
@@ -91,7 +91,7 @@ class Recipe:
     """
 
     method: Method = "nvium"
-    shape: Shape
+    shape: ModelShape
     initial: str | None = None
     tokenizer: str | None = None
     text: Text = "documents"

@@ -11,7 +11,7 @@ from functools import partial
 from nvium_core.model.config import even_exit_layers
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
-from nvium_core.training.recipes.recipe import Recipe, Shape, swiglu_width
+from nvium_core.training.recipes.recipe import ModelShape, Recipe, swiglu_width
 from nvium_core.training.recipes.twins import dense_twin
 from nvium_core.training.schedule import LearningRate, RouterWarmup
 
@@ -34,7 +34,7 @@ def tiny() -> Recipe:
     alone it leaves at .46.
     """
     return Recipe(
-        shape=Shape(num_layers=4, width=64, mlp_width=176, num_heads=2, num_exits=4, vocab_size=512, context=128),
+        shape=ModelShape(num_layers=4, width=64, mlp_width=176, num_heads=2, num_exits=4, vocab_size=512, context=128),
         total_tokens=200_000,
         tokens_per_step=2048,
         short_context=128,
@@ -59,7 +59,7 @@ def small(
     steps, and nearly all tokens then leave at the first exit.
     """
     exits = exit_layers or tuple(even_exit_layers(num_layers, 4))
-    shape = Shape(
+    shape = ModelShape(
         num_layers=num_layers,
         width=width,
         mlp_width=swiglu_width(width),

@@ -7,7 +7,7 @@ from functools import partial
 from nvium_core.training.data.documents import Diet
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
-from nvium_core.training.recipes.recipe import Recipe, Shape
+from nvium_core.training.recipes.recipe import ModelShape, Recipe
 from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 SHALLOW = 0.5
@@ -16,7 +16,9 @@ SHALLOW = 0.5
 def tales() -> Recipe:
     """The embedded story-teller: 6.5M parameters, four exits, 78 minutes of one core with bfloat16."""
     return Recipe(
-        shape=Shape(num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024),
+        shape=ModelShape(
+            num_layers=12, width=192, mlp_width=512, num_heads=3, num_exits=4, vocab_size=2048, context=1024
+        ),
         total_tokens=16_000_000,
         tokens_per_step=4096,
         short_context=256,

@@ -10,19 +10,19 @@ import numpy as np
 
 from nvium_core.training.tales.narrator import Tale
 
-LEAST_WORDS, MOST_WORDS = 60, 320
+MIN_WORDS, MAX_WORDS = 60, 320
 LONG_SENTENCE_WORDS = 4
 """Shorter sentences may be said again, as in a refrain."""
 
-MOST_STRANGE_WORDS = 0.02
-LEAST_COUNT = 20
+MAX_STRANGE_WORD_SHARE = 0.02
+MIN_COUNT = 20
 """A word is simple if the text that words are counted in says it so often."""
 
-MOST_STRANGERS = 2
+MAX_STRANGERS = 2
 """Names in a tale beside its hero's."""
 
 SHINGLE_WORDS, NUM_HASHES, HASHES_PER_BAND = 5, 32, 4
-MOST_ALIKE = 0.6
+MAX_SIMILARITY = 0.6
 """Share of hashes in common from which the later of two tales is a near-duplicate."""
 
 WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
@@ -52,7 +52,7 @@ Reason = str
 
 def simple_words(text: str) -> frozenset[str]:
     counts = Counter(word.lower() for word in WORD.findall(text))
-    return frozenset(word for word, count in counts.items() if count >= LEAST_COUNT)
+    return frozenset(word for word, count in counts.items() if count >= MIN_COUNT)
 
 
 class Filter:
@@ -62,12 +62,12 @@ class Filter:
         self._bands: dict[tuple[int, bytes], list[int]] = {}
         self._checks: dict[Reason, Callable[[Tale], bool]] = {
             "no end": lambda tale: not tale.is_whole or tale.text[-1] not in '.!?"',
-            "length": lambda tale: not LEAST_WORDS <= len(tale.text.split()) <= MOST_WORDS,
+            "length": lambda tale: not MIN_WORDS <= len(tale.text.split()) <= MAX_WORDS,
             "not plain English letters": lambda tale: not tale.text.isascii(),
             "open quotation": lambda tale: any(part.count('"') % 2 for part in tale.text.split("\n")),
             "repeated sentence": lambda tale: repeats_a_sentence(tale.text),
-            "strange words": lambda tale: self._strange_words(tale) > MOST_STRANGE_WORDS,
-            "too many names": lambda tale: num_strangers(tale) > MOST_STRANGERS,
+            "strange words": lambda tale: self._strange_words(tale) > MAX_STRANGE_WORD_SHARE,
+            "too many names": lambda tale: num_strangers(tale) > MAX_STRANGERS,
             "near-duplicate": lambda tale: self._is_known(tale.text),
         }
 
@@ -90,7 +90,7 @@ class Filter:
         signature = minhash(text)
         bands = [(place, band.tobytes()) for place, band in enumerate(signature.reshape(-1, HASHES_PER_BAND))]
         alike = {other for band in bands for other in self._bands.get(band, ())}
-        if any((self._signatures[other] == signature).mean() >= MOST_ALIKE for other in alike):
+        if any((self._signatures[other] == signature).mean() >= MAX_SIMILARITY for other in alike):
             return True
         for band in bands:
             self._bands.setdefault(band, []).append(len(self._signatures))

@@ -22,7 +22,7 @@ from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.tales.plots import Plot
 
 SYSTEM = "You tell simple stories."
-LEAST_PART, ENOUGH, LONGEST_PART = 8, 20, 64
+MIN_PART_TOKENS, ENOUGH, MAX_PART_TOKENS = 8, 20, 64
 """Tokens of the model's own in a part: it may begin a new line from the first number on, ends with a sentence from the
 second on, and must have ended one before the third."""
 
@@ -32,7 +32,7 @@ NGRAM = 5
 TEMPERATURE, MIN_P = 0.75, 0.08
 """Tokens that are less likely than so much of the likeliest are not drawn."""
 
-MOST_POSITIONS = 640
+MAX_POSITIONS = 640
 KEPT_ROWS = 0.75
 """Once no more than so much of the batch is unfinished, the rest is taken out."""
 
@@ -81,7 +81,7 @@ class Row:
     def banned(self, punctuation: Punctuation) -> set[int]:
         """Tokens that would repeat an n-gram, or end a part that has hardly begun."""
         repeated = self.followers.get(tuple(self.said[1 - NGRAM :]), set())
-        return repeated | punctuation.breaks if self.num_own_in_part < LEAST_PART else repeated
+        return repeated | punctuation.breaks if self.num_own_in_part < MIN_PART_TOKENS else repeated
 
     def give(self) -> int:
         """The next given token."""
@@ -108,7 +108,7 @@ class Row:
         self.is_quoting ^= token in punctuation.quotes
         if token in punctuation.ends and not self.is_quoting and self.num_own_in_part >= ENOUGH:
             self.next_part()
-        elif self.num_own_in_part >= LONGEST_PART:
+        elif self.num_own_in_part >= MAX_PART_TOKENS:
             self.is_whole = False
         return token
 
@@ -123,7 +123,7 @@ class Memory:
     def __init__(self, model: NviumForCausalLM, num_rows: int) -> None:
         config = model.config
         heads, size = config.num_key_value_heads or config.num_attention_heads, config.head_dim or 0
-        shape = (2, num_rows, heads, MOST_POSITIONS, size)
+        shape = (2, num_rows, heads, MAX_POSITIONS, size)
         self.layers = [torch.empty(shape, dtype=model.dtype) for _ in range(config.num_hidden_layers)]
         self.length = 0
 
@@ -158,7 +158,7 @@ class Narrator:
         active, memory = rows, Memory(self.model, len(rows))
         shortest = min(len(row.given) for row in rows)
         tokens = [[row.give() for _ in range(shortest)] for row in rows]
-        while memory.length + len(tokens[0]) < MOST_POSITIONS:
+        while memory.length + len(tokens[0]) < MAX_POSITIONS:
             h_BD = self._forward(torch.tensor(tokens), memory)
             drawn = self._draw([not (row.given or row.is_done) for row in active], h_BD, active, noise)
             tokens = [[self._next(row, token)] for row, token in zip(active, drawn, strict=True)]

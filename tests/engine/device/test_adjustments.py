@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nvium_core import Engine, SamplingParams
 from nvium_core.engine.device.adjustments import adjust
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.model.reference import Moment, Wishes, adjusted
+from nvium_core.model.reference import Params, State, adjusted
 from tests.random_models import random_model
 
 VOCAB_SIZE = 6
@@ -49,7 +49,7 @@ def test_logits_are_adjusted_as_the_reference_does_row_by_row(rows: list[Row]) -
     logits_RV = torch.tensor([logits for *_, logits in rows], dtype=torch.float64)
     adjust(logits_RV, [sequence(*row[:4]) for row in rows])
     for (prompt, generated, stops, asked, logits), row in zip(rows, logits_RV.tolist(), strict=True):
-        assert row == adjusted(logits, Moment(prompt, generated, [], Wishes(**asked, stop_token_ids=stops)))
+        assert row == adjusted(logits, State(prompt, generated, [], Params(**asked, stop_token_ids=stops)))
 
 
 @given(rows, rows)

@@ -61,7 +61,7 @@ def test_tokens_without_any_probability_disturb_nothing() -> None:
     with torch.no_grad():
         log_mixture = model(torch.tensor([[1, 2, *completion.token_ids]])).logits
     assert (log_mixture.exp() == 0).any()
-    asked = reference.Wishes(sampling="mixture", **wishes)  # type: ignore[arg-type]
+    asked = reference.Params(sampling="mixture", **wishes)  # type: ignore[arg-type]
     spoken = reference.sample(model, [1, 2], 12, partial(randomness.uniform, 2, 0), asked)
     assert completion.token_ids == [s.token_id for s in spoken]
 

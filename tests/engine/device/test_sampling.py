@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nvium_core.engine.device.sampling import NO_TOKEN, Truncation, certified_argmax, draw, inverse_cdf
 from nvium_core.engine.params import SamplingParams
-from nvium_core.model.reference import Wishes, invert, truncated
+from nvium_core.model.reference import Params, invert, truncated
 
 
 def float64(values: object) -> torch.Tensor:
@@ -39,7 +39,7 @@ def test_draws_equal_the_reference_row_by_row(rows: list[tuple[list[float], dict
     logits, asked, uniform = zip(*rows, strict=True)
     params = truncation(*(SamplingParams(**wishes) for wishes in asked))
     tokens = draw(float64(logits), params, float64(uniform)).tolist()
-    assert tokens == [invert(truncated(row, Wishes(**wishes)), u) for row, wishes, u in rows]
+    assert tokens == [invert(truncated(row, Params(**wishes)), u) for row, wishes, u in rows]
 
 
 @given(st.lists(logit_rows, min_size=1, max_size=4), st.floats(0, 1, exclude_max=True), wishes)

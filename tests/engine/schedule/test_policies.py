@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -32,7 +32,7 @@ OVER_DENSE = {
 COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any)
 
 
-def same_cost(routing: Items[float]) -> Problem:
+def same_cost(routing: Sequence[float]) -> Problem:
     return Problem.of(StepCosts.linear([1] * len(routing), [0] * len(routing)), exit_probabilities(routing))
 
 
@@ -50,7 +50,7 @@ class Fixed(Policy):
     def __init__(self, blocks: dict[tuple[int, ...], int]) -> None:
         self.blocks = blocks
 
-    def choose(self, num_waiting: Items[int]) -> int:
+    def choose(self, num_waiting: Sequence[int]) -> int:
         return self.blocks[tuple(num_waiting)]
 
 
@@ -149,7 +149,7 @@ def test_no_policy_picks_a_block_where_nobody_waits(num_waiting: list[int], seed
         assert num_waiting[policy.choose(num_waiting)] > 0
 
 
-def optimal_for(routing: Items[float]) -> Optimal:
+def optimal_for(routing: Sequence[float]) -> Optimal:
     costs = StepCosts.linear([1.0] * len(routing), [0.0] * len(routing))
     return Optimal(costs, ExitFrequencies(exit_probabilities(routing)))
 

@@ -12,7 +12,7 @@ from nvium_core.training.objective.methods import METHODS
 from nvium_core.training.recipes.catalogue import RECIPES, recipe_named
 from nvium_core.training.recipes.paper import scaling
 from nvium_core.training.recipes.parameters import num_parameters
-from nvium_core.training.recipes.recipe import Method, RecipeError, Shape
+from nvium_core.training.recipes.recipe import Method, ModelShape, RecipeError
 from nvium_core.training.recipes.twins import dense_twin
 
 DEPTH_MILLIONS = {6: 99, 12: 141, 24: 226, 36: 311, 48: 396}
@@ -47,7 +47,7 @@ TWIN_WIDTHS_BY_EXITS = {2: 2112, 3: 2144, 4: 2184, 6: 2248, 8: 2320, 12: 2464}
 
 
 @cache
-def parameters_on_meta(shape: Shape, method: Method = "nvium") -> int:
+def parameters_on_meta(shape: ModelShape, method: Method = "nvium") -> int:
     build = METHODS[method].build
     recipe = replace(recipe_named("tiny", []), shape=shape, method=method, tokenizer="any")
     with torch.device("meta"), init.no_init_weights():

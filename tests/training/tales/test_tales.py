@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.tales.filters import Filter, simple_words
-from nvium_core.training.tales.narrator import LONGEST_PART, Narrator, Tale
+from nvium_core.training.tales.narrator import MAX_PART_TOKENS, Narrator, Tale
 from nvium_core.training.tales.pack import SEPARATOR, pack_tales
 from nvium_core.training.tales.plots import Plot, draw_plot, words
 from nvium_core.training.tales.tell import missing_shards, read_shards, write_shard
@@ -66,7 +66,7 @@ def test_a_tale_has_all_its_given_sentences_in_order_and_the_models_own_between(
         if told.is_whole:
             assert [part.split(".")[0] for part in others] == ["She ran", "The end"]
             assert told.text.endswith("The end.")
-            assert told.num_own <= 2 * LONGEST_PART
+            assert told.num_own <= 2 * MAX_PART_TOKENS
 
 
 def test_a_tale_depends_on_its_plot_and_seed_and_not_on_whoever_left_before(narrator: Narrator) -> None:

@@ -79,8 +79,10 @@ def staircase(problem: Problem, num_sequences: int) -> tuple[Policy, float]:
 class Optimal(Policy):
     """Which of the blocks to run, by table. One thread asks and tells; another one solves."""
 
-    def __init__(self, costs: StepCosts, frequencies: ExitFrequencies) -> None:
-        """Keeps both up to date from what it observes."""
+    def __init__(self, costs: StepCosts, frequencies: ExitFrequencies, *, learns: bool = True) -> None:
+        """Keeps both up to date from what it observes, unless they are known to be right: then every table is solved
+        where it is asked for."""
+        self.learns = learns
         self.costs = costs
         self.frequencies = frequencies
         self._num_observed = 0
@@ -88,8 +90,8 @@ class Optimal(Policy):
         self._start_over(self._measured())
 
     @classmethod
-    def of(cls, costs: StepCosts, frequencies: ExitFrequencies) -> Self:
-        return cls(costs, frequencies)
+    def of(cls, costs: StepCosts, frequencies: ExitFrequencies, *, learns: bool = True) -> Self:
+        return cls(costs, frequencies, learns=learns)
 
     def choose(self, num_waiting: Items[int]) -> int:
         num_sequences = sum(num_waiting)
@@ -104,7 +106,7 @@ class Optimal(Policy):
         self, block: int, *, num_rows: int, seconds: float | None, num_asked: int, num_left: int, follows: bool = False
     ) -> None:
         self._num_observed += 1
-        if self._num_observed % LEARN_EVERY == 0:
+        if self.learns and self._num_observed % LEARN_EVERY == 0:
             if seconds is not None:
                 self.costs.observe(block, num_rows, num_asked, seconds, follows=follows)
             self.frequencies.observe(block, num_asked, num_left)
@@ -112,7 +114,8 @@ class Optimal(Policy):
                 self._refresh()
 
     def observe_pass(self, *, num_rows: int, seconds: float) -> None:
-        self.costs.observe_pass(num_rows, seconds)
+        if self.learns:
+            self.costs.observe_pass(num_rows, seconds)
 
     def solve_now(self, num_sequences: int) -> None:
         self._policies[num_sequences] = solved(self._problem, num_sequences)
@@ -140,7 +143,7 @@ class Optimal(Policy):
         is_instant = num_transitions(num_sequences, num_blocks) <= INSTANT_TRANSITIONS
         is_compared = self._problem.pass_rate(num_sequences) > 0
         is_at_hand = num_sequences > MAX_SOLVED_SEQUENCES and not is_compared
-        if is_at_hand or (stale is None and is_instant):
+        if is_at_hand or not self.learns or (stale is None and is_instant):
             self.solve_now(num_sequences)
         else:
             self._policies[num_sequences] = stale or Threshold.untuned(num_blocks, num_sequences)

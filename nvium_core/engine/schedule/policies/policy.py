@@ -16,8 +16,8 @@ class Policy(ABC):
     """
 
     @classmethod
-    def of(cls, costs: StepCosts, frequencies: ExitFrequencies) -> Self:
-        """A policy for these costs and exit frequencies, which it keeps up to date; most need neither."""
+    def of(cls, costs: StepCosts, frequencies: ExitFrequencies, *, learns: bool = True) -> Self:
+        """A policy for these costs and exit frequencies, kept up to date if it `learns`; most need neither."""
         return cls()
 
     def ready_block(self, sequence: Sequence) -> int:

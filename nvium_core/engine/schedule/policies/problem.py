@@ -1,7 +1,7 @@
 """Which block next, as a problem to be solved: what running a block costs, and how often tokens leave after it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Self
 
@@ -33,7 +33,7 @@ class Problem:
     """Seconds of all blocks at once, by rows."""
 
     @classmethod
-    def of(cls, costs: StepCosts, exit_probabilities: Sequence[float]) -> Self:
+    def of(cls, costs: StepCosts, exit_probabilities: Items[float]) -> Self:
         points = tuple(tuple(block.items()) for block in costs.points.values())
         return cls(points, tuple(exit_probabilities), tuple(costs.junctions), costs.own, tuple(costs.passes.items()))
 

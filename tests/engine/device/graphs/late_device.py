@@ -6,8 +6,7 @@ arrives no earlier.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -105,8 +104,8 @@ class Reads(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Items[type],
-        args: Items[Any] = (),
+        types: Sequence[type],
+        args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func in READS and self._device.has(args[0]) and self._device.waits_for_reads:
@@ -120,7 +119,7 @@ class Operators(TorchDispatchMode):
         self._device = device
 
     def __torch_dispatch__(
-        self, func: Any, types: Items[type], args: Items[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         device, kwargs = self._device, kwargs or {}
         is_late = any(device.has(leaf) for leaf in tree_leaves((args, kwargs)))

@@ -26,7 +26,7 @@ def test_tokens_and_exits_equal_algorithm_1_in_float64(wishes: dict[str, float],
     model = random_model([1, 2, 4], seed=5)
     engine = Engine(random_model([1, 2, 4], seed=5).cuda(), EngineConfig(max_sequences=3, deterministic=deterministic))
     params = SamplingParams(max_tokens=20, seed=11, ignore_eos=True, **wishes)
-    asked = reference.Wishes(stop_token_ids=set(), **wishes)
+    asked = reference.Params(stop_token_ids=set(), **wishes)
     for prompt, told in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
         spoken = reference.sample(model, prompt, 20, partial(randomness.uniform, 11, 0), asked)
         assert list(zip(told.token_ids, told.exits, strict=True)) == [(s.token_id, s.exit) for s in spoken]

@@ -4,8 +4,7 @@ The meta device has no data, so whatever needs a value there raises, as whatever
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -43,7 +42,7 @@ class Traffic(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Items[type],
+        types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
@@ -132,7 +131,7 @@ class Crossing(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
-        types: Items[type],
+        types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
