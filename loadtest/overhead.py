@@ -1,19 +1,21 @@
-"""What a server costs: its streaming tokens per second as a share of the engine's own, `python -m loadtest.overhead`.
+"""What a server costs: streaming tokens per second beside the engine alone, `python -m loadtest.overhead`, or beside
+other servers, `python -m loadtest.overhead NAME,URL,PID …`.
 
-Takes turns between a running `nvium serve` and `nvium bench throughput`, both of the embedded model and never at once.
-Knows the one by HTTP and the other by its command line. Start the server with as many threads: OMP_NUM_THREADS=1.
-On Linux, with the server's process id, also what a token costs its event loop, which is the process's first thread.
+Contenders take turns and never run at once. The engine alone is `nvium bench throughput`; the server must have the same
+model and as many threads. With a process id (Linux) also what a token costs in processor time: of the process with all
+that it started, of the process alone, and of its first thread, which is the event loop.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,123 +30,167 @@ from loadtest.client import ServerError
 PROMPT = "Once upon a time there was a"
 """That of `nvium bench`."""
 
-REPEATS = 5
-"""Of the engine's runs, of which the median counts: in the first, schedules are still being solved beside it."""
+ENGINE = "engine"
+ENGINE_REPEATS = 5
+"""Of the engine's runs, of which the median counts: in the first, schedules are still being solved."""
 
-Rates = dict[int, float]
-"""Tokens per second by the number of streams."""
+PROC = Path("/proc")
+CLOCKS = {"processor": "processor", "first_process": "of its first process", "event_loop": "of its event loop"}
+"""Whose processor time a token is charged with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What some streams got: tokens per second, and the event loop's processor time for each, if it can be seen."""
+class Server:
+    name: str
+    url: str
+    pid: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Server":
+        """Of NAME,URL,PID. Raises `ValueError`."""
+        name, url, pid = text.split(",")
+        return cls(name, url, int(pid))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Tokens per second, and µs of processor time for each by clock, as far as they are known."""
 
     rate: float
-    loop_us: float | None = None
+    us_per_token: dict[str, float] = field(default_factory=dict)
+
+
+Turn = Mapping[tuple[int, str], Measured]
+"""By streams and contender."""
 
 
 def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
-        prog="loadtest.overhead",
-        allow_abbrev=False,
-        description="Streaming over HTTP, as a share of the engine's speed.",
+        prog="loadtest.overhead", allow_abbrev=False, description="What serving costs, beside the engine alone."
     )
     add = options.add_argument
-    add("--base-url", default="http://127.0.0.1:8000", help="without /v1")
+    add("servers", type=Server.parse, nargs="*", metavar="NAME,URL,PID", help="compare these with the first of them")
+    add("--base-url", default="http://127.0.0.1:8000", help="without /v1; compare this server with the engine")
+    add("--pid", type=int, metavar="PID", help="of that server: also tells processor time per token (Linux)")
     add("--streams", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="how many at once")
     add("--tokens", type=int, default=128, metavar="N", help="per stream")
-    add("--turns", type=int, default=5, metavar="N")
-    add("--threads", type=int, default=1, metavar="N", help="the engine's; the server has its own")
-    add("--pid", type=int, metavar="PID", help="of the server: also tells its event loop's time per token (Linux)")
+    add("--turns", type=int, default=5, metavar="N", help="that count; one before them warms up")
+    add("--threads", type=int, default=1, metavar="N", help="the engine's; servers have their own")
     add("--json", type=Path, metavar="FILE", help="write the figures here too")
     return options
 
 
-def engine_rates(streams: Sequence[int], num_tokens: int, num_threads: int) -> Rates:
-    """What the engine does in a process of its own."""
+def engine_rates(streams: Sequence[int], num_tokens: int, num_threads: int) -> dict[int, float]:
+    """Tokens per second of the engine in a process of its own, by number of streams."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "throughput.json"
         numbers = ",".join(map(str, streams))
         options = [f"--sequences={numbers}", f"--tokens={num_tokens}", f"--threads={num_threads}", f"--json={file}"]
-        command = [sys.executable, "-m", "nvium_core.cli", "bench", "throughput", *options, f"--repeats={REPEATS}"]
-        subprocess.run(command, check=True, capture_output=True)  # noqa: S603 (our own command)
+        command = [sys.executable, "-m", "nvium_core.cli", "bench", "throughput", *options]
+        subprocess.run([*command, f"--repeats={ENGINE_REPEATS}"], check=True, capture_output=True)  # noqa: S603 (ours)
         rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     return {row["sequences"]: row["tokens_per_second"] for row in rows}
 
 
-async def served(base_url: str, num_streams: int, num_tokens: int, seed: int, pid: int | None = None) -> Served:
-    """What streams get that are started together."""
-    asked = {"model": "default", "prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True}
-    bodies = [{**asked, "seed": seed + number} for number in range(num_streams)]
-    started, loop_started = time.perf_counter(), loop_seconds(pid) if pid else 0.0
+async def served(server: Server, num_streams: int, num_tokens: int, seed: int) -> Measured:
+    """Streams that are started together."""
+    fields = {"model": "default", "prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True}
+    bodies = [{**fields, "seed": seed + number} for number in range(num_streams)]
+    pids = list(family(server.pid)) if server.pid else []
+    started, before = time.perf_counter(), clocks(pids)
     try:
-        num_told = await num_streamed(base_url, bodies)
+        num_received = await num_streamed(server.url, bodies)
     except (ServerError, OSError) as error:
         raise SystemExit(f"loadtest.overhead: {error}") from error
-    rate = num_told / (time.perf_counter() - started)
-    return Served(rate, 1e6 * (loop_seconds(pid) - loop_started) / num_told if pid else None)
+    seconds, after = time.perf_counter() - started, clocks(pids)
+    return Measured(num_received / seconds, {name: 1e6 * (after[name] - before[name]) / num_received for name in after})
 
 
-def loop_seconds(pid: int) -> float:
-    """Processor time that a process's first thread has had."""
-    nanoseconds, *_ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii").split()
-    return int(nanoseconds) / 1e9
+def family(pid: int) -> Iterator[int]:
+    """A process and its descendants."""
+    yield pid
+    for thread in (PROC / str(pid) / "task").iterdir():
+        for child in (thread / "children").read_text(encoding="ascii").split():
+            yield from family(int(child))
 
 
-def turn(arguments: argparse.Namespace, number: int) -> list[tuple[Served, float]]:
-    """The server's part and the engine's rate for each number of streams; the server goes first every other time."""
+def clocks(pids: Sequence[int]) -> dict[str, float]:
+    """Processor seconds so far, by `CLOCKS`; nothing without processes."""
+    if not pids:
+        return {}
+    nanoseconds, *_ = (PROC / f"{pids[0]}/task/{pids[0]}/schedstat").read_text(encoding="ascii").split()
+    first = processor_seconds(pids[:1])
+    return {
+        "processor": first + processor_seconds(pids[1:]),
+        "first_process": first,
+        "event_loop": int(nanoseconds) / 1e9,
+    }
 
-    def over_http() -> list[Served]:
-        return [
-            asyncio.run(served(arguments.base_url, streams, arguments.tokens, number * streams, arguments.pid))
-            for streams in arguments.streams
-        ]
 
-    first = over_http() if number % 2 else None
-    alone = engine_rates(arguments.streams, arguments.tokens, arguments.threads)
-    return list(zip(first or over_http(), (alone[streams] for streams in arguments.streams), strict=True))
+def processor_seconds(pids: Iterable[int]) -> float:
+    """User and system time of processes."""
+    ticks = 0
+    for pid in pids:
+        fields = (PROC / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def take_turn(arguments: argparse.Namespace, number: int) -> Turn:
+    """Every contender at every number of streams; every other turn in reverse order."""
+    found: dict[tuple[int, str], Measured] = {}
+    servers = arguments.servers or [None, Server("server", arguments.base_url, arguments.pid)]
+    for server in servers[:: -1 if number % 2 else 1]:
+        if server is None:
+            rates = engine_rates(arguments.streams, arguments.tokens, arguments.threads)
+            found |= {(streams, ENGINE): Measured(rate) for streams, rate in rates.items()}
+        else:
+            for streams in arguments.streams:
+                coroutine = served(server, streams, arguments.tokens, number * streams)
+                found[streams, server.name] = asyncio.run(coroutine)
+    return found
 
 
 def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    turns = [turn(arguments, number) for number in track(range(arguments.turns), "turns", transient=True)]
-    return [row(streams, pairs) for streams, pairs in zip(arguments.streams, zip(*turns, strict=True), strict=True)]
+    _, *turns = (take_turn(arguments, number) for number in track(range(arguments.turns + 1), "turns", transient=True))
+    names = [server.name for server in arguments.servers] or [ENGINE, "server"]
+    return [row(turns, streams, name, names[0]) for streams in arguments.streams for name in names]
 
 
-def row(num_streams: int, pairs: Sequence[tuple[Served, float]]) -> dict[str, Any]:
-    shares = [served.rate / alone for served, alone in pairs]
-    loop_us = [served.loop_us for served, _ in pairs if served.loop_us is not None]
+def row(turns: Sequence[Turn], streams: int, name: str, baseline: str) -> dict[str, Any]:
+    """Medians over the turns."""
+    found = [turn[streams, name] for turn in turns]
+    shares = [turn[streams, name].rate / turn[streams, baseline].rate for turn in turns]
     return {
-        "streams": num_streams,
-        "served_tokens_per_second": median(served.rate for served, _ in pairs),
-        "engine_tokens_per_second": median(alone for _, alone in pairs),
+        "streams": streams,
+        "server": name,
+        "tokens_per_second": median(each.rate for each in found),
         "share": median(shares),
         "shares": shares,
-        "loop_us_per_token": median(loop_us) if loop_us else None,
+        **{
+            f"{clock}_us_per_token": median(each.us_per_token[clock] for each in found)
+            for clock in found[0].us_per_token
+        },
     }
 
 
 def table(found: Sequence[dict[str, Any]]) -> Table:
-    result = Table("streams", "over HTTP, tokens/s", "engine, tokens/s", "share", "event loop, µs/token")
+    result = Table("streams", "server", "tokens/s", "share", *CLOCKS.values(), caption="Processor time in µs a token.")
     for each in found:
-        rates = each["served_tokens_per_second"], each["engine_tokens_per_second"]
-        loop_us = each["loop_us_per_token"]
-        told = "" if loop_us is None else f"{loop_us:.1f}"
-        result.add_row(str(each["streams"]), *(f"{rate:.1f}" for rate in rates), f"{each['share']:.3f}", told)
+        costs = (each.get(f"{clock}_us_per_token") for clock in CLOCKS)
+        shown = ("" if cost is None else f"{cost:.0f}" for cost in costs)
+        rates = f"{each['tokens_per_second']:.0f}", f"{each['share']:.3f}"
+        result.add_row(str(each["streams"]), each["server"], *rates, *shown)
     return result
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     found = rows(arguments)
-    tell(arguments, found, table(found), ("tokens", "turns", "threads"))
-
-
-def tell(arguments: argparse.Namespace, found: Sequence[dict[str, Any]], shown: Table, settings: Sequence[str]) -> None:
-    """Print what was found, and write it with these of the arguments if a file was asked for."""
-    Console().print(shown)
+    Console().print(table(found))
     if arguments.json:
-        asked = {name: getattr(arguments, name) for name in settings}
-        arguments.json.write_text(json.dumps({**asked, "rows": found}, indent=1) + "\n", encoding="utf-8")
+        settings = {name: getattr(arguments, name) for name in ("tokens", "turns", "threads")}
+        arguments.json.write_text(json.dumps({**settings, "rows": found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,26 +18,21 @@ FORECASTS = {
 
 @table
 def overhead() -> Table:
-    rows = read("overhead-tales-6m")["rows"]
     head = ["streams", "tokens/s over HTTP", "in-process", "share", "event loop, µs a token"]
     return head, [
         [
-            row["streams"],
-            digits(row["served_tokens_per_second"]),
-            digits(row["engine_tokens_per_second"]),
-            row["share"],
-            digits(row["loop_us_per_token"]),
+            streams,
+            digits(of["server"]["tokens_per_second"]),
+            digits(of["engine"]["tokens_per_second"]),
+            of["server"]["share"],
+            digits(of["server"]["event_loop_us_per_token"]),
         ]
-        for row in rows
+        for streams, of in by_streams("overhead-tales-6m").items()
     ]
 
 
 @table
 def replicas() -> Table:
-    rows = read("replicas-tales-6m")["rows"]
-    by_streams: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        by_streams.setdefault(row["streams"], {})[row["server"]] = row
     head = [
         "streams",
         "single server, tokens/s",
@@ -55,8 +50,16 @@ def replicas() -> Table:
             digits(of["one"]["first_process_us_per_token"]),
             digits(of["single"]["processor_us_per_token"]),
         ]
-        for streams, of in by_streams.items()
+        for streams, of in by_streams("replicas-tales-6m").items()
     ]
+
+
+def by_streams(name: str) -> dict[int, dict[str, Any]]:
+    """Rows of `loadtest.overhead`, by streams and server."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in read(name)["rows"]:
+        found.setdefault(row["streams"], {})[row["server"]] = row
+    return found
 
 
 @table

@@ -91,9 +91,9 @@ def step_parts() -> Table:
         [
             row["sequences"],
             row["step_ms"],
-            (parts := row["parts_ms"])["layers"] + parts["attention"],
-            parts["router"] + parts["head"] + parts["draw"] + parts["junction"],
-            parts["step"] + parts["schedule"] + parts["gather"] + parts["record"],
+            (parts := row["parts_ms"])["layers"],
+            parts["router"] + parts["head"],
+            parts["runner"] + parts["engine"],
             percent(row["share_outside_kernels"], 0),
         ]
         for row in rows

@@ -25,7 +25,6 @@ Experiment = Literal[
     "chunking",
     "logprobs",
     "determinism",
-    "soak",
     "costs",
     "heads",
     "peers",

@@ -6,7 +6,6 @@ Leaving early saves the fixed cost of steps that are not taken; a row's own cost
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nvium_core.bench.seams import watched
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.costs import StepCosts
@@ -16,9 +15,6 @@ MAX_FITTED_ROWS = 8
 """Rows up to which a step's cost is fitted: those that one sequence has deferred, which are seldom more."""
 
 TURNS = 3
-
-JUNCTION, HEAD = ("junction", "router"), ("head", "draw")
-"""What a row is charged where it is asked, and where it speaks."""
 
 
 def limit(fixed: Sequence[float], per_row: Sequence[float], head: float, routing: Sequence[float]) -> float:
@@ -79,11 +75,11 @@ def measured_costs(engine: Engine, prompt: list[int], num_tokens: int) -> TokenC
 
 
 def _at_exits(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[float, float]:
-    """Seconds of a junction each time it was asked, and of a head with its draw."""
-    with watched(engine) as watch:
-        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-        spoken = engine.generate([prompt] * engine.config.max_sequences, params)
-    num_spoken = sum(len(completion.token_ids) for completion in spoken)
-    num_asked = sum(exit_ for completion in spoken for exit_ in completion.exits)
-    junction, head = (sum(watch.seconds[part] for part in parts) for parts in (JUNCTION, HEAD))
-    return junction / num_asked, head / num_spoken
+    """Seconds of a router for each front routed, and of a head with its draw for each token."""
+    before = engine.runner.part_seconds
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    completions = engine.generate([prompt] * engine.config.max_sequences, params)
+    router, head = (engine.runner.part_seconds[part] - before[part] for part in ("router", "head"))
+    num_tokens = sum(len(completion.token_ids) for completion in completions)
+    num_routed = sum(exit_ for completion in completions for exit_ in completion.exits)
+    return router / num_routed, head / num_tokens

@@ -26,7 +26,7 @@ def bench(
     against: Annotated[
         str | None, typer.Option(help="With peers and prompts: who races, such as generate,llama.cpp [all].")
     ] = None,
-    requests: Annotated[int | None, typer.Option(help="With determinism, soak and costs: how many.")] = None,
+    requests: Annotated[int | None, typer.Option(help="With determinism and costs: how many.")] = None,
     seconds: Annotated[float | None, typer.Option(help="With peers: when turns end, at the latest [60].")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them, into a .png.")] = None,
@@ -38,7 +38,7 @@ def bench(
     installed, the share of the possible gain, and what the machine can do; prompts: the same until the first token;
     schedules: tokens/s of each over synchronous, and as simulated; throughput: prompts included; memory: waste in the
     cache; prefix: first token with a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost;
-    determinism: what differs in company; soak: leaks; costs: a step's, for nvium plan; heads: the exits' losses in
+    determinism: what differs in company; costs: a step's, for nvium plan; heads: the exits' losses in
     training, logits held or in chunks; profile: where a step's time goes.
     """
     from rich.console import Console

@@ -40,12 +40,11 @@ def test_without_an_experiment_peers_are_raced_here(
 def test_a_shape_is_measured_with_the_routing_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    figures, plot = tmp_path / "figures.json", tmp_path / "costs.png"
+    figures = tmp_path / "figures.json"
     shape = ("--shape", "2x128", "--routing", "1,0", "--dtype", "float32")
-    assert run(monkeypatch, "bench", "costs", *shape, "--requests", 3, "--json", figures, "--plot", plot) == 0
+    assert run(monkeypatch, "bench", "costs", *shape, "--requests", 3, "--json", figures) == 0
     assert "block 2" in capsys.readouterr().out
     assert len(json.loads(figures.read_text())["blocks"]) == 2
-    assert plot.stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
@@ -60,8 +59,8 @@ def test_a_shape_is_measured_with_the_routing_asked_for(
         (["--seconds", "0"], "seconds"),
         (["--threads", "0"], "threads"),
         (["--requests", "5"], "requests"),
-        (["soak", "--tokens", "5"], "tokens"),
-        (["soak", "--requests", "0"], "requests"),
+        (["determinism", "--prompt-tokens", "5"], "prompt_tokens"),
+        (["costs", "--requests", "0"], "requests"),
         (["prefix", "--plot", "a.png"], "plot"),
         (["--plot", "a.gif"], "plot"),
         (["--plot", "nowhere/a.png"], "nowhere"),

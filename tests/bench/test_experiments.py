@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from nvium_core import InvalidRequest, SamplingParams
-from nvium_core.bench import chunking, determinism, experiments, heads, logprobs, peers, prefix, profile, prompts, soak
+from nvium_core.bench import chunking, determinism, experiments, heads, logprobs, peers, prefix, profile, prompts
 from nvium_core.bench.chunking import Scene
 from nvium_core.bench.contenders.contender import Spoken
 from nvium_core.bench.experiments import Experiment
@@ -29,7 +29,6 @@ SMALL: dict[str, Mapping[str, Any]] = {
     "chunking": {"sequences": (2,), "tokens": 4, "repeats": 1},
     "logprobs": {"sequences": (2,), "tokens": 6, "repeats": 1},
     "determinism": {"requests": 8, "sequences": (1,), "tokens": 30, "repeats": 1},
-    "soak": {"requests": 60, "every": 20},
     "costs": {"requests": 9},
     "heads": {"tokens": 20_000, "repeats": 1},
     "peers": {
@@ -54,7 +53,7 @@ def found(name: Experiment) -> Figures:
 @pytest.mark.parametrize("name", get_args(Experiment))
 def test_figures_are_shown_saved_and_drawn(name: Experiment, tmp_path: Path) -> None:
     saved, drawn = tmp_path / "figures.json", tmp_path / "figures.png"
-    has_plot = name in {"schedules", "memory", "chunking", "soak", "costs", "peers", "prompts"}
+    has_plot = name in {"peers", "prompts"}
     experiments.check(name, SMALL[name], saved, drawn if has_plot else None)
     experiments.save([found(name)], saved, drawn if has_plot else None)
     read = json.loads(saved.read_text())
@@ -132,31 +131,6 @@ def test_what_differs_in_company_is_counted() -> None:
     assert seen["differing_tokens"] > 0
 
 
-def test_every_request_is_answered_once_or_cancelled_and_nothing_leaks() -> None:
-    figures = found("soak")
-    assert figures["is_sound"]
-    assert figures["answered_once"] + figures["cancelled"] == 60
-    assert min(figures[name] for name in ("cancelled", "scored_tokens", "rows_found")) > 0
-    assert figures["failed"] == figures["stuck"] == figures["leaked_pages"] == figures["told_after_the_end"] == 0
-    assert figures["choices"] > 60
-    assert [sample["requests"] for sample in figures["samples"]] == [0, 20, 40, 60]
-
-
-def test_a_model_gone_wrong_is_not_sound() -> None:
-    subject = tiny_subject()
-    subject.model.lm_head.weight.data.fill_(float("nan"))
-    figures = soak.measure(subject, requests=5, every=5)
-    assert not figures["is_sound"]
-    assert figures["failed"] + figures["cancelled"] == 5
-    assert figures["failed"] > 0
-
-
-def test_growth_is_bytes_by_request() -> None:
-    samples = [{"requests": n, "resident_bytes": 1000 + 3 * n} for n in (100, 200, 400)]
-    assert soak.slope(samples, "resident_bytes") == pytest.approx(3)
-    assert soak.slope(samples[:1], "resident_bytes") == 0
-
-
 def test_saved_costs_are_what_planning_reads() -> None:
     costs = StepCosts.from_dict(json.loads(json.dumps(found("costs"))))
     assert costs.num_blocks == 3
@@ -166,7 +140,7 @@ def test_saved_costs_are_what_planning_reads() -> None:
 @pytest.mark.parametrize(
     ("name", "given", "field"),
     [
-        ("soak", {"sequences": (1,)}, "sequences"),
+        ("costs", {"sequences": (1,)}, "sequences"),
         ("schedules", {"requests": 3}, "requests"),
         ("costs", {"repeats": 3}, "repeats"),
         ("schedules", {"tokens": 0}, "tokens"),
@@ -182,8 +156,8 @@ def test_options_that_mean_nothing_are_refused_by_name(name: Experiment, given: 
     ("name", "json_file", "plot", "field"),
     [
         ("prefix", None, "a.png", "plot"),
-        ("schedules", None, "a.txt", "plot"),
-        ("schedules", None, "nowhere/a.png", "plot"),
+        ("peers", None, "a.txt", "plot"),
+        ("peers", None, "nowhere/a.png", "plot"),
         ("schedules", "nowhere/a.json", None, "json"),
     ],
 )
@@ -285,13 +259,11 @@ def test_seeds_are_found_whose_first_tokens_leave_at_their_exits() -> None:
 def test_a_profile_s_parts_make_up_the_step() -> None:
     for row in found("profile")["rows"]:
         assert sum(row["parts_ms"].values()) == pytest.approx(row["step_ms"])
+        assert min(row["parts_ms"].values()) > 0
         assert 0 < row["share_outside_kernels"] < 1
-        assert sum(row["operation_shares"].values()) == pytest.approx(1)
-        assert row["operation_shares"]["outside operations"] > 0
 
 
-def test_a_profile_of_pytorch_s_layers_tells_their_operations_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_of_pytorch_s_layers_has_the_same_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "knows", lambda *_: False)
     (row,) = profile.measure(tiny_subject(), sequences=(1,), tokens=8)["rows"]
-    assert row["operation_shares"]["linear"] > 0 < row["operation_shares"]["attention"]
-    assert row["calls_per_step"] > 10
+    assert min(row["parts_ms"].values()) > 0

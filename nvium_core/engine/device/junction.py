@@ -8,6 +8,7 @@ The router's output comes to the host, and every front is of one of three kinds:
 Shapes: F front rows, R some of them, D width, V vocabulary.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
@@ -47,6 +48,9 @@ class Junctions:
         self._device = model.device
         self._last_block = model.config.num_exits - 1
         self._mixtures = PartialMixtures(model, max_sequences=max_sequences)
+        self.router_seconds = 0.0
+        self.head_seconds = 0.0
+        """In all so far, draws included."""
 
     @torch.inference_mode()
     def decide(self, block: int, reached: Mapping[Sequence, float], slots: Items[int]) -> dict[Sequence, FrontDecision]:
@@ -57,12 +61,16 @@ class Junctions:
         return dict(zip(reached, self._decide(block, reached, slots), strict=True))
 
     def _decide(self, block: int, reached: Mapping[Sequence, float], slots: Items[int]) -> list[FrontDecision]:
+        started = time.perf_counter()
         x_FD, log_w = self._backend.route(block, slots)
+        routed = time.perf_counter()
         fronts = [
             RoutedFront(sequence, row, block, log_reached, log_w[row][EXIT], log_w[row][CONTINUE])
             for row, (sequence, log_reached) in enumerate(reached.items())
         ]
         emitted = self._emitted(fronts, block, x_FD)
+        self.router_seconds += routed - started
+        self.head_seconds += time.perf_counter() - routed
         return [FrontDecision(emitted.get(front.row), front.log_exit, front.log_continue) for front in fronts]
 
     def _emitted(self, fronts: list[RoutedFront], block: int, x_FD: Tensor) -> Emitted:

@@ -90,6 +90,7 @@ class Runner:
         self.has_waited = True
         """Whether the device had nothing left to do when the last run() returned: only then is its time known."""
         max_scored_rows = 1 if is_deterministic else MAX_SCORED_ROWS
+        self._layer_seconds = self._router_seconds = self._head_seconds = 0.0
         self._ledger = Ledger(model, max_sequences=max_sequences, rows_at_once=max_scored_rows)
 
     def prepare(self, max_rows: int) -> None:
@@ -130,6 +131,15 @@ class Runner:
         """What native calls compute with, such as "avx2x4" with at most four threads; empty where there are none."""
         return f"{self.backend.instructions}x{torch.get_num_threads()}" if self.backend.instructions else ""
 
+    @property
+    def part_seconds(self) -> dict[str, float]:
+        """By what they went to: "layers", "router", "head"; in all so far. On a GPU the host's time."""
+        return {
+            "layers": self._layer_seconds,
+            "router": self._router_seconds + self._junctions.router_seconds,
+            "head": self._head_seconds + self._junctions.head_seconds,
+        }
+
     def _run(
         self, step: Step, decided: dict[Sequence, FrontDecision], reached: dict[Sequence, float]
     ) -> list[StepResult]:
@@ -148,7 +158,9 @@ class Runner:
     def _forward(
         self, step: Step, decided: dict[Sequence, FrontDecision], reached: dict[Sequence, float]
     ) -> list[StepResult]:
+        started = time.perf_counter()
         results = self.backend.run(step)
+        self._count_seconds(results, time.perf_counter() - started)
         for result in results:
             self._decide(result, reached)
             for sequence, decision in result.decisions.items():
@@ -158,6 +170,14 @@ class Runner:
                     decided[sequence] = decision
             self._score(result, decided)
         return results
+
+    def _count_seconds(self, results: list[StepResult], elapsed: float) -> None:
+        """Native calls are timed without what Python does for them."""
+        known = [result.seconds for result in results if result.seconds is not None]
+        router, head = sum(result.router_seconds for result in results), sum(result.head_seconds for result in results)
+        self._router_seconds += router
+        self._head_seconds += head
+        self._layer_seconds += (sum(known) if len(known) == len(results) else elapsed) - router - head
 
     def _decide(self, result: StepResult, reached: Mapping[Sequence, float]) -> None:
         """For the fronts that the backend has not decided for."""

@@ -69,7 +69,8 @@ class FrontDecision(NamedTuple):
 class StepResult:
     """What came of a Step: a decision for every front it reached, and scores of rows that were to be scored.
 
-    A sequence in `errors` failed alone. `seconds` is None where nobody measured.
+    A sequence in `errors` failed alone. `seconds` is None where nobody measured; those of routers and heads are a part
+    of it, 0 unless the backend decided for fronts itself and timed that.
     """
 
     step: Step
@@ -77,3 +78,5 @@ class StepResult:
     scores: dict[Sequence, list[Score]] = field(default_factory=dict)
     errors: dict[Sequence, Exception] = field(default_factory=dict)
     seconds: float | None = None
+    router_seconds: float = 0.0
+    head_seconds: float = 0.0

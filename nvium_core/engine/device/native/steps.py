@@ -155,7 +155,8 @@ class NativeSteps:
 
     def _result(self, step: Step, fronts: Items[Sequence]) -> StepResult:
         log_w, tokens, native = self._log_w[step.block], self._tokens[step.block], self._steps[step.block]
-        seconds = native.layer_seconds + native.router_seconds + native.head_seconds
+        router, head = native.router_seconds, native.head_seconds
+        seconds = native.layer_seconds + router + head
         if fronts and tokens[0] == NOT_ASKED:
             step = Step(step.block, [run._replace(reaches_front=False) for run in step.runs])
             return StepResult(step, seconds=seconds)
@@ -163,7 +164,7 @@ class NativeSteps:
             sequence: FrontDecision(None if tokens[f] == GOES_ON else tokens[f], log_w[2 * f + 1], log_w[2 * f])
             for f, sequence in enumerate(fronts)
         }
-        return StepResult(step, decisions, seconds=seconds)
+        return StepResult(step, decisions, seconds=seconds, router_seconds=router, head_seconds=head)
 
 
 def is_lone(step: Step) -> bool:
