@@ -1,7 +1,7 @@
 """The load test's command line: `python -m loadtest --base-url http://127.0.0.1:8000 --concurrency 1,2,4,8`.
 
-Exit codes: 0 all requests succeeded, 1 some did not, 2 the arguments make no sense, 130 ended early by a signal, with
-what was measured until then.
+Exit codes: 0 all requests succeeded, 1 some failed, 2 invalid arguments, 130 ended early by a signal; the results so
+far are written.
 """
 
 import argparse
@@ -37,14 +37,14 @@ def http_client(arguments: argparse.Namespace) -> httpx.AsyncClient:
 
 
 def stop_on_signals(client: LoadClient) -> None:
-    """Only a main thread hears signals."""
+    """Signals reach only the main thread."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, client.stop)
 
 
 async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple[list[Point], bool]:
-    """What was measured, and whether all was. Raises `VocabularyError`."""
+    """The results, and whether they are complete. Raises `VocabularyError`."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with http_client(arguments) as http:
         client = LoadClient(http, model=arguments.model)
@@ -64,7 +64,7 @@ async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple
 async def with_random_prompts(
     http: httpx.AsyncClient, arguments: argparse.Namespace, sweep: Sequence[Workload]
 ) -> list[Workload]:
-    """The workloads with a prompt of its own for every request of them all."""
+    """The workloads with a different prompt for every request."""
     known = await token_ids(http, arguments.model)
     total = len(sweep) * (arguments.warm_up + arguments.requests)
     prompts = random_prompts(known, arguments.prompt_tokens, total, arguments.seed)
@@ -72,7 +72,7 @@ async def with_random_prompts(
 
 
 def record(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> dict[str, Any]:
-    """Everything that was asked, but the key, and everything that was found."""
+    """Arguments, without the key, and results."""
     asked = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "json", "plot")}
     return {"options": asked, "complete": is_complete, "points": [point.to_json() for point in points]}
 

@@ -1,6 +1,6 @@
-"""What a hostile client may try, each with the answers that are fair. Knows sockets and HTTP, and no server of its own.
+"""Attacks by a hostile client, each with the answers that are fair. Works on sockets and HTTP; runs no server.
 
-Everything goes to one address and is bounded in number and time.
+All go to one address and are bounded in number and time.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from typing import Any
 COMPLETIONS, CHAT, TOKENIZE, HEALTH = "/v1/completions", "/v1/chat/completions", "/tokenize", "/livez"
 
 CLOSED = 0
-"""In place of a status: the connection ended without an answer, or while its client was still sending."""
+"""In place of a status: the connection closed without an answer, or while the client was still sending."""
 
 SLOW_SECONDS = 0.1
-"""Between the bytes of a slow client."""
+"""Between a slow client's bytes."""
 
 LEAVES_AFTER_SECONDS = 2
 
@@ -29,14 +29,14 @@ Work = Callable[["Target"], Awaitable[Statuses]]
 
 @dataclass(frozen=True)
 class Target:
-    """Where it goes, and with which key."""
+    """Address and key."""
 
     host: str
     port: int
     key: str | None = None
 
     def head(self, path: str, *headers: str, method: str = "POST") -> bytes:
-        """A head without the empty line at its end."""
+        """A head without its final empty line."""
         own = [f"authorization: Bearer {self.key}"] if self.key else []
         lines = [f"{method} {path} HTTP/1.1", f"host: {self.host}", "connection: close", *own, *headers]
         return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
@@ -49,7 +49,7 @@ class Target:
         return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
 
     async def status_of(self, data: bytes, pause: float = 0) -> int:
-        """What is answered to these bytes, sent at once or with a pause behind each of them."""
+        """The answer to these bytes, sent at once or with a pause after each."""
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=BACKLOG_BYTES)
         try:
             sending = asyncio.create_task(send(writer, data, pause))
@@ -66,7 +66,7 @@ class Target:
             writer.transport.abort()
 
     async def leave(self, data: bytes, after: float = 0) -> int:
-        """Send, wait, and go without a look at the answer."""
+        """Send, wait, and disconnect without reading."""
         _, writer = await asyncio.open_connection(self.host, self.port)
         writer.write(data)
         await asyncio.sleep(after)
@@ -84,7 +84,7 @@ async def send(writer: asyncio.StreamWriter, data: bytes, pause: float) -> None:
 
 @dataclass(frozen=True)
 class Attack:
-    """`fair` are the statuses that it may be answered with."""
+    """`fair`: the statuses that are acceptable answers."""
 
     name: str
     fair: frozenset[int]
@@ -92,7 +92,7 @@ class Attack:
 
 
 def at_once(name: str, fair: set[int], make: Callable[[Target], bytes], times: int = 1, pause: float = 0) -> Attack:
-    """The same from so many connections."""
+    """The same request from `times` connections."""
 
     async def work(target: Target) -> Statuses:
         data = make(target)
@@ -111,7 +111,7 @@ def in_turn(name: str, fair: set[int], bodies: Callable[[], Iterable[bytes]], pa
 
 
 def leaving(name: str, fields: dict[str, Any], times: int, after: float) -> Attack:
-    """Requests that are fair by themselves, and whose clients go."""
+    """Valid requests whose clients disconnect."""
 
     async def work(target: Target) -> Statuses:
         data = target.post(asking(**fields))
@@ -125,7 +125,7 @@ def asking(**fields: Any) -> bytes:
 
 
 def with_raw(field: str, value: str) -> bytes:
-    """A value as it stands, which may be no JSON."""
+    """The value verbatim, which may not be JSON."""
     others = {name: value for name, value in {"max_tokens": 1}.items() if name != field}
     return asking(**others).removesuffix(b"}").replace(b'"max_tokens": 8, ', b"") + f', "{field}": {value}}}'.encode()
 
@@ -182,7 +182,7 @@ def regex_bombs() -> Iterable[bytes]:
 
 
 def chained(link: Callable[[dict[str, str]], Any], length: int) -> dict[str, Any]:
-    """Definitions each of which mentions the next twice."""
+    """Definitions that each reference the next twice."""
     links = {f"d{number}": link({"$ref": f"#/$defs/d{number + 1}"}) for number in range(length)}
     return {"$defs": {**links, f"d{length}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
@@ -234,7 +234,7 @@ async def stay_silent(target: Target) -> Statuses:
 
 
 async def pipeline(target: Target) -> Statuses:
-    """Two thousand requests down one connection."""
+    """2,000 requests on one connection."""
     one = replace(target).head(HEALTH, method="GET").replace(b"connection: close\r\n", b"") + b"\r\n"
     reader, writer = await asyncio.open_connection(target.host, target.port, limit=BACKLOG_BYTES)
     statuses = Statuses()

@@ -1,6 +1,6 @@
-"""A client that takes streams at next to no cost, for measuring what a server costs on a machine that both share.
+"""A client that costs next to nothing, for measuring a server's costs on the machine that both share.
 
-It looks at the end of a stream only. A token costs the load test's own client about as much as it costs a server.
+It parses only the end of a stream. `loadtest.client` spends about as much on a token as a server does.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from loadtest.client import BROKEN, DONE, ServerError
 USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
 TAIL_BYTES = 2_000
-"""More than the last chunk of a stream, its usage and its end take."""
+"""More than a stream's last chunk, usage and end take."""
 
 
 async def num_streamed(base_url: str, bodies: Sequence[dict[str, Any]]) -> int:
-    """Tokens in all of completions that are asked for at once. Raises `ServerError`."""
+    """Tokens of completions requested at once. Raises `ServerError`."""
     return sum(await asyncio.gather(*(stream(base_url, body) for body in bodies)))
 
 
 async def stream(base_url: str, body: dict[str, Any]) -> int:
-    """Tokens of one completion, as the server counts them. Raises `ServerError`."""
+    """Tokens of one completion, from its usage. Raises `ServerError`."""
     address = urlsplit(base_url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port or 80)
     try:

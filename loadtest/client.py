@@ -1,7 +1,7 @@
-"""Sends a workload to a server and notes when what came back. Knows HTTP and server-sent events, judges nothing.
+"""Sends a workload to a server and records arrival times. Knows HTTP and server-sent events; judges nothing.
 
-Times are seconds since the start of the run. In the open loop a request's clock starts when it was due, not when
-this process got round to sending it, so neither a stalled server nor a client that falls behind looks fast.
+Times are seconds since the start of the run. In the open loop a request's clock starts when it was due, not when it was
+sent: neither a stalled server nor a slow client looks fast.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A streamed chunk: when it came, and how many tokens it held."""
+    """A streamed chunk: its time and its number of tokens."""
 
     time: float
     num_tokens: int
@@ -32,7 +32,7 @@ class Arrival:
 
 @dataclass(kw_only=True, slots=True)
 class RequestResult:
-    """One request as its user saw it. `error` is the kind of what went wrong, None if nothing did."""
+    """One request as its client saw it. `error` is the kind of error, None if it succeeded."""
 
     due: float
     sent: float = 0.0
@@ -47,7 +47,7 @@ class RequestResult:
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens: as the server counts them, else as they were seen."""
+        """Generated tokens by the server's usage, else as received."""
         return self._num_seen if self.num_reported_tokens is None else self.num_reported_tokens
 
     @property
@@ -62,7 +62,7 @@ class RequestResult:
     def inter_token_latencies(self) -> list[float]:
         """One per token after the first chunk: a chunk's gap divided among its tokens.
 
-        Where chunks do not say how many tokens they hold, the whole time is divided among the reported tokens.
+        If chunks do not say how many tokens they hold, the whole time is divided among the reported tokens.
         """
         if self.num_tokens != self._num_seen and self.num_tokens > 1 and self.arrivals:
             whole = self.arrivals[-1].time - self.arrivals[0].time
@@ -85,7 +85,7 @@ class RequestResult:
 
 
 Send = Callable[[Request, float], Coroutine[None, None, None]]
-"""Sends a request that was due at a time."""
+"""Sends a request that was due at this time."""
 
 
 class ServerError(Exception):
@@ -110,7 +110,7 @@ class LoadClient:
     async def run(
         self, workload: Workload, on_done: Callable[[RequestResult], None] = lambda _: None
     ) -> list[RequestResult]:
-        """Results in order of completion; `on_done` hears of each as it comes. Nothing is sent once stopped."""
+        """Results in order of completion; `on_done` is called with each. Nothing is sent once stopped."""
         results: list[RequestResult] = []
 
         async def send(request: Request, due: float) -> None:
@@ -132,7 +132,7 @@ class LoadClient:
         return results
 
     def stop(self) -> None:
-        """End the run, and all to come: requests that are under way count as interrupted."""
+        """End this run and all later ones; requests in progress count as interrupted."""
         self.stopped = True
         if self._loop:
             self._loop.cancel()
@@ -158,7 +158,7 @@ class LoadClient:
                 sent.create_task(send(request, request.arrival))
 
     async def send(self, request: Request, result: RequestResult) -> None:
-        """One streamed completion; whatever goes wrong with it is an error of its own and does not end the run."""
+        """One streamed completion. An error is recorded and does not end the run."""
         result.sent = self.now()
         try:
             async for data in self._events(request):
@@ -201,7 +201,7 @@ class LoadClient:
 
 
 def _note(data: str, time: float, result: RequestResult) -> None:
-    """What an event that came at a time says of its request. Raises `ServerError`."""
+    """Record an event. Raises `ServerError`."""
     try:
         chunk = json.loads(data)
         if "error" in chunk:
@@ -220,7 +220,7 @@ def _note(data: str, time: float, result: RequestResult) -> None:
 
 
 def _message(body: str | bytes) -> str:
-    """The message of an error in OpenAI's form, or nothing."""
+    """The message of an error in OpenAI's format, or nothing."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

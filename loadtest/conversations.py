@@ -1,7 +1,7 @@
 """How much of growing prompts a server finds in its cache: `python -m loadtest.conversations`.
 
-Conversations run at once, each a chain of completions: a turn's prompt is the last turn's, its answer, and a line more.
-So nearly all of it is known to whoever answered last. Knows a server by HTTP only.
+Conversations run concurrently, each a chain of completions: a turn's prompt is the last turn's, its answer, and one
+more line. So nearly all of it is cached where the last turn ran. Uses HTTP only.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def conversation(http: httpx.AsyncClient, number: int, num_turns: int, num_tokens: int) -> list[float]:
-    """Seconds that each turn after the first took. Raises `httpx.HTTPError`."""
+    """Seconds of each turn after the first. Raises `httpx.HTTPError`."""
     prompt, seconds = OPENING.format(number=number), []
     for turn in range(num_turns):
         asked = {"model": "default", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "seed": number}
@@ -61,7 +61,7 @@ async def measured(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def hit_share(before: Totals, after: Totals) -> float:
-    """Of the prompts' tokens, those that were found."""
+    """Share of prompt tokens found in the cache."""
     asked, found = (after[name] - before.get(name, 0) for name in (PROMPT_TOKENS, CACHED_TOKENS))
     return found / asked
 

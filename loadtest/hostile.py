@@ -1,9 +1,8 @@
-"""What a hostile client does to the stream beside it: `python -m loadtest.hostile --base-url … --json FILE`.
+"""What a hostile client does to another client's stream: `python -m loadtest.hostile --base-url … --json FILE`.
 
-Tries one attack after another and tells of each how it was answered, and how long, and of a stream beside it, read by a
-process of its own, the median and the worst gap between tokens and the worst wait for a first token, before and
-meanwhile. With a file of two keys, the attacker's and the neighbour's, they are two clients; else the server takes
-them for one.
+Runs one attack after another. Reports for each how it was answered and how long it took, and for a stream beside it,
+read by another process, the median and the worst gap between tokens and the worst time to first token, before and
+during the attack. With a file of two keys attacker and neighbour are two clients, else the server sees one.
 
 Exit codes: 0 every attack was answered fairly and in time, 1 not every one.
 """
@@ -43,7 +42,7 @@ MAX_SILENCE_SECONDS = 60
 
 @dataclass(frozen=True)
 class Pace:
-    """Of a stream, in milliseconds; None where there was nothing to measure."""
+    """Of a stream, in milliseconds; None where nothing was measured."""
 
     median_gap_ms: float | None
     worst_gap_ms: float | None
@@ -51,12 +50,12 @@ class Pace:
 
 
 Moments = list[tuple[float, float]]
-"""Durations in seconds, each with the moment it ended."""
+"""(when it ended, duration), in seconds."""
 
 
 @dataclass
 class Neighbour:
-    """Streams one answer after another, and notes when tokens came."""
+    """Streams one answer after another and records when tokens came."""
 
     target: Target
     max_tokens: int
@@ -96,7 +95,7 @@ class Neighbour:
         self.last = now
 
     def pace(self, since: float, until: float) -> Pace:
-        """What ended within this time."""
+        """Of gaps and waits that ended in this interval."""
         gaps = [gap for end, gap in self.gaps if since <= end <= until]
         waits = [wait for end, wait in self.first_tokens if since <= end <= until]
         return Pace(
@@ -107,14 +106,14 @@ class Neighbour:
 
 
 def stream_beside(neighbour: Neighbour, is_over: Event, told: Connection) -> None:
-    """In a process of its own, so that what the attack costs its client does not count."""
+    """In a process of its own, so that the attack's client does not slow it down."""
     neighbour.run(is_over)
     told.send(neighbour)
 
 
 @contextmanager
 def beside(neighbour: Neighbour) -> Iterator[list[Neighbour]]:
-    """Streams meanwhile; at the end the list has it with what it noted."""
+    """Streams meanwhile. At the end the list holds the neighbour with its records."""
     spawn, noted = multiprocessing.get_context("spawn"), list[Neighbour]()
     is_over, (here, there) = spawn.Event(), spawn.Pipe(duplex=False)
     process = spawn.Process(target=stream_beside, args=(neighbour, is_over, there), daemon=True)

@@ -1,4 +1,4 @@
-"""What `python -m loadtest` may be asked, and what of it makes no sense."""
+"""The options of `python -m loadtest`, and their checks."""
 
 import argparse
 import math
@@ -21,7 +21,7 @@ STDOUT = Path("-")
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage."""
+    """Errors are one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"loadtest: {message}\n")
@@ -63,7 +63,7 @@ def parser() -> OneLineParser:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise `WorkloadError` for what does not go together."""
+    """Raise `WorkloadError` for options that contradict each other."""
     if arguments.category and not arguments.prompts:
         raise WorkloadError("--category is of the prompts in --prompts FILE")
     if arguments.concurrency and max(arguments.concurrency) > arguments.requests:
@@ -82,7 +82,7 @@ def make_files(arguments: argparse.Namespace) -> None:
 
 
 def sweep(arguments: argparse.Namespace) -> list[Workload]:
-    """The workloads that are asked for; random prompts are still to be drawn. Raises `WorkloadError`."""
+    """Workloads without their random prompts. Raises `WorkloadError`."""
     base = Workload(
         prompts=read_prompts(arguments.prompts, arguments.category) if arguments.prompts else DEFAULT_PROMPTS,
         num_requests=arguments.requests,
@@ -128,7 +128,7 @@ def lengths(text: str) -> Lengths:
 
 
 def several(number: Callable[[str], Number]) -> Callable[[str], list[Number]]:
-    """Reads numbers between commas, no two of them equal."""
+    """Distinct numbers separated by commas."""
 
     def read(text: str) -> list[Number]:
         try:
@@ -153,7 +153,7 @@ def count(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Or milliseconds: a time above 0."""
+    """A time above 0, in seconds or milliseconds."""
     try:
         time = float(text)
     except ValueError:

@@ -1,9 +1,9 @@
-"""What a server costs: streaming tokens per second beside the engine alone, `python -m loadtest.overhead`, or beside
+"""What serving costs: streaming tokens per second beside the engine alone, `python -m loadtest.overhead`, or beside
 other servers, `python -m loadtest.overhead NAME,URL,PID …`.
 
 Contenders take turns and never run at once. The engine alone is `nvium bench throughput`; the server must have the same
-model and as many threads. With a process id (Linux) also what a token costs in processor time: of the process with all
-that it started, of the process alone, and of its first thread, which is the event loop.
+model and as many threads. With a process id (Linux) also a token's processor time: of the process and its descendants,
+of the process alone, and of its first thread, which is the event loop.
 """
 
 import argparse
@@ -28,15 +28,15 @@ from loadtest.bare_client import num_streamed
 from loadtest.client import ServerError
 
 PROMPT = "Once upon a time there was a"
-"""That of `nvium bench`."""
+"""The prompt of `nvium bench`."""
 
 ENGINE = "engine"
 ENGINE_REPEATS = 5
-"""Of the engine's runs, of which the median counts: in the first, schedules are still being solved."""
+"""The median of these runs counts: during the first, schedules are still being solved."""
 
 PROC = Path("/proc")
 CLOCKS = {"processor": "processor", "first_process": "of its first process", "event_loop": "of its event loop"}
-"""Whose processor time a token is charged with."""
+"""Whose processor time is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Tokens per second, and µs of processor time for each by clock, as far as they are known."""
+    """Tokens per second, and µs of processor time per token by clock, where known."""
 
     rate: float
     us_per_token: dict[str, float] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def engine_rates(streams: Sequence[int], num_tokens: int, num_threads: int) -> d
 
 
 async def served(server: Server, num_streams: int, num_tokens: int, seed: int) -> Measured:
-    """Streams that are started together."""
+    """Streams that start together."""
     fields = {"model": "default", "prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True}
     bodies = [{**fields, "seed": seed + number} for number in range(num_streams)]
     pids = list(family(server.pid)) if server.pid else []

@@ -1,4 +1,4 @@
-"""What a load test found, drawn: a sweep over its loads, a single load as the shares of requests. Needs matplotlib."""
+"""Plots of a load test: a sweep over its loads, a single load as cumulative shares of requests. Needs matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +16,14 @@ TITLES = dict(zip(LATENCIES, ("time to first token", "between tokens", "whole re
 
 
 def save(points: Sequence[Point], path: Path, title: str) -> None:
-    """Write what the points have to show; the file's ending says how."""
+    """The file's ending chooses the format."""
     figure = sweep(points) if len(points) > 1 else shares(points[0])
     figure.suptitle(title, fontsize="medium")
     figure.savefig(path)
 
 
 def sweep(points: Sequence[Point]) -> Figure:
-    """Rates above, latencies below, over the load."""
+    """Rates above, latencies below, by load."""
     points = sorted(points, key=level)
     figure = Figure(SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     above, below = figure.subplots(2, 3, sharex=True)
@@ -39,7 +39,7 @@ def sweep(points: Sequence[Point]) -> Figure:
 
 
 def shares(point: Point) -> Figure:
-    """Each latency's cumulative shares."""
+    """Each latency's cumulative distribution."""
     figure = Figure((SIZE_INCHES[0], SIZE_INCHES[1] / 2), dpi=DOTS_PER_INCH, layout="constrained")
     succeeded = [result for result in point.results if result.error is None]
     first = [result.time_to_first_token for result in succeeded]

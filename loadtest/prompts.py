@@ -1,4 +1,4 @@
-"""What a load test asks: Spec-Bench's questions by category, prompts of one's own, or random tokens of some length."""
+"""Prompts of a load test: Spec-Bench's questions by category, prompts from a file, or random tokens."""
 
 import json
 import random
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 MULTI_TURN = "multi-turn"
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-"""The categories of Spec-Bench's file that are one, multi-turn, in the benchmark's own tables."""
+"""Categories of Spec-Bench's file that its tables sum up as multi-turn."""
 
 
 class WorkloadError(ValueError):
@@ -27,7 +27,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Numbers of tokens from `low` to `high`, each as likely."""
+    """Numbers of tokens from `low` to `high`, equally likely."""
 
     low: int
     high: int
@@ -38,7 +38,7 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Of `64` or `16:256`. Raises `ValueError`."""
+        """From `64` or `16:256`. Raises `ValueError`."""
         low, _, high = text.partition(":")
         return cls(int(low), int(high or low))
 
@@ -65,7 +65,7 @@ DEFAULT_PROMPTS = tuple(
 
 
 def random_prompts(token_ids: Sequence[int], lengths: Lengths, count: int, seed: int) -> tuple[Prompt, ...]:
-    """Prompts of tokens drawn from `token_ids`; each its own, so that no cache of prefixes helps."""
+    """Prompts of tokens drawn from `token_ids`, all different, so that no prefix is cached."""
     draws = random.Random(seed)
     return tuple(Prompt(tuple(draws.choices(token_ids, k=lengths.draw(draws)))) for _ in range(count))
 
@@ -73,7 +73,7 @@ def random_prompts(token_ids: Sequence[int], lengths: Lengths, count: int, seed:
 def read_prompts(path: Path, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
     """Prompts from a file: Spec-Bench's .jsonl (first turns; `prompt` works too), or plain text, one per line.
 
-    Of these categories only, all if none are named; the categories take turns. Raises `WorkloadError`.
+    Only the named categories, all if none; the categories take turns. Raises `WorkloadError`.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

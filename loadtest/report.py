@@ -1,4 +1,4 @@
-"""What a load test found: percentiles, rates, goodput, exits and errors, as JSON for programs."""
+"""The results of a load test: percentiles, rates, goodput, exits and errors, as JSON for programs."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """None where nothing was measured."""
+        """None without values."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -57,7 +57,7 @@ LATENCIES = ("time_to_first_token", "inter_token_latency", "latency")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Targets:
-    """What a good request keeps, in seconds; the inter-token latency on average. None asks for nothing."""
+    """The targets of a good request, in seconds; the inter-token latency on average. None is no target."""
 
     time_to_first_token: float | None = None
     inter_token_latency: float | None = None
@@ -72,7 +72,7 @@ class Targets:
         return (self.time_to_first_token, self.inter_token_latency) != (None, None)
 
     def are_met_by(self, result: RequestResult) -> bool:
-        """A request that failed, or of which no token was seen, meets none; one token has no latency between tokens."""
+        """A request that failed or got no token meets none; a single token has no inter-token latency."""
         first, between = result.time_to_first_token, result.mean_inter_token_latency
         if result.error is not None or first is None:
             return False
@@ -82,9 +82,9 @@ class Targets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Latencies are of the requests that succeeded; tokens are of all, for the server made them all.
+    """Latencies are of requests that succeeded; tokens of all.
 
-    `num_good` is None where no target was stated, `lateness` how long after their time requests were sent.
+    `num_good` is None without targets; `lateness` is how late requests were sent.
     """
 
     duration: float
@@ -132,7 +132,7 @@ class Report:
 
     @property
     def goodput(self) -> float | None:
-        """Requests per second that met the targets; None where none was stated."""
+        """Requests per second that met the targets; None without targets."""
         return None if self.num_good is None else self._per_second(self.num_good)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How long streams fall silent when a long prompt arrives: with its rows in chunks, and without."""
+"""The longest gap in running streams when a long prompt arrives: prefilled in chunks, and whole."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 from rich.table import Table
 
-from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio, sound
+from nvium_core.bench.harness import Figures, Subject, checked, interleaved, median_ratio
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 
@@ -20,41 +20,40 @@ NEWCOMER_TOKENS = 8
 Times = dict[str, list[float]]
 
 Gap = tuple[float, float]
-"""Seconds from the newcomer's arrival to its end, and how long it was."""
+"""(end in seconds since the newcomer's arrival, length in seconds)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """When each stream and the newcomer spoke, in seconds from the newcomer's arrival."""
+    """When each stream and the newcomer emitted tokens, in seconds since the newcomer's arrival."""
 
-    spoke: Times
+    token_times: Times
 
     @property
     def first_token_seconds(self) -> float:
-        """The newcomer's wait."""
-        return self.spoke[NEWCOMER][0]
+        return self.token_times[NEWCOMER][0]
 
     @property
     def gaps(self) -> list[Gap]:
-        """All gaps between tokens of a stream, by their ends."""
-        streams = [times for name, times in self.spoke.items() if name != NEWCOMER]
+        """Gaps between consecutive tokens of a stream, sorted by end."""
+        streams = [times for name, times in self.token_times.items() if name != NEWCOMER]
         return sorted((end, end - start) for times in streams for start, end in pairwise(times))
 
     @property
     def quiet_gaps(self) -> list[float]:
-        """Those that were over when the newcomer arrived."""
+        """Those that ended before the newcomer arrived."""
         return [length for end, length in self.gaps if end <= 0]
 
     @property
     def disturbed_gaps(self) -> list[float]:
-        """Those that fall, at least in part, between the newcomer's arrival and its first token."""
+        """Those that overlap the time between the newcomer's arrival and its first token."""
         return [length for end, length in self.gaps if end > 0 and end - length < self.first_token_seconds]
 
 
 def measure(
     subject: Subject, *, sequences: Sequence[int] = (8,), tokens: int = 32, repeats: int = 9, prompt_tokens: int = 900
 ) -> Figures:
-    """A row for each number of streams, which have spoken `tokens` each before somebody comes with a long prompt."""
+    """A row for each number of streams. Each emits `tokens` tokens before the long prompt arrives."""
     prompt_tokens = min(prompt_tokens, subject.context - NEWCOMER_TOKENS)
     rows = [compare(subject, number, tokens, repeats, prompt_tokens) for number in sequences]
     return {"prompt_tokens": prompt_tokens, "tokens": tokens, "repeats": repeats, "rows": rows}
@@ -86,40 +85,40 @@ def compare(subject: Subject, num_streams: int, num_tokens: int, repeats: int, p
 
 
 def scene(subject: Subject, engine: Engine, num_streams: int, num_tokens: int, prompt_tokens: int, turn: int) -> Scene:
-    """Let streams run, let a newcomer arrive, and go on until everybody has spoken after its first token."""
+    """Run the streams, add the newcomer, and go on until every stream has emitted after the newcomer's first token."""
     names = [str(number) for number in range(num_streams)]
     for number, name in enumerate(names):
         limit = engine.context - len(subject.prompt)
         seed = turn * num_streams + number
         engine.add(name, subject.prompt, SamplingParams(max_tokens=limit, seed=seed, ignore_eos=True))
-    spoke: Times = {name: [] for name in (*names, NEWCOMER)}
-    listen(engine, spoke, lambda: min(len(spoke[name]) for name in names) > num_tokens)
+    token_times: Times = {name: [] for name in (*names, NEWCOMER)}
+    listen(engine, token_times, lambda: min(len(token_times[name]) for name in names) > num_tokens)
     arrived = time.perf_counter()
     prompt = subject.random_tokens(prompt_tokens, turn)
     engine.add(NEWCOMER, prompt, SamplingParams(max_tokens=NEWCOMER_TOKENS, seed=turn, ignore_eos=True))
-    listen(engine, spoke, lambda: all_have_answered(spoke))
-    for name in spoke:
+    listen(engine, token_times, lambda: all_have_answered(token_times))
+    for name in token_times:
         engine.cancel(name)
-    return Scene({name: [when - arrived for when in times] for name, times in spoke.items()})
+    return Scene({name: [when - arrived for when in times] for name, times in token_times.items()})
 
 
-def listen(engine: Engine, spoke: Times, is_over: Callable[[], bool]) -> None:
-    """Note when everybody speaks, until it is over."""
+def listen(engine: Engine, token_times: Times, is_over: Callable[[], bool]) -> None:
+    """Record emission times until `is_over`."""
     while engine.has_work and not is_over():
         events = engine.step()
         now = time.perf_counter()
         for event in events:
-            spoke[sound(event).sequence_id].append(now)
+            token_times[checked(event).sequence_id].append(now)
 
 
-def all_have_answered(spoke: Times) -> bool:
-    """Every stream has spoken after the newcomer's first token."""
-    first = spoke[NEWCOMER][:1]
-    return bool(first) and all(times[-1] > first[0] for name, times in spoke.items() if name != NEWCOMER)
+def all_have_answered(token_times: Times) -> bool:
+    """Every stream has emitted after the newcomer's first token."""
+    first = token_times[NEWCOMER][:1]
+    return bool(first) and all(times[-1] > first[0] for name, times in token_times.items() if name != NEWCOMER)
 
 
 def summary(scenes: Sequence[Scene]) -> Figures:
-    """Medians over the turns, in milliseconds; and the gaps of the last turn, for a plot."""
+    """Medians over the turns, in milliseconds; and the gaps of the last turn."""
     return {
         "first_token_ms": 1000 * median(scene.first_token_seconds for scene in scenes),
         **_spread("", [scene.disturbed_gaps for scene in scenes]),
@@ -129,7 +128,7 @@ def summary(scenes: Sequence[Scene]) -> Figures:
 
 
 def _spread(prefix: str, gaps_by_turn: Sequence[Sequence[float]]) -> Figures:
-    """Median, 99th percentile and worst of each turn's gaps, and then the median over the turns."""
+    """Median, 99th percentile and worst of each turn's gaps, then the median over turns."""
     spread = np.median([np.percentile(gaps, [50, 99, 100]) for gaps in gaps_by_turn], axis=0)
     names = "median", "p99", "worst"
     return {f"{prefix}{name}_gap_ms": 1000 * float(value) for name, value in zip(names, spread, strict=True)}

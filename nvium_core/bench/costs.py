@@ -1,4 +1,4 @@
-"""What a Step of each block costs by its rows, as learnt at work; the file serves `nvium plan --costs`."""
+"""What a Step of each block costs by its rows, learnt while serving; `nvium plan --costs` reads the file."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.costs import StepCosts
 
 AT_ONCE = (1, 2, 4, 8, 16, 32)
-"""Sequences, more and more of them."""
+"""Concurrent sequences, phase by phase."""
 
 
 def measure(
@@ -22,10 +22,9 @@ def measure(
 ) -> Figures:
     """Seconds by block and rows, as `StepCosts.from_dict` reads them, and the fit a_k + b_k·r in milliseconds.
 
-    Calibration finds every Step's cost on its own, with cold caches; by answering so many requests the engine learns
-    what they cost one after another, which is the mean of what it has learnt with few sequences and with many. Prompts
-    are as long as the least of `prompt_tokens`, the largest or anything between, answers have half to one and a half
-    times `tokens`.
+    Calibration measures each Step alone, with cold caches. Serving `requests` requests measures them in sequence; the
+    result is the mean over few and many concurrent sequences. Prompt lengths are between the smallest and the largest
+    of `prompt_tokens`, answers between half and one and a half times `tokens`.
     """
     engine = subject.engine()
     costs, learnt = engine.calibrate(), []
@@ -54,7 +53,7 @@ def questions(subject: Subject, prompt_tokens: tuple[int, int], tokens: int) -> 
 
 
 def work(engine: Engine, requests: Iterable[Request], at_once: int) -> None:
-    """Answer them, one begun when another ends."""
+    """Serve the requests, `at_once` of them concurrently."""
     for number, request in enumerate(requests):
         while len(engine.scheduler.running) + len(engine.scheduler.waiting) >= at_once:
             engine.step()

@@ -1,7 +1,7 @@
-"""Same request, same tokens: how many differ between alone and in company, with `deterministic` and without; its cost.
+"""How many tokens differ between a request alone and in a batch, with `deterministic` and without; and what it costs.
 
-Company is as unsettling as it can be: groups of several sizes, prompts in small chunks, shared prefixes that are found,
-and a cache too small for everybody, so that sequences lose what was computed for them.
+Batches vary as much as possible: several sizes, prompts in small chunks, shared prefixes found in the cache, and a
+cache too small for all, so that sequences are preempted.
 """
 
 import random
@@ -33,7 +33,7 @@ MIN_ANSWER_TOKENS = 8
 PREFIX_TOKENS = 48
 SHARED_PREFIXES = 2
 SHARING = 0.4
-"""The share of requests that begin with one of the shared prefixes."""
+"""Share of requests that begin with one of the shared prefixes."""
 
 GROUP_SIZES = (1, 4, 16)
 PAGE_SIZE, CHUNK_ROWS, MAX_ROWS = 4, 24, 96
@@ -61,7 +61,7 @@ def measure(
 
 
 def mixed_requests(subject: Subject, count: int, longest_answer: int) -> list[Request]:
-    """Of all lengths, as far as the context goes; some begin alike, some are greedy, some truncated."""
+    """All lengths that the context allows; some share a prefix, some are greedy, some truncated."""
     draws = random.Random(0)
     longest_answer = min(longest_answer, subject.context // 2)
     longest_prompt = min(MAX_PROMPT_TOKENS, subject.context - longest_answer)
@@ -78,7 +78,7 @@ def mixed_requests(subject: Subject, count: int, longest_answer: int) -> list[Re
 
 
 def differences(subject: Subject, requests: Sequence[Request], is_deterministic: bool) -> Figures:
-    """What differs from each request alone on an engine of its own, for groups of 1, 4, 16 and all at a time."""
+    """Differences to each request alone on a fresh engine, for batches of 1, 4, 16 and all."""
     mode = "deterministic" if is_deterministic else "default"
     expected = [
         alone(subject, request, is_deterministic) for request in track(requests, f"{mode}, alone", transient=True)
@@ -126,14 +126,14 @@ def in_company(
 
 
 def scarce_tokens(requests: Sequence[Request], size: int) -> int:
-    """A cache that holds whoever is longest, and a part of what so many need."""
+    """Room for the longest request, and for a part of what `size` requests need."""
     needs = [len(prompt) + params.max_tokens for prompt, params in requests]
     return max(*needs, int(CACHE_SHARE * size * mean(needs))) + PAGE_SIZE
 
 
 @dataclass(slots=True)
 class ChunkCounter:
-    """Counts Steps after which a prompt has entered the cache in part."""
+    """Counts Steps that leave a prompt partly prefilled."""
 
     engine: Engine
     num_chunks: int = 0

@@ -1,6 +1,6 @@
-"""The experiments by name: what they take, what they find, and where it goes. Imports only what is asked for.
+"""The experiments by name. Only the chosen one is imported.
 
-An experiment is a module of its name with `measure(subject, …)`, whose keywords are its options, and `table(figures)`.
+An experiment is a module with `measure(subject, …)`, whose keyword arguments are its options, and `table(figures)`.
 """
 
 import inspect
@@ -33,7 +33,7 @@ Experiment = Literal[
 ]
 
 Given = Mapping[str, Any]
-"""Options that were given, by name; the others are for the experiment to choose."""
+"""Options by name; the experiment has defaults for the others."""
 
 
 def check(
@@ -44,8 +44,8 @@ def check(
     *,
     several: bool = False,
 ) -> None:
-    """Raise `InvalidRequest`, naming the option, for one that cannot be followed; before anything is measured.
-    `several` models are to be measured, one after another."""
+    """Raise `InvalidRequest`, naming the option, before anything is measured. `several`: more than one model is
+    measured."""
     known = inspect.signature(_module(experiment).measure).parameters
     for option, value in given.items():
         require(option in known, option, f"means nothing to {experiment}")
@@ -61,19 +61,19 @@ def check(
 
 
 def measure(experiment: Experiment, subject: "Subject", given: Given) -> "Figures":
-    """What was measured, on what, and what was found, for JSON."""
+    """Experiment, model, machine and results, for JSON."""
     return {"experiment": experiment, **subject.as_dict(), **_module(experiment).measure(subject, **given)}
 
 
 def table(figures: "Figures") -> "Table":
-    """The figures that matter most."""
+    """The main figures."""
     shown: Table = _module(figures["experiment"]).table(figures)
     shown.title = figures["model"]
     return shown
 
 
 def save(runs: Sequence["Figures"], json_file: Path | None = None, plot: Path | None = None) -> None:
-    """Write the figures, and draw them, where asked to: a list, and beside one another, if there are several."""
+    """Write JSON and plot where asked; several runs become a list and one plot."""
     several = len(runs) > 1
     figures = runs if several else runs[0]
     if json_file:

@@ -1,6 +1,6 @@
-"""What the experiments share: a model to be measured, runs that are timed, and turns that are taken.
+"""What experiments share: the model to measure, timed runs, and turns.
 
-Contenders take turns, so that a noisy machine is fair to all: what is reported is the median of the turns' ratios.
+Contenders take turns, so that noise affects all alike; the result is the median of the turns' ratios.
 """
 
 import math
@@ -29,10 +29,10 @@ from nvium_core.planning.plan import numbers
 
 PROMPT = "Once upon a time there was a"
 PROMPT_TOKENS = 8
-"""Of a prompt for a model without a tokenizer."""
+"""Of the prompt for a model without a tokenizer."""
 
 Figures = dict[str, Any]
-"""What an experiment found, for JSON."""
+"""An experiment's results, for JSON."""
 
 Request = tuple[list[int], SamplingParams]
 
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model that is measured, and a short prompt for it."""
+    """The model to measure, and a short prompt for it."""
 
     name: str
     model: NviumForCausalLM
@@ -56,7 +56,7 @@ class Subject:
         return Engine(self.model, EngineConfig(**config))
 
     def random_tokens(self, count: int, seed: object) -> list[int]:
-        """A prompt that is like no other."""
+        """Deterministic in the seed."""
         draws = random.Random(str(seed))
         return [draws.randrange(self.model.config.vocab_size) for _ in range(count)]
 
@@ -78,8 +78,8 @@ def load_subjects(
     dtype: Precision,
     weights: Weights = "auto",
 ) -> Iterator[Subject]:
-    """A folder, a Hub name or the embedded model; or random weights of a shape, "24x768", or one after another of
-    several, "24x768,36x768", and a forced routing. What makes no sense is refused before the first."""
+    """A folder, a Hub name or the embedded model; or random weights of one or several shapes, "24x768,36x768", with
+    forced routing. Raises `InvalidRequest` before the first is loaded."""
     require(routing is None or shape is not None, "routing", "can be forced on random weights only; give a shape too")
     if shape is None:
         yield subject_of(load_model(model, device, dtype, weights=weights))
@@ -109,7 +109,7 @@ def random_subject(
 
 @dataclass(slots=True)
 class Timed:
-    """What came of requests that were started together. Times are in seconds from then.
+    """The result of requests started together. Times are in seconds since then.
 
     `first_token_seconds` and `completions` have an entry for each choice of each request, in order.
     """
@@ -127,15 +127,15 @@ class Timed:
         return self.num_tokens / self.seconds
 
     @property
-    def spoken(self) -> list[tuple[list[int], list[int]]]:
-        """Tokens and exits of every choice."""
+    def generated(self) -> list[tuple[list[int], list[int]]]:
+        """Of every choice."""
         return [(completion.token_ids, completion.exits) for completion in self.completions]
 
 
 def timed(
     engine: Engine, requests: Sequence[Request], after_step: Callable[[list[Event]], None] | None = None
 ) -> Timed:
-    """Run requests to their ends together, on an idle engine. Raises `EngineError` if one fails."""
+    """Run requests to completion together, on an idle engine. Raises `EngineError` if one fails."""
     started = time.perf_counter()
     first_seconds: dict[tuple[str, int], float] = {}
     completions = {key: Completion() for number, request in enumerate(requests) for key in keys(number, request)}
@@ -145,7 +145,7 @@ def timed(
         events = engine.step()
         now = time.perf_counter() - started
         for event in events:
-            completions[event.sequence_id, event.choice].append(sound(event))
+            completions[event.sequence_id, event.choice].append(checked(event))
             first_seconds.setdefault((event.sequence_id, event.choice), now)
         if after_step:
             after_step(events)
@@ -154,29 +154,29 @@ def timed(
 
 
 def keys(number: int, request: Request) -> list[tuple[str, int]]:
-    """What its events are known by."""
+    """(sequence id, choice) of a request's events."""
     params = request[1]
     return [(str(number), choice) for choice in range(params.choice, params.choice + params.num_choices)]
 
 
-def sound(event: Event) -> Any:
-    """The event, unless it is a failure."""
+def checked(event: Event) -> Any:
+    """Raises `EngineError` for a failure."""
     if isinstance(event, FailureEvent):
         raise EngineError(event.message)
     return event
 
 
 def take_turns(turn: Callable[[int], Result], repeats: int, label: str) -> list[Result]:
-    """What every turn gave but the first, which warms up; shows progress on a terminal."""
+    """The result of every turn but the first, which warms up; shows progress on a terminal."""
     return [turn(number) for number in track(range(repeats + 1), label, transient=True)][1:]
 
 
 def interleaved(
     contenders: Mapping[str, Callable[[int], Result]], repeats: int, label: str, seconds: float = math.inf
 ) -> dict[str, list[Result]]:
-    """What each contender gave, turn by turn, after a turn that warms up. Every other turn goes in reverse order.
+    """Each contender's results by turn, after a turn that warms up. Every other turn runs in reverse order.
 
-    A contender that would use more than its share of the seconds takes fewer turns, one at least.
+    A contender that would exceed its share of the seconds takes fewer turns, at least one.
     """
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     clocks = {name: Clock(seconds / len(contenders)) for name in contenders}
@@ -198,7 +198,7 @@ class Clock:
 
     @property
     def has_time(self) -> bool:
-        """For another turn like those before; once it has not, it never has again."""
+        """For another turn of average length. Once False, always False."""
         if self.spent * (1 + 1 / self.num_turns) > self.allowed:
             self.allowed = 0.0
         return self.allowed > 0
@@ -212,12 +212,12 @@ class Clock:
 
 
 def median_ratio(values: Sequence[float], baselines: Sequence[float]) -> float:
-    """The median of the turns' ratios, of as many turns as both took."""
+    """The median of ratios turn by turn, over the turns that both took."""
     return median(value / baseline for value, baseline in zip(values, baselines, strict=False))
 
 
 def pointwise(mean: Callable[[Iterable[float]], float], measured: Sequence[StepCosts]) -> dict[int, dict[int, float]]:
-    """The mean of every block's points, of each number of rows by itself."""
+    """The mean for each block and number of rows."""
     points = [costs.points for costs in measured]
     return {
         block: {rows: mean([each[block][rows] for each in points]) for rows in costs}
@@ -226,14 +226,14 @@ def pointwise(mean: Callable[[Iterable[float]], float], measured: Sequence[StepC
 
 
 def num_differing(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> int:
-    """Places at which lists of numbers differ, those that only one of them has among them."""
+    """Positions at which lists differ, including those that only one list has."""
     pairs = list(zip(some, others, strict=True))
     unequal = sum(a != b for one, other in pairs for a, b in zip(one, other, strict=False))
     return unequal + sum(abs(len(one) - len(other)) for one, other in pairs)
 
 
 def plain_table(figures: Mapping[str, Any]) -> Table:
-    """A name and a value on each line; longer lists and tables are left to the JSON."""
+    """A row for each scalar; lists and tables are in the JSON only."""
     table = Table("figure", "value")
     for name, value in figures.items():
         if not isinstance(value, list | dict):
@@ -242,7 +242,7 @@ def plain_table(figures: Mapping[str, Any]) -> Table:
 
 
 def shown(value: object) -> str:
-    """Four digits are more than is known."""
+    """Floats with four digits."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

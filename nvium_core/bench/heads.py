@@ -1,6 +1,6 @@
-"""What the exits' losses cost in training: time and peak memory, with all logits held and with logits in chunks.
+"""What the exits' losses cost in training: time and peak memory, with whole logits and with logits in chunks.
 
-Each pass, forward and backward through the heads of all exits, has a process of its own, whose peak is its own.
+Each pass, forward and backward through the heads of all exits, runs in a process of its own, so that peaks do not mix.
 """
 
 import time
@@ -29,10 +29,7 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"held": held_head
 
 
 def measure(subject: Subject, *, tokens: int = 4096, repeats: int = 3) -> Figures:
-    """A pass over `tokens` rows at every exit, held and chunked in turns.
-
-    Training makes chunks only from `chunked_from_tokens` rows a pass on, and holds the logits of fewer.
-    """
+    """A pass over `tokens` rows at every exit, both ways in turns. Training chunks from `chunked_from_tokens` rows on."""
     config, threads = subject.model.config, torch.get_num_threads()
     shape = (config.num_exits, tokens, config.hidden_size, config.vocab_size)
 
@@ -60,7 +57,7 @@ def in_process_of_its_own(way: str, shape: tuple[int, int, int, int], device: st
 
 
 def pass_cost(way: str, shape: tuple[int, int, int, int], device: str, threads: int) -> Figures:
-    """Seconds of the second pass, and bytes at the peak of both beyond what was there before."""
+    """Seconds of the second pass, and peak bytes of both above the start."""
     torch.set_num_threads(threads)
     num_exits, num_rows, width, vocab_size = shape
     head_VD = torch.randn(vocab_size, width, device=device, requires_grad=True)
@@ -92,14 +89,14 @@ def peak_bytes(device: str) -> int:
 
 
 def process_bytes(name: str) -> int:
-    """A figure of this process's memory. (The peak of `getrusage` starts from that of the parent process.)"""
+    """A field of this process's /proc status. (`getrusage`'s peak starts from the parent's.)"""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     kilobytes = next(line.split()[1] for line in lines if line.startswith(f"{name}:"))
     return 1024 * int(kilobytes)
 
 
 def table(figures: Figures) -> Table:
-    """Both ways, and chunked over held."""
+    """Both ways, and their ratio."""
     found = Table("logits", "peak MB", "ms", title=f"{figures['exits']} exits, {figures['tokens']:,} tokens")
     if figures["tokens"] < figures["chunked_from_tokens"]:
         found.caption = (

@@ -1,6 +1,6 @@
-"""How much faster than `synchronous` early exits could be, from what steps cost: the limit, and shares of it.
+"""The limit of the speed-up over `synchronous`, from what Steps cost, and shares of it.
 
-Leaving early saves the fixed cost of steps that are not taken; a row's own cost is never saved.
+An early exit saves the fixed cost of Steps; a row's own cost is never saved.
 """
 
 from collections.abc import Sequence
@@ -12,42 +12,42 @@ from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.exit_frequencies import exit_probabilities, reach_probabilities
 
 MAX_FITTED_ROWS = 8
-"""Rows up to which a step's cost is fitted: those that one sequence has deferred, which are seldom more."""
+"""Rows up to which a Step's cost is fitted: one sequence rarely defers more."""
 
 TURNS = 3
 
 
 def limit(fixed: Sequence[float], per_row: Sequence[float], head: float, routing: Sequence[float]) -> float:
-    """(Σ_k (a_k + b_k) + h) / (Σ_k P(depth ≥ k)·a_k + Σ_k b_k + h) of one sequence, a block costing a_k + b_k·r for r
-    rows and a spoken token h; `routing` is p_k."""
+    """(Σ_k (a_k + b_k) + h) / (Σ_k P(depth ≥ k)·a_k + Σ_k b_k + h) for one sequence: a block costs a_k + b_k·r for r
+    rows, a token's head h. `routing` is p_k."""
     always = sum(per_row) + head
     reached = reach_probabilities(exit_probabilities(routing))
     return (sum(fixed) + always) / (sum(p * a for p, a in zip(reached, fixed, strict=True)) + always)
 
 
 def share_of_gain(ratio: float, best: float) -> float | None:
-    """(ratio − 1) / (best − 1); None where there is nothing to gain."""
+    """(ratio − 1) / (best − 1); None where nothing can be gained."""
     return (ratio - 1) / (best - 1) if best > 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCosts:
-    """In seconds: Steps by rows and fronts; a junction each time it is asked, and a head with its draw."""
+    """In seconds: Steps by rows and fronts; a junction for each front routed; a head with its draw for each token."""
 
     blocks: StepCosts
     junction: float
     head: float
 
     def limit(self, routing: Sequence[float]) -> float:
-        """With a junction as part of its block's fixed cost, which is the figure of our claims."""
+        """The junction is part of its block's fixed cost. This is the figure that pages claim."""
         return limit([a + self.junction for a in self._few_rows.fixed], self._few_rows.per_row, self.head, routing)
 
     def limit_with_junctions_paid(self, routing: Sequence[float]) -> float:
-        """With junctions as often in either schedule, as it is: a row that has spoken is asked no more."""
+        """Both schedules pay the same junctions, as they do: a row that has emitted is not routed again."""
         return limit(self._few_rows.fixed, self._few_rows.per_row, self.per_token(routing), routing)
 
     def per_token(self, routing: Sequence[float]) -> float:
-        """Junctions and head of a token, whatever the schedule."""
+        """Junctions and head of a token under any schedule."""
         return self.junction * sum(reach_probabilities(exit_probabilities(routing))) + self.head
 
     @property
@@ -56,7 +56,7 @@ class TokenCosts:
         return StepCosts({block: {r: s for r, s in costs.items() if r <= MAX_FITTED_ROWS} for block, costs in points})
 
     def as_dict(self) -> dict[str, object]:
-        """Milliseconds, and the seconds of the blocks by rows."""
+        """Milliseconds, and the blocks' seconds by rows."""
         return {
             **self.blocks.as_dict(),
             "fixed_ms": [1000 * seconds for seconds in self._few_rows.fixed],
@@ -67,15 +67,14 @@ class TokenCosts:
 
 
 def measured_costs(engine: Engine, prompt: list[int], num_tokens: int) -> TokenCosts:
-    """Of an engine that has been calibrated and is idle: junctions and heads are timed while as many sequences as it
-    has seats for speak, and the least of a few turns counts, as for blocks."""
+    """Of a calibrated, idle engine, with every seat taken; the least of `TURNS` counts, as for blocks."""
     assert engine.costs is not None
     junctions, heads = zip(*(_at_exits(engine, prompt, num_tokens) for _ in range(TURNS)), strict=True)
     return TokenCosts(blocks=engine.costs, junction=min(junctions), head=min(heads))
 
 
 def _at_exits(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[float, float]:
-    """Seconds of a router for each front routed, and of a head with its draw for each token."""
+    """Seconds of a junction for each front routed, and of a head with its draw for each token."""
     before = engine.runner.part_seconds
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     completions = engine.generate([prompt] * engine.config.max_sequences, params)

@@ -1,4 +1,4 @@
-"""What log-probabilities cost: throughput and time to first token, and how many tokens late they are told."""
+"""What log-probabilities cost: throughput, time to first token, and how many tokens late they are reported."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -33,7 +33,7 @@ def compare(subject: Subject, num_sequences: int, num_tokens: int, repeats: int)
     turns = interleaved(contenders, repeats, f"{num_sequences} sequences")
     rates = {name: [timing.tokens_per_second for timing in timings] for name, timings in turns.items()}
     first = {name: [median(timing.first_token_seconds) for timing in timings] for name, timings in turns.items()}
-    tokens = {name: [timing.spoken for timing in timings] for name, timings in turns.items()}
+    tokens = {name: [timing.generated for timing in timings] for name, timings in turns.items()}
     return {
         "sequences": num_sequences,
         **{f"tokens_per_second_{name}": median(values) for name, values in rates.items()},
@@ -54,21 +54,21 @@ def run(
 def requests(
     subject: Subject, num_sequences: int, num_tokens: int, logprobs: int | None, turn: int
 ) -> list[tuple[list[int], SamplingParams]]:
-    """Each with draws of its own."""
+    """With different seeds."""
     seeds = range(turn * num_sequences, (turn + 1) * num_sequences)
     params = [SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True, logprobs=logprobs) for seed in seeds]
     return [(subject.prompt, each) for each in params]
 
 
 def delays(subject: Subject, engine: Engine, num_sequences: int, num_tokens: int) -> Figures:
-    """How many tokens a sequence has spoken beyond the one it tells."""
+    """How many tokens a sequence has generated beyond the one it reports."""
     seen: list[int] = []
     timed(engine, requests(subject, num_sequences, num_tokens, NUM_LOGPROBS, turn=1), delay_counter(engine, seen))
     return {"mean_delay_tokens": mean(seen), "most_delay_tokens": max(seen)}
 
 
 def delay_counter(engine: Engine, seen: list[int]) -> Callable[[list[Event]], None]:
-    """For use after each Step; adds an entry for every token told."""
+    """To be called after each Step; appends a delay for every reported token."""
     sequences: dict[str, Sequence] = {}
     num_told: dict[str, int] = {}
 

@@ -1,6 +1,6 @@
-"""What this machine can do, and what a token asks of it: bytes read and operations, per second and per token.
+"""What this machine can do, and what a token needs: bytes read and operations, per second and per token.
 
-Measured on the device and with the threads that the model runs with, in a few seconds whatever the machine.
+Measured on the model's device with its threads, in a few seconds on any machine.
 """
 
 import time
@@ -18,17 +18,17 @@ from nvium_core.model.flops import flops_per_token, spoken_flops
 from nvium_core.model.nvium import NviumForCausalLM
 
 BUFFER_BYTES = 2**30
-"""Read at a stretch: more than caches hold."""
+"""Read in one pass: more than caches hold."""
 
 ENOUGH_SECONDS = 0.02
-"""Of one product of matrices: they are made no larger once it takes so long."""
+"""Duration of a matrix product beyond which matrices are not enlarged."""
 
 MIN_WIDTH, MAX_WIDTH = 128, 8192
 TRIES = 5
 
 
 def machine(like: torch.Tensor, buffer_bytes: int = BUFFER_BYTES, enough_seconds: float = ENOUGH_SECONDS) -> Figures:
-    """Bytes read per second, and operations per second by precision; `like` gives device and precision."""
+    """Bytes read per second, and operations per second by precision; `like` has the device and precision."""
     return {
         "bytes_per_second": read_rate(like.device, buffer_bytes),
         "flops_per_second": {
@@ -39,12 +39,12 @@ def machine(like: torch.Tensor, buffer_bytes: int = BUFFER_BYTES, enough_seconds
 
 
 def precisions(dtype: torch.dtype) -> list[torch.dtype]:
-    """Those in which the engine may multiply: 16-bit weights are widened where a processor has no products for them."""
+    """Those the engine may multiply in: 16-bit weights are widened where a processor has no 16-bit products."""
     return [dtype, torch.float32] if dtype.itemsize == 2 else [dtype]
 
 
 def read_rate(device: torch.device, num_bytes: int) -> float:
-    """The faster of a sum and a product with a vector, over float32 numbers."""
+    """Bytes per second: the faster of a sum and a matrix-vector product over float32."""
     buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     width = 4096 if num_bytes >= 2**24 else 64
     matrix, vector = buffer[: len(buffer) // width * width].view(-1, width), torch.zeros(width, device=device)
@@ -52,7 +52,7 @@ def read_rate(device: torch.device, num_bytes: int) -> float:
 
 
 def arithmetic_rate(dtype: torch.dtype, device: torch.device, enough_seconds: float) -> float:
-    """Of a product of two square matrices, wide enough to take a while."""
+    """Operations per second of a product of square matrices."""
     width = MIN_WIDTH
     while True:
         matrix = torch.full((width, width), 1 / width, dtype=dtype, device=device)
@@ -63,7 +63,7 @@ def arithmetic_rate(dtype: torch.dtype, device: torch.device, enough_seconds: fl
 
 
 def least_seconds(work: Callable[[], object]) -> float:
-    """Of a few tries, after one that warms up."""
+    """The fastest of a few tries after a warm-up."""
     return min([seconds(work) for _ in range(TRIES + 1)][1:])
 
 
@@ -76,8 +76,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def demands(model: NviumForCausalLM, twin: NviumForCausalLM, routing: Sequence[float], num_positions: int) -> Figures:
-    """Of one sequence, by way of decoding: bytes of weights a token reads, and its operations with so many positions
-    before it."""
+    """Bytes of weights that a token of one sequence reads, and its operations after `num_positions` positions."""
     dense_flops = flops_per_token(twin.config, num_positions).total
     flops = spoken_flops(model.config, num_positions, routing).total
     return {
@@ -88,8 +87,8 @@ def demands(model: NviumForCausalLM, twin: NviumForCausalLM, routing: Sequence[f
 
 
 def weight_bytes(model: NviumForCausalLM, routing: Sequence[float], *, skips: bool) -> float:
-    """Σ_k P(depth ≥ k)·(block k and its junction) + Σ_k p_k·(adapter k) + head, as stored; if nothing is skipped each
-    block is read once for every token, and junctions as before."""
+    """Σ_k P(depth ≥ k)·(block k and its junction) + Σ_k p_k·(adapter k) + head, as stored. Without `skips` every token
+    reads each block once, and junctions as before."""
     shares = [share / sum(routing) for share in routing]
     reached = reach_probabilities(exit_probabilities(shares))
     total = float(num_bytes(model.lm_head))
@@ -105,7 +104,7 @@ def num_bytes(module: nn.Module) -> int:
 
 
 def beside(asked: Figures, rates: Figures, tokens_per_second: float) -> Figures:
-    """What one way asks per token, the least time the machine needs for it, and how near to that it comes."""
+    """What a token needs, the least time the machine takes for it, and the share of that reached."""
     by_bandwidth = asked["bytes"] / rates["bytes_per_second"]
     by_arithmetic = asked["flops"] / max(rates["flops_per_second"].values())
     return {

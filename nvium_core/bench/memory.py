@@ -1,6 +1,6 @@
-"""How much of the key/value cache that sequences own holds nothing, sequences of all lengths running at once.
+"""How much of the key/value cache that sequences own is unused, with sequences of all lengths.
 
-A sequence owns whole pages, so the last one may be partly empty. Pages that hold no row at all are waste beyond that.
+A sequence owns whole pages, so its last one may be partly empty. Pages without any row are waste beyond that.
 """
 
 import random
@@ -19,11 +19,11 @@ from nvium_core.engine.schedule.sequence import Sequence
 MAX_PROMPT_TOKENS, MIN_PROMPT_TOKENS = 600, 10
 MIN_ANSWER_TOKENS = 16
 MAX_WASTE_SHARE = 0.05
-"""Share of what is needed that may be owned beyond a partly filled page each."""
+"""Largest share of needed bytes that may be owned beyond a partly filled page each."""
 
 
 def measure(subject: Subject, *, sequences: Items[int] = (64,), tokens: int = 200, every: int = 50) -> Figures:
-    """A row for each number of sequences, whose answers have at most `tokens`; a sample every so many Steps."""
+    """A row for each number of sequences. Answers have at most `tokens`; samples are taken every `every` Steps."""
     return {"tokens": tokens, "rows": [run(subject, number, tokens, every) for number in sequences]}
 
 
@@ -50,7 +50,7 @@ def run(subject: Subject, num_sequences: int, longest_answer: int, every: int) -
 
 
 def mixed_requests(subject: Subject, count: int, longest_answer: int) -> list[Request]:
-    """Prompts and answers of all lengths, as far as the context goes."""
+    """All lengths that the context allows."""
     draws = random.Random(0)
     longest_answer = min(longest_answer, subject.context // 2)
     longest_prompt = min(MAX_PROMPT_TOKENS, subject.context - longest_answer)
@@ -64,7 +64,7 @@ def mixed_requests(subject: Subject, count: int, longest_answer: int) -> list[Re
 
 
 def _samples(engine: Engine, every: int) -> Iterable[Figures]:
-    """One after every so many Steps, while anybody has rows."""
+    """While any sequence has rows."""
     num_steps = 0
     while engine.has_work:
         engine.step()
@@ -74,7 +74,7 @@ def _samples(engine: Engine, every: int) -> Iterable[Figures]:
 
 
 def sample(engine: Engine, num_steps: int) -> Figures:
-    """Bytes owned, needed, and reserved if everybody were given a full context."""
+    """Bytes owned, needed, and reserved if each sequence had a full context."""
     running, page_size = engine.scheduler.running, engine.pool.page_size
     bytes_each = engine.cache_size.num_bytes // engine.cache_size.num_pages
     rows_used = rows_by_page(running, page_size)
@@ -93,7 +93,7 @@ def sample(engine: Engine, num_steps: int) -> Figures:
 
 
 def rows_by_page(sequences: Iterable[Sequence], page_size: int) -> dict[int, int]:
-    """How many rows each owned page holds; a shared one counts once."""
+    """Rows in each owned page; a shared page counts once."""
     rows_used: dict[int, int] = {}
     for sequence in sequences:
         for index, page in enumerate(sequence.pages):

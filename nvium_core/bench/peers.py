@@ -1,7 +1,7 @@
-"""Our engine beside what else one would use: its own dense schedule, and the dense twin elsewhere, in turns.
+"""Our engine beside its own dense schedule and the dense twin in other engines, in turns.
 
-Each contender generates the same number of tokens for each sequence from the same short prompt; times include it. The
-twin has random weights, on which speed does not depend. Who cannot take part is named, with the reason.
+Each contender generates the same number of tokens for each sequence from the same short prompt, prefill included. The
+twin has random weights, on which speed does not depend. Contenders that cannot run are listed with the reason.
 """
 
 import time
@@ -13,7 +13,7 @@ from statistics import fmean, median
 from rich.table import Table
 from rich.text import Text
 
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Race, Spoken
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, Race
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, TWIN, Lineup, lineup, peer_of
 from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
 from nvium_core.bench.limit import TokenCosts, measured_costs, share_of_gain
@@ -36,8 +36,8 @@ def measure(
     buffer_bytes: int = BUFFER_BYTES,
     enough_seconds: float = ENOUGH_SECONDS,
 ) -> Figures:
-    """A row for each number of sequences, and what the machine could do. `against` is who takes part beside ours and
-    the baseline. When turns have taken so many seconds, the slowest contenders take no more of them."""
+    """A row for each number of sequences, and the machine's rates. `against` names the optional contenders. Once turns
+    have taken `seconds`, the slowest contenders take no more."""
     room = subject.context - len(subject.prompt)
     require(tokens <= room, "tokens", f"after the prompt there is room for {room}, got {tokens}")
     rates = machine(subject.model.lm_head.weight, buffer_bytes, enough_seconds)
@@ -62,9 +62,9 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was spoken, and the processor's time for it in seconds, all threads together."""
+    """A result, and the processor time of all threads in seconds."""
 
-    spoken: Spoken
+    generated: Generation
     processor_seconds: float
 
 
@@ -89,54 +89,54 @@ def compare(who: Lineup, race: Race, rates: Figures, repeats: int, seconds: floa
 
 
 def on_the_clock(name: str, contender: Contender, race: Race) -> Callable[[int], Turn]:
-    """The contender, held to what was asked."""
+    """The contender with its processor time. Raises `ContenderFailed` for a wrong number of tokens."""
 
     def turn(number: int) -> Turn:
         started = time.process_time()
-        spoken = contender(number)
+        generated = contender(number)
         processor_seconds = time.process_time() - started
-        if [len(tokens) for tokens in spoken.token_ids] != [race.num_tokens] * race.num_sequences:
+        if [len(tokens) for tokens in generated.token_ids] != [race.num_tokens] * race.num_sequences:
             raise ContenderFailed(f"{name}: not {race.num_tokens} tokens for each of {race.num_sequences} sequences")
-        return Turn(spoken, processor_seconds)
+        return Turn(generated, processor_seconds)
 
     return turn
 
 
 def summary(turns: Sequence[Turn], race: Race) -> Figures:
-    """Medians. A token's milliseconds are those of one sequence; of the processor's, each token has its share."""
+    """Medians. ms_per_token is a sequence's; processor time is divided among all tokens."""
     num_tokens = race.num_tokens * race.num_sequences
     return {
-        "tokens_per_second": median(turn.spoken.tokens_per_second for turn in turns),
-        "ms_per_token": 1000 * median(turn.spoken.seconds for turn in turns) / race.num_tokens,
-        "first_token_ms": 1000 * median(fmean(turn.spoken.first_token_seconds) for turn in turns),
+        "tokens_per_second": median(turn.generated.tokens_per_second for turn in turns),
+        "ms_per_token": 1000 * median(turn.generated.seconds for turn in turns) / race.num_tokens,
+        "first_token_ms": 1000 * median(fmean(turn.generated.first_token_seconds) for turn in turns),
         "processor_ms_per_token": 1000 * median(turn.processor_seconds for turn in turns) / num_tokens,
-        "turns": [turn.spoken.tokens_per_second for turn in turns],
+        "turns": [turn.generated.tokens_per_second for turn in turns],
     }
 
 
 def beside_ours(ours: Sequence[Turn], theirs: Sequence[Turn]) -> Figures:
-    """How many times as fast ours is: medians of the turns' ratios, by the clock and by the processor's time."""
-    speeds = ([turn.spoken.tokens_per_second for turn in turns] for turns in (ours, theirs))
+    """Median ratios over turns, by wall-clock and by processor time."""
+    speeds = ([turn.generated.tokens_per_second for turn in turns] for turns in (ours, theirs))
     times = ([turn.processor_seconds for turn in turns] for turns in (theirs, ours))
     return {"ours_over": median_ratio(*speeds), "ours_over_by_processor_time": median_ratio(*times)}
 
 
 def best_variants(contenders: Mapping[str, Figures]) -> dict[str, str]:
-    """The fastest contender of each peer, ours left out."""
+    """The fastest contender of each peer, except ours."""
     by_speed = sorted(contenders.keys() - {OURS}, key=lambda name: contenders[name]["tokens_per_second"])
     return {peer_of(name): name for name in by_speed}
 
 
 def shares(turns: Sequence[Turn], num_exits: int) -> tuple[float, ...]:
     """p_k as observed."""
-    exits = sum((turn.spoken.exits for turn in turns), Counter[int]())
+    exits = sum((turn.generated.exits for turn in turns), Counter[int]())
     return tuple(exits[k] / exits.total() for k in range(1, num_exits + 1))
 
 
 def gain(
     costs: TokenCosts, routing: tuple[float, ...], ratio: float, num_sequences: int, simulated_tokens: int
 ) -> Figures:
-    """What leaving early gave, of what these costs allow: by the limit, which is one sequence's, and as simulated."""
+    """The measured speed-up, the simulated one, and for one sequence the limit."""
     config = EngineConfig(max_sequences=num_sequences)
     rates = predict(Machine(routing=routing, costs=costs.blocks, config=config), simulated_tokens)
     simulated = rates[OURS] / rates[BASELINE]
@@ -151,7 +151,7 @@ def gain(
 
 
 def work(who: Lineup, race: Race, routing: Sequence[float], rates: Figures, shown: Mapping[str, Figures]) -> Figures:
-    """Bytes and operations of a token halfway, beside what the machine can do."""
+    """Bytes and operations of a token halfway, and what the machine can do."""
     halfway = len(race.prompt) + race.num_tokens // 2
     asked = demands(who.subject.model, who.twin, routing, halfway)
     speeds = {name: shown[name]["tokens_per_second"] for name in (OURS, BASELINE, TWIN) if name in shown}
@@ -171,14 +171,14 @@ def table(figures: Figures) -> Table:
 
 
 def remarks(figures: Figures) -> list[str]:
-    """Shares of the gain, the machine, and who is left out, a line each."""
+    """A line each for the gain, the machine, and contenders left out."""
     lines = [remark(row["sequences"], row["gain"]) for row in figures["rows"]]
-    lines.append(told_of_machine(figures["machine"]))
+    lines.append(machine_line(figures["machine"]))
     return lines + [f"Left out: {peer}, {reason}." for peer, reason in figures["left_out"].items()]
 
 
-def told_of_machine(machine: Figures) -> str:
-    """Three digits, however slow it is."""
+def machine_line(machine: Figures) -> str:
+    """Three digits."""
     rates = machine["flops_per_second"].items()
     arithmetic = " and ".join(f"{rate / 1e9:.3g} Gflop/s in {precision}" for precision, rate in rates)
     where = f"With {machine['threads']} threads" + (f" and {found}" if (found := machine["instructions"]) else "")
@@ -186,7 +186,6 @@ def told_of_machine(machine: Figures) -> str:
 
 
 def remark(num_sequences: int, found: Figures) -> str:
-    """What came of leaving early."""
     text = f"{num_sequences} at once: {found['ratio']:.3f} over {BASELINE}, {found['simulated']:.3f} as simulated"
     if found.get("share_of_limit") is None:
         return f"{text}."

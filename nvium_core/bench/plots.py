@@ -19,7 +19,7 @@ PAPER_SHARES = {
     "36x768": 0.364 / 0.536,
     "48x768": 0.416 / 0.582,
 }
-"""Of the gain that its routing promises, what the paper measured of each depth, on an A100."""
+"""The paper's measured share of the possible gain for each depth, on an A100."""
 
 
 PERCENTILE_COLOURS = {50: "tab:blue", 95: "tab:orange", 99: "tab:red"}
@@ -42,17 +42,17 @@ def label(panel: Axes, x: str, y: str) -> None:
 
 
 def peers(figures: Figures) -> Figure:
-    """Tokens per second of every contender by the number of sequences."""
+    """Tokens per second by number of sequences."""
     return contenders(figures, "sequences", "tokens_per_second", "sequences at once", "tokens/s")
 
 
 def prompts(figures: Figures) -> Figure:
-    """Time to the first token of every contender by the length of the prompt."""
+    """Time to first token by prompt length."""
     return contenders(figures, "prompt_tokens", "first_token_ms", "tokens of the prompt", "ms to the first token")
 
 
 def contenders(figures: Figures, by: str, what: str, x: str, y: str) -> Figure:
-    """A line for each, our schedules' unbroken."""
+    """A line for each contender; our schedules' are solid."""
     figure, [panel] = sheet(figures)
     rows = figures["rows"]
     numbers = [row[by] for row in rows]
@@ -69,7 +69,7 @@ def contenders(figures: Figures, by: str, what: str, x: str, y: str) -> Figure:
 
 
 def peers_by_shape(runs: Sequence[Figures]) -> Figure:
-    """What leaving early gave one sequence, beside the limit, and its share of the gain, shape by shape."""
+    """One sequence's speed-up, the limit and the share of it, by shape."""
     figure, [speeds, shares] = sheet(runs[0] | {"model": "random weights"}, 2)
     shapes = [run["model"].removeprefix("random-") for run in runs]
     gains = [next(row["gain"] for row in run["rows"] if row["sequences"] == 1) for run in runs]
@@ -88,7 +88,7 @@ def peers_by_shape(runs: Sequence[Figures]) -> Figure:
 
 
 def forecast(figures: Figures) -> Figure:
-    """Each time of a load test's requests by their rate, planned beside measured."""
+    """A load test's percentiles by rate, planned and measured."""
     loads = figures["loads"]
     figure = Figure((12, 4), dpi=DOTS_PER_INCH, layout="constrained")
     panels = figure.subplots(1, 3)
@@ -110,4 +110,4 @@ PLOTS: dict[str, Callable[[Figures], Figure]] = {
 }
 
 PLOTS_BY_SHAPE: dict[str, Callable[[Sequence[Figures]], Figure]] = {"peers": peers_by_shape}
-"""Of runs that differ in nothing but the model's shape."""
+"""For runs that differ in the model's shape only."""

@@ -1,6 +1,7 @@
-"""What a known prefix saves: time to first token, cold and warm; and one prompt for four choices against four prompts.
+"""What a cached prefix saves: time to first token, cold and warm; and one prompt with four choices against four
+prompts.
 
-Every turn has a prefix of its own, which one engine meets twice and another engine, that keeps nothing, meets once.
+Every turn has a new prefix. One engine meets it twice; another, without prefix caching, once.
 """
 
 from dataclasses import replace
@@ -26,7 +27,7 @@ NUM_CHOICES = 4
 
 
 def measure(subject: Subject, *, tokens: int = 16, repeats: int = 9, prefix_tokens: int = PREFIX_TOKENS) -> Figures:
-    """Answers have `tokens`. Outputs are compared with those of the engine that keeps nothing."""
+    """Answers have `tokens`. Outputs are compared with those of the engine without prefix caching."""
     room = subject.context - prefix_tokens - TAIL_TOKENS
     require(tokens <= room, "tokens", f"after a prefix of {prefix_tokens} there is room for {room}, got {tokens}")
     return {
@@ -39,7 +40,7 @@ def measure(subject: Subject, *, tokens: int = 16, repeats: int = 9, prefix_toke
 
 
 def first_tokens(subject: Subject, prefix_tokens: int, num_tokens: int, repeats: int) -> Figures:
-    """Time to first token: of a new prefix (cold), of the same with another tail (warm), of that on an empty cache."""
+    """Of a new prefix (cold), of the same prefix with another tail (warm), and of that without prefix caching."""
     keeping = subject.engine(max_sequences=1)
     forgetting = subject.engine(max_sequences=1, prefix_caching=False)
 
@@ -62,7 +63,7 @@ def first_tokens(subject: Subject, prefix_tokens: int, num_tokens: int, repeats:
 
 
 def choices(subject: Subject, prefix_tokens: int, num_tokens: int, repeats: int) -> Figures:
-    """One request for four choices, against four requests that share nothing: seconds until all are answered."""
+    """Seconds until all choices are complete: one request for four choices, against four requests that share nothing."""
     forking = subject.engine(max_sequences=NUM_CHOICES)
     forgetting = subject.engine(max_sequences=NUM_CHOICES, prefix_caching=False)
 
@@ -91,10 +92,12 @@ def choices(subject: Subject, prefix_tokens: int, num_tokens: int, repeats: int)
 
 
 def agreement(name: str, pairs: list[tuple[Timed, Timed]]) -> Figures:
-    """Whether both spoke the same tokens at the same exits, and how many differ."""
-    spoken, expected = ([completion for pair in pairs for completion in pair[place].completions] for place in range(2))
-    tokens = num_differing([c.token_ids for c in spoken], [c.token_ids for c in expected])
-    exits = num_differing([c.exits for c in spoken], [c.exits for c in expected])
+    """Whether tokens and exits are the same, and how many differ."""
+    generated, expected = (
+        [completion for pair in pairs for completion in pair[place].completions] for place in range(2)
+    )
+    tokens = num_differing([c.token_ids for c in generated], [c.token_ids for c in expected])
+    exits = num_differing([c.exits for c in generated], [c.exits for c in expected])
     return {
         f"{name}_outputs_are_identical": tokens == exits == 0,
         f"{name}_differing_tokens": tokens,

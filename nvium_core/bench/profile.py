@@ -1,4 +1,4 @@
-"""Where a step's time goes, by the parts that the engine times itself: they add up to the whole. On a GPU the times are
+"""Where a Step's time goes, by the parts that the engine times itself; they add up to the whole. On a GPU the times are
 the host's."""
 
 import time
@@ -14,11 +14,11 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams, require
 
 KERNELS = ("layers", "router", "head")
-"""The model's own work, attention among the layers and draws in the head; the rest is the engine's."""
+"""The model's own work: attention is part of the layers, draws of the head. The rest is host overhead."""
 
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 64, repeats: int = 3) -> Figures:
-    """A row for each number of sequences, of `tokens` tokens each; the fastest of the runs counts."""
+    """A row for each number of sequences, of `tokens` tokens each; the fastest of the runs."""
     room = subject.context - len(subject.prompt)
     require(tokens <= room, "tokens", f"after the prompt there is room for {room}, got {tokens}")
     races = [Race(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
@@ -34,8 +34,8 @@ def dissect(subject: Subject, race: Race, repeats: int) -> Figures:
 
 
 def by_part(engine: Engine, race: Race, turn: int) -> Figures:
-    """Milliseconds of each part in a step, and the share of those that are not the model's own work. `runner` is the
-    rest of what the runner takes, `engine` what is left: scheduling, recording, reporting."""
+    """Milliseconds of each part per step(), and the share outside the model's own work. `runner` is the rest of the
+    runner's time, `engine` the remainder: scheduling, recording, reporting."""
     before = engine.runner.part_seconds
     steps, total, in_runner = run(engine, race, turn)
     kernels = {part: seconds - before[part] for part, seconds in engine.runner.part_seconds.items()}
@@ -49,7 +49,7 @@ def by_part(engine: Engine, race: Race, turn: int) -> Figures:
 
 
 def run(engine: Engine, race: Race, turn: int) -> tuple[int, float, float]:
-    """Calls of `step`, their seconds, and those of the runner among them."""
+    """Calls of step(), their seconds, and the runner's seconds among them."""
     engine.scheduler.policy.wait()
     for seed in race.seeds(turn):
         engine.add(str(seed), race.prompt, SamplingParams(max_tokens=race.num_tokens, seed=seed, ignore_eos=True))

@@ -1,7 +1,7 @@
-"""How long the first token takes after prompts of several lengths, for each contender of `peers`, in turns.
+"""Time to first token by prompt length, for each contender of `peers`, in turns.
 
-Our first token may leave early, so a turn of ours speaks one first token at each exit, and its time is their mean,
-weighed by the probabilities that the routers give. Nobody keeps a prompt that was seen before.
+Our first token may exit early. So a turn generates one first token at each exit, and averages them weighted by the
+routers' probabilities. Prefix caching is off.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,10 +20,10 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams, require
 
 MIN_SEEN_PROBABILITY = 0.95
-"""Exits are looked for until these have at least so much probability together."""
+"""Seeds are tried until the exits seen have this much probability together."""
 
 Draws = Mapping[int, tuple[int, float]]
-"""Of each exit a seed whose first token leaves there, and the probability that one does."""
+"""By exit: a seed whose first token leaves there, and the exit's probability."""
 
 
 def measure(
@@ -33,7 +33,7 @@ def measure(
     repeats: int = 5,
     against: Collection[str] = OTHERS,
 ) -> Figures:
-    """A row for each length; each has a prompt of its own. One sequence."""
+    """A row for each length, each with its own prompt. One sequence."""
     longest = max(prompt_tokens)
     require(longest < subject.context, "prompt_tokens", f"must be below {subject.context}, got {longest}")
     with lineup(subject, against) as who:
@@ -42,7 +42,6 @@ def measure(
 
 
 def compare(who: Lineup, length: int, repeats: int) -> Figures:
-    """All contenders after one prompt."""
     race = Race(prompt=who.subject.random_tokens(length, length), num_sequences=1, num_tokens=1)
     with who.ready(race) as (engine, contenders):
         draws = first_draws(engine, race.prompt)
@@ -62,34 +61,34 @@ def first_draws(engine: Engine, prompt: list[int]) -> Draws:
     """Seeds are tried from 0 on."""
     draws: dict[int, tuple[int, float]] = {}
     for seed in count():
-        [spoken] = engine.generate([prompt], SamplingParams(max_tokens=1, seed=seed, ignore_eos=True))
-        draws.setdefault(spoken.exits[0], (seed, spoken.exit_probabilities[0]))
+        [generated] = engine.generate([prompt], SamplingParams(max_tokens=1, seed=seed, ignore_eos=True))
+        draws.setdefault(generated.exits[0], (seed, generated.exit_probabilities[0]))
         if sum(probability for _, probability in draws.values()) >= MIN_SEEN_PROBABILITY:
             break
     return dict(sorted(draws.items()))
 
 
-def weighed(speak: Contender, draws: Draws) -> Callable[[int], float]:
-    """Seconds to a first token of ours, which takes a turn's number for its seed."""
+def weighed(generate_turn: Contender, draws: Draws) -> Callable[[int], float]:
+    """Seconds to the first token; the contender takes the seed as the turn's number."""
 
     def turn(number: int) -> float:
-        seconds = [(probability, first_seconds(speak, seed)) for seed, probability in draws.values()]
+        seconds = [(probability, first_seconds(generate_turn, seed)) for seed, probability in draws.values()]
         return sum(p * each for p, each in seconds) / sum(p for p, _ in seconds)
 
     return turn
 
 
-def plain(speak: Contender) -> Callable[[int], float]:
-    return lambda number: first_seconds(speak, number)
+def plain(generate_turn: Contender) -> Callable[[int], float]:
+    return lambda number: first_seconds(generate_turn, number)
 
 
-def first_seconds(speak: Contender, number: int) -> float:
-    [seconds] = speak(number).first_token_seconds
+def first_seconds(generate_turn: Contender, number: int) -> float:
+    [seconds] = generate_turn(number).first_token_seconds
     return seconds
 
 
 def summary(ours: Sequence[float], theirs: Sequence[float]) -> Figures:
-    """Medians, and how many times as long as ours it takes: of the turns' ratios."""
+    """Medians, and the median ratio to ours."""
     return {
         "first_token_ms": 1000 * median(theirs),
         "over_ours": median_ratio(theirs, ours),

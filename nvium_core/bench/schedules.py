@@ -1,7 +1,7 @@
-"""How much the schedules gain over `synchronous`, and how much of what the simulator promises.
+"""How much the schedules gain over `synchronous`, measured and simulated.
 
-Measured while all sequences run: neither prompts nor the last ones to finish count. Every sequence has draws of its
-own, since equal ones would move together and any schedule would do.
+Timed while all sequences run: neither prefill nor the last sequences to finish count. Sequences have different seeds;
+equal draws would move together under any schedule.
 """
 
 import time
@@ -15,7 +15,7 @@ from typing import get_args
 from rich.progress import track
 from rich.table import Table
 
-from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio, pointwise, sound
+from nvium_core.bench.harness import Figures, Subject, checked, interleaved, median_ratio, pointwise
 from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import TokenEvent
@@ -27,10 +27,10 @@ from nvium_core.planning.simulator import simulate
 
 BASELINE: Schedule = "synchronous"
 MIN_RATIO = 0.97
-"""No schedule may be slower than this share of `synchronous`, at any load."""
+"""No schedule may be slower than this share of `synchronous`."""
 
 SPARE_FACTOR, SPARE_TOKENS = 2, 64
-"""How many more tokens sequences may speak than they do on average, so that none ends while all are measured."""
+"""Tokens that a sequence may generate beyond the average, so that none finishes while others are timed."""
 
 
 def measure(
@@ -41,7 +41,7 @@ def measure(
     repeats: int = 5,
     simulated_tokens: int = 10_000,
 ) -> Figures:
-    """A row for each number of sequences, which speak `tokens` each on average while they are timed."""
+    """A row for each number of sequences, which generate `tokens` each on average while timed."""
     room = subject.context - len(subject.prompt)
     require(tokens <= room, "tokens", f"after the prompt there is room for {room}, got {tokens}")
     rows = [compare(subject, number, tokens, repeats, simulated_tokens) for number in sequences]
@@ -49,8 +49,8 @@ def measure(
 
 
 @dataclass(slots=True)
-class Spell:
-    """What was seen while all sequences ran."""
+class Window:
+    """What was measured while all sequences ran."""
 
     seconds: float = 0.0
     exits: Counter[int] = field(default_factory=Counter)
@@ -60,23 +60,23 @@ class Spell:
         return self.exits.total() / self.seconds
 
 
-Spells = Mapping[str, Sequence[Spell]]
-"""Of every schedule, turn by turn."""
+Windows = Mapping[str, Sequence[Window]]
+"""By schedule and turn."""
 
 
 def compare(subject: Subject, num_sequences: int, num_tokens: int, repeats: int, simulated_tokens: int) -> Figures:
-    """Each schedule's tokens per second, as a ratio to `synchronous`, and what the simulator has to say."""
+    """Each schedule's tokens per second, the ratio to `synchronous`, and the simulator's ratio."""
     engines = {name: _engine(subject, name, num_sequences, num_tokens) for name in get_args(Schedule)}
     calibrated = pointwise_median([engine.calibrate() for engine in engines.values()])
     optimal = prepared(engines["optimal"], num_sequences)
     prompts = [subject.prompt] * num_sequences
-    contenders = {name: partial(spell, engine, prompts, num_tokens) for name, engine in engines.items()}
-    spells = interleaved(contenders, repeats, f"{num_sequences} sequences")
-    routing = shares(spells, subject.model.config.num_exits)
+    contenders = {name: partial(measure_window, engine, prompts, num_tokens) for name, engine in engines.items()}
+    windows = interleaved(contenders, repeats, f"{num_sequences} sequences")
+    routing = shares(windows, subject.model.config.num_exits)
     costs = {"calibrated": calibrated, "learnt": optimal.costs}
     config = EngineConfig(max_sequences=num_sequences)
     machines = {way: Machine(routing=routing, costs=costs[way], config=config) for way in costs}
-    schedules = beside(spells, {way: predict(machine, simulated_tokens) for way, machine in machines.items()})
+    schedules = beside(windows, {way: predict(machine, simulated_tokens) for way, machine in machines.items()})
     return {
         "sequences": num_sequences,
         "routing": routing,
@@ -86,25 +86,25 @@ def compare(subject: Subject, num_sequences: int, num_tokens: int, repeats: int,
     }
 
 
-def shares(spells: Spells, num_exits: int) -> tuple[float, ...]:
-    """p_k as observed; it is the same whatever the schedule."""
-    exits = sum((turn.exits for turns in spells.values() for turn in turns), Counter[int]())
+def shares(windows: Windows, num_exits: int) -> tuple[float, ...]:
+    """p_k as observed; the same under every schedule."""
+    exits = sum((turn.exits for turns in windows.values() for turn in turns), Counter[int]())
     return tuple(exits[k] / exits.total() for k in range(1, num_exits + 1))
 
 
 def _engine(subject: Subject, schedule: Schedule, num_sequences: int, num_tokens: int) -> Engine:
-    """A cache that holds everybody, so that nothing but the schedule is seen."""
-    pages = -(-(len(subject.prompt) + most_tokens(subject.context, len(subject.prompt), num_tokens)) // 16) + 2
+    """The cache has room for every sequence."""
+    pages = -(-(len(subject.prompt) + token_limit(subject.context, len(subject.prompt), num_tokens)) // 16) + 2
     return subject.engine(schedule=schedule, max_sequences=num_sequences, cache_tokens=num_sequences * pages * 16)
 
 
-def most_tokens(context: int, num_prompt_tokens: int, num_tokens: int) -> int:
-    """What a sequence may speak if it is luckier than the others, as far as the context goes."""
+def token_limit(context: int, num_prompt_tokens: int, num_tokens: int) -> int:
+    """Limit for one sequence: above the average, within the context."""
     return min(SPARE_FACTOR * num_tokens + SPARE_TOKENS, context - num_prompt_tokens)
 
 
 def pointwise_median(measured: Sequence[StepCosts]) -> StepCosts:
-    """Of every number by itself."""
+    """For each number separately."""
     return StepCosts(
         pointwise(median, measured),
         [median_line([costs.junctions[block] for costs in measured]) for block in range(measured[0].num_blocks)],
@@ -117,7 +117,7 @@ def median_line(lines: Sequence[Line]) -> Line:
 
 
 def prepared(engine: Engine, num_sequences: int) -> Optimal:
-    """The engine's schedule, its tables solved before the clock runs."""
+    """The engine's policy with its tables solved."""
     policy = engine.scheduler.policy
     assert isinstance(policy, Optimal)
     for number in range(1, num_sequences + 1):
@@ -125,11 +125,12 @@ def prepared(engine: Engine, num_sequences: int) -> Optimal:
     return policy
 
 
-def spell(engine: Engine, prompts: list[list[int]], num_tokens: int, turn: int) -> Spell:
-    """From when all have spoken, until `num_tokens` each have been spoken on average."""
+def measure_window(engine: Engine, prompts: list[list[int]], num_tokens: int, turn: int) -> Window:
+    """From the Step in which the last sequence emits its first token, until `num_tokens` per sequence have been
+    generated."""
     engine.scheduler.policy.wait()
     for number, prompt in enumerate(prompts):
-        limit = most_tokens(engine.context, len(prompt), num_tokens)
+        limit = token_limit(engine.context, len(prompt), num_tokens)
         params = SamplingParams(max_tokens=limit, seed=turn * len(prompts) + number, ignore_eos=True)
         engine.add(str(number), prompt, params)
     try:
@@ -139,8 +140,8 @@ def spell(engine: Engine, prompts: list[list[int]], num_tokens: int, turn: int) 
             engine.cancel(str(number))
 
 
-def _seen(engine: Engine, num_sequences: int, num_tokens: int) -> Spell:
-    speakers, seen = set[str](), Spell()
+def _seen(engine: Engine, num_sequences: int, num_tokens: int) -> Window:
+    speakers, seen = set[str](), Window()
     while engine.has_work and len(speakers) < num_sequences:
         speakers |= {event.sequence_id for event in tokens_of(engine)}
     started = time.perf_counter()
@@ -151,8 +152,8 @@ def _seen(engine: Engine, num_sequences: int, num_tokens: int) -> Spell:
 
 
 def tokens_of(engine: Engine) -> Iterator[TokenEvent]:
-    """What the next Step tells."""
-    return map(sound, engine.step())
+    """Of the next Step. Raises `EngineError` for a failure."""
+    return map(checked, engine.step())
 
 
 def predict(machine: Machine, num_tokens: int) -> dict[str, float]:
@@ -163,9 +164,9 @@ def predict(machine: Machine, num_tokens: int) -> dict[str, float]:
     }
 
 
-def beside(spells: Spells, predicted: Mapping[str, Mapping[str, float]]) -> dict[str, Figures]:
-    """Measured and predicted ratios, the latter by costs as calibrated beforehand and as learnt while measuring."""
-    rates = {name: [turn.tokens_per_second for turn in turns] for name, turns in spells.items()}
+def beside(windows: Windows, predicted: Mapping[str, Mapping[str, float]]) -> dict[str, Figures]:
+    """Measured and simulated ratios, the latter with calibrated and with learnt costs."""
+    rates = {name: [turn.tokens_per_second for turn in turns] for name, turns in windows.items()}
     return {name: _beside(rates, predicted, name) for name in rates}
 
 

@@ -54,7 +54,7 @@ def random_model(
 def random_weights(
     config: NviumConfig, *, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
 ) -> NviumForCausalLM:
-    """A model of a configuration, its weights as `fill` draws them."""
+    """Weights as `fill` draws them."""
     with torch.device(device), init.no_init_weights():
         model: NviumForCausalLM = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     fill(model, seed)
@@ -62,7 +62,7 @@ def random_weights(
 
 
 def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> NviumConfig:
-    """Exits as evenly as whole layers allow, l_k = ⌊k · L / N⌋."""
+    """Exits are even, l_k = ⌊k · L / N⌋."""
     parts = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,5})", shape)
     num_layers, width = (int(parts[1]), int(parts[2])) if parts else (0, 0)
     widths = ", ".join(map(str, MLP_WIDTHS))
@@ -84,7 +84,7 @@ def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> Nv
 
 @torch.no_grad()
 def fill(model: NviumForCausalLM, seed: int) -> None:
-    """Norms one, biases zero, all else normal with a deviation that keeps outputs finite."""
+    """Norms 1, biases 0, all else normal with a deviation that keeps outputs finite."""
     generator = torch.Generator(model.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
@@ -97,13 +97,13 @@ def fill(model: NviumForCausalLM, seed: int) -> None:
 
 @torch.no_grad()
 def force_routing(model: NviumForCausalLM, routing: Sequence[float]) -> None:
-    """Make p_k the same at every position: `routing`, one share per exit, divided by its sum.
+    """Make p_k the same at every position: `routing`, one share per exit, normalised.
 
-    Router heads lose their weights and keep their biases, in float32 or better so that p_k is exact in any precision.
+    Router heads keep only their biases, in float32 or better so that p_k is exact in any precision.
     """
     require(len(routing) == model.config.num_exits, "routing", f"must hold {model.config.num_exits} shares")
-    sound = min(routing) >= 0 and 0 < sum(routing) < float("inf")
-    require(sound, "routing", f"must be shares that are not negative and not all zero, got {list(routing)}")
+    is_valid = min(routing) >= 0 and 0 < sum(routing) < float("inf")
+    require(is_valid, "routing", f"must be shares that are not negative and not all zero, got {list(routing)}")
     for exit_, odds in zip(list(model.exits)[:-1], exit_odds(routing), strict=True):
         router = cast(Exit, exit_).router
         assert router is not None
@@ -114,7 +114,7 @@ def force_routing(model: NviumForCausalLM, routing: Sequence[float]) -> None:
 
 
 def exit_odds(routing: Sequence[float]) -> Iterator[torch.Tensor]:
-    """(1 − w_k, w_k) of each early exit, w_k = p_k / Σ_{j≥k} p_j; an exit that is never reached speaks."""
+    """(1 − w_k, w_k) of each early exit, w_k = p_k / Σ_{j≥k} p_j; w is 1 at an exit that is never reached."""
     for k, share in enumerate(routing[:-1]):
         rest = sum(routing[k + 1 :])
         odds_2 = torch.zeros(2, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Tokens per second of the engine in this process, prompts included: what a server's figures are held against."""
+"""Tokens per second of the engine in this process, prefill included: the reference for a server's figures."""
 
 from collections.abc import Sequence
 from statistics import median

@@ -1,6 +1,6 @@
 """The parameter-matched dense twin of an N-vium: a Llama of the same depth and width, random weights in a wider MLP.
 
-Speed does not depend on weights, so a twin need not be trained to be raced.
+Speed does not depend on weights, so a twin is measured untrained.
 """
 
 import torch
@@ -15,12 +15,12 @@ from nvium_core.training.recipes.twins import added_mlp_width
 
 
 def dense_twin(model: NviumForCausalLM) -> NviumForCausalLM:
-    """A univium on the model's device and in its precision."""
+    """On the model's device and in its precision."""
     return random_weights(twin_config(model.config), dtype=model.dtype, device=model.device)
 
 
 def twin_config(config: NviumConfig) -> NviumConfig:
-    """The univium with the narrowest MLP, in multiples of 8, that makes it no smaller (the authors' rule)."""
+    """The univium with the narrowest MLP, in multiples of 8, that has no fewer parameters (the authors' rule)."""
     twin = univium_config(config)
     missing = num_parameters(config) - num_parameters(twin)
     twin.intermediate_size += added_mlp_width(missing, config.hidden_size, config.num_hidden_layers)
@@ -28,13 +28,13 @@ def twin_config(config: NviumConfig) -> NviumConfig:
 
 
 def num_parameters(config: NviumConfig) -> int:
-    """Of a model of this configuration, a tied head counted once."""
+    """A tied head counts once."""
     with torch.device("meta"):
         return NviumForCausalLM(config).num_parameters()
 
 
 def usable_llama(univium: NviumForCausalLM) -> LlamaForCausalLM:
-    """The same weights, not copied, as transformers run them. It has no end-of-text."""
+    """As transformers runs it, sharing the weights, without end-of-text."""
     llama = as_llama(univium).eval()
     llama.model.rotary_emb = LlamaRotaryEmbedding(llama.config).to(univium.device)
     llama.generation_config = GenerationConfig()

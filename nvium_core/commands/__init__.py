@@ -1,1 +1,1 @@
-"""What `nvium` can be told to do, a function each. Imports are made where they are used, so help is instant."""
+"""The commands of `nvium`, a function each. Imports happen where they are used, so help is instant."""

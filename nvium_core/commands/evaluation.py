@@ -1,4 +1,4 @@
-"""How good a model is, and models beside one another."""
+"""How good a model is, and models compared."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -78,7 +78,7 @@ def evaluate_chat(
     json_file: JsonOption = None,
     **given: Any,
 ) -> None:
-    """What written answers cost a model that was taught to chat, and whether its own come to an end."""
+    """Perplexity of written answers for a model taught to chat, and whether its own answers end."""
     from nvium_core import load_model
     from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import chat, suite
@@ -136,7 +136,7 @@ def iso(
     json_file: JsonOption = None,
     **given: Any,
 ) -> None:
-    """The dense models that cost as much: tokens of equal training FLOPs by depth, and the depth of equal speed."""
+    """Dense models of equal cost: tokens of equal training FLOPs by depth, and the depth of equal speed."""
     from nvium_core import load_model
     from nvium_core.evaluation import iso, suite
     from nvium_core.planning.plan import counts
@@ -157,7 +157,7 @@ def compare(
     plot: Annotated[Path | None, typer.Option(help="Draw quality against speed, into a .png.")] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Draw the paper's points too.")] = False,
 ) -> None:
-    """Models beside one another: a Markdown table, and the quality-speed figure."""
+    """Compare models: a Markdown table, and the quality-speed figure."""
     from nvium_core.evaluation import comparison
 
     found = comparison.read_evaluations(evaluations)

@@ -58,7 +58,7 @@ def chat(
 
 
 def ask(*, is_person: bool) -> str:
-    """A line of input, with a sign and editing for a person. Raises `EOFError` at its end."""
+    """A line of input, with a prompt and editing for a person. Raises `EOFError` at its end."""
     if is_person:
         import readline  # noqa: F401 (input() edits lines once it is imported)
     return input("> " if is_person else "")

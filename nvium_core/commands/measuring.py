@@ -32,14 +32,14 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="Draw them, into a .png.")] = None,
     **given: Any,
 ) -> None:
-    """Is it fast here? Measure the engine in this process. What is left out, the experiment chooses.
+    """Measure the engine in this process. The experiment chooses what is left out.
 
-    peers, without options in two minutes: beside the dense twin in transformers and llama.cpp, as far as they are
-    installed, the share of the possible gain, and what the machine can do; prompts: the same until the first token;
-    schedules: tokens/s of each over synchronous, and as simulated; throughput: prompts included; memory: waste in the
-    cache; prefix: first token with a known prefix; chunking: gaps when a long prompt arrives; logprobs: what they cost;
-    determinism: what differs in company; costs: a step's, for nvium plan; heads: the exits' losses in
-    training, logits held or in chunks; profile: where a step's time goes.
+    peers, the default, two minutes: beside the dense twin in transformers and llama.cpp, as far as installed, the share
+    of the possible gain, and what the machine can do; prompts: the same until the first token; schedules: tokens/s over
+    synchronous, measured and simulated; throughput: prefill included; memory: unused cache; prefix: first token with a
+    cached prefix; chunking: gaps while a long prompt is prefilled; logprobs: their cost; determinism: differences in a
+    batch; costs: of a Step, for nvium plan; heads: the exits' losses in training, whole logits or chunks; profile:
+    where a Step's time goes.
     """
     from rich.console import Console
 

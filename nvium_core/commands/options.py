@@ -1,4 +1,4 @@
-"""From a declaration of options (`nvium_core.options`) to parameters of a command, and how commands show a table."""
+"""Turns declared options (`nvium_core.options`) into parameters of a command; prints tables."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -24,10 +24,10 @@ DeviceOption = Annotated[Device, typer.Option(help="auto is CUDA where there is 
 
 
 def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
-    """Gives a command, which has `**given`, an option for each field of a dataclass, or for those named.
+    """Gives a command, which has `**given`, an option for each documented field of a dataclass, or for those named.
 
-    `given` holds the options that were on the command line; what the others are is for the declaration to say. A tuple
-    is an option that may be repeated, or have commas in it.
+    `given` holds only options on the command line; the declaration has the defaults of the others. A tuple is an option
+    that may be repeated or have commas.
     """
 
     def decorate(command: Command) -> Command:
@@ -51,15 +51,19 @@ def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
 
 
 def chosen(declaration: type[Options], given: Mapping[str, Any], **fixed: Any) -> Options:
-    """The declaration with what was given of it."""
+    """The declaration with those options."""
     names = {field.name for field in fields(declaration)}
     return declaration(**{name: value for name, value in given.items() if name in names}, **fixed)
 
 
 def declared_options(declaration: Any, names: tuple[str, ...]) -> Mapping[str, inspect.Parameter]:
-    """A parameter for each field, by name; None is what was not given."""
+    """A parameter for each field, by name; None if the option is absent."""
     types, marked = get_type_hints(declaration), get_type_hints(declaration, include_extras=True)
-    declared = {field.name: field.default for field in fields(declaration) if not names or field.name in names}
+    declared = {
+        field.name: field.default
+        for field in fields(declaration)
+        if (field.name in names or not names) and get_origin(marked[field.name]) is Annotated
+    }
     return {name: parameter(name, types[name], help_of(marked[name], declared[name])) for name in declared}
 
 
@@ -76,7 +80,7 @@ def help_of(hint: Any, default: object) -> str:
 
 
 def shown(default: object) -> str:
-    """A default in brackets; where there is none, the help says what that means."""
+    """The default in brackets; without one, the help explains."""
     if default is None or default == ():
         return ""
     if isinstance(default, bool):

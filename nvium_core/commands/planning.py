@@ -1,40 +1,60 @@
-"""What schedules would give, and how many machines a load needs."""
+"""What schedules would give, and how many replicas a load needs."""
 
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typing_extensions import Doc
+
+from nvium_core.commands.options import show, takes
+from nvium_core.engine.params import EngineConfig, require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.table import Table
 
     from nvium_core.planning.machine import Machine
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Raises `InvalidRequest`, naming the option, for options that contradict each other."""
+
+    routing: Annotated[str, Doc("Probability of each exit, p_1,p_2,….")] = ".146,.26,.345,.247"
+    sequences: Annotated[str, Doc("Sequences at once, one or several numbers.")] = "1,2,4,8,16"
+    fixed: Annotated[str | None, Doc("Milliseconds of a block, however few its rows [1].")] = None
+    per_row: Annotated[str | None, Doc("Milliseconds a block takes more for every row [0].")] = None
+    head: Annotated[float, Doc("Milliseconds of the head, per token.")] = 0.0
+    costs: Annotated[Path | None, Doc("Measured costs (JSON), instead of --fixed and --per-row.")] = None
+    rate: Annotated[float | None, Doc("Requests per second, to plan how many replicas they need.")] = None
+    prompt_tokens: Annotated[str, Doc("With --rate: N, or N:N.")] = "64"
+    output_tokens: Annotated[str, Doc("With --rate: N, or N:N.")] = "128"
+    target_ttft_ms: Annotated[float | None, Doc("With --rate: first token within.")] = None
+    target_itl_ms: Annotated[float | None, Doc("With --rate: between tokens, on average.")] = None
+    percentile: Annotated[float, Doc("With --rate: of requests that keep the targets.")] = 95
+    max_sequences: Annotated[int, Doc("With --rate: at once in a replica.")] = 32
+    http_share: Annotated[float, Doc("With --rate: of its pace that the engine keeps, serving.")] = 1.0
+    http_request_ms: Annotated[float, Doc("With --rate: of its time that a request takes.")] = 0.0
+    http_token_ms: Annotated[float, Doc("With --rate: of its time that sending a token takes.")] = 0.0
+    against: Annotated[Path | None, Doc("A load test's report, to plan its requests beside what was measured.")] = None
+    fit: Annotated[bool, Doc("With --against: find what HTTP takes from it.")] = False
+    plot: Annotated[Path | None, Doc("With --against: draw it, into a .png.")] = None
+
+    def __post_init__(self) -> None:
+        has_report, has_rate, plot = self.against is not None, self.rate is not None, self.plot
+        require(not (has_rate and has_report), "against", "cannot be given together with rate")
+        require(plot is None or has_report, "plot", "there is something to draw only with against")
+        require(plot is None or plot.suffix == ".png", "plot", f"must be a .png, got {plot}")
+        require(not self.fit or has_report, "fit", "needs a report: against")
+        are_schedules = not (has_rate or has_report)
+        require(are_schedules or not self.head, "head", "is part of measured costs: means nothing with rate or against")
+
+
+@takes(PlanOptions)
 def plan(
-    routing: Annotated[str, typer.Option(help="Probability of each exit, p_1,p_2,…")] = ".146,.26,.345,.247",
-    sequences: Annotated[str, typer.Option(help="Sequences at once, one or several numbers.")] = "1,2,4,8,16",
-    fixed: Annotated[str | None, typer.Option(help="Milliseconds of a block, however few its rows [1].")] = None,
-    per_row: Annotated[str | None, typer.Option(help="Milliseconds a block takes more for every row [0].")] = None,
-    head: Annotated[float, typer.Option(help="Milliseconds of the head, per token.")] = 0.0,
-    costs: Annotated[Path | None, typer.Option(help="Measured costs (JSON), instead of --fixed and --per-row.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second: how many replicas do they need?")] = None,
-    prompt_tokens: Annotated[str, typer.Option(help="With --rate: N, or N:N.")] = "64",
-    output_tokens: Annotated[str, typer.Option(help="With --rate: N, or N:N.")] = "128",
-    target_ttft_ms: Annotated[float, typer.Option(help="With --rate: first token within.")] = float("inf"),
-    target_itl_ms: Annotated[float, typer.Option(help="With --rate: between tokens, on average.")] = float("inf"),
-    percentile: Annotated[float, typer.Option(help="With --rate: of requests that keep the targets.")] = 95,
-    max_sequences: Annotated[int, typer.Option(help="With --rate: at once in a replica.")] = 32,
-    http_share: Annotated[float, typer.Option(help="With --rate: of its pace that the engine keeps, serving.")] = 1.0,
-    http_request_ms: Annotated[float, typer.Option(help="With --rate: of its time that a request takes.")] = 0.0,
-    http_token_ms: Annotated[float, typer.Option(help="With --rate: of its time that telling a token takes.")] = 0.0,
-    against: Annotated[Path | None, typer.Option(help="A load test's report: what was foreseen of it?")] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="With --against: find what HTTP takes from it.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="With --against: draw it, into a .png.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None, **given: Any
 ) -> None:
     """What each schedule would give, simulated: tokens per second, waits, and gaps between tokens. Needs no model.
 
@@ -43,71 +63,67 @@ def plan(
     test (`python -m loadtest --rate … --json FILE`) with the exits that it saw, planned beside measured, and
     with --fit the --http-… with which that is nearest.
     """
-    from rich.console import Console
-
-    from nvium_core.engine.params import EngineConfig
-    from nvium_core.planning import capacity
-    from nvium_core.planning import plan as planning
-    from nvium_core.planning.machine import Machine
-
-    check(rate=rate, against=against, fit=fit, plot=plot, head=head)
-
-    def machine(exits: tuple[float, ...]) -> "Machine":
-        return Machine(
-            costs=planning.costs_of(",".join(map(str, exits)), fixed, per_row, costs),
-            routing=exits,
-            config=EngineConfig(max_sequences=max_sequences),
-            http_share=http_share,
-            http_request_seconds=http_request_ms / 1000,
-            http_token_seconds=http_token_ms / 1000,
-        )
-
-    if against is not None:
-        shown, figures = beside_a_report(against, machine, fits=fit)
-    elif rate is not None:
-        prompts, answers = capacity.span(prompt_tokens, "prompt-tokens"), capacity.span(output_tokens, "output-tokens")
-        demand = capacity.Demand(rate=rate, prompt_tokens=prompts, output_tokens=answers)
-        seconds = target_ttft_ms / 1000, target_itl_ms / 1000
-        target = capacity.Target(first_token=seconds[0], between_tokens=seconds[1], percentile=percentile)
-        replica = machine(planning.numbers(routing, "routing"))
-        seen = capacity.look_ahead(replica, demand, target)
-        shown, figures = capacity.table(seen, demand, target), capacity.as_dict(replica, demand, target, seen)
+    options = PlanOptions(**given)
+    if options.against is not None:
+        table, figures = forecast(options, options.against)
+    elif options.rate is not None:
+        table, figures = capacity(options, options.rate)
     else:
-        simulated = planning.machines(routing, sequences, fixed, per_row, head, costs)
-        rows = planning.compare(simulated)
-        shown, figures = planning.table(rows), planning.as_dict(simulated, rows)
-    Console().print(shown)
-    save(figures, json_file, plot)
+        table, figures = schedules(options)
+    show(table)
+    if json_file:
+        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if options.plot:
+        from nvium_core.bench import plots
+
+        plots.forecast(figures).savefig(options.plot)
 
 
-def check(*, rate: float | None, against: Path | None, fit: bool, plot: Path | None, head: float) -> None:
-    """Raise `InvalidRequest`, naming the option, for those that do not go together."""
-    from nvium_core.engine.params import require
+def schedules(options: PlanOptions) -> "tuple[Table, dict[str, Any]]":
+    """Each schedule at each number of sequences."""
+    from nvium_core.planning import plan
 
-    require(rate is None or against is None, "against", "cannot be given together with rate")
-    require(plot is None or against is not None, "plot", "there is something to draw only with against")
-    require(plot is None or plot.suffix == ".png", "plot", f"must be a .png, got {plot}")
-    require(not fit or against is not None, "fit", "needs a report: against")
-    is_of_schedules = rate is None and against is None
-    require(is_of_schedules or not head, "head", "is part of measured costs: means nothing with rate or against")
+    inputs = options.routing, options.sequences, options.fixed, options.per_row, options.head, options.costs
+    machines = plan.machines(*inputs)
+    rows = plan.compare(machines)
+    return plan.table(rows), plan.as_dict(machines, rows)
 
 
-def beside_a_report(
-    report: Path, machine: "Callable[[tuple[float, ...]], Machine]", *, fits: bool
-) -> "tuple[Table, dict[str, Any]]":
-    """What was foreseen of a load test by a machine of the exits that it saw."""
+def capacity(options: PlanOptions, rate: float) -> "tuple[Table, dict[str, Any]]":
+    """Replicas for `rate` requests per second."""
+    from nvium_core.planning import capacity, plan
+
+    prompts = capacity.span(options.prompt_tokens, "prompt-tokens")
+    answers = capacity.span(options.output_tokens, "output-tokens")
+    demand = capacity.Demand(rate=rate, prompt_tokens=prompts, output_tokens=answers)
+    first, between = (math.inf if ms is None else ms / 1000 for ms in (options.target_ttft_ms, options.target_itl_ms))
+    target = capacity.Target(first_token=first, between_tokens=between, percentile=options.percentile)
+    replica = machine(options, plan.numbers(options.routing, "routing"))
+    outlooks = capacity.look_ahead(replica, demand, target)
+    return capacity.table(outlooks, demand, target), capacity.as_dict(replica, demand, target, outlooks)
+
+
+def forecast(options: PlanOptions, report: Path) -> "tuple[Table, dict[str, Any]]":
+    """A load test's requests, planned and measured."""
     from nvium_core.planning import forecast
 
     loads, exits = forecast.read(report)
-    replica = forecast.fit(machine(exits), loads) if fits else machine(exits)
-    found = forecast.forecasts(replica, loads)
-    return forecast.table(replica, found), forecast.as_dict(replica, found)
+    replica = machine(options, exits)
+    if options.fit:
+        replica = forecast.fit(replica, loads)
+    forecasts = forecast.forecasts(replica, loads)
+    return forecast.table(replica, forecasts), forecast.as_dict(replica, forecasts)
 
 
-def save(figures: "dict[str, Any]", json_file: Path | None, plot: Path | None) -> None:
-    if json_file:
-        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    if plot:
-        from nvium_core.bench import plots
+def machine(options: PlanOptions, routing: tuple[float, ...]) -> "Machine":
+    from nvium_core.planning import plan
+    from nvium_core.planning.machine import Machine
 
-        plots.forecast(figures).savefig(plot)
+    return Machine(
+        costs=plan.costs_of(len(routing), options.fixed, options.per_row, options.costs),
+        routing=routing,
+        config=EngineConfig(max_sequences=options.max_sequences),
+        http_share=options.http_share,
+        http_request_seconds=options.http_request_ms / 1000,
+        http_token_seconds=options.http_token_ms / 1000,
+    )

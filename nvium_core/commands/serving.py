@@ -20,7 +20,7 @@ def serve(model: ModelArgument = None, **given: Any) -> None:
 
 
 def runner(settings: "Settings") -> "Callable[[Settings], None]":
-    """One process, or several by Ray. Raises `SettingsError` where Ray is not installed."""
+    """One process, or several with Ray. Raises `SettingsError` where Ray is not installed."""
     from server.app import run
     from server.settings import RAY_DEFAULTS, SettingsError, set_defaults
 

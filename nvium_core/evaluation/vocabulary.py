@@ -16,8 +16,9 @@ from nvium_core.evaluation.perplexity import evaluate
 from nvium_core.evaluation.suite import beside_twin, description, write_json
 from nvium_core.loading import load_model
 from nvium_core.training.data.documents import read_documents
+from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
-from nvium_core.training.train import RunOptions, train
+from nvium_core.training.train import train
 
 SIZES = (512, 8192, 2048)
 """The ends first."""

@@ -1,1 +1,1 @@
-"""Schedules and whole replicas simulated from measured costs, without a model. No PyTorch."""
+"""Schedules and replicas simulated from measured costs, without a model or PyTorch."""

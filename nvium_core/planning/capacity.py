@@ -1,4 +1,4 @@
-"""How many replicas a demand needs: requests that arrive at random, each replica's share of them simulated."""
+"""How many replicas a demand needs: requests arrive at random, and each replica's share of them is simulated."""
 
 import math
 import random
@@ -15,7 +15,7 @@ from nvium_core.planning.machine import Machine
 from nvium_core.planning.simulator import Request, serve
 
 Range = tuple[int, int]
-"""From and to, both included; any number between them is as likely."""
+"""From and to, inclusive, equally likely."""
 
 PERCENTILES = (50, 95, 99)
 
@@ -28,7 +28,7 @@ WARNING = "So busy a replica has waits that grow for hours; one more is safer."
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Requests per second in all, and how long their prompts and answers are, in tokens."""
+    """Requests per second in total, and the lengths of prompts and answers in tokens."""
 
     rate: float
     prompt_tokens: Range
@@ -43,7 +43,7 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What so many percent of the requests have to keep, in seconds: until the first token, and between tokens."""
+    """What `percentile` percent of requests must keep, in seconds: time to first token, and mean time between tokens."""
 
     first_token: float = math.inf
     between_tokens: float = math.inf
@@ -56,7 +56,7 @@ class Target:
 
 
 def arrivals(demand: Demand, replicas: int, count: int, seed: int = 0) -> list[Request]:
-    """Of one of so many replicas: a Poisson process."""
+    """Poisson arrivals at one of `replicas` replicas."""
     draws = random.Random(seed)
     return [
         Request(due, draws.randint(*demand.prompt_tokens), draws.randint(*demand.output_tokens))
@@ -73,8 +73,7 @@ def poisson(draws: random.Random, rate: float, count: int) -> Iterator[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What clients of so many replicas would see, in seconds by percentile, and the share of the time a replica could
-    serve that it does."""
+    """What clients of so many replicas would see, in seconds by percentile, and each replica's utilization."""
 
     replicas: int
     requests_per_second: float
@@ -86,21 +85,21 @@ class Outlook:
 
 
 def saturation(machine: Machine, demand: Demand, count: int) -> float:
-    """Requests per second of a replica that is never without work."""
+    """Requests per second of a replica that always has work."""
     requests = [Request(0.0, request.num_prompt_tokens, request.num_tokens) for request in arrivals(demand, 1, count)]
     serve(machine, requests)
     return answered_per_second(requests)
 
 
 def answered_per_second(requests: Sequence[Request]) -> float:
-    """Without the first and the last tenth, when a replica fills and empties."""
+    """Without the first and the last tenth, while the replica fills and empties."""
     ends = sorted(request.last for request in requests)
     first, last = len(ends) // 10, len(ends) - len(ends) // 10 - 1
     return (last - first) / (ends[last] - ends[first])
 
 
 def outlook(machine: Machine, demand: Demand, target: Target, replicas: int, most: float, count: int) -> Outlook:
-    """`most`: the rate that saturates a replica. What comes in the first tenth, to an idle replica, does not count."""
+    """`most`: the rate that saturates a replica. The first tenth of requests, sent to an idle replica, does not count."""
     requests = arrivals(demand, replicas, count)
     serve(machine, requests)
     counted = requests[len(requests) // 10 :]
@@ -126,14 +125,14 @@ def percentiles(requests: Sequence[Request], name: str) -> dict[int, float]:
 
 
 def look_ahead(machine: Machine, demand: Demand, target: Target, count: int = NUM_REQUESTS) -> list[Outlook]:
-    """All numbers of replicas that were tried, the last of which is the answer; shows progress on a terminal."""
+    """All numbers of replicas tried; the last is the answer. Shows progress on a terminal."""
     return list(track(plan(machine, demand, target, count), "simulating", total=None, transient=True))
 
 
 def plan(machine: Machine, demand: Demand, target: Target, count: int) -> Iterator[Outlook]:
-    """With as many replicas as the rate needs at all, then with more and more until the target is kept, and with fewer.
+    """Start with the replicas that the rate needs at least, add more until the target is kept, then try fewer.
 
-    If a replica that works a hundredth of the time does not keep it, none will: that is then all that is told.
+    If a replica with 1% utilization misses the target, none will keep it, and only that one is returned.
     """
     most = saturation(machine, demand, count)
     least = max(1, math.ceil(demand.rate / most))
@@ -159,7 +158,7 @@ def plan(machine: Machine, demand: Demand, target: Target, count: int) -> Iterat
 
 
 def span(text: str, option: str) -> Range:
-    """`N` or `N:N` as it is typed."""
+    """Parses `N` or `N:N`."""
     try:
         numbers = [int(part) for part in text.split(":")]
     except ValueError:
@@ -195,7 +194,7 @@ def remark(seen: Sequence[Outlook], demand: Demand, target: Target) -> str:
 
 
 def as_dict(machine: Machine, demand: Demand, target: Target, seen: Sequence[Outlook]) -> dict[str, Any]:
-    """What was asked and what came of it, for JSON; no target is null."""
+    """Inputs and results, for JSON; no target is null."""
     asked = asdict(demand) | {name: value if value < math.inf else None for name, value in asdict(target).items()}
     last = seen[-1]
     return {

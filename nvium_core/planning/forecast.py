@@ -1,6 +1,6 @@
-"""Whether `capacity` foresees what is measured: the requests of a load test, simulated, beside what its clients saw.
+"""Compares `capacity`'s simulation with a load test: its requests simulated, beside what its clients saw.
 
-Arrivals and lengths are the load test's own, so that chance has no part in the comparison but by the exits.
+Arrivals and lengths are the load test's own, so only exits are random.
 """
 
 import json
@@ -24,32 +24,32 @@ from nvium_core.planning.simulator import Request, serve
 MEASURES = {"first_token": "first token", "between_tokens": "between tokens", "total": "whole request"}
 
 TOLERANCE = 0.15
-"""How far a forecast may be off to count as met."""
+"""A forecast within this share of the measurement counts as met."""
 
 
 SATURATED = 0.9
-"""Answers come at no more than this share of the rate at which requests do."""
+"""Saturated if answers come at no more than this share of the arrival rate."""
 
 NUM_SIMULATIONS = 3
-"""Of a load; the exits differ."""
+"""Of a load, with different exits."""
 
 HTTP_STEPS = {"http_token_seconds": 0.00008, "http_request_seconds": 0.002, "http_share": 0.08}
-"""By how much a fit first changes what HTTP takes."""
+"""First step sizes of the fit."""
 
 MIN_REQUESTS = 20
-"""Of a load, for its percentiles to mean something."""
+"""Of a load, for percentiles to mean something."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that arrived at some rate, as their clients saw them."""
+    """Requests at one rate, as their clients saw them."""
 
     rate: float
     seen: list[Request]
 
     @property
     def arrived_per_second(self) -> float:
-        """In this test; its arrivals are drawn at `rate`."""
+        """In this test; arrivals are drawn at `rate`."""
         return (len(self.seen) - 1) / (self.seen[-1].due - self.seen[0].due)
 
     def foreseen(self, machine: Machine, seed: int) -> list[Request]:
@@ -61,7 +61,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of one load, by simulation and as measured: seconds by percentile of each of `MEASURES`, answers per second."""
+    """One load, simulated and measured: seconds by percentile of each of `MEASURES`, answers per second."""
 
     rate: float
     arrived_per_second: float
@@ -76,7 +76,7 @@ class Forecast:
 
     @property
     def measures(self) -> list[str]:
-        """Answers of one token have nothing between tokens."""
+        """Without between_tokens where answers have one token."""
         return [measure for measure in MEASURES if self.measured[measure][PERCENTILES[0]] > 0]
 
     @property
@@ -86,9 +86,9 @@ class Forecast:
 
     @property
     def ratios(self) -> list[float]:
-        """Planned over measured: the answers, and every percentile of what can be compared.
+        """Planned over measured: the answers, and every percentile that can be compared.
 
-        Beyond saturation times have waits in them that sum up all differences for as long as the test lasts.
+        Beyond saturation only times between tokens: waits sum up all differences over the test.
         """
         compared = {"between_tokens"} if self.is_saturated else set(MEASURES)
         known = [measure for measure in self.measures if measure in compared]
@@ -110,9 +110,9 @@ class Forecast:
 
 
 def read(path: Path) -> tuple[list[Load], tuple[float, ...]]:
-    """The loads of a report that `python -m loadtest --rate … --json` wrote, and the shares of the exits in it.
+    """The loads of a report that `python -m loadtest --rate … --json` wrote, and the shares of its exits.
 
-    Raises `InvalidRequest` for any other file, and for a report with requests that failed.
+    Raises `InvalidRequest` for any other file, and for a report with failed requests.
     """
     try:
         points = json.loads(path.read_text(encoding="utf-8"))["points"]
@@ -128,14 +128,13 @@ def read(path: Path) -> tuple[list[Load], tuple[float, ...]]:
 
 
 def seen(request: dict[str, Any]) -> Request:
-    """As its client saw it."""
     due = float(request["due"])
     first, last = due + request["time_to_first_token"], due + request["latency"]
     return Request(due, request["num_prompt_tokens"], request["num_tokens"], first, last)
 
 
 def forecast(machine: Machine, load: Load, num_simulations: int = NUM_SIMULATIONS) -> Forecast:
-    """Of several simulations, together."""
+    """Several simulations together."""
     foreseen = [load.foreseen(machine, seed) for seed in range(num_simulations)]
     together = [request for requests in foreseen for request in requests]
     return Forecast(
@@ -150,14 +149,14 @@ def forecast(machine: Machine, load: Load, num_simulations: int = NUM_SIMULATION
 
 
 def forecasts(machine: Machine, loads: Sequence[Load]) -> list[Forecast]:
-    """Of every load; shows progress on a terminal."""
+    """Shows progress on a terminal."""
     return [forecast(machine, load) for load in track(loads, "simulating", transient=True)]
 
 
 def fit(machine: Machine, loads: Sequence[Load]) -> Machine:
-    """The same with what HTTP takes, so that these loads are foreseen as well as can be; shows progress on a terminal.
+    """The machine with the HTTP costs that forecast these loads best. Shows progress on a terminal.
 
-    From the machine's own numbers by ever smaller steps in each of them, as long as forecasts become better.
+    Coordinate descent from the machine's own values, with three step sizes.
     """
     best, least = machine, error(machine, loads)
     for scale in track((1.0, 0.5, 0.25), "fitting", transient=True):
@@ -169,7 +168,7 @@ def fit(machine: Machine, loads: Sequence[Load]) -> Machine:
 
 
 def changed(machine: Machine, name: str, by: float) -> Machine | None:
-    """None where that would be no machine."""
+    """None if the value is invalid."""
     try:
         return replace(machine, **{name: getattr(machine, name) + by})
     except InvalidRequest:
@@ -177,7 +176,7 @@ def changed(machine: Machine, name: str, by: float) -> Machine | None:
 
 
 def error(machine: Machine, loads: Sequence[Load]) -> float:
-    """How far a simulation of each load is off, in the logarithm, on average."""
+    """Mean absolute log ratio of planned to measured, one simulation a load."""
     return fmean(abs(math.log(ratio)) for load in loads for ratio in forecast(machine, load, 1).ratios)
 
 
@@ -201,7 +200,7 @@ def table(machine: Machine, found: Sequence[Forecast]) -> Table:
 
 
 def spread(ratios: "np.typing.NDArray[np.float64]") -> float:
-    """What half of them are no further from one than."""
+    """Half of the ratios are within this distance of 1."""
     return float(np.median(np.abs(ratios - 1)))
 
 

@@ -1,4 +1,4 @@
-"""A replica to be simulated: what its Steps cost, how deep tokens go, and what a request and a token take beside."""
+"""A replica to simulate: the costs of its Steps, its routing, and what requests and tokens cost beside the engine."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +13,8 @@ from nvium_core.engine.schedule.policies.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """`routing` is p_k for every block. Steps run at `http_share` of their pace; each request, and each token that is
-    emitted, takes so many seconds (of HTTP, or of a head that `costs` leave out)."""
+    """`routing` is p_k for every block. Steps run at `http_share` of their speed; each request and each emitted token
+    adds its seconds (of HTTP, or of a head that `costs` leave out)."""
 
     costs: StepCosts
     routing: tuple[float, ...]
@@ -42,12 +42,11 @@ class Machine:
         return Problem.of(self.costs, self.exit_probabilities)
 
     def policy(self, schedule: Schedule | None = None) -> Policy:
-        """A schedule of the engine (None: the configured one) that knows this machine and has nothing to learn."""
+        """A schedule (None: the configured one) that knows this machine's costs and routing."""
         frequencies = ExitFrequencies(self.exit_probabilities)
         return POLICIES[schedule or self.config.schedule].of(self.costs, frequencies, learns=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "costs": self.costs.as_dict(),
             "routing": self.routing,

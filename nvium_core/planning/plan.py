@@ -1,4 +1,4 @@
-"""What each schedule would give for a routing, block costs and numbers of sequences. Parses options of `nvium plan`."""
+"""Simulates each schedule for a routing, block costs and numbers of sequences. Parses options of `nvium plan`."""
 
 import json
 import math
@@ -9,18 +9,21 @@ from typing import Any
 from rich.progress import track
 from rich.table import Table
 
+from nvium_core.choices import Schedule
 from nvium_core.engine.params import EngineConfig, InvalidRequest, require
 from nvium_core.engine.schedule.costs import StepCosts
-from nvium_core.engine.schedule.policies import Policy
+from nvium_core.engine.schedule.policies import POLICIES, Policy
 from nvium_core.engine.schedule.policies.tuning import tune
 from nvium_core.planning.machine import Machine
 from nvium_core.planning.simulator import simulate
 
+BASELINE: Schedule = "synchronous"
+
 NUM_TOKENS = 10_000
-"""Emitted under every policy: rates are then good to about half a percent."""
+"""Under every policy; rates are then good to about half a percent."""
 
 MAX_SEQUENCES = 1000
-"""With more, too few of them would emit two tokens."""
+"""Beyond, too few of them would emit two tokens."""
 
 Row = dict[str, Any]
 
@@ -28,12 +31,13 @@ Row = dict[str, Any]
 def machines(
     routing: str, sequences: str, fixed: str | None, per_row: str | None, head_ms: float, costs_file: Path | None
 ) -> list[Machine]:
-    """One for each number of sequences, from options as they are typed; times are in milliseconds.
+    """One for each number of sequences, from option strings; times are in milliseconds.
 
     Raises `InvalidRequest`, naming the option, for what cannot be simulated.
     """
     require(head_ms >= 0, "head", f"must not be negative, got {head_ms}")
-    exits, costs = numbers(routing, "routing"), costs_of(routing, fixed, per_row, costs_file)
+    exits = numbers(routing, "routing")
+    costs = costs_of(len(exits), fixed, per_row, costs_file)
     return [
         Machine(
             costs=costs,
@@ -45,12 +49,12 @@ def machines(
     ]
 
 
-def costs_of(routing: str, fixed: str | None, per_row: str | None, costs_file: Path | None) -> StepCosts:
-    """As they are typed, for as many blocks as the routing has; or from a file."""
+def costs_of(num_blocks: int, fixed: str | None, per_row: str | None, costs_file: Path | None) -> StepCosts:
+    """From option strings, or from a file."""
     require(not costs_file or fixed is per_row is None, "costs", "cannot be given together with fixed or per-row")
     if costs_file:
         return saved_costs(costs_file)
-    return linear_costs(fixed or "1", per_row or "0", len(numbers(routing, "routing")))
+    return linear_costs(fixed or "1", per_row or "0", num_blocks)
 
 
 def numbers(text: str, option: str) -> tuple[float, ...]:
@@ -70,7 +74,7 @@ def counts(text: str, option: str) -> tuple[int, ...]:
 
 
 def linear_costs(fixed: str, per_row: str, num_blocks: int) -> StepCosts:
-    """a_k + b_k·r from milliseconds, one number for all blocks or one for each."""
+    """a_k + b_k·r in milliseconds, one number for all blocks or one for each."""
     fixed_ms, per_row_ms = per_block(fixed, "fixed", num_blocks), per_block(per_row, "per-row", num_blocks)
     is_free = any(a + b == 0 for a, b in zip(fixed_ms, per_row_ms, strict=True))
     require(not is_free, "fixed", "and per-row must not both be 0")
@@ -86,7 +90,7 @@ def per_block(text: str, option: str, num_blocks: int) -> Sequence[float]:
 
 
 def saved_costs(path: Path) -> StepCosts:
-    """Measured costs as `StepCosts.as_dict` gave them, from a JSON file."""
+    """What `StepCosts.as_dict` wrote as JSON."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
@@ -95,31 +99,26 @@ def saved_costs(path: Path) -> StepCosts:
 
 
 def policies(machine: Machine) -> dict[str, Policy]:
-    """The schedules of the engine, and thresholds as others publish them, each at its best. `synchronous`, which the
-    others are measured against, comes first."""
-    return {
-        "synchronous": machine.policy("synchronous"),
-        "sweep": machine.policy("sweep"),
-        "threshold": tune(machine.problem, machine.config.max_sequences),
-        "optimal": machine.policy("optimal"),
-    }
+    """The engine's schedules, the baseline first, and thresholds as others publish them, at their best."""
+    schedules = {name: machine.policy(name) for name in sorted(POLICIES, key=lambda name: name != BASELINE)}
+    return {**schedules, "threshold": tune(machine.problem, machine.config.max_sequences)}
 
 
 def compare(machines: Sequence[Machine]) -> list[Row]:
-    """A row of figures for each policy on each machine; shows progress on a terminal."""
+    """A row for each policy on each machine; shows progress on a terminal."""
     return [row for machine in track(machines, "simulating", transient=True) for row in rows_of(machine)]
 
 
 def rows_of(machine: Machine) -> Iterator[Row]:
     found = {name: simulate(machine, policy, num_tokens=NUM_TOKENS) for name, policy in policies(machine).items()}
     for name, figures in found.items():
-        ratio = figures.tokens_per_second / found["synchronous"].tokens_per_second
+        ratio = figures.tokens_per_second / found[BASELINE].tokens_per_second
         sequences = machine.config.max_sequences
         yield {"sequences": sequences, "policy": name, "over_synchronous": ratio, **figures.as_dict()}
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Tokens per second, and what sequences wait for it."""
+    """Tokens per second and waits."""
     headings = "sequences", "policy", "tokens/s", "speed-up", "wait ms", "gap ms", "p99 gap"
     result = Table(*headings, caption="Speed-up over synchronous, mean wait to be run, median gap between tokens.")
     for row in rows:
@@ -131,7 +130,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def as_dict(machines: Sequence[Machine], rows: Sequence[Row]) -> dict[str, Any]:
-    """What was asked and what came of it, for JSON."""
+    """Inputs and results, for JSON."""
     asked = machines[0]
     return {
         "routing": asked.routing,

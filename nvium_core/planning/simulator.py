@@ -1,7 +1,7 @@
-"""The engine without a model: its own scheduler, exits drawn from a routing, and measured costs for a clock.
+"""The engine without a model: the real scheduler, exits drawn from a routing, and measured costs as the clock.
 
-No prompt is found in a cache, and pages do not run out. A sequence's exits depend on the seed and its number only, so
-that policies are compared on the same work.
+No prefix is cached, and pages never run out. A sequence's exits depend on the seed and its number only, so policies are
+compared on the same work.
 """
 
 import math
@@ -21,15 +21,15 @@ from nvium_core.engine.schedule.step import Step
 from nvium_core.planning.machine import Machine
 
 TOKENS_PER_SEQUENCE = 256
-"""Of the closed loop."""
+"""In the closed loop."""
 
 WARM_UP_SHARE = 0.1
 ENDLESS = 2**40
-"""Positions of a page: each sequence has enough in one."""
+"""Positions in a page: one holds any sequence."""
 
 
 class Ran(NamedTuple):
-    """A Step, the second in which it began, and the sequences whose front exits."""
+    """A Step, when it began in seconds, and the sequences whose front exits."""
 
     step: Step
     began: float
@@ -37,7 +37,7 @@ class Ran(NamedTuple):
 
 
 class Simulator:
-    """A scheduler whose Steps take what they cost. Seconds count from 0."""
+    """A scheduler whose Steps take their costs. Seconds count from 0."""
 
     def __init__(self, machine: Machine, policy: Policy | None = None, seed: int = 0) -> None:
         self.machine = machine
@@ -71,9 +71,9 @@ class Simulator:
         del self._draws[sequence]
 
     def step(self) -> Iterator[Ran]:
-        """Run the next Step, and those that the engine would run with it; there must be work.
+        """Run the next Step and those the engine would run with it; there must be work.
 
-        Whoever takes a `Ran` has to `emit` the tokens of its `leaving` before the next.
+        The caller must `emit` the tokens of `leaving` before it takes the next.
         """
         step, follows = self.scheduler.schedule(), False
         assert step is not None
@@ -84,18 +84,18 @@ class Simulator:
             step, follows = self._remaining(step.following) if goes_on else None, True
 
     def _remaining(self, step: Step | None) -> Step | None:
-        """A Step without the sequences that have ended meanwhile."""
+        """The Step without sequences that have finished."""
         runs = [run for run in step.runs if run.sequence in self._draws] if step else []
         return replace(step, runs=runs) if step and runs else None
 
     def emit(self, sequence: Sequence) -> float:
-        """A token, and when it came."""
+        """Append a token; returns its time."""
         sequence.append(0)
         self.now += self.machine.http_token_seconds
         return self.now
 
     def _run(self, step: Step, follows: bool) -> Ran:
-        """Let the time of a Step pass."""
+        """Advance the clock by a Step."""
         asked = [run.sequence for run in step.runs if run.rows.stop == run.sequence.num_tokens]
         probability, began = self._exit_probabilities[step.block], self.now
         leaving = [sequence for sequence in asked if self._draws[sequence].random() < probability]
@@ -109,7 +109,7 @@ class Simulator:
         return Ran(step, began, leaving)
 
     def _seconds(self, step: Step, num_asked: int, follows: bool) -> float:
-        """Of a Step; one of a pass, if passes were measured, takes an equal share of it."""
+        """Of a Step. A Step of a pass takes an equal share of it, if passes were measured."""
         costs = self.machine.costs
         if step.goes_on_anyway and costs.passes:
             return costs.pass_seconds(step.num_rows) / costs.num_blocks
@@ -119,7 +119,7 @@ class Simulator:
 
 @dataclass(slots=True)
 class Request:
-    """When it was due and how much it asks, and when its first and last token came, in seconds."""
+    """When it was due and its lengths; when its first and last token came, in seconds."""
 
     due: float
     num_prompt_tokens: int
@@ -133,7 +133,7 @@ class Request:
 
     @property
     def between_tokens(self) -> float:
-        """On average; 0 of a single token."""
+        """On average; 0 for a single token."""
         return (self.last - self.first) / max(1, self.num_tokens - 1)
 
     @property
@@ -142,7 +142,7 @@ class Request:
 
 
 def serve(machine: Machine, requests: Iterable[Request], seed: int = 0) -> None:
-    """Fill in when tokens came. Requests are in the order in which they are due."""
+    """Fill in when tokens came. Requests must be sorted by `due`."""
     simulator = Simulator(machine, seed=seed)
     open_requests: dict[Sequence, Request] = {}
     waiting = iter(requests)
@@ -171,7 +171,7 @@ def _answer(simulator: Simulator, sequence: Sequence, open_requests: dict[Sequen
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """How a policy did. A wait is from being ready to being run, a gap from a sequence's token to its next."""
+    """A policy's results. A wait is from ready to run, a gap from a sequence's token to its next."""
 
     tokens_per_second: float
     mean_wait_steps: float
@@ -190,7 +190,7 @@ class Figures:
 
 @dataclass(slots=True)
 class Record:
-    """What has been seen since the warm-up."""
+    """Measurements since the warm-up."""
 
     began: float
     num_tokens: int = 0
@@ -215,18 +215,18 @@ class Record:
 
 
 class ClosedLoop:
-    """Every seat taken: a sequence that has all its tokens is replaced at once. Prompts are one token long."""
+    """Every seat taken: a finished sequence is replaced at once. Prompts are one token long."""
 
     def __init__(self, machine: Machine, policy: Policy, seed: int) -> None:
         self.simulator = Simulator(machine, policy, seed)
         self._ready: dict[Sequence, tuple[int, float]] = {}
-        """Since which Step and second a sequence waits for its next block."""
+        """The Step and second since which a sequence waits for its next block."""
         self._emitted: dict[Sequence, float] = {}
         for _ in range(machine.config.max_sequences):
             self._arrive()
 
     def run(self, num_tokens: int) -> Record:
-        """Go on until so many tokens have been emitted; what is seen meanwhile."""
+        """Until `num_tokens` tokens have been emitted."""
         record = Record(self.simulator.now)
         while record.num_tokens < num_tokens:
             self._step(record)
@@ -261,7 +261,7 @@ class ClosedLoop:
 
 
 def simulate(machine: Machine, policy: Policy, *, num_tokens: int = 20_000, seed: int = 0) -> Figures:
-    """Figures of one policy over so many tokens with every seat taken, after a warm-up."""
+    """With every seat taken, after a warm-up."""
     loop = ClosedLoop(machine, policy, seed)
     loop.run(round(num_tokens * WARM_UP_SHARE))
     return loop.run(num_tokens).figures(loop.simulator.now)

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.choices import Sharding
 from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.training.checkpoint import (
     STATE,
@@ -43,6 +42,7 @@ from nvium_core.training.objective.beta import VALIDATION_LOSS, beta_control
 from nvium_core.training.objective.methods import METHODS
 from nvium_core.training.objective.objective import Objective, Phase
 from nvium_core.training.optimizer import optimizers
+from nvium_core.training.options import RunOptions
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import Lines, Report, RunLog, describe, progress_bar
@@ -50,29 +50,6 @@ from nvium_core.training.run_folder import owned, write_model, write_recipe
 
 EXTENDABLE = {"total_tokens", "epochs", "checkpoint_every", "evaluations"}
 """What may change when a run is resumed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """What a recipe reads, and where and how it is run.
-
-    `validation` is text to evaluate on now and then, `dense_log` the log of a dense run for an adaptive
-    β. `rows_per_pass` bounds the tokens of a forward pass; `checkpoint_activations` computes a layer's activations
-    again in the backward pass instead of keeping them. `accept_changes` lets a run be resumed in other circumstances
-    than it was begun in, which changes its weights.
-    """
-
-    data: Path
-    folder: Path
-    validation: Path | None = None
-    dense_log: Path | None = None
-    device: str = "cpu"
-    sharding: Sharding = "ddp"
-    compile: bool = False
-    checkpoint_activations: bool = False
-    rows_per_pass: int = 16_384
-    tensorboard: bool = False
-    accept_changes: bool = False
 
 
 def train(recipe: Recipe, options: RunOptions) -> Path:

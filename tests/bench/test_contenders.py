@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nvium_core.bench.contenders import continuous, generate, llama_cpp, own
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Race, Spoken
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, NotAvailable, Race
 from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
 from nvium_core.bench.contenders.lineup import LLAMA_CPP, kinds, lineup
 from nvium_core.bench.peers import best_variants, on_the_clock
@@ -81,14 +81,14 @@ def by_llama_cpp(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Cont
 def test_every_sequence_gets_the_tokens_asked_for_turn_by_turn(
     build: Callable[..., Contender], twin: NviumForCausalLM, stack: ExitStack, tmp_path: Path
 ) -> None:
-    speak = build(twin, stack, tmp_path)
-    turns = [speak(turn) for turn in range(2)]
-    for spoken in turns:
-        assert [len(tokens) for tokens in spoken.token_ids] == [7, 7, 7]
-        assert all(0 <= token < 101 for tokens in spoken.token_ids for token in tokens)
-        assert len(spoken.first_token_seconds) == 3
-        assert all(0 < first < spoken.seconds for first in spoken.first_token_seconds)
-        assert len({tuple(tokens) for tokens in spoken.token_ids}) == 3, "each has draws of its own"
+    generate_turn = build(twin, stack, tmp_path)
+    turns = [generate_turn(turn) for turn in range(2)]
+    for generated in turns:
+        assert [len(tokens) for tokens in generated.token_ids] == [7, 7, 7]
+        assert all(0 <= token < 101 for tokens in generated.token_ids for token in tokens)
+        assert len(generated.first_token_seconds) == 3
+        assert all(0 < first < generated.seconds for first in generated.first_token_seconds)
+        assert len({tuple(tokens) for tokens in generated.token_ids}) == 3, "each has draws of its own"
     assert turns[0].token_ids != turns[1].token_ids
 
 
@@ -134,7 +134,7 @@ def test_a_twin_that_has_no_gguf_file_leaves_its_peer_out_with_the_reason() -> N
 
 
 def test_who_speaks_too_little_is_found_out() -> None:
-    brief = Spoken(seconds=1.0, first_token_seconds=[0.1] * 3, token_ids=[[1] * 7, [1] * 7, [1] * 6])
+    brief = Generation(seconds=1.0, first_token_seconds=[0.1] * 3, token_ids=[[1] * 7, [1] * 7, [1] * 6])
     with pytest.raises(ContenderFailed, match="brief: not 7 tokens"):
         on_the_clock("brief", lambda turn: brief, RACE)(0)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from nvium_core import InvalidRequest, SamplingParams
 from nvium_core.bench import chunking, determinism, experiments, heads, logprobs, peers, prefix, profile, prompts
 from nvium_core.bench.chunking import Scene
-from nvium_core.bench.contenders.contender import Spoken
+from nvium_core.bench.contenders.contender import Generation
 from nvium_core.bench.experiments import Experiment
 from nvium_core.bench.harness import Figures, timed
 from nvium_core.bench.prompts import weighed
@@ -241,8 +241,8 @@ def test_a_prompt_that_leaves_no_room_is_refused() -> None:
         prompts.measure(tiny_subject(), prompt_tokens=(16, 256))
 
 
-def spoken_after(seconds: float) -> Spoken:
-    return Spoken(seconds=seconds, first_token_seconds=[seconds], token_ids=[[0]])
+def spoken_after(seconds: float) -> Generation:
+    return Generation(seconds=seconds, first_token_seconds=[seconds], token_ids=[[0]])
 
 
 def test_seeds_are_found_whose_first_tokens_leave_at_their_exits() -> None:
@@ -251,8 +251,8 @@ def test_seeds_are_found_whose_first_tokens_leave_at_their_exits() -> None:
     draws = prompts.first_draws(engine, subject.prompt)
     [probabilities] = subject.model(torch.tensor([subject.prompt])).exit_probs[:, -1].tolist()
     for exit_, (seed, probability) in draws.items():
-        [spoken] = engine.generate([subject.prompt], SamplingParams(max_tokens=1, seed=seed))
-        assert spoken.exits == [exit_]
+        [generated] = engine.generate([subject.prompt], SamplingParams(max_tokens=1, seed=seed))
+        assert generated.exits == [exit_]
         assert probability == pytest.approx(probabilities[exit_ - 1])
 
 

@@ -5,7 +5,7 @@ import torch
 
 from nvium_core.bench import machine as machines
 from nvium_core.bench.machine import arithmetic_rate, beside, demands, machine, weight_bytes
-from nvium_core.bench.peers import told_of_machine
+from nvium_core.bench.peers import machine_line
 from nvium_core.bench.twin import dense_twin
 from tests.random_models import random_model
 
@@ -65,6 +65,4 @@ def test_matrices_grow_until_their_product_takes_long_enough(monkeypatch: pytest
 
 def test_a_slow_machine_is_never_told_to_do_nothing() -> None:
     slow = {"instructions": None, "threads": 2, "bytes_per_second": 4.2e7, "flops_per_second": {"bfloat16": 5.1e5}}
-    assert told_of_machine(slow) == (
-        "With 2 threads the machine reads 0.042 GB/s and does 0.00051 Gflop/s in bfloat16."
-    )
+    assert machine_line(slow) == ("With 2 threads the machine reads 0.042 GB/s and does 0.00051 Gflop/s in bfloat16.")

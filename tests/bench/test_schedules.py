@@ -4,7 +4,7 @@ import pytest
 
 from nvium_core import InvalidRequest
 from nvium_core.bench import schedules
-from nvium_core.bench.schedules import measure, most_tokens, pointwise_median, spell
+from nvium_core.bench.schedules import measure, measure_window, pointwise_median, token_limit
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.costs import StepCosts
 from tests.bench.tiny import tiny_subject
@@ -36,7 +36,7 @@ def test_schedules_are_simulated_as_costs_and_exits_were_seen() -> None:
 def test_all_sequences_run_while_the_clock_does_and_none_afterwards(num_sequences: int) -> None:
     subject = tiny_subject()
     engine = subject.engine(max_sequences=num_sequences)
-    seen = spell(engine, [subject.prompt] * num_sequences, num_tokens=20, turn=1)
+    seen = measure_window(engine, [subject.prompt] * num_sequences, num_tokens=20, turn=1)
     assert 20 * num_sequences <= seen.exits.total() < 21 * num_sequences
     assert not engine.has_work
     engine.check_integrity()
@@ -53,13 +53,13 @@ def test_sequences_of_one_spell_have_draws_of_their_own() -> None:
         return events
 
     original, engine.step = engine.step, step  # type: ignore[method-assign,assignment]
-    spell(engine, [subject.prompt] * 4, num_tokens=20, turn=0)
+    measure_window(engine, [subject.prompt] * 4, num_tokens=20, turn=0)
     assert max(map(len, blocks)) > 1
 
 
 def test_a_sequence_may_be_luckier_than_others_as_far_as_the_context_goes() -> None:
-    assert most_tokens(context=1000, num_prompt_tokens=10, num_tokens=100) > 100
-    assert most_tokens(context=100, num_prompt_tokens=10, num_tokens=80) == 90
+    assert token_limit(context=1000, num_prompt_tokens=10, num_tokens=100) > 100
+    assert token_limit(context=100, num_prompt_tokens=10, num_tokens=80) == 90
 
 
 def test_costs_of_several_engines_become_one_point_by_point() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from nvium_core.evaluation import vocabulary
+from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.train import RunOptions, train
+from nvium_core.training.train import train
 from tests.training.small_runs import small_corpus
 
 CHANGES = [

@@ -9,7 +9,7 @@ import torch
 
 from nvium_core.training.checkpoint import PREVIOUS, STATE, is_intact, loaded, read_state, write_state
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.train import RunOptions
+from nvium_core.training.options import RunOptions
 from tests.training.small_runs import advance, assert_equal, finished, options, small_recipe, start
 
 

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from nvium_core.training.distributed import Processes, spread
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.train import RunOptions, prepared, train
+from nvium_core.training.options import RunOptions
+from nvium_core.training.train import prepared, train
 from tests.training.small_runs import SMALL, assert_equal, options, small_recipe
 
 CHANGES = ["optimizer.muon_rate=0", "learning_rate.maximum=0.001", "total_tokens=1536", "checkpoint_every=2"]

@@ -1,5 +1,5 @@
-"""What contenders are asked, and what they answer: the same number of tokens for every sequence, each drawn at
-temperature 1 from the whole distribution, end-of-text ignored."""
+"""The interface of a contender: the same number of tokens for every sequence, sampled at temperature 1 without
+truncation, end-of-text ignored."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,16 +9,16 @@ from nvium_core.errors import NviumError
 
 
 class NotAvailable(NviumError, RuntimeError):
-    """A contender that cannot take part; the message says why, and what would help."""
+    """The contender cannot run here; the message says why and what would help."""
 
 
 class ContenderFailed(NviumError, RuntimeError):
-    """A contender that took part and gave up."""
+    """The contender failed during a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Race:
-    """All sequences have this prompt and draws of their own."""
+    """All sequences have this prompt and different seeds."""
 
     prompt: list[int]
     num_sequences: int
@@ -26,18 +26,18 @@ class Race:
 
     @property
     def num_positions(self) -> int:
-        """Of one sequence, at its end."""
+        """Of one sequence at its end."""
         return len(self.prompt) + self.num_tokens
 
     def seeds(self, turn: int) -> range:
-        """One for each sequence, those of every turn anew."""
+        """One for each sequence, different in every turn."""
         return range(turn * self.num_sequences, (turn + 1) * self.num_sequences)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spoken:
-    """A turn. Times are in seconds since it began; each list has an entry for each sequence. `exits` count from 1 and
-    are of models that have several."""
+class Generation:
+    """The result of a turn. Times are in seconds since its start; lists have an entry for each sequence. `exits` count
+    from 1; empty for a model with one exit."""
 
     seconds: float
     first_token_seconds: list[float]
@@ -49,5 +49,5 @@ class Spoken:
         return sum(map(len, self.token_ids)) / self.seconds
 
 
-Contender = Callable[[int], Spoken]
-"""Takes a turn, given its number."""
+Contender = Callable[[int], Generation]
+"""Takes the turn's number."""

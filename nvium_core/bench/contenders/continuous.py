@@ -1,4 +1,4 @@
-"""transformers' continuous batching as a contender: requests that come together, over paged attention."""
+"""transformers' continuous batching: requests submitted together, over paged attention."""
 
 import time
 from collections.abc import Iterator
@@ -8,23 +8,22 @@ from typing import Any
 from transformers import LlamaForCausalLM
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Race, Spoken
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, Race
 from nvium_core.bench.contenders.generate import plain_sampling
 
 PATIENCE_SECONDS = 600
-"""Nothing that takes longer between two answers is waited for."""
+"""Limit for one answer."""
 
 
 @contextmanager
 def contender(llama: LlamaForCausalLM, race: Race) -> Iterator[Contender]:
-    """The manager has a thread of its own while this lasts. It changes how the model
-    attends, so needs one of its own."""
+    """The manager runs a thread of its own meanwhile. It changes how the model attends, so it needs its own model."""
     generation = plain_sampling(race.num_tokens)
     generation.eos_token_id = -1
     manager: Any = llama.init_continuous_batching(generation, cache_for(race))
     manager.start()
 
-    def speak(turn: int) -> Spoken:
+    def generate_turn(turn: int) -> Generation:
         started = time.perf_counter()
         manager.add_requests([race.prompt] * race.num_sequences, record_timestamps=True)
         answers = [manager.get_result(timeout=PATIENCE_SECONDS) for _ in range(race.num_sequences)]
@@ -32,21 +31,21 @@ def contender(llama: LlamaForCausalLM, race: Race) -> Iterator[Contender]:
         for answer in answers:
             if answer is None or answer.error is not None:
                 raise ContenderFailed(f"continuous batching: {answer.error if answer else 'no answer'}")
-        return Spoken(
+        return Generation(
             seconds=seconds,
             first_token_seconds=[answer.timestamps[0] - started for answer in answers],
             token_ids=[answer.generated_tokens for answer in answers],
         )
 
     try:
-        yield speak
+        yield generate_turn
     finally:
         manager.stop(block=True)
 
 
 def cache_for(race: Race) -> ContinuousBatchingConfig:
-    """Blocks for everybody, none of them shared, and batches that take all prompts at once. Left to itself it would ask
-    how large the device is."""
+    """Blocks for all sequences, none shared, and batches that take all prompts at once. The default would ask the
+    device for its size."""
     config = ContinuousBatchingConfig()
     blocks = -(-race.num_positions // config.page_size) + 1
     config.num_blocks = race.num_sequences * blocks

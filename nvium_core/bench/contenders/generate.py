@@ -1,4 +1,4 @@
-"""transformers' `generate` as a contender: a batch of equal prompts, so without padding, and a key/value cache."""
+"""transformers' `generate`: a batch of equal prompts, so no padding, and a key/value cache."""
 
 import time
 from typing import Any, Literal
@@ -8,14 +8,14 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from nvium_core.bench.contenders.contender import Contender, Race, Spoken
+from nvium_core.bench.contenders.contender import Contender, Generation, Race
 
 Cache = Literal["dynamic", "static"]
-"""One that grows with every token, or one of the full length from the start."""
+"""Grows with every token, or has the full length from the start."""
 
 
 class FirstToken(BaseStreamer):
-    """Remembers when the first tokens came, which is after the prompts have been shown to it."""
+    """Records when the first tokens came; the prompts come before them."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -24,14 +24,14 @@ class FirstToken(BaseStreamer):
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing is left to be told."""
+        """Required by the interface."""
 
     def seconds_since(self, started: float) -> float:
         return self.times[1] - started
 
 
 def plain_sampling(num_tokens: int) -> GenerationConfig:
-    """Temperature 1, nothing truncated, no end."""
+    """Temperature 1, no truncation, no end-of-text."""
     whole = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     return GenerationConfig(max_new_tokens=num_tokens, eos_token_id=None, pad_token_id=0, **whole)
 
@@ -42,7 +42,7 @@ def contender(llama: LlamaForCausalLM, race: Race, cache: Cache) -> Contender:
     config = plain_sampling(race.num_tokens)
     config.cache_implementation = cache
 
-    def speak(turn: int) -> Spoken:
+    def generate_turn(turn: int) -> Generation:
         torch.manual_seed(turn)
         first = FirstToken()
         started = time.perf_counter()
@@ -51,10 +51,10 @@ def contender(llama: LlamaForCausalLM, race: Race, cache: Cache) -> Contender:
         )
         token_ids = spoken_BT[:, len(race.prompt) :].tolist()
         seconds = time.perf_counter() - started
-        return Spoken(
+        return Generation(
             seconds=seconds,
             first_token_seconds=[first.seconds_since(started)] * race.num_sequences,
             token_ids=token_ids,
         )
 
-    return speak
+    return generate_turn

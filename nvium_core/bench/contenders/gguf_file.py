@@ -1,4 +1,4 @@
-"""A univium as a GGUF file, which llama.cpp reads. Needs the package gguf."""
+"""Writes a univium as a GGUF file for llama.cpp. Needs the package gguf."""
 
 from importlib import import_module
 from pathlib import Path
@@ -12,11 +12,11 @@ from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines.univium import as_llama
 
 Kind = Literal["f32", "f16", "bf16"]
-"""What matrices are stored in; vectors are float32."""
+"""The matrices' type; vectors are float32."""
 
 
 def write_gguf(univium: NviumForCausalLM, file: Path, kind: Kind) -> None:
-    """Weights and shape, without a tokenizer. Raises `NotAvailable` for rotary embeddings that are not plain."""
+    """Weights and shape, without a tokenizer. Raises `NotAvailable` for scaled rotary embeddings."""
     gguf, config = import_module("gguf"), univium.config
     writer = gguf.GGUFWriter(file, "llama")
     write_shape(writer, config)
@@ -58,7 +58,7 @@ def write_shape(writer: Any, config: NviumConfig) -> None:
 
 
 def interleaved(name: str, tensor: Tensor, config: NviumConfig) -> Tensor:
-    """Queries and keys as llama.cpp rotates them: pairs side by side, where ours are half a head apart."""
+    """Query and key weights for llama.cpp's rotary layout: pairs are adjacent there, half a head apart here."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     num_heads = next((number for part, number in heads.items() if f".{part}." in name), None)
     if num_heads is None:

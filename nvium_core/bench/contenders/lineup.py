@@ -1,4 +1,4 @@
-"""Who races, by name. A peer that comes in several variants has names such as "llama.cpp/f16"; its best counts."""
+"""The contenders by name. Variants of a peer have names such as "llama.cpp/f16"; the fastest counts."""
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,23 +23,22 @@ OURS: Schedule = "optimal"
 SWEEP: Schedule = "sweep"
 BASELINE: Schedule = "synchronous"
 TWIN = "dense twin"
-"""Our engine: with its own schedule, deepest first, with the dense one, and with the twin."""
+"""Our engine: with its own schedule, deepest first, dense, and with the dense twin."""
 
 GENERATE, CONTINUOUS, LLAMA_CPP = "generate", "continuous", "llama.cpp"
-"""The twin elsewhere."""
+"""The dense twin in other engines."""
 
 OTHERS = SWEEP, TWIN, GENERATE, CONTINUOUS, LLAMA_CPP
-"""Who races only if invited; ours and the baseline always do."""
+"""Optional contenders; ours and the baseline always run."""
 
 
 def peer_of(name: str) -> str:
-    """Whose variant a contender is."""
     return name.partition("/")[0]
 
 
 @dataclass(frozen=True)
 class Lineup:
-    """What can race with a model: its twin, that in GGUF files, who was invited, and why who is left out is."""
+    """What is needed to build the contenders: the twin, its GGUF files, who takes part, and why the others do not."""
 
     subject: Subject
     twin: NviumForCausalLM
@@ -58,7 +57,7 @@ class Lineup:
             yield engines[OURS], contenders | self._with_the_twin(race, stack)
 
     def _with_the_twin(self, race: Race, stack: ExitStack) -> dict[str, Contender]:
-        """Those invited, for as long as the stack stands."""
+        """Valid until the stack closes."""
         contenders: dict[str, Contender] = {}
         if TWIN in self.invited:
             contenders[TWIN] = own.contender(own.engine_for(self.twin, race), race)
@@ -75,7 +74,7 @@ class Lineup:
 
 @contextmanager
 def lineup(subject: Subject, invited: Collection[str] = OTHERS) -> Iterator[Lineup]:
-    """For as long as the files are needed."""
+    """The files live as long as the context."""
     known = BASELINE, *OTHERS
     for name in invited:
         require(name in known, "against", f"must be among {', '.join(known)}, got {name!r}")
@@ -90,7 +89,7 @@ def lineup(subject: Subject, invited: Collection[str] = OTHERS) -> Iterator[Line
 
 
 def write_files(who: Lineup, folder: Path) -> None:
-    """The twin for llama.cpp. Raises `NotAvailable` where that cannot race."""
+    """The twin for llama.cpp. Raises `NotAvailable` where it cannot run."""
     llama_cpp.check_available(who.subject.model.device.type)
     for kind in kinds(who.subject.model.dtype):
         write_gguf(who.twin, file := folder / f"{kind}.gguf", kind)
@@ -98,5 +97,5 @@ def write_files(who: Lineup, folder: Path) -> None:
 
 
 def kinds(dtype: torch.dtype) -> tuple[Kind, ...]:
-    """The files of a precision: either way of 16 bits, or the most that there is."""
+    """File types that match a precision."""
     return ("f16", "bf16") if dtype.itemsize == 2 else ("f32",)

@@ -1,4 +1,4 @@
-"""llama.cpp as a contender: a GGUF file, and sequences decoded in one batch. Needs the packages llama_cpp and gguf."""
+"""llama.cpp: a GGUF file, and sequences decoded in one batch. Needs the packages llama_cpp and gguf."""
 
 import ctypes
 import time
@@ -10,16 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, NotAvailable, Race, Spoken
+from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, NotAvailable, Race
 from nvium_core.bench.contenders.gguf_file import Kind
 
 NEEDED = ("llama_cpp", "gguf")
 MIN_BATCH_TOKENS = 512
-"""What llama.cpp takes in at once unless told otherwise."""
+"""llama.cpp's default."""
 
 
 def check_available(device: str) -> None:
-    """Raise `NotAvailable` unless the race can be run here."""
+    """Raise `NotAvailable` if llama.cpp cannot run here."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise NotAvailable(f"{' and '.join(missing)} not installed; pip install 'nvium[bench]'")
@@ -29,7 +29,7 @@ def check_available(device: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """For so many sequences of so many positions each, of whose tokens so many are taken in at once."""
+    """Sizes of the cache and of a batch."""
 
     num_sequences: int
     num_positions: int
@@ -37,8 +37,7 @@ class Room:
 
 
 class LlamaCpp:
-    """A model and its cache, on so many threads. Float32 files have a float32 cache and attention, others
-    llama.cpp's defaults."""
+    """A model, its cache and its threads. float32 files use a float32 cache and attention, others llama.cpp's defaults."""
 
     def __init__(self, file: Path, kind: Kind, room: Room, threads: int) -> None:
         self._lib = lib = import_module("llama_cpp")
@@ -67,7 +66,7 @@ class LlamaCpp:
         return params
 
     def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """Take in rows of (token, position, sequence, whether what follows is wanted)."""
+        """Decode rows of (token, position, sequence, whether logits are needed)."""
         batch = self._batch
         assert len(rows) <= self._room.batch_tokens
         for row, (token, position, sequence, is_wanted) in enumerate(rows):
@@ -82,13 +81,13 @@ class LlamaCpp:
             raise ContenderFailed(f"llama.cpp cannot decode (it says {answer})")
 
     def logits(self, row: int) -> list[float]:
-        """Of what follows a row of the last batch."""
+        """Of a row of the last batch."""
         vocab = self._lib.llama_model_get_vocab(self._model)
         return list(self._lib.llama_get_logits_ith(self._context, row)[: self._lib.llama_vocab_n_tokens(vocab)])
 
     @contextmanager
     def sampler(self, seed: int) -> Iterator[Any]:
-        """Draws from the whole distribution at temperature 1."""
+        """Temperature 1, no truncation."""
         chain = self._lib.llama_sampler_chain_init(self._lib.llama_sampler_chain_default_params())
         self._lib.llama_sampler_chain_add(chain, self._lib.llama_sampler_init_dist(seed))
         try:
@@ -97,7 +96,6 @@ class LlamaCpp:
             self._lib.llama_sampler_free(chain)
 
     def forget(self) -> None:
-        """Empty the cache."""
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
 
     def close(self) -> None:
@@ -108,7 +106,6 @@ class LlamaCpp:
 
 @contextmanager
 def loaded(file: Path, kind: Kind, room: Room, *, threads: int) -> Iterator[LlamaCpp]:
-    """A model for as long as it is needed."""
     model = LlamaCpp(file, kind, room, threads)
     try:
         yield model
@@ -127,7 +124,7 @@ def contender(file: Path, kind: Kind, race: Race, *, threads: int) -> Iterator[C
 
     room = Room(num_sequences=race.num_sequences, num_positions=race.num_positions, batch_tokens=len(prompts))
 
-    def speak(turn: int) -> Spoken:
+    def generate_turn(turn: int) -> Generation:
         model.forget()
         with model.sampler(turn) as draw:
             started = time.perf_counter()
@@ -139,7 +136,7 @@ def contender(file: Path, kind: Kind, race: Race, *, threads: int) -> Iterator[C
                 for sequence in sequences:
                     said[sequence].append(draw(sequence))
             seconds = time.perf_counter() - started
-        return Spoken(seconds=seconds, first_token_seconds=[first_seconds] * len(sequences), token_ids=said)
+        return Generation(seconds=seconds, first_token_seconds=[first_seconds] * len(sequences), token_ids=said)
 
     with loaded(file, kind, room, threads=threads) as model:
-        yield speak
+        yield generate_turn

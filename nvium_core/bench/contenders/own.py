@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import chain
 from typing import Any
 
-from nvium_core.bench.contenders.contender import Contender, Race, Spoken
+from nvium_core.bench.contenders.contender import Contender, Generation, Race
 from nvium_core.bench.harness import timed
 from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.engine import Engine
@@ -13,7 +13,7 @@ from nvium_core.model.nvium import NviumForCausalLM
 
 
 def engine_for(model: NviumForCausalLM, race: Race, **config: Any) -> Engine:
-    """One whose cache holds everybody, so that nobody is put off, and in which nobody finds another's prompt."""
+    """The cache has room for every sequence, and no prefix is found in it."""
     page_size = best_page_size(model.lm_head.weight)
     pages = -(-race.num_positions // page_size) + 1
     cache_tokens = race.num_sequences * pages * page_size
@@ -22,15 +22,15 @@ def engine_for(model: NviumForCausalLM, race: Race, **config: Any) -> Engine:
 
 
 def contender(engine: Engine, race: Race) -> Contender:
-    def speak(turn: int) -> Spoken:
+    def generate_turn(turn: int) -> Generation:
         engine.scheduler.policy.wait()
         params = [SamplingParams(max_tokens=race.num_tokens, seed=seed, ignore_eos=True) for seed in race.seeds(turn)]
         run = timed(engine, [(race.prompt, each) for each in params])
-        return Spoken(
+        return Generation(
             seconds=run.seconds,
             first_token_seconds=run.first_token_seconds,
             token_ids=[completion.token_ids for completion in run.completions],
             exits=Counter(chain.from_iterable(completion.exits for completion in run.completions)),
         )
 
-    return speak
+    return generate_turn

@@ -25,10 +25,11 @@ from nvium_core.training.estimate.footprint import (
     model_bytes,
 )
 from nvium_core.training.objective.beta import BetaSettings
+from nvium_core.training.options import RunOptions
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.train import RunOptions, TrainingRun
+from nvium_core.training.train import TrainingRun
 
 PATIENCE_SECONDS = 10.0
 """Slower steps are timed once, and no larger ones after them."""

@@ -17,8 +17,9 @@ from nvium_core.training.chat.template import CHAT_TEMPLATE, give_chat_template
 from nvium_core.training.data.documents import END_OF_TEXT, DataError, Diet
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
 from nvium_core.training.errors import TrainingError
+from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.train import RunOptions, TrainingRun
+from nvium_core.training.train import TrainingRun
 from tests.training.small_runs import WORDS, options, small_corpus, small_recipe, start
 
 CONTEXT = 64

@@ -21,8 +21,8 @@ from nvium_core.training.estimate.dry_run import (
     table,
 )
 from nvium_core.training.estimate.flops import training_flops
+from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import RECIPES, recipe_named
-from nvium_core.training.train import RunOptions
 from tests.training.small_runs import options, small_recipe
 
 NOWHERE = RunOptions(data=Path("text"), folder=Path("run"))
