@@ -29,7 +29,7 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"held": held_head
 
 
 def measure(subject: Subject, *, tokens: int = 4096, repeats: int = 3) -> Figures:
-    """A pass over `tokens` rows at every exit, both ways in turns. Training chunks from `chunked_from_tokens` rows on."""
+    """A pass over `tokens` rows at every exit, both ways in turns. Training chunks from `chunked_from_tokens` on."""
     config, threads = subject.model.config, torch.get_num_threads()
     shape = (config.num_exits, tokens, config.hidden_size, config.vocab_size)
 

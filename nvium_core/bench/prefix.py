@@ -63,7 +63,7 @@ def first_tokens(subject: Subject, prefix_tokens: int, num_tokens: int, repeats:
 
 
 def choices(subject: Subject, prefix_tokens: int, num_tokens: int, repeats: int) -> Figures:
-    """Seconds until all choices are complete: one request for four choices, against four requests that share nothing."""
+    """Seconds until all choices are complete: one request for four choices, and four requests that share nothing."""
     forking = subject.engine(max_sequences=NUM_CHOICES)
     forgetting = subject.engine(max_sequences=NUM_CHOICES, prefix_caching=False)
 

@@ -43,7 +43,7 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What `percentile` percent of requests must keep, in seconds: time to first token, and mean time between tokens."""
+    """What `percentile` percent of requests must keep, in seconds: first token, and mean time between tokens."""
 
     first_token: float = math.inf
     between_tokens: float = math.inf
@@ -99,7 +99,7 @@ def answered_per_second(requests: Sequence[Request]) -> float:
 
 
 def outlook(machine: Machine, demand: Demand, target: Target, replicas: int, most: float, count: int) -> Outlook:
-    """`most`: the rate that saturates a replica. The first tenth of requests, sent to an idle replica, does not count."""
+    """`most`: the rate that saturates a replica. The first tenth of requests, sent to an idle one, does not count."""
     requests = arrivals(demand, replicas, count)
     serve(machine, requests)
     counted = requests[len(requests) // 10 :]

@@ -37,7 +37,7 @@ class Room:
 
 
 class LlamaCpp:
-    """A model, its cache and its threads. float32 files use a float32 cache and attention, others llama.cpp's defaults."""
+    """A model, its cache and threads. float32 files have a float32 cache and attention, others llama.cpp's defaults."""
 
     def __init__(self, file: Path, kind: Kind, room: Room, threads: int) -> None:
         self._lib = lib = import_module("llama_cpp")
