@@ -1,7 +1,7 @@
 """N-vium: the mixture-of-exits transformer (arXiv 2605.13190), its engine and its training.
 
-The names below are imported on first use, so that `nvium --version` need not wait for PyTorch. transformers'
-Auto classes know N-viums once both packages are imported, in either order.
+Names are imported on first use, so that `nvium --version` does not wait for PyTorch. transformers' Auto classes know
+N-viums once both packages are imported, in either order.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The words that options accept, on the command line, in the environment and in Python alike."""
+"""The words that options accept, on the command line, in the environment and in Python."""
 
 from typing import Literal
 

@@ -1,6 +1,6 @@
 """The `nvium` command.
 
-Whatever the user can get wrong ends as one line on stderr and exit code 2.
+A user's mistake ends as one line on stderr and exit code 2.
 """
 
 import sys
@@ -15,7 +15,7 @@ from nvium_core.errors import NviumError
 USER_ERROR = 2
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-"""The root of click's complaints; some versions of typer bring a click of their own, so it is reached from here."""
+"""The root of click's usage errors; some versions of typer bundle their own click, so it is reached from here."""
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="N-vium, served and trained.")
 
@@ -40,7 +40,7 @@ for command in COMMANDS:
 
 
 def main() -> None:
-    """Entry point: runs a command, and turns mistakes of the user into one line and exit code 2."""
+    """Entry point: runs a command; errors of the user become one line and exit code 2."""
     try:
         status = typer.main.get_command(app)(standalone_mode=False)
     except UsageError as error:

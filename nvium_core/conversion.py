@@ -1,7 +1,7 @@
-"""From a model in any layout that can be read to a folder in ours: configuration, weights, tokenizer.
+"""Converts a model of any layout we read to a folder in ours: configuration, weights, tokenizer.
 
-Weights are converted and written a shard at a time, so that memory holds one shard. The folder is written beside its
-place and moved there when it is complete, so that a conversion which fails leaves nothing behind.
+Weights are converted and written a shard at a time, so memory holds one shard. The folder is written beside its target
+and moved there when complete, so a failed conversion leaves nothing behind.
 """
 
 import json
@@ -44,13 +44,13 @@ COMPANIONS = (
     "chat_template.json",
     GENERATION_CONFIG_NAME,
 )
-"""What is copied as it is."""
+"""Copied unchanged."""
 
 MAX_SHARD_BYTES = 5_000_000_000
 
 
 class ConversionError(NviumError):
-    """A target that cannot be written; the message names it."""
+    """The target cannot be written; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,6 @@ class Conversion:
     has_tokenizer: bool
 
     def __str__(self) -> str:
-        """One line."""
         num_exits = len(self.exit_layers)
         kind = f"a {num_exits}-vium" if num_exits > 1 else "a univium (a plain Llama)"
         depths = "exits after layers " if num_exits > 1 else "its exit after layer "
@@ -85,9 +84,9 @@ def convert(
 ) -> Conversion:
     """Write the model `source` (a folder, Hub name or GGUF file in any layout that loads) as the folder `target`.
 
-    `auto` keeps the precision that is stored, the widest of them if there are several. `hub_options` go to the Hub's
-    client. Raises `CheckpointError` naming what is missing or damaged in the source, and `ConversionError` if the
-    target is not empty or cannot be written.
+    `auto` keeps the stored precision, the widest if there are several. `hub_options` go to the Hub's client. Raises
+    `CheckpointError` naming what is missing or damaged in the source, and `ConversionError` if the target is not empty
+    or cannot be written.
     """
     place = check_target(Path(target))
     checkpoint = read_source(source, dtype=None if dtype == "auto" else getattr(torch, dtype), **hub_options)
@@ -112,7 +111,7 @@ def convert(
 
 
 def check_target(target: Path) -> Path:
-    """Where the folder will be, links resolved; refused unless nothing is there or an empty folder."""
+    """The target with links resolved. Raises `ConversionError` unless it is missing or an empty folder."""
     if target.exists() and not target.is_dir():
         raise ConversionError(f"{target}: is a file, where a folder is to be written")
     if target.exists() and any(target.iterdir()):
@@ -121,7 +120,7 @@ def check_target(target: Path) -> Path:
 
 
 def check(checkpoint: Checkpoint) -> bool:
-    """Refuse tensors that are not the model's and companions that are damaged; says whether there is a tokenizer."""
+    """Refuse wrong tensors and damaged companion files; returns whether there is a tokenizer."""
     with torch.device("meta"):
         model = NviumForCausalLM(checkpoint.config)
     checkpoint.check_against(model)
@@ -142,7 +141,7 @@ def companions(folder: Path) -> list[Path]:
 
 
 def check_json(file: Path) -> None:
-    """Refuse a .json file that does not hold an object."""
+    """Refuse a .json file that is not an object."""
     if file.suffix != ".json":
         return
     try:
@@ -154,13 +153,13 @@ def check_json(file: Path) -> None:
 
 
 def stored_precision(checkpoint: Checkpoint) -> torch.dtype:
-    """The narrowest precision that loses nothing of any tensor."""
+    """The narrowest precision that holds every tensor exactly."""
     return reduce(torch.promote_types, (tensor.dtype for tensor in checkpoint.tensors.values()))
 
 
 @contextmanager
 def written_whole(place: Path) -> Iterator[Path]:
-    """A fresh folder that becomes `place` if all goes well and vanishes if not."""
+    """A fresh folder that becomes `place` on success and is removed on failure."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as scratch:
@@ -180,7 +179,7 @@ def write_config(config: NviumConfig, precision: torch.dtype, folder: Path) -> N
 
 
 def write_tensors(tensors: dict[str, Tensor], precision: torch.dtype, max_shard_bytes: int, folder: Path) -> None:
-    """Beside the configuration: one safetensors file, or numbered shards and their index, as `save_pretrained` does."""
+    """One safetensors file, or numbered shards and their index, as `save_pretrained` does."""
     sizes = {name: torch.empty_like(tensors[name], dtype=precision, device="meta") for name in sorted(tensors)}
     split = split_torch_state_dict_into_shards(sizes, max_shard_size=max_shard_bytes)
     shards = split.filename_to_tensors.items()

@@ -1,4 +1,4 @@
-"""From text to text in a few lines: a model, its tokenizer and an engine in one object. Not thread-safe."""
+"""Text in, text out: a model, its tokenizer and an engine in one object. Not thread-safe."""
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +20,13 @@ Message = dict[str, Any]
 
 @dataclass
 class TextCompletion(Completion):
-    """A completion with its text, which leaves out end-of-text and a stop string; the other fields count both."""
+    """A completion with its text, without end-of-text and stop string; the other fields count both."""
 
     text: str = ""
 
 
 class Completions(list[TextCompletion]):
-    """Of all prompts, in order. Where there is one, its fields can be read from here."""
+    """Of all prompts, in order. A single completion's fields can be read from here."""
 
     @property
     def only(self) -> TextCompletion:
@@ -49,7 +49,7 @@ class Completions(list[TextCompletion]):
 
 @dataclass(frozen=True)
 class Piece:
-    """A token of a stream and the text that became certain with it, which may be none. `exits` count from 1."""
+    """A streamed token and the text that became certain with it, possibly empty. `exits` count from 1."""
 
     text: str
     token_ids: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Piece:
 
 @dataclass
 class _Answer:
-    """One choice of one prompt on its way."""
+    """One choice of one prompt in progress."""
 
     text: AnswerText
     completion: TextCompletion = field(default_factory=TextCompletion)
@@ -95,17 +95,17 @@ class LLM:
         self._num_asked = 0
 
     def generate(self, prompts: str | Sequence[str], **sampling: Any) -> Completions:
-        """Continue one text, or many at once. With `n`, each prompt gives so many, one after the other."""
+        """Continue one text or many. With `n`, each prompt has `n` consecutive completions."""
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         return self._complete([self._tokens(text) for text in texts], **sampling)
 
     def chat(self, messages: Sequence[Message], **sampling: Any) -> Completions:
-        """Answer a conversation, through the model's chat template. An answer may take the rest of the context."""
+        """Answer a conversation through the model's chat template. The default length is the rest of the context."""
         prompt = self._template.token_ids(messages, ())
         return self._complete([prompt], **self._of_chat(prompt, sampling))
 
     def stream(self, prompt: str | Sequence[Message], **sampling: Any) -> Generator[Piece, None, None]:
-        """The same token by token, of a text or of messages. Closing it ends it."""
+        """The same token by token, for a text or messages. Closing it cancels the request."""
         if isinstance(prompt, str):
             return self._pieces(self._tokens(prompt), **sampling)
         tokens = self._template.token_ids(prompt, ())
@@ -116,7 +116,7 @@ class LLM:
         return token_ids
 
     def _of_chat(self, prompt: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
-        """What ends the assistant's turn is added, and the rest of the context is room for it."""
+        """Adds the end of the assistant's turn as a stop; the default length is the rest of the context."""
         room = self.engine.context - len(prompt)
         if room < 1:
             raise ContextLengthExceeded(len(prompt), 1, self.engine.context)

@@ -1,4 +1,4 @@
-"""From a name on the command line to a model and its tokenizer, ready to run."""
+"""Loads a model and its tokenizer by the name given on the command line."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,8 @@ CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model on its device with its tokenizer; `name`: the last part of its folder or Hub name, or its training run's.
-
-    `folder` is where it was read from, None if it was made.
-    """
+    """A model on its device with its tokenizer. `name`: the last part of its folder or Hub name, or its training run's.
+    `folder`: where it was read from, None if built in memory."""
 
     name: str
     model: NviumForCausalLM
@@ -62,7 +60,7 @@ def load_model(
 
 
 def quantize_as(model: NviumForCausalLM, weights: Weights) -> None:
-    """Round as the option says. Raises `CheckpointError` in a precision that cannot hold the result."""
+    """Round as the option says. Raises `CheckpointError` if the precision cannot hold the result."""
     if weights in {"q8", "q4"}:
         try:
             quantize_model(model, weights)
@@ -71,7 +69,7 @@ def quantize_as(model: NviumForCausalLM, weights: Weights) -> None:
 
 
 def model_name(source: Path) -> str:
-    """A folder's or Hub model's last part; of what a training run has left, the run's."""
+    """The last part of a folder or Hub name; the run's name for a training run's `model/`."""
     path = source.resolve() if source.exists() else source
     is_runs = path.name == MODEL_FOLDER and (path.parent / RECIPE_FILE).is_file()
     return path.parent.name if is_runs else path.name
@@ -100,7 +98,7 @@ def gguf_precision(dtype: Precision, device: torch.device, *, in_groups: bool) -
 
 
 def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Raises `CheckpointError` for one that is not known."""
+    """Raises `CheckpointError` for an unknown kind."""
     try:
         return gguf_tokenizer(open_gguf(path).get)
     except TokenizerError as error:
@@ -113,7 +111,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: NviumForCausalLM
 
 
 def embedded_model() -> Path:
-    """The folder of the model that comes with the package."""
+    """The folder of the model in this package."""
     folders = sorted(path.parent for path in CHECKPOINTS.glob("*/config.json"))
     if len(folders) != 1:
         raise CheckpointError(f"{CHECKPOINTS}: expected one embedded model, found {len(folders)}")

@@ -1,14 +1,14 @@
-"""What the command line, the environment and Python may set: each option is declared once, here.
-
-To add an option, add a field: its type with its bounds (`annotated_types`), its help (`Doc`) and its default.
+"""The options of command line, environment and Python, each declared once.
 
     prompt_lookup: Annotated[int, Ge(0), Doc("Tokens to look up in the prompt.")] = 0
+
+To add an option, add such a field: its type with its bounds (`annotated_types`), its help (`Doc`) and its default.
 
 - A field of `ModelOptions` is an option of every command that runs a model, which is decorated `@takes(ModelOptions)`.
 - A field of `EngineConfig` reaches the engine by its name.
 - `ServerOptions` has them all; each is `--prompt-lookup` of `nvium serve`, `NVIUM_PROMPT_LOOKUP` in the environment and
-  `settings.prompt_lookup` in the server. Checks beyond a bound are in `server/settings.py`; Helm's
-  `values.schema.json` names it too, as a test says.
+  `settings.prompt_lookup` in the server. Checks beyond a bound are in `server/settings.py`; a test asks for it in
+  Helm's `values.schema.json`.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(EngineConfig, ModelOptions):
-    """What `nvium serve` may be told. A request's choices are its prompts times its `n`."""
+    """The options of `nvium serve`. A request's choices are its prompts times its `n`."""
 
     model: Annotated[str | None, Doc("A folder or Hub name; the embedded model if left out.")] = None
     served_model_name: Annotated[tuple[Name, ...], Doc("Names that the model answers to [its folder's].")] = ()

@@ -1,4 +1,4 @@
-"""Imports one module as soon as others have been imported, and not before. Knows nothing of models."""
+"""Imports one module once others have been imported, and not before. Knows nothing of models."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def register_when_imported(awaited: Sequence[str], registers: str) -> None:
-    """Import `registers` once any of these modules of one package is imported; at once if one is already.
+    """Import `registers` once any of these modules of one package is imported; at once if one already is.
 
     They import one another: nothing is registered while any module of their package is half imported.
     """
@@ -21,7 +21,7 @@ def register_when_imported(awaited: Sequence[str], registers: str) -> None:
 
 
 def is_being_imported(name: str) -> bool:
-    """A module of the same package is, which will go on to this one or has no need of it."""
+    """Whether some module of the package is still being imported."""
     package = name.partition(".")[0] + "."
     specs = [
         getattr(module, "__spec__", None) for name, module in list(sys.modules.items()) if name.startswith(package)
@@ -30,7 +30,7 @@ def is_being_imported(name: str) -> bool:
 
 
 class _Watcher(MetaPathFinder):
-    """Finds modules as the others would, with a loader that goes on to `registers`."""
+    """A meta path finder whose loader imports `registers` afterwards."""
 
     def __init__(self, awaited: Sequence[str], registers: str) -> None:
         self._awaited = awaited
@@ -74,7 +74,7 @@ class _Continued(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """The module's own loader is put back before it runs, so that nothing else sees this one."""
+        """Restores the module's own loader before the module runs."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader

@@ -1,4 +1,4 @@
-"""Text in the terminal as it is emitted: every token in the colour of its exit on stdout, statistics on stderr."""
+"""Generated text in the terminal: every token in the colour of its exit on stdout, statistics on stderr."""
 
 import signal
 import time
@@ -23,19 +23,18 @@ HELP = "Ctrl-D ends, Ctrl-C stops an answer, /reset forgets the conversation."
 
 @dataclass(frozen=True)
 class Terminal:
-    """Where the text goes, and where everything else does."""
+    """Consoles for text and for everything else."""
 
     text: Console
     remarks: Console
 
 
 def both_streams() -> Terminal:
-    """stdout and stderr of this process."""
     return Terminal(Console(highlight=False), Console(stderr=True, highlight=False))
 
 
 def continue_text(terminal: Terminal, llm: LLM, prompt: str, sampling: dict[str, Any]) -> None:
-    """The prompt and its continuation, then statistics."""
+    """Print the prompt and its continuation, then statistics."""
     pieces = llm.stream(prompt, **sampling)
     terminal.text.print(Text(prompt, "dim"), end="", soft_wrap=True)
     show(terminal, llm, pieces)
@@ -44,7 +43,7 @@ def continue_text(terminal: Terminal, llm: LLM, prompt: str, sampling: dict[str,
 def converse(
     terminal: Terminal, llm: LLM, read: Callable[[], str], system: str | None, sampling: dict[str, Any]
 ) -> None:
-    """Answers what is read until there is no more. The oldest turns are forgotten when the context is full."""
+    """Answer messages until the input ends. The oldest turns are dropped when the context is full."""
     beginning: list[Message] = [{"role": "system", "content": system}] if system else []
     turns: list[Message] = []
     terminal.remarks.print(HELP, style="dim")
@@ -69,7 +68,7 @@ def next_line(read: Callable[[], str]) -> str | None:
 def fitting(
     terminal: Terminal, llm: LLM, beginning: Sequence[Message], turns: list[Message], sampling: dict[str, Any]
 ) -> Stream:
-    """The stream of an answer, for which the oldest question and its answer are dropped until the rest fits."""
+    """The answer's stream, after dropping the oldest question and answer until the rest fits."""
     while True:
         try:
             return llm.stream([*beginning, *turns], **sampling)
@@ -83,7 +82,7 @@ def fitting(
 
 @contextmanager
 def interruption() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed meanwhile, which then does nothing else: a Step is not left in the middle."""
+    """Whether Ctrl-C was pressed; it has no other effect meanwhile, so no Step is interrupted."""
     asked: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: asked.append(number))
     try:
@@ -93,7 +92,7 @@ def interruption() -> Iterator[Callable[[], bool]]:
 
 
 def show(terminal: Terminal, llm: LLM, pieces: Stream, is_stopped: Callable[[], bool] = lambda: False) -> str:
-    """The text of a stream, printed piece by piece, as far as it goes before it is stopped."""
+    """Print a stream piece by piece until it ends or is stopped."""
     exits: list[int] = []
     said: list[str] = []
     started = time.monotonic()
@@ -115,7 +114,7 @@ def exit_colour(exit_number: int) -> str:
 
 
 def summarise(console: Console, exits: Sequence[int], exit_layers: Sequence[int], seconds: float) -> None:
-    """Tokens per second; where there are several exits, mean depth and tokens by exit."""
+    """Tokens per second; with several exits also mean depth and tokens by exit."""
     rate = Text(f"{len(exits)} tokens, {len(exits) / seconds:.1f} tokens/s")
     if len(exit_layers) == 1:
         console.print(rate, soft_wrap=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from nvium_core.evaluation.latency import SpokenToken
+from nvium_core.evaluation.latency import TimedToken
 from nvium_core.loading import LoadedModel
 
 COLOURS = ("#8dd3c7", "#fdb462", "#bebada", "#fb8072", "#80b1d3", "#b3de69", "#fccde5", "#d9d9d9")
@@ -32,7 +32,7 @@ li {{ display: inline-block; margin-right: 1.5em }} ul {{ padding: 0 }}
 """
 
 
-def page(loaded: LoadedModel, texts: Sequence[tuple[Sequence[int], Sequence[SpokenToken]]]) -> str:
+def page(loaded: LoadedModel, texts: Sequence[tuple[Sequence[int], Sequence[TimedToken]]]) -> str:
     """Texts, each a prompt and what was spoken after it."""
     exit_layers = loaded.model.config.exit_layers or []
     used = [token.exit for _, spoken in texts for token in spoken]
@@ -49,7 +49,7 @@ def page(loaded: LoadedModel, texts: Sequence[tuple[Sequence[int], Sequence[Spok
     )
 
 
-def paragraph(loaded: LoadedModel, prompt: Sequence[int], spoken: Sequence[SpokenToken]) -> str:
+def paragraph(loaded: LoadedModel, prompt: Sequence[int], spoken: Sequence[TimedToken]) -> str:
     """The prompt in grey, then a span for every token; a token that ends within a character has an empty one."""
     tokenizer: Any = loaded.tokenizer.backend_tokenizer
     decoder = DecodeStream(list(prompt), skip_special_tokens=True)
@@ -58,6 +58,6 @@ def paragraph(loaded: LoadedModel, prompt: Sequence[int], spoken: Sequence[Spoke
     return f"<p><i>{escape(str(opening))}</i>{''.join(spans)}</p>"
 
 
-def span(text: str, token: SpokenToken) -> str:
+def span(text: str, token: TimedToken) -> str:
     title = f"exit {token.exit}, p {token.exit_probability:.2f}, {1000 * token.seconds:.1f} ms"
     return f'<b class="e{token.exit}" title="{title}">{escape(text)}</b>'

@@ -29,7 +29,7 @@ PAPER_PROMPT_TOKENS, PAPER_TOP_K = 256, 50
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenToken:
+class TimedToken:
     """A token, its exit (from 1) with p_k, and the seconds since the token before it, or since the prompt came."""
 
     token_id: int
@@ -38,7 +38,7 @@ class SpokenToken:
     seconds: float
 
 
-Answer = list[SpokenToken]
+Answer = list[TimedToken]
 Answers = Mapping[str, Sequence[Answer]]
 """By category, one for every prompt and trial."""
 
@@ -51,7 +51,7 @@ def speak(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Answ
     while engine.has_work:
         events, now = engine.step(), time.perf_counter()
         for event in map(sound, events):
-            spoken.append(SpokenToken(event.token_id, event.exit, event.exit_probability, now - last))
+            spoken.append(TimedToken(event.token_id, event.exit, event.exit_probability, now - last))
             last = now
     return spoken
 

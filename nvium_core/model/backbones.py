@@ -1,7 +1,7 @@
-"""What a Llama-like model of another make is in our configuration's words.
+"""Llama-like models of other makes in our configuration.
 
-They are one backbone with stated parts: biases of queries, keys and values, norms of queries and keys, layers without
-rotary embedding. What is not said in a folder is as in transformers' own configuration of that make.
+They are one backbone with optional parts: biases of queries, keys and values, norms of queries and keys, layers without
+rotary embedding. Fields missing in a folder default as in transformers' own configuration of that make.
 """
 
 from collections.abc import Callable
@@ -57,11 +57,11 @@ MAKES: dict[str, Callable[[PreTrainedConfig], Parts]] = {
     "qwen3": qwen3,
     "smollm3": smollm3,
 }
-"""`model_type` → the parts it has beyond a Llama's."""
+"""`model_type` → the parts beyond a Llama's."""
 
 
 def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """A Hugging Face configuration's fields as `NviumConfig`'s. Raises what transformers' own configuration does."""
+    """A Hugging Face configuration's fields as `NviumConfig`'s. Raises what transformers' configuration raises."""
     if "quantization_config" in fields:
         method = (fields["quantization_config"] or {}).get("quant_method")
         known = "float32, float16 and bfloat16, and the groups of GGUF files"
@@ -72,7 +72,7 @@ def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def within_window(config: PreTrainedConfig) -> Parts:
-    """Up to the size of its window, a layer that attends to a window attends to everything; beyond is not served."""
+    """Within its window a sliding-window layer attends to everything; longer contexts are not served."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
     if window is None or "sliding_attention" not in kinds:

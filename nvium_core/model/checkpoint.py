@@ -1,6 +1,6 @@
-"""Reading a model folder: our layout, the layout the paper's authors publish, or a Hugging Face Llama or relative.
+"""Reads a model folder: our layout, the layout the paper's authors publish, or a Hugging Face Llama or relative.
 
-All three become the same thing, a configuration and tensors under our names. Weights come from safetensors only.
+The result is a configuration and tensors under our names. Weights come from safetensors only.
 """
 
 import json
@@ -55,11 +55,11 @@ class Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision the weights are stored in."""
+        """Of the stored weights."""
         return next(iter(self.tensors.values())).dtype
 
     def check_against(self, model: nn.Module) -> None:
-        """Raise `CheckpointError` unless the tensors are exactly the model's, by name and shape."""
+        """Raise `CheckpointError` unless names and shapes are exactly the model's."""
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         if self.config.tie_word_embeddings:
             expected.pop("lm_head.weight")
@@ -88,7 +88,7 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
 
 
 def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
-    """The local folder of a model given as a path or as a Hub name."""
+    """The local folder of a path or Hub name."""
     folder = Path(source)
     if (folder / MODEL_FOLDER / "config.json").is_file() and not (folder / "config.json").exists():
         raise CheckpointError(f"{source}: holds a training run; its model is {folder / MODEL_FOLDER}")
@@ -104,7 +104,7 @@ def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
 
 
 def read_config(folder: Path) -> NviumConfig:
-    """The configuration of a folder in any of the three layouts."""
+    """In any of the three layouts."""
     path = folder / "config.json"
     fields = _parse(path, json.loads)
     if not isinstance(fields, dict):
@@ -146,7 +146,7 @@ def _published_fields(path: Path, num_layers: Any) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a folder's safetensors file or shards, under the names in the file."""
+    """Every tensor of a folder's safetensors file or shards, under its name in the file."""
     index = folder / "model.safetensors.index.json"
     shards = ["model.safetensors"]
     if index.exists():
@@ -163,7 +163,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def check_finite(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Raise `CheckpointError` for a weight that is infinite or no number, which would silence or spoil every answer."""
+    """Raise `CheckpointError` for a weight that is infinite or NaN."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor))):
             raise CheckpointError(f"{folder}: tensor {name} holds values that are not finite")
@@ -181,7 +181,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def rename(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
-    """Published and Llama names to ours; our own pass through unchanged."""
+    """Published and Llama names to ours; ours stay."""
 
     def ours(name: str) -> str:
         for pattern, replacement in PUBLISHED_NAMES.items():

@@ -1,6 +1,6 @@
-"""The shape of an N-vium: a Llama configuration plus the depths at which it may speak.
+"""The configuration of an N-vium: a Llama's plus the depths of its exits. Knows nothing of weights.
 
-Knows nothing of weights. `exit_layers` are depths counted in layers: 6 means "after six layers".
+`exit_layers` are depths counted in layers: 6 means "after six layers".
 """
 
 import math
@@ -22,7 +22,7 @@ SIZES = (
     "max_position_embeddings",
 )
 MAX_SIZE = 2**24
-"""Of each; beyond what any model has."""
+"""Of each; beyond any real model."""
 
 MAX_LAYERS = 10_000
 
@@ -36,10 +36,10 @@ ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
 class NviumConfig(LlamaConfig):
     """Llama's fields plus the exits. `exit_layers=None` means one exit, at the end: a univium.
 
-    `router_hidden_size=None` takes the paper's ⌊0.66 d⌋; `adapter_hidden_size=None` takes the width d,
-    and 0 leaves the adapters out, which with a single exit is exactly a Llama.
-    What other makes have beyond a Llama: `qkv_bias`, biases of queries, keys and values without one of the output;
-    `qk_norm`, norms of every query and key; `no_rope_layers`, the indices of layers without rotary embedding.
+    `router_hidden_size=None` is the paper's ⌊0.66 d⌋; `adapter_hidden_size=None` is the width d, and 0 is no adapters,
+    which with a single exit is exactly a Llama. Parts of other makes: `qkv_bias`, biases of queries, keys and values
+    but not the output; `qk_norm`, norms of every query and key; `no_rope_layers`, indices of layers without rotary
+    embedding.
     """
 
     model_type = "nvium"
@@ -74,7 +74,7 @@ class NviumConfig(LlamaConfig):
             raise ValueError("partial_rotary_factor: rotary embeddings of a part of each head cannot be served")
 
     def _check_sizes(self) -> None:
-        """Raise `ValueError` for what could not be built, or would take all the memory there is."""
+        """Raise `ValueError` for sizes that cannot be built or would exhaust memory."""
         for name in SIZES:
             require_between(name, getattr(self, name), MAX_SIZE)
         require_between("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS)
@@ -88,7 +88,7 @@ class NviumConfig(LlamaConfig):
             raise ValueError(f"head_dim must be even, as positions turn pairs, got {self.head_dim}")
 
     def validate_numbers(self) -> None:
-        """Part of `@strict` validation: what would make numbers that are none, or an end that never comes."""
+        """Part of `@strict` validation: values that would give NaN, or an end-of-text that never comes."""
         if not 0 <= self.rms_norm_eps < math.inf:
             raise ValueError(f"rms_norm_eps must be finite and not negative, got {self.rms_norm_eps}")
         for name, value in rope_numbers(self.rope_parameters or {}):
@@ -128,20 +128,20 @@ class NviumConfig(LlamaConfig):
 
 
 def require_between(name: str, value: object, most: int) -> None:
-    """Raise `ValueError` for a size that is none; what is left out or no number is for others to say."""
+    """Raise `ValueError` for a size out of range; missing values and other types are checked elsewhere."""
     if isinstance(value, int) and not 1 <= value <= most:
         raise ValueError(f"{name} must be between 1 and {most}, got {value}")
 
 
 def rope_numbers(parameters: Any) -> Iterator[tuple[str, float]]:
-    """All that say how positions turn, by name."""
+    """All numbers that determine rotary angles, by name."""
     for name, value in parameters.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield name, value
 
 
 def check_end_token_ids(named: int | list[int] | None, vocab_size: int) -> None:
-    """Raise `ValueError` for an end-of-text that is no token, as nothing would ever end."""
+    """Raise `ValueError` for an end-of-text outside the vocabulary."""
     for token_id in [named] if isinstance(named, int) else named or []:
         if not 0 <= token_id < vocab_size:
             raise ValueError(f"eos_token_id {token_id} is outside the vocabulary of {vocab_size} tokens")

@@ -1,4 +1,4 @@
-"""An exit: the place after a block where the model may speak, and the router that decides whether it does.
+"""An exit: a place after a block where the model may emit, and the router that decides whether it does.
 
 Shapes: X any row dimensions, D width.
 """
@@ -12,7 +12,7 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.llama import RMSNorm
 
 CONTINUE, EXIT = 0, 1
-"""The router's two outcomes, in the order of its logits."""
+"""The router's outcomes, in the order of its logits."""
 
 
 class Router(nn.Module):
@@ -36,13 +36,13 @@ class Router(nn.Module):
 
 
 def precise_linear(layer: nn.Linear, x_XD: Tensor) -> Tensor:
-    """The layer in float32 or better, whatever its weights are stored in."""
+    """Computed in float32 or better, whatever the weights' precision."""
     dtype = torch.promote_types(layer.weight.dtype, torch.float32)
     return F.linear(x_XD.to(dtype), layer.weight.to(dtype), layer.bias.to(dtype))
 
 
 class Adapter(nn.Module):
-    """o = x + down(SiLU(up(x))): what an exit adds before the shared head. Starts as the identity."""
+    """o = x + down(SiLU(up(x))), before the shared head. Starts as the identity."""
 
     def __init__(self, config: NviumConfig) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Adapter(nn.Module):
 
 
 class Exit(nn.Module):
-    """Norm, adapter and, unless it is the last exit, a router. The head W_lm is shared and lives on the model."""
+    """Norm, adapter and, unless it is the last exit, a router. The shared head W_lm belongs to the model."""
 
     def __init__(self, config: NviumConfig, is_last: bool) -> None:
         super().__init__()
@@ -64,12 +64,12 @@ class Exit(nn.Module):
         self.adapter = Adapter(config) if config.adapter_hidden_size else nn.Identity()
 
     def forward(self, h_XD: Tensor) -> tuple[Tensor, Tensor]:
-        """log w [X, 2] and o [X, D], what the head is applied to, of hidden states."""
+        """log w [X, 2] and the head's input o [X, D]."""
         x_XD = self.norm(h_XD)
         return self.route(x_XD), self.adapter(x_XD)
 
     def route(self, x_XD: Tensor) -> Tensor:
-        """log w, [X, 2], of normed rows; the last exit never continues."""
+        """log w [X, 2] of normed rows; the last exit never continues."""
         if self.router is not None:
             log_w_X2: Tensor = self.router(x_XD)
             return log_w_X2

@@ -11,8 +11,7 @@ from nvium_core.model.config import NviumConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Flops:
-    """Of one token, by part: projections and feed-forward layers, attention over the positions before, heads, adapters,
-    routers."""
+    """Of one token, by part: projections and feed-forward layers, attention, heads, adapters, routers."""
 
     layers: float
     attention: float
@@ -29,8 +28,8 @@ class Flops:
 
 
 def flops_per_token(config: NviumConfig, num_positions: int) -> Flops:
-    """All exits heard, as in training and scoring: L(8d² + 6dm) + 4LSd + N·2Vd + N·4d·d_a + (N−1)·4d·m_r, with
-    S = `num_positions` attended. Fewer key heads than query heads make the 8d² smaller."""
+    """With all exits, as in training and scoring: L(8d² + 6dm) + 4LSd + N·2Vd + N·4d·d_a + (N−1)·4d·m_r, with S =
+    `num_positions` attended. Fewer key heads than query heads reduce the 8d²."""
     num_exits = config.num_exits
     return _flops(config, num_positions, num_layers=config.num_hidden_layers, heads=num_exits, routers=num_exits - 1)
 
@@ -43,14 +42,14 @@ def spoken_flops(config: NviumConfig, num_positions: int, exit_shares: Sequence[
 
 
 def flops_before_speaking(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
-    """The same without the layers that are put off: what stands between a token and the one before it."""
+    """Without the deferred layers: what must run before the token is emitted."""
     depths = zip(exit_shares, config.exit_layers or [], strict=True)
     num_layers = sum(share * depth for share, depth in depths) / sum(exit_shares)
     return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=routers_asked(exit_shares))
 
 
 def routers_asked(exit_shares: Sequence[float]) -> float:
-    """Σ_{k<N} P(reaching k): how many routers a token passes on average."""
+    """Σ_{k<N} P(reaching k): routers per token on average."""
     return sum(sum(exit_shares[k:]) for k in range(len(exit_shares) - 1)) / sum(exit_shares)
 
 

@@ -1,7 +1,7 @@
-"""Reading a GGUF file: its shape as a configuration, its weights as tensors under our names.
+"""Reads a GGUF file: its configuration, and its weights as tensors under our names.
 
-What the file keeps in groups with scales is rounded to bfloat16 unless another precision is asked for, tensor by
-tensor, and the largest rounding is logged. The tokenizer in the file is `nvium_core.text.gguf_tokenizer`'s.
+Weights in groups with scales are rounded to bfloat16 unless another precision is asked for, tensor by tensor, and the
+largest rounding is logged. `nvium_core.text.gguf_tokenizer` reads the tokenizer.
 """
 
 import logging
@@ -32,10 +32,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": True},
     "smollm3": {},
 }
-"""`general.architecture` → the parts it has beyond a Llama's."""
+"""`general.architecture` → the parts beyond a Llama's."""
 
 INTERLEAVED = ("llama", "smollm3")
-"""Those whose files keep rows that are rotated together side by side; ours are half a head apart."""
+"""In these files rows that are rotated together are adjacent; ours are half a head apart."""
 
 NO_ROPE_INTERVAL = 4  # SmolLM3's, which its files do not say
 
@@ -50,7 +50,7 @@ SHAPE = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
-"""Our fields → the file's, after its architecture's name."""
+"""Our fields → the file's, without the architecture's prefix."""
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -71,13 +71,13 @@ NAMES = {
 ROPE_FACTORS = "rope_freqs.weight"
 
 EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Kinds that are a precision; every other keeps groups of numbers with scales, and comes out in float32."""
+"""Kinds that are a precision; all others are groups of numbers with scales, read as float32."""
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
 
 LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3_CONTEXT = 8192
-"""Where Llama 3.1 and its successors were stretched from; a file has only the factors that come of it."""
+"""The original context of Llama 3.1 and its successors; a file stores only the resulting factors."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class GGUFFile:
         return name
 
     def shape(self, name: str, default: Any = None) -> Any:
-        """A field of the architecture's own."""
+        """A field of the architecture."""
         return self.get(f"{self.architecture}.{name}", default)
 
     @cached_property
@@ -111,7 +111,7 @@ def is_gguf(source: object) -> bool:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Raises `CheckpointError` for what is no GGUF file, or a damaged one."""
+    """Raises `CheckpointError` for what is not a GGUF file, or a damaged one."""
     try:
         written = path.stat()
         return _open(path, written.st_mtime_ns, written.st_size)
@@ -121,12 +121,12 @@ def open_gguf(path: Path) -> GGUFFile:
 
 @lru_cache(1)
 def _open(path: Path, *written: int) -> GGUFFile:
-    """Kept, because the tokenizer and the weights of one file are read one after the other."""
+    """Cached: tokenizer and weights of one file are read in turn."""
     return GGUFFile(path, gguf.GGUFReader(path))
 
 
 def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype | None = None) -> Checkpoint:
-    """Everything but the tokenizer. `dtype` None is the file's own precision, bfloat16 where it has groups."""
+    """Everything but the tokenizer. `dtype` None is the file's own precision, bfloat16 for groups."""
     file = open_gguf(path)
     precision = dtype or stored_precision(file)
     config = config or read_config(file)
@@ -140,7 +140,7 @@ def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype 
 
 
 def stored_precision(file: GGUFFile) -> torch.dtype:
-    """What the matrices are in, the widest of them; bfloat16 if any is in groups."""
+    """The widest precision of the matrices; bfloat16 if any is in groups."""
     kinds = {tensor.tensor_type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
     if kinds <= EXACT.keys():
         return reduce(torch.promote_types, (EXACT[kind] for kind in kinds), torch.bfloat16)
@@ -148,7 +148,7 @@ def stored_precision(file: GGUFFile) -> torch.dtype:
 
 
 def read_config(file: GGUFFile) -> NviumConfig:
-    """Raises `CheckpointError` for what the model has and ours cannot."""
+    """Raises `CheckpointError` for features that our model does not have."""
     fields = {ours: value for ours, theirs in SHAPE.items() if (value := file.shape(theirs)) is not None}
     fields.setdefault("vocab_size", len(file.get("tokenizer.ggml.tokens", ())))
     if {"hidden_size", "num_hidden_layers", "num_attention_heads"} - fields.keys():
@@ -168,7 +168,7 @@ def read_config(file: GGUFFile) -> NviumConfig:
 
 
 def _special_tokens(file: GGUFFile) -> dict[str, Any]:
-    """The end of a turn ends what is spoken, as the end of text does."""
+    """The end of a turn ends generation, as end-of-text does."""
     named = {name: file.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "padding")}
     ends = sorted({named[name] for name in ("eos", "eot")} - {None})
     end = ends[0] if len(ends) == 1 else ends or None
@@ -205,7 +205,7 @@ def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    """The parameters that Llama 3's factors come of, which are found by trying and held to all of them."""
+    """The parameters that give Llama 3's factors: found by search, checked against all factors."""
     factors = torch.from_numpy(np.array(file.tensors[ROPE_FACTORS].data, dtype=np.float32)).flatten()
     parameters = plain | LLAMA_3 | {"factor": factors.max().item(), "original_max_position_embeddings": LLAMA_3_CONTEXT}
     config = LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
@@ -232,7 +232,7 @@ def rows_in_our_order(file: GGUFFile, name: str, tensor: Tensor) -> Tensor:
 
 
 def our_name(name: str) -> str:
-    """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; what is not known keeps its name."""
+    """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
     *layer, part, kind = name.split(".")
     prefix = f"model.layers.{layer[1]}." if layer else ""
     return f"{prefix}{NAMES.get(part, part)}.{kind}"

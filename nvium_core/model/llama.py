@@ -1,8 +1,8 @@
-"""A Llama backbone, with the parts that its relatives have more; unaware of exits, caches and batches.
+"""A Llama backbone with the optional parts of its relatives; unaware of exits, caches and batches.
 
-Every function works on *rows*: token positions in any arrangement. How a row sees other rows is the
-caller's affair, given as `attend`; so training (packed documents), `generate()` (a Hugging Face cache) and the
-engine (ragged rows over pages) run the very same layers. Parameter names are Hugging Face's.
+Every function works on *rows*: token positions in any arrangement. The caller passes how rows attend to others as
+`attend`; so training (packed documents), `generate()` (a Hugging Face cache) and the engine (ragged rows over pages)
+run the same layers. Parameter names are Hugging Face's.
 
 Shapes: X any row dimensions, D width, H query heads, G key/value heads, P head size, I inner width.
 """
@@ -163,7 +163,7 @@ class Llama(nn.Module):
             layer.mlp.pack()
 
     def run(self, h_XD: Tensor, layers: Iterable[int], rotary: Rotary, attend: Attend) -> Tensor:
-        """Carry rows through the given layers."""
+        """Forward rows through these layers."""
         for index in layers:
             h_XD = self.layers[index](h_XD, rotary, attend)
         return h_XD
@@ -176,7 +176,7 @@ def rotate(x_XHP: Tensor, rotary: Rotary) -> Tensor:
 
 
 def causal_attention(mask: Tensor | None = None) -> Attend:
-    """Attention among the rows of a full batch, X = [B, T]; `mask` [B, 1, T, T] is True where row t may see row s."""
+    """Among the rows of a full batch, X = [B, T]; `mask` [B, 1, T, T] is True where row t may see row s."""
 
     def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
         q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))

@@ -1,6 +1,7 @@
 """The mathematics of the mixture, in log space: p_k, π_mix and the three losses. No modules, no state.
 
-Log space survives routers that are certain: log w may be -inf, and nothing here turns that into NaN.
+Log space handles routers that are certain: log w may be -inf, and nothing here turns that into NaN.
+
 Shapes: X any row dimensions, E exits, V vocabulary.
 """
 

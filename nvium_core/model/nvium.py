@@ -40,12 +40,12 @@ ROUTER_HEAD_STD = 0.4  # of the router head's normal initialisation, times 1/√
 
 @dataclass
 class NviumOutput(ModelOutput):
-    """What a forward pass says. Losses are means over the labelled tokens and None without labels.
+    """The result of a forward pass. Losses are means over the labelled tokens and None without labels.
 
-    loss: L_mix, also what Trainer minimises. logits: log π_mix [B, T, V]. exit_probs: p_k [B, T, E].
-    exit_logits: each exit's own logits [B, T, E, V], when asked for. compute_loss: L_compute. balance_loss: L_balance.
-    exit_losses: cross-entropy of each exit alone [E]. hidden_states: the embeddings and what follows each layer, before
-    any norm, [B, T, D] each, when asked for.
+    loss: L_mix, also what Trainer minimises. logits: log π_mix [B, T, V]. exit_probs: p_k [B, T, E]. exit_logits: each
+    exit's own logits [B, T, E, V], on request. compute_loss: L_compute. balance_loss: L_balance. exit_losses:
+    cross-entropy of each exit alone [E]. hidden_states: the embeddings and the output of each layer, before any norm,
+    [B, T, D] each, on request.
     """
 
     loss: Tensor | None = None
@@ -112,12 +112,13 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """No, or transformers skips `_init_weights` on modules without parameters of their own, as adapters."""
+        """False: otherwise transformers skips `_init_weights` on modules without parameters of their own, such as
+        adapters."""
         return False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal(0, initializer_range) everywhere, but for adapters and router heads (authors' code)."""
+        """Normal(0, initializer_range), except for adapters and router heads (authors' code)."""
         super()._init_weights(module)
         width = self.config.hidden_size
         if isinstance(module, RMSNorm):
@@ -139,7 +140,7 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
     def _states_after(
         self, parts: Iterable[Iterable[int]], h_BTD: Tensor, positions_BT: Tensor, attend: Attend
     ) -> list[Tensor]:
-        """After each of these consecutive parts of the layers."""
+        """After each of these consecutive ranges of layers."""
         rotary = self.model.rotary(positions_BT, h_BTD.dtype)
         states = []
         for layers in parts:
@@ -232,7 +233,7 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def generation_config(folder: Path, vocab_size: int) -> GenerationConfig:
-    """What the folder says of generating. Raises `CheckpointError` for an end-of-text that is no token."""
+    """The folder's generation settings. Raises `CheckpointError` for an end-of-text outside the vocabulary."""
     try:
         read = GenerationConfig.from_pretrained(folder)
         check_end_token_ids(read.eos_token_id, vocab_size)

@@ -1,9 +1,8 @@
 """Weights in groups of 32 with one scale each, as GGUF's Q8_0 and Q4_0 have them.
 
-What is served is exactly the model with the dequantised weights: a layer that holds groups has them as its weight, in
-float32 or better, and the groups beside it for whoever can read fewer bytes. Whoever has groups already, from a file,
-gives them to `hold`, and nothing is rounded a second time; `quantize` finds the groups of Q8_0 and Q4_0 again in
-weights that were dequantised from them.
+The model served is exactly the one with dequantised weights: a layer's weight is dequantised, in float32 or better, and
+its groups are kept beside it for code that can read fewer bytes. Groups read from a file are passed to `hold`, and
+nothing is rounded twice; `quantize` recovers the groups of Q8_0 and Q4_0 from weights that were dequantised from them.
 
 Shapes: N rows, D their length, G groups.
 """
@@ -18,7 +17,7 @@ from nvium_core.choices import Quantization
 GROUP = 32
 
 LARGEST = {"q8": 127, "q4": -8}
-"""What the number of a group that is farthest from zero becomes."""
+"""The number stored for the element farthest from zero."""
 
 BOUNDS = {"q8": (-127, 127), "q4": (-8, 7)}
 
@@ -39,7 +38,7 @@ class Groups:
 
 
 def quantize(weight_ND: Tensor, kind: Quantization) -> Groups:
-    """The nearest numbers, with each group's scale such that its largest is the largest there is."""
+    """Nearest numbers; each group's scale maps its largest element to `LARGEST`."""
     groups_NGX = weight_ND.detach().double().unflatten(1, (-1, GROUP))
     extreme_NG1 = groups_NGX.gather(-1, groups_NGX.abs().argmax(-1, keepdim=True))
     if kind == "q8":
@@ -59,7 +58,7 @@ def hold(layer: nn.Linear, groups: Groups) -> None:
 
 
 def groups_of(layer: nn.Linear) -> Groups | None:
-    """What the layer holds, unless its weight has been changed since."""
+    """The layer's groups, unless its weight has changed since."""
     groups = getattr(layer, "groups", None)
     weight_ND = layer.weight.detach()
     if isinstance(groups, Groups) and torch.equal(groups.dequantized(weight_ND.dtype).to(weight_ND.device), weight_ND):
@@ -68,8 +67,8 @@ def groups_of(layer: nn.Linear) -> Groups | None:
 
 
 def quantize_model(model: nn.Module, kind: Quantization) -> None:
-    """Backbone and head, if their rows are whole groups; routers, adapters and norms stay. A head that is tied to the
-    embedding takes it along."""
+    """Quantize backbone and head where rows are whole groups; routers, adapters and norms stay. A tied embedding
+    changes with the head."""
     for name, layer in model.named_modules():
         is_quantized = isinstance(layer, nn.Linear) and (name.startswith("model.layers.") or name == "lm_head")
         if is_quantized and isinstance(layer, nn.Linear) and layer.in_features % GROUP == 0:
@@ -77,6 +76,6 @@ def quantize_model(model: nn.Module, kind: Quantization) -> None:
 
 
 def groups_of_kind(layer: nn.Linear, kind: Quantization) -> Groups:
-    """What it holds already, or its weights rounded."""
+    """The layer's groups, or its weight rounded."""
     held = groups_of(layer)
     return held if held is not None and held.kind == kind else quantize(layer.weight, kind)

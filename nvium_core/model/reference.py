@@ -1,6 +1,6 @@
 """Algorithm 1 of the paper, slow and obvious: a full forward pass per token, no cache, no batch, plain Python floats.
 
-What the engine must equal, token for token and exit for exit. Shares no code with the engine's sampler.
+The engine must equal it token for token and exit for exit. Shares no code with the engine's sampler.
 """
 
 import math
@@ -68,7 +68,7 @@ class State:
 def sample(
     model: NviumForCausalLM, prompt: Sequence[int], max_tokens: int, uniform: Uniform, params: Params | None = None
 ) -> list[Sampled]:
-    """Continue a prompt by at most `max_tokens` tokens; the last one is a stop token, or nothing may follow it."""
+    """Continue a prompt by at most `max_tokens` tokens; ends early after a stop token, or where no token may follow."""
     params = params or Params()
     sampled = list[Sampled]()
     while len(sampled) < max_tokens:
@@ -168,8 +168,8 @@ def adjusted_logit(token: int, logit: float, state: State) -> float:
 
 
 def truncated(logits: Sequence[float], params: Params) -> list[float]:
-    """What is left of a distribution, not normalised: temperature; tokens of at least min-p times the probability of
-    the first; the k most probable; and the fewest of those that hold top-p of their mass."""
+    """The truncated distribution, not normalised: temperature; tokens of at least min-p times the largest probability;
+    the k most probable; and the fewest of those that hold top-p of their mass."""
     weights = tempered(logits, params.temperature)
     ranked = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
     if params.min_p:  # compared as logarithms, where tokens less than rounding apart in probability still differ

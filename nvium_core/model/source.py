@@ -1,4 +1,4 @@
-"""From whatever a model is kept in to a configuration and tensors: a folder, a Hub name or a GGUF file."""
+"""Reads a configuration and tensors from a folder, a Hub name or a GGUF file."""
 
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,7 @@ def read_source(
     dtype: torch.dtype | None = None,
     **hub_options: Any,
 ) -> Checkpoint:
-    """`dtype` is what a GGUF file's groups are rounded to. Raises `CheckpointError` naming what is wrong."""
+    """`dtype`: precision of dequantised groups. Raises `CheckpointError` naming what is wrong."""
     if is_gguf(source):
         return read_gguf(Path(source), config, dtype)
     return read_checkpoint(source, config, **hub_options)

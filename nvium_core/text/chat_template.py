@@ -1,9 +1,7 @@
-"""From messages to a prompt's tokens: by the tokenizer's own chat template or, where it has none, by a plain one.
+"""From messages to token ids: the tokenizer's chat template or, without one, a plain one.
 
-Special tokens come from a template only. Those that stand in messages or tools are text: each is cut after its first
-character before the template sees it, and what lies between the cuts is tokenized piece by piece.
-
-Knows no HTTP and no engine.
+Special tokens come from the template only. In messages and tools they are text: each is cut after its first character
+before the template is rendered, and the text between cuts is tokenized piece by piece. No HTTP, no engine.
 """
 
 import json
@@ -24,21 +22,19 @@ from nvium_core.text.tool_calls import call_format
 Json = dict[str, Any]
 
 MAX_REASON_CHARACTERS = 200
-"""Characters of a template's complaint that are told."""
+"""Of a template's error message."""
 
 LAST_TOKENS = 16
 """Of a prompt; the mark that opens thoughts is among them, if it ends with one."""
 
 PLAIN_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
-"""Where the model goes on with the user's turn, after an answer to the plain template."""
+"""The model begins the user's turn, after an answer to the plain template."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a chat template is given.
-
-    `adds_prompt` begins the assistant's turn; `continues` leaves the last message open. `variables` are the template's.
-    """
+    """The input of a chat template. `adds_prompt` begins the assistant's turn; `continues` leaves the last message
+    open. `variables` are passed to the template."""
 
     messages: Sequence[Json]
     tools: Sequence[Json] = ()
@@ -48,14 +44,12 @@ class Conversation:
 
 
 class ConversationError(NviumError, ValueError):
-    """Messages that the chat template does not take."""
+    """Messages that the chat template refuses."""
 
 
 class ChatTemplate:
-    """`stops` and `stop_token_ids` end the assistant's turn, beside the model's end-of-text.
-
-    `call_format` is how the model calls functions; `call_marker_id` the special token that may precede calls.
-    """
+    """`stops` and `stop_token_ids` end the assistant's turn, beside the model's end-of-text. `call_format` is the
+    model's format of tool calls; `call_marker_id` the special token that may precede them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
@@ -72,15 +66,12 @@ class ChatTemplate:
         self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)
 
     def token_ids(self, messages: Sequence[Json], tools: Sequence[Json], *, adds_prompt: bool = True) -> list[int]:
-        """The tokens of a conversation. Raises `ConversationError`."""
+        """Raises `ConversationError`."""
         return self.prompt(Conversation(messages, tools, adds_prompt))
 
     def prompt(self, conversation: Conversation, *, check: Callable[[str], object] | None = None) -> list[int]:
-        """The tokens of the conversation.
-
-        `check` sees the text before it is tokenized. Raises what that does, and `ConversationError` for what the
-        template does not take.
-        """
+        """The conversation's tokens. `check` sees the text before it is tokenized; its errors pass through. Raises
+        `ConversationError` for what the template refuses."""
         mark = secrets.token_hex(16)
         try:
             given = {name: self._cut(getattr(conversation, name), mark) for name in ("messages", "tools", "variables")}
@@ -132,11 +123,8 @@ class ChatTemplate:
 
 
 def plain(conversation: Conversation) -> str:
-    """Turns as in a script: a line that says whose it is, its text, an empty line.
-
-    What the system says stands alone, before it the functions there are, one in a line. A name is put in brackets
-    behind the role; a call is written as one is generated.
-    """
+    """Turns as in a script: a line with the role, the text, an empty line. The system message stands alone, preceded by
+    the functions, one a line. A name is in brackets after the role; a call is written as one is generated."""
     functions = [json_text(tool["function"]) for tool in conversation.tools]
     turns = ["\n".join(["Functions:", *functions])] if functions else []
     turns += [plain_turn(message) for message in conversation.messages]
@@ -157,7 +145,7 @@ def json_text(value: Any) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What a template says about what it was given; nothing about code."""
+    """A template's error message, without details of code."""
     if not isinstance(error, TemplateError) or not error.message:
         return ""
     return f": {error.message[:MAX_REASON_CHARACTERS]}"

@@ -1,6 +1,6 @@
-"""From token ids to text as it comes: never half a character, never a piece of a stop string.
+"""From token ids to text, streaming: never half a character, never part of a stop string.
 
-What is joined from any chunks equals what one chunk would give. Knows nothing of engines or HTTP.
+The joined text does not depend on how it is chunked. No engine, no HTTP.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from tokenizers.decoders import DecodeStream
 FinishReason = Literal["stop", "length"]
 
 REPLACEMENT = "\ufffd"
-"""What decoding puts for bytes that are no UTF-8, those of a cut character among them."""
+"""Decoding's replacement for bytes that are not UTF-8, including a cut character."""
 
 CONTEXT_TOKENS = 8
-"""Tokens before a completion that its first token may need: for its space, or for the half of a character."""
+"""Tokens before a completion that its first token may need: for its space, or the other half of a character."""
 
 
 class Detokenizer:
-    """Text of tokens, each piece as soon as its characters are whole. Special tokens have none, if skipped."""
+    """Emits text as soon as its characters are whole. Skipped special tokens have no text."""
 
     def __init__(self, tokenizer: Tokenizer, preceding: Sequence[int] = (), *, skips_special: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -39,7 +39,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What is still held, less the cut character at its end."""
+        """The remaining text, without a cut character at its end."""
         text: str = self._tokenizer.decode(self._held, skip_special_tokens=self._skips_special)
         self._held.clear()
         return text.rstrip(REPLACEMENT)
@@ -47,15 +47,13 @@ class Detokenizer:
 
 @dataclass
 class StopStrings:
-    """Passes text on up to the stop string that is completed first (of several, the longest).
-
-    Text that might yet become a stop string is held back, and nothing else.
-    """
+    """Passes text through up to the first stop string to be completed (the longest of several). Holds back only text
+    that may become a stop string."""
 
     stops: Sequence[str]
     include: bool = False
     matched: str | None = None
-    """The stop string that was completed."""
+    """The stop string found."""
     _held: str = field(default="", init=False)
 
     def push(self, text: str) -> str:
@@ -74,7 +72,7 @@ class StopStrings:
         return text[:certain]
 
     def flush(self) -> str:
-        """What was held back for a stop string that did not come."""
+        """Text held back for a stop string that did not come."""
         text, self._held = self._held, ""
         return text
 
@@ -84,7 +82,7 @@ class StopStrings:
         return (start + len(stop) if start >= 0 else len(text) + 1, start)
 
     def _certain(self, text: str) -> int:
-        """The length of what cannot be the beginning of a stop string."""
+        """Length of the text that cannot begin a stop string."""
         longest = max(map(len, self.stops), default=0)
         candidates = range(max(0, len(text) - longest + 1), len(text))
         return next((i for i in candidates if any(stop.startswith(text[i:]) for stop in self.stops)), len(text))

@@ -1,7 +1,7 @@
-"""The tokenizer and the chat template that a GGUF file holds, as a fast tokenizer.
+"""The tokenizer and chat template in a GGUF file, as a fast tokenizer.
 
-It gives the tokens that llama.cpp gives: which pieces a text is first cut into depends on `tokenizer.ggml.pre`, whose
-names and patterns are llama.cpp's (src/llama-vocab.cpp).
+Gives the tokens that llama.cpp gives: `tokenizer.ggml.pre` decides how a text is first split, with llama.cpp's names
+and patterns (src/llama-vocab.cpp).
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 from nvium_core.errors import NviumError
 
 Fields = Callable[[str], Any]
-"""A field of the file by its name, None where it is missing."""
+"""A field of the file by name, None if missing."""
 
 CONTROL, USER_DEFINED = 3, 4
-"""Of `tokenizer.ggml.token_type`: tokens that text never becomes, and tokens that it becomes before all others."""
+"""Of `tokenizer.ggml.token_type`: tokens that text never becomes, and tokens matched before all others."""
 
 SPACE = "▁"
 CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -28,7 +28,7 @@ UPPER = r"[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*"
 
 
 class TokenizerError(NviumError, ValueError):
-    """A tokenizer that cannot be made; the message says what is not known."""
+    """A tokenizer that cannot be built; the message says what is unknown."""
 
 
 def pieces(pattern: str) -> list[PreTokenizer]:
@@ -56,11 +56,12 @@ PIECES: dict[str, list[PreTokenizer]] = {
     "tekken": TEKKEN,
 }
 WHOLE_PIECES = ("llama3", "llama-v3", "llama-bpe", "tekken")
-"""Where a piece that is a token is never merged from smaller ones, and a text begins with its own token."""
+"""A pre-tokenized piece that is itself a token is never merged from smaller ones, and a text begins with the
+begin-of-text token."""
 
 
 def gguf_tokenizer(field: Fields) -> PreTrainedTokenizerFast:
-    """Raises `TokenizerError` for a kind that is not known."""
+    """Raises `TokenizerError` for an unknown kind."""
     kinds = {"gpt2": byte_level, "llama": sentence_piece}
     kind = field("tokenizer.ggml.model")
     if kind not in kinds:
@@ -103,7 +104,7 @@ def byte_level(field: Fields) -> Tokenizer:
 
 
 def sentence_piece(field: Fields) -> Tokenizer:
-    """The better a token's score, the earlier its two parts are merged."""
+    """A token's score is its merge priority."""
     tokens, scores = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.scores")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = [

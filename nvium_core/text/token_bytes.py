@@ -1,4 +1,4 @@
-"""The bytes that each token of a vocabulary stands for, and a name for it that is text."""
+"""The bytes of each token of a vocabulary, and a printable name."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from tokenizers.decoders import ByteLevel
 
 
 class TokenBytes:
-    """Unlike decoding token by token, this keeps leading spaces and parts of characters."""
+    """Unlike decoding token by token, this keeps leading spaces and partial characters."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
@@ -17,14 +17,14 @@ class TokenBytes:
         return self._bytes_of(token_id)
 
     def name(self, token_id: int) -> str:
-        """The token's text, or `bytes:` and its bytes in hexadecimal if they are no whole characters."""
+        """The token's text, or `bytes:` and hexadecimal if its bytes are not whole characters."""
         if token_id not in self._names:
             self._names[token_id] = name_of(self[token_id])
         return self._names[token_id]
 
 
 def longest_token(tokenizer: Tokenizer) -> int | None:
-    """Characters that no token stands for more of; None if tokens may leave out some of a text."""
+    """Characters of the longest token; None if tokenization may drop part of a text."""
     added = tokenizer.get_added_tokens_decoder().values()
     takes_all = isinstance(tokenizer.decoder, ByteLevel) and tokenizer.normalizer is None
     if not takes_all or any(token.lstrip or token.rstrip for token in added):

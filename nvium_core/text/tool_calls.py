@@ -1,23 +1,21 @@
-"""Tool calls as models write them: the formats there are, and their reading piece by piece.
+"""The formats of tool calls that models write, and a streaming reader.
 
-A call is a name and arguments, which are a JSON object. The rest is fixed byte for byte by the format, which follows
-the model's chat template. Knows nothing of engines, grammars or HTTP.
+A call is a name and arguments, a JSON object. The rest is fixed byte for byte by the format, which follows the model's
+chat template. No engine, grammar or HTTP.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 SPACE = " \n"
-"""What may precede a call at the beginning of an answer."""
+"""May precede a call at the beginning of an answer."""
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """`before`, calls with `between` them, `after`; a call is `beginning`, its name, `middle`, its arguments, `end`.
-
-    `trigger` opens a call after any text; without one, an answer is either text or calls. `marker` is a special token
-    that may precede the calls, of which the text shows nothing.
-    """
+    """An answer is `before`, calls with `between` them, `after`; a call is `beginning`, its name, `middle`, its
+    arguments, `end`. `trigger` opens a call after any text; without one, an answer is either text or calls. `marker` is
+    a special token, not in the text, that may precede the calls."""
 
     before: str = ""
     beginning: str = '{"name": "'
@@ -30,23 +28,23 @@ class CallFormat:
 
 
 PLAIN = CallFormat()
-"""Of models without a template of their own: `{"name": …, "arguments": …}`, a line each."""
+"""For models without a template: `{"name": …, "arguments": …}`, a line each."""
 
 HERMES = CallFormat(beginning='<tool_call>\n{"name": "', end="}\n</tool_call>", trigger="<tool_call>\n")
-"""Of Hermes and Qwen: the same within tags, after any text."""
+"""Hermes and Qwen: the same within tags, after any text."""
 
 LLAMA = CallFormat(middle='", "parameters": ', between="; ", marker="<|python_tag|>")
 MISTRAL = CallFormat(before="[", between=", ", after="]", marker="[TOOL_CALLS]")
 
 
 def call_format(template: str | None) -> CallFormat:
-    """The format that a chat template asks for."""
+    """The format that a chat template uses."""
     signs = {"<tool_call>": HERMES, MISTRAL.marker: MISTRAL, LLAMA.marker: LLAMA, '"parameters": ': LLAMA}
     return next((form for sign, form in signs.items() if sign in (template or "")), PLAIN)
 
 
 class CallPiece(NamedTuple):
-    """What a text added to a call: the name, given once and whole, and more of the arguments' JSON text."""
+    """What was added to a call: the name, once and whole, or more of the arguments' JSON text."""
 
     number: int
     name: str = ""
@@ -54,7 +52,7 @@ class CallPiece(NamedTuple):
 
 
 class Spoken(NamedTuple):
-    """What a text is: content, and pieces of calls."""
+    """Content and pieces of calls."""
 
     content: str
     calls: list[CallPiece]
@@ -62,11 +60,11 @@ class Spoken(NamedTuple):
 
 @dataclass
 class ToolCallReader:
-    """Splits an answer that comes in pieces into text and calls; what is joined does not depend on the cuts."""
+    """Splits a streamed answer into text and calls; the joined result does not depend on the chunks."""
 
     form: CallFormat = PLAIN
     is_complete: bool = field(default=False, init=False)
-    """The arguments of a call, the last so far, have been given to their last character."""
+    """The arguments of the latest call are complete."""
     _state: Literal["start", "text", "name", "arguments", "between"] = field(default="start", init=False)
     _held: str = field(default="", init=False)
     _index: int = field(default=-1, init=False)
@@ -75,7 +73,7 @@ class ToolCallReader:
     _escaped: bool = field(default=False, init=False)
 
     def push(self, text: str) -> Spoken:
-        """The next of the text: what it adds. Held back is what may yet begin a call, and an unfinished name."""
+        """Add text; returns what became certain. Held back: what may begin a call, and an unfinished name."""
         self._held += text
         spoken = Spoken("", [])
         while (added := getattr(self, f"_read_{self._state}")()) is not None:
@@ -83,12 +81,12 @@ class ToolCallReader:
         return spoken
 
     def flush(self) -> str:
-        """Content that was held back for a call that did not come."""
+        """Content held back for a call that did not come."""
         held, self._held = self._held, ""
         return held if self._state in ("start", "text") else ""
 
     def _read_start(self) -> Spoken | None:
-        """Up to where the first call begins."""
+        """Up to the first call."""
         if self.form.trigger:
             return self._read_after_text()
         opening, begun = self.form.before + self.form.beginning, self._held.lstrip(SPACE)
@@ -140,7 +138,7 @@ class ToolCallReader:
         return Spoken("", [])
 
     def _ends(self, character: str) -> bool:
-        """Whether this character closes the arguments; keeps track of strings and of what is open."""
+        """Whether this character closes the arguments; tracks strings and open brackets."""
         if self._in_string:
             self._in_string = self._escaped or character != '"'
             self._escaped = character == "\\" and not self._escaped

@@ -6,7 +6,7 @@ import pytest
 
 from nvium_core import LoadedModel
 from nvium_core.evaluation.coloured_text import page
-from nvium_core.evaluation.latency import SpokenToken
+from nvium_core.evaluation.latency import TimedToken
 from tests.byte_model import EXIT_LAYERS, load_byte_model, token_ids
 
 
@@ -36,7 +36,7 @@ class Reader(HTMLParser):
 def test_text_and_exits_are_those_that_were_spoken(loaded: LoadedModel) -> None:
     prompt, said = "Is 1 < 2 & 3?", "Yes, <b>né</b>!"
     exits = [1 + n % 3 for n in range(len(token_ids(said)))]
-    spoken = [SpokenToken(token, exit_, 0.25, 0.001) for token, exit_ in zip(token_ids(said), exits, strict=True)]
+    spoken = [TimedToken(token, exit_, 0.25, 0.001) for token, exit_ in zip(token_ids(said), exits, strict=True)]
     html, reader = page(loaded, [(token_ids(prompt), spoken)]), Reader()
     reader.feed(html)
     assert reader.text.strip() == prompt + said
@@ -47,7 +47,7 @@ def test_text_and_exits_are_those_that_were_spoken(loaded: LoadedModel) -> None:
 
 
 def test_the_legend_says_how_often_each_exit_spoke(loaded: LoadedModel) -> None:
-    spoken = [SpokenToken(70, exit_, 0.5, 0.001) for exit_ in (1, 1, 1, 3)]
+    spoken = [TimedToken(70, exit_, 0.5, 0.001) for exit_ in (1, 1, 1, 3)]
     html = page(loaded, [(token_ids("A"), spoken)])
     assert "layer 1, 75% of tokens" in html
     assert "layer 2, 0% of tokens" in html

@@ -8,7 +8,7 @@ from nvium_core.evaluation.latency import (
     DENSE,
     FULL_DEPTH,
     OURS,
-    SpokenToken,
+    TimedToken,
     as_paper,
     compared,
     measure,
@@ -27,8 +27,8 @@ def loaded() -> LoadedModel:
     return load_byte_model(context=64)
 
 
-def answer(*seconds: float, exit_: int = 1) -> list[SpokenToken]:
-    return [SpokenToken(5, exit_, 0.5, each) for each in seconds]
+def answer(*seconds: float, exit_: int = 1) -> list[TimedToken]:
+    return [TimedToken(5, exit_, 0.5, each) for each in seconds]
 
 
 def test_a_token_takes_its_share_of_the_time_of_its_answer() -> None:
@@ -89,7 +89,7 @@ def test_the_papers_protocol_cuts_prompts_at_their_end_and_lets_answers_end(
 ) -> None:
     asked = list[tuple[list[int], SamplingParams]]()
 
-    def ends_early(engine: Engine, prompt: list[int], params: SamplingParams) -> list[SpokenToken]:
+    def ends_early(engine: Engine, prompt: list[int], params: SamplingParams) -> list[TimedToken]:
         asked.append((prompt, params))
         return answer(*[0.001] * (len(asked) % 5 + 1))
 
