@@ -44,8 +44,13 @@ def train(
         raise typer.BadParameter("--flops-per-second means nothing without --dry-run")
     if data is None and not dry_run:
         raise typer.BadParameter("--data is missing")
-    place = {"data": data or Path(), "folder": folder or Path("runs") / recipe, "device": str(resolve_device(device))}
-    options = RunOptions(**place, compile=compile, **given)
+    options = RunOptions(
+        data=data or Path(),
+        folder=folder or Path("runs") / recipe,
+        device=str(resolve_device(device)),
+        compile=compile,
+        **given,
+    )
     if dry_run:
         estimate(recipe_named(recipe, settings), options, flops_per_second)
     else:

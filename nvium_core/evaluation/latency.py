@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from nvium_core.bench.harness import Figures, sound
+from nvium_core.bench.harness import Figures, checked
 from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
@@ -50,7 +50,7 @@ def speak(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Answ
     spoken = Answer()
     while engine.has_work:
         events, now = engine.step(), time.perf_counter()
-        for event in map(sound, events):
+        for event in map(checked, events):
             spoken.append(TimedToken(event.token_id, event.exit, event.exit_probability, now - last))
             last = now
     return spoken

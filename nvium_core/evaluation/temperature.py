@@ -75,7 +75,7 @@ def openings(
 def continued(engine: Engine, originals: Sequence[Text], way: SamplingParams) -> list[Text]:
     """The same openings as the model goes on, to the same length."""
     requests = [(text.prompt, lasting(way, len(text.token_ids), seed)) for seed, text in enumerate(originals)]
-    spoken = timed(engine, requests).spoken
+    spoken = timed(engine, requests).generated
     return [Text(text.prompt, *said) for text, said in zip(originals, spoken, strict=True)]
 
 

@@ -100,7 +100,9 @@ def saved_costs(path: Path) -> StepCosts:
 
 def policies(machine: Machine) -> dict[str, Policy]:
     """The engine's schedules, the baseline first, and thresholds as others publish them, at their best."""
-    schedules = {name: machine.policy(name) for name in sorted(POLICIES, key=lambda name: name != BASELINE)}
+    schedules: dict[str, Policy] = {
+        name: machine.policy(name) for name in sorted(POLICIES, key=lambda name: name != BASELINE)
+    }
     return {**schedules, "threshold": tune(machine.problem, machine.config.max_sequences)}
 
 
