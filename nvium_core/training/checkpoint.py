@@ -1,7 +1,7 @@
-"""A run's checkpoint, `state.pt`: weights, optimisers, β and the step reached, whole however they are spread.
+"""A run's checkpoint, `state.pt`: weights, optimisers, β and the step, unsharded.
 
-Written by the first process, read by all. The file ends in the SHA-256 of what stands before; it is read back before it
-takes the place of the last one, which stays beside it as `state.previous.pt`.
+Written by the first process, read by all. The file ends in the SHA-256 of its content. It is read back before it
+replaces the last one, which is kept as `state.previous.pt`.
 """
 
 import hashlib
@@ -36,19 +36,19 @@ MAX_NAMED = 5
 
 
 def gathered(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
-    """All weights and optimisers by parameter name, on the CPU; every process must ask, the first gets them."""
+    """All weights and optimiser states by parameter name, on the CPU. Every process must call it; the first gets
+    them."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights, moments = get_state_dict(model, list(optimizers), options=options)
     return {"model": weights, "optimizers": moments}
 
 
 def gathered_weights(model: nn.Module) -> dict[str, Any]:
-    """The weights alone."""
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
 def scatter(state: State, model: nn.Module, optimizers: Sequence[Optimizer], processes: Processes) -> None:
-    """Give every process its part of what `gathered` returned."""
+    """Load every process's part of what `gathered` returned."""
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=processes.count > 1)
     set_state_dict(
         model,
@@ -60,7 +60,7 @@ def scatter(state: State, model: nn.Module, optimizers: Sequence[Optimizer], pro
 
 
 def check_tensors(state: State, model: nn.Module, optimizers: Sequence[Optimizer], folder: Path) -> None:
-    """Raise `TrainingError` unless a state has just the names and shapes of the run's weights and optimisers."""
+    """Raise `TrainingError` unless names and shapes are exactly those of the run's weights and optimisers."""
     weights, moments = get_state_dict(model, list(optimizers))
     expected = shapes({"model": weights, "optimizers": moments})
     if wrong := sorted(differences(shapes({name: state[name] for name in expected}), expected)):
@@ -69,7 +69,7 @@ def check_tensors(state: State, model: nn.Module, optimizers: Sequence[Optimizer
 
 
 def shapes(state: State) -> dict[str, Any]:
-    """A nested state's tensors as their shapes, tables as tables; numbers and lists of names are left out."""
+    """A nested state with tensors replaced by their shapes; numbers and lists of names are left out."""
     parts = {name: shapes(part) if isinstance(part, dict) else part for name, part in state.items()}
     return {
         name: tuple(part.shape) if isinstance(part, Tensor) else part
@@ -79,7 +79,7 @@ def shapes(state: State) -> dict[str, Any]:
 
 
 class Hashed(io.RawIOBase):
-    """A file that is only written to, and the digest of what was."""
+    """A write-only file that hashes its content."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._digest = file, hashlib.sha256()
@@ -94,7 +94,7 @@ class Hashed(io.RawIOBase):
 
 
 def write_state(state: State, folder: Path) -> None:
-    """Write `state.pt` whole or not at all, and keep the one before."""
+    """Write `state.pt` atomically and keep the previous one."""
     partial = folder / PARTIAL
     try:
         with partial.open("wb") as file:
@@ -115,7 +115,7 @@ def write_state(state: State, folder: Path) -> None:
 
 
 def is_intact(path: Path) -> bool:
-    """Whether a file ends in the digest of what stands before."""
+    """Whether a file ends in the digest of its content."""
     with path.open("rb") as file:
         remaining = file.seek(0, os.SEEK_END) - DIGEST_BYTES
         file.seek(0)
@@ -127,10 +127,8 @@ def is_intact(path: Path) -> bool:
 
 
 def read_state(folder: Path) -> State | None:
-    """The last checkpoint, or None if there is none.
-
-    Raises `TrainingError` for a damaged one, and says whether the one before can be used.
-    """
+    """The last checkpoint, or None. Raises `TrainingError` for a damaged one, saying whether the previous one can be
+    used."""
     path = folder / STATE
     if not path.exists():  # nor would it, for a moment, while a new one takes the place of the last
         path = folder / PREVIOUS

@@ -1,6 +1,6 @@
-"""Many processes: which of them this is, what it shares with the others, and how a model is spread over them.
+"""Processes of a distributed run: rank, collective operations, and how a model is sharded.
 
-Processes are started by torchrun, which tells PyTorch all there is to know. One process alone needs nothing of it.
+torchrun starts the processes and configures PyTorch. A single process needs none of this.
 """
 
 from collections.abc import Iterator
@@ -18,48 +18,48 @@ from torch.nn.parallel import DistributedDataParallel
 from nvium_core.choices import Sharding
 
 PATIENCE = timedelta(hours=2)
-"""How long processes wait for one another; the first alone makes tokens of the text."""
+"""How long processes wait for one another, while the first tokenizes the text."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """All processes of a run, as seen by one of them."""
+    """All processes of a run, as seen by one."""
 
     rank: int = 0
     count: int = 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that writes and tells."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """This process's part of range(count): as many as everyone's. Raises `ValueError` where it does not divide."""
+        """This process's part of range(count); parts are equal. Raises `ValueError` where it does not divide."""
         if count % self.count:
             raise ValueError(f"{count} windows of a step cannot be shared equally by {self.count} processes")
         size = count // self.count
         return range(self.rank * size, (self.rank + 1) * size)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum of everyone's value."""
+        """The sum over all processes."""
         if self.count > 1:
             value = value.clone()
             dist.all_reduce(value)
         return value
 
     def any(self, wish: bool, device: torch.device) -> bool:
-        """Whether anyone has this wish; everybody hears the same answer."""
+        """Whether any process has it; all get the same answer."""
         return bool(self.total(torch.tensor(float(wish), device=device)))
 
     def wait(self) -> None:
-        """Until everyone is here."""
+        """A barrier."""
         if self.count > 1:
             dist.barrier()
 
 
 @contextmanager
 def joined_processes(device: torch.device) -> Iterator[Processes]:
-    """The processes that torchrun has started, joined; or this one alone."""
+    """The processes that torchrun started, or this one alone."""
     if not dist.is_torchelastic_launched():
         yield Processes()
         return
@@ -76,14 +76,14 @@ def is_first_here() -> bool:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """This process's device: on a machine of several GPUs, the one of its number."""
+    """This process's device: on a machine with several GPUs, the one of its local rank."""
     if device.type == "cuda" and dist.is_torchelastic_launched():
         return torch.device("cuda", dist.get_node_local_rank())
     return device
 
 
 def spread(objective: nn.Module, layers: nn.ModuleList, sharding: Sharding, processes: Processes) -> nn.Module:
-    """What to call instead of the objective, so that the gradients are means over all processes."""
+    """The objective, wrapped so that gradients are means over all processes."""
     if sharding not in get_args(Sharding):
         raise ValueError(f"sharding must be one of {', '.join(get_args(Sharding))}, got {sharding!r}")
     if processes.count == 1:
@@ -97,7 +97,7 @@ def spread(objective: nn.Module, layers: nn.ModuleList, sharding: Sharding, proc
 
 
 def gradients_shared(module: nn.Module, now: bool) -> AbstractContextManager[None]:
-    """While it lasts, backward passes share their gradients with the other processes only if `now`."""
+    """Meanwhile, backward passes share their gradients only if `now`."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(now)
         return nullcontext()

@@ -1,4 +1,4 @@
-"""What stops a run."""
+"""The error that ends a run."""
 
 from nvium_core.errors import NviumError
 

@@ -1,7 +1,7 @@
-"""Where a step's tensors live on a CPU: in memory that the process keeps.
+"""Keeps the memory of a step's tensors in the process, on a CPU.
 
-By default glibc takes a large tensor from the kernel and gives it back when it is freed, so that every step pays for
-having the same pages zeroed again: an eighth of a small model's time.
+By default glibc returns a large tensor's memory to the kernel when it is freed, so every step has the same pages zeroed
+again: an eighth of a small model's time.
 """
 
 import ctypes
@@ -11,6 +11,6 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Ask glibc, for the whole process, not to give memory back; returns whether there is a glibc that does."""
+    """Tell glibc, for the whole process, not to return memory; returns whether there is a glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, NEVER))

@@ -1,11 +1,11 @@
-"""A wish to stop, by SIGINT or SIGTERM, that waits for the end of a step."""
+"""SIGINT and SIGTERM, deferred to the end of a step."""
 
 import signal
 from types import FrameType
 
 
 class Interruption:
-    """While it is entered, the first signal is noted; a second one does what it would have done."""
+    """While entered, the first signal is recorded; a second one has its usual effect."""
 
     def __init__(self) -> None:
         self.is_requested = False

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: log.jsonl, TensorBoard, a progress bar."""
+"""A run's reports: log.jsonl, TensorBoard, a progress bar."""
 
 import json
 import math
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 WIDE, BAR_WIDTH = 110, 20
-"""Columns of a terminal that has room for a bar, and of the bar."""
+"""Columns of a terminal with room for a bar, and of the bar."""
 
 LINE_SECONDS = 30
-"""Between lines where there is no terminal."""
+"""Between lines without a terminal."""
 
 Report = dict[str, Any]
-"""One step's figures by name: numbers, or lists of numbers with one for each exit."""
+"""One step's figures by name: numbers, or lists with a number for each exit."""
 
 
 class RunLog:
-    """A run's log.jsonl, a line for each step, and if wanted the same for TensorBoard."""
+    """A run's log.jsonl, a line for each step, and TensorBoard's files on request."""
 
     def __init__(self, folder: Path, first_step: int, with_tensorboard: bool = False) -> None:
-        """Opens the log for what follows `first_step` steps; later lines of an interrupted run are dropped."""
+        """Continue the log after `first_step` steps; later lines of an interrupted run are dropped."""
         self.path = folder / "log.jsonl"
         self.tensorboard = tensorboard_writer(folder / "tensorboard", first_step) if with_tensorboard else None
         partial = folder / "log.partial"
@@ -62,7 +62,7 @@ class RunLog:
 
 
 def lines_up_to(log: Path, step: int) -> list[str]:
-    """The lines of a log for steps up to this one; what was being written when the run ended is no line."""
+    """Complete lines for steps up to this one."""
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -70,7 +70,7 @@ def lines_up_to(log: Path, step: int) -> list[str]:
 
 
 def step_of(line: str) -> int:
-    """The step of a log's line, 0 if it is none."""
+    """The step of a log's line, 0 if it is incomplete."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -86,7 +86,7 @@ def tensorboard_writer(folder: Path, first_step: int) -> "SummaryWriter":
 
 
 def write_scalars(writer: "SummaryWriter", report: Report) -> None:
-    """Every number under its name, those of exit k under name/k."""
+    """Every number under its name, exit k's under name/k."""
     for name, value in report.items():
         numbers = {f"{name}/{k}": each for k, each in enumerate(value, 1)} if isinstance(value, list) else {name: value}
         for tag, number in numbers.items():
@@ -95,7 +95,7 @@ def write_scalars(writer: "SummaryWriter", report: Report) -> None:
 
 
 def progress_bar(console: Console) -> Progress:
-    """The step, the time left, the figures as far as there is room for them, and a bar if there is."""
+    """The step, the time left, as many figures as fit, and a bar if there is room."""
     columns: list[ProgressColumn] = [
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
@@ -107,7 +107,7 @@ def progress_bar(console: Console) -> Progress:
 
 
 class Lines:
-    """A line now and then, where nobody sees a progress bar: of the first step, the last, and some between."""
+    """Occasional lines without a progress bar: the first step, the last, and some between."""
 
     def __init__(self, console: Console, num_steps: int, seconds: float = LINE_SECONDS) -> None:
         self._console = console
@@ -123,14 +123,14 @@ class Lines:
 
 
 class DescriptionColumn(ProgressColumn):
-    """What a task is described as, on one line, which is the first to be cut."""
+    """The task's description on one line, truncated first."""
 
     def render(self, task: Task) -> Text:
         return Text(task.description, no_wrap=True, overflow="ellipsis")
 
 
 def describe(report: Report) -> str:
-    """One line: loss, tokens/s, and what there is of mean depth, β and the exits' shares in percent."""
+    """One line: loss, tokens/s, and where present mean depth, β and the exits' shares in percent."""
     parts = [f"loss {report['mix_loss']:.3f}", f"{report['tokens_per_second']:,} tok/s"]
     if "mean_depth" in report:
         parts += [f"depth {report['mean_depth']:.2f}", f"β {report['beta']:.3f}"]

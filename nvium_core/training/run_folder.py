@@ -1,4 +1,4 @@
-"""A run's folder: it belongs to one run at a time, says by which recipe it was made, and holds the model at the end."""
+"""A run's folder: used by one run at a time, records its recipe, and holds the model at the end."""
 
 import fcntl
 import json
@@ -23,7 +23,7 @@ READABLE = 0o644
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Make the folder, and keep other runs out while it lasts. Raises `TrainingError` if it cannot be had."""
+    """Create and lock the folder. Raises `TrainingError` if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
@@ -38,12 +38,12 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
-    """For people and for evaluations to read; a run is resumed by what its checkpoint says."""
+    """For people and evaluations; a run is resumed from its checkpoint."""
     (folder / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n", encoding="utf-8")
 
 
 def tokens_read(folder: Path) -> int | None:
-    """By the model of a folder's run, those of the run that it went on from included; None where no run was."""
+    """Tokens read by the model in a run's folder, including those of the run it continued; None without a run."""
     path = folder / RECIPE_FILE
     if not path.is_file():
         return None
@@ -54,7 +54,7 @@ def tokens_read(folder: Path) -> int | None:
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a standard folder whole or not at all, in the place of an earlier one."""
+    """Write a standard folder atomically, replacing an earlier one."""
     partial = folder.with_name("model.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

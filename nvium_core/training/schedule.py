@@ -1,7 +1,4 @@
-"""What changes while training: the learning rate, and the two phases of the objective.
-
-Plain arithmetic, no torch.
-"""
+"""What changes during training: the learning rate, and the two phases of the objective. Plain arithmetic, no torch."""
 
 import math
 from dataclasses import dataclass
@@ -15,8 +12,8 @@ DecayShape = Literal["linear", "cosine"]
 class LearningRate:
     """Linear warm-up over the first `warmup` share of the steps, then down to `final_ratio` of the maximum.
 
-    `cosine` falls all the way from the warm-up on; `wsd` (warm-up, stable, decay) stays at the maximum and falls over
-    the last `decay` share of the steps, in a straight line or, with `decay_shape` cosine, in half a cosine.
+    `cosine` decays all the way after the warm-up; `wsd` (warm-up, stable, decay) stays at the maximum and decays over
+    the last `decay` share of the steps, linearly or, with `decay_shape` cosine, in half a cosine.
     """
 
     maximum: float
@@ -60,7 +57,7 @@ def half_cosine(share: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RouterWarmup:
-    """The first `share` of the steps balance the routers with weight `alpha`; β acts only afterwards."""
+    """The first `share` of the steps balance the routers with weight `alpha`; β acts afterwards."""
 
     share: float = 0.05
     alpha: float = 1.0

@@ -1,7 +1,7 @@
-"""The training loop: steps until the tokens are spent, a resumable checkpoint now and then, a model at the end.
+"""The training loop: steps until the tokens are used, periodic checkpoints, a model at the end.
 
 A run lives in one folder: `tokenizer/`, `tokens.npy`, `state.pt`, `log.jsonl` and, when done, `model/`, a standard
-Hugging Face folder. Started by torchrun, all its processes train one model.
+Hugging Face folder. Under torchrun all processes train one model.
 """
 
 import math
@@ -53,7 +53,7 @@ EXTENDABLE = {"total_tokens", "epochs", "checkpoint_every", "evaluations"}
 
 
 def train(recipe: Recipe, options: RunOptions) -> Path:
-    """Run a recipe to its end, from its last checkpoint if the folder holds one; returns the model's folder."""
+    """Run a recipe to its end, from the folder's checkpoint if there is one; returns the model's folder."""
     device = own_device(torch.device(options.device))
     with joined_processes(device) as processes, owned(options.folder) if processes.is_first else nullcontext():
         run = prepared(recipe, options, device, processes)
@@ -63,7 +63,7 @@ def train(recipe: Recipe, options: RunOptions) -> Path:
 
 
 def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processes: Processes) -> "TrainingRun":
-    """The run at its beginning. The first process makes the tokens, the others read them."""
+    """A run at its beginning. The first process tokenizes, the others read its tokens."""
     check_options(recipe, options, processes)
     try:
         if processes.is_first:
@@ -82,7 +82,7 @@ def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processe
 
 
 def check_options(recipe: Recipe, options: RunOptions, processes: Processes) -> None:
-    """Raise for what cannot be done, and is known before the text is read."""
+    """Raise `TrainingError` for contradictions, before the text is read."""
     try:
         for progress in (0.0, 1.0):
             processes.share(recipe.windows_of_a_step(progress))
@@ -99,9 +99,9 @@ def check_options(recipe: Recipe, options: RunOptions, processes: Processes) -> 
 
 
 def show(run: "TrainingRun") -> None:
-    """Train to the end beside a progress bar, which the first process draws.
+    """Train to the end with a progress bar on the first process.
 
-    Raises `KeyboardInterrupt` after a checkpoint if SIGINT or SIGTERM asks for the end.
+    Raises `KeyboardInterrupt` after a checkpoint if SIGINT or SIGTERM was received.
     """
     console = Console(stderr=True, quiet=not run.processes.is_first)
     console.print(f"{run.epochs:.2f} times the text, {run.recipe.num_steps:,} steps", highlight=False)
@@ -150,7 +150,7 @@ class TrainingRun:
 
     @property
     def epochs(self) -> float:
-        """How many times the run reads its text, as the diet has it."""
+        """How many times the run reads its text."""
         context = self.recipe.short_context
         return self.recipe.total_tokens / (self.stream.num_windows(context) * context)
 
@@ -180,7 +180,7 @@ class TrainingRun:
 
     @property
     def is_evaluation_due(self) -> bool:
-        """Whether one of `evaluations` even parts of the run has just ended."""
+        """`evaluations` are evenly spaced over the run."""
         parts, num_steps = self.recipe.evaluations, self.recipe.num_steps
         return self.step * parts // num_steps > (self.step - 1) * parts // num_steps
 
@@ -195,9 +195,9 @@ class TrainingRun:
         ]
 
     def train_step(self, batches: Sequence[Batch], waited: float = 0.0) -> Report:
-        """One optimiser step over `tokens_per_step` tokens, in passes that fit in memory; reports what happened.
+        """One optimiser step over `tokens_per_step` tokens, in passes that fit in memory.
 
-        The seconds that were `waited` for the batches count as part of the step.
+        `waited`, the seconds spent waiting for the batches, count as part of the step.
         """
         started = time.monotonic()
         phase = self.phase()
@@ -226,7 +226,7 @@ class TrainingRun:
         return self.recipe.router_warmup.active(phase.progress)
 
     def accumulate(self, batches: Sequence[Batch], phase: Phase) -> dict[str, Tensor]:
-        """The gradients of this step's tokens, pass by pass; returns the figures' means over everybody's."""
+        """Accumulate gradients pass by pass; returns the means over all processes."""
         counts = [batch.counted.sum().to(self.device) for batch in batches]
         num_counted = self.processes.total(torch.stack(counts).sum()).clamp_min(1)
         figures: dict[str, Tensor] = {}
@@ -246,7 +246,7 @@ class TrainingRun:
         return torch.autocast(self.device.type, self.autocast_dtype)
 
     def update(self, mix_loss: Tensor) -> None:
-        """Clip, check and take the optimisers' step."""
+        """Clip, check and apply the gradients."""
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip_norm)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if not bool(torch.isfinite(mix_loss) & torch.isfinite(norm)):
@@ -261,7 +261,7 @@ class TrainingRun:
 
     @torch.no_grad()
     def evaluate(self, validation: Windows) -> Report:
-        """The mean of `mix_loss` over the counted validation tokens, in windows of full context; β hears of it."""
+        """Mean `mix_loss` over the counted validation tokens, in windows of full context; updates β."""
         context = self.recipe.shape.context
         num_windows = validation.num_windows(context)
         own = self.processes.share(num_windows - num_windows % self.processes.count)
@@ -277,13 +277,12 @@ class TrainingRun:
         return {VALIDATION_LOSS: round(loss, 5)}
 
     def loss_and_count(self, batch: Batch) -> Tensor:
-        """Σ `mix_loss` over a batch's counted targets, and how many they are."""
+        """Σ `mix_loss` over a batch's counted targets, and their number."""
         figures: dict[str, Tensor] = self.objective(batch.to(self.device), self.phase()).figures
         count = batch.counted.sum().to(self.device)
         return torch.stack([figures["mix_loss"] * count, count])
 
     def save(self) -> None:
-        """Write the checkpoint."""
         state = gathered(self.model, self.optimizers)
         if self.processes.is_first:
             own = {"recipe": asdict(self.recipe), "run": self.circumstances(), "step": self.step}
@@ -291,7 +290,7 @@ class TrainingRun:
         self.processes.wait()
 
     def circumstances(self) -> dict[str, Any]:
-        """What a run's weights depend on besides its recipe and its text."""
+        """What a run's weights depend on besides recipe and text."""
         files = {"validation": self.options.validation, "dense_log": self.options.dense_log}
         return {
             "device": self.device.type,
@@ -302,7 +301,7 @@ class TrainingRun:
         }
 
     def resume(self) -> None:
-        """Go on from the checkpoint, if there is one."""
+        """Continue from the checkpoint, if there is one."""
         state = read_state(self.options.folder)
         if state is None:
             return
@@ -313,7 +312,7 @@ class TrainingRun:
         scatter(state, self.model, self.optimizers, self.processes)
 
     def check_resumed(self, state: State) -> None:
-        """Raise `TrainingError` unless a checkpoint is of this run."""
+        """Raise `TrainingError` unless the checkpoint is of this run."""
         path = self.options.folder / STATE
         if others := differences(state["recipe"], asdict(self.recipe)) - EXTENDABLE:
             raise TrainingError(f"{path}: holds a run with other {', '.join(sorted(others))}; choose another --folder")
@@ -327,7 +326,7 @@ class TrainingRun:
         check_tensors(state, self.model, self.optimizers, self.options.folder)
 
     def check_length(self, total_tokens: int) -> None:
-        """Raise if in a run of the length it was begun with another rate, window or phase would be due by now."""
+        """Raise `TrainingError` if another length would have changed the rate, window or phase of past steps."""
         begun = replace(self.recipe, total_tokens=total_tokens)
         if begun.num_steps != self.recipe.num_steps and due(begun, self.step) != due(self.recipe, self.step):
             raise TrainingError(
@@ -349,7 +348,7 @@ class TrainingRun:
 
 
 def due(recipe: Recipe, step: int) -> tuple[float, int, bool]:
-    """What a step's place in the run decides: the share of the learning rate, the window, and whether routers are
+    """What a step's place in the run decides: the learning rate's share, the window, and whether routers are
     balanced."""
     progress = step / recipe.num_steps
     return (
@@ -360,6 +359,6 @@ def due(recipe: Recipe, step: int) -> tuple[float, int, bool]:
 
 
 def rounded(value: Tensor) -> float | list[float]:
-    """A figure for the log: four decimals, a list for a vector."""
+    """For the log: four decimals, a list for a vector."""
     numbers: float | list[float] = value.tolist()
     return [round(number, 4) for number in numbers] if isinstance(numbers, list) else round(numbers, 4)

@@ -1,7 +1,8 @@
-"""CALM* (Schuster et al., arXiv 2207.07061, as the N-vium paper runs it): the model and how it is trained.
+"""CALM* (Schuster et al., arXiv 2207.07061, as the N-vium paper runs it): the model and its training.
 
-An N-vium of norms alone: no adapters, and no routers, for whether a row may leave is read off the largest probability
-at each exit. What follows from that is `confidence`'s affair.
+An N-vium with norms only: no adapters, and no routers, because the largest probability at each exit decides whether a
+row leaves (`confidence`).
+
 Shapes: X any row dimensions, B windows, T tokens, E exits, D width.
 """
 
@@ -28,7 +29,7 @@ THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
 
 @strict
 class CalmConfig(NviumConfig):
-    """Llama's fields and `exit_layers`; those that describe routers and adapters mean nothing here."""
+    """Llama's fields and `exit_layers`; fields of routers and adapters are ignored."""
 
     model_type = "calm"
 
@@ -36,7 +37,7 @@ class CalmConfig(NviumConfig):
 
 
 class Continue(nn.Module):
-    """In place of a router: never leaves, so that the model's own forward pass is that of its last exit."""
+    """Replaces a router: never exits, so the model's forward pass is that of its last exit."""
 
     def forward(self, x_XD: Tensor) -> Tensor:
         """log w, [X, 2]."""
@@ -45,10 +46,8 @@ class Continue(nn.Module):
 
 
 class CalmForCausalLM(NviumForCausalLM):
-    """Exits after layers `config.exit_layers`, an RMSNorm each, one head shared by all.
-
-    `logits` are the last exit's, and each exit's own are to be had by `output_exit_logits`.
-    """
+    """Exits after layers `config.exit_layers`, an RMSNorm each, one shared head. `logits` are the last exit's;
+    `output_exit_logits` adds each exit's own."""
 
     config: CalmConfig
     config_class = CalmConfig
@@ -67,7 +66,7 @@ class CalmForCausalLM(NviumForCausalLM):
 
 
 def read_config(folder: str | os.PathLike[str]) -> CalmConfig:
-    """The configuration of a folder that holds a CALM*; raises `CheckpointError` if it holds anything else."""
+    """Raises `CheckpointError` if the folder holds anything but a CALM*."""
     path, values = resolve_folder(folder), config_values(folder)
     if (kind := values.pop("model_type", None)) != CalmConfig.model_type:
         raise CheckpointError(f"{path}: model_type {kind!r} is not {CalmConfig.model_type}")
@@ -78,7 +77,7 @@ def read_config(folder: str | os.PathLike[str]) -> CalmConfig:
 
 
 def is_calm(folder: str | os.PathLike[str]) -> bool:
-    """Does a folder say that it holds a CALM*? Raises `CheckpointError` if it holds no configuration."""
+    """Raises `CheckpointError` if the folder holds no configuration."""
     return config_values(folder).get("model_type") == CalmConfig.model_type
 
 
@@ -92,7 +91,7 @@ def config_values(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def build_calm(config: NviumConfig) -> CalmForCausalLM:
-    """A fresh model of some N-vium's shape and exits."""
+    """A fresh model with an N-vium's shape and exits."""
     return CalmForCausalLM(CalmConfig(**(shape_fields(config) | {"adapter_hidden_size": 0})))
 
 

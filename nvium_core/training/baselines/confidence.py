@@ -1,7 +1,8 @@
 """CALM*'s rule: a row leaves at the first exit whose largest probability is above τ, and its state is copied upwards.
 
-In the layers it skips, the row's keys and values are made of the state it left with. The rule is carried out token by
-token in `generate`, and for all tokens of a known text at once in `confident_losses`; the two agree.
+In the layers it skips, its keys and values come from the state it left with. `generate` applies the rule token by
+token, `confident_losses` to all tokens of a known text at once; the two agree.
+
 Shapes: B windows, T tokens, D width, V vocabulary.
 """
 
@@ -34,10 +35,10 @@ def generate(
     threshold: float,
     rng: random.Random | None = None,
 ) -> Generated:
-    """Exactly `max_tokens` tokens, the most probable at their exits, or drawn there if there is a generator.
+    """Exactly `max_tokens` tokens: the argmax at their exits, or sampled with a generator.
 
-    The prompt passes all layers, but for its last token, from which the first new one follows by the rule. Raises
-    `ValueError` if they do not fit into the context.
+    The prompt passes all layers, except its last token, whose row follows the rule. Raises `ValueError` if they do not
+    fit into the context.
     """
     started = time.perf_counter()
     decoding, exit_layers = Decoding(model, prompt_ids, max_tokens), list[int]()
@@ -50,7 +51,7 @@ def generate(
 
 
 def leave_when_confident(decoding: Decoding, threshold: float) -> tuple[Tensor, int]:
-    """Run the front row until an exit is confident: that exit's logits [V], and its depth in layers."""
+    """Run the front row until an exit is confident. Returns that exit's logits [V] and its depth in layers."""
     model, front, depth = decoding.model, decoding.front, decoding.model.config.num_hidden_layers
     h_RD = decoding.embed(decoding.token_ids[-1:])
     for number, layers in enumerate(model.config.blocks):
@@ -71,9 +72,9 @@ class ConfidentLosses(NamedTuple):
 
 @torch.inference_mode()
 def confident_losses(model: CalmForCausalLM, batch: Batch, threshold: float) -> ConfidentLosses:
-    """What the rule says of a known text, every row under it from the first on.
+    """The losses of a known text with every row under the rule from the first on.
 
-    A row that has left keeps its state while others pass further layers, which is all that copying means.
+    A row that has left keeps its state while others pass further layers; that is what copying means.
     """
     h_BTD = model.model.embed_tokens(batch.inputs)
     rotary, attend = model.model.rotary(batch.positions, h_BTD.dtype), causal_attention(batch.mask())

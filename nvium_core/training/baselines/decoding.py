@@ -1,7 +1,8 @@
-"""Plain decoding of one sequence: what the dense model, CALM* and LayerSkip share, so that one clock measures all.
+"""Plain decoding of one sequence, shared by the dense model, CALM* and LayerSkip, so that all are timed alike.
 
-No batches, no pages and no schedule: a cache of all layers, and rows that are carried through some of them. Who speaks,
-and from which depth, is the caller's affair.
+No batches, pages or schedule: a cache of all layers, and rows that are run through some of them. The caller decides who
+emits at which depth.
+
 Shapes: R rows of the sequence, S rows of cache, G key/value heads, P head size, D width, V vocabulary.
 """
 
@@ -20,7 +21,7 @@ from nvium_core.model.nvium import NviumForCausalLM
 
 @dataclass(frozen=True)
 class Generated:
-    """The tokens, the depth in layers that each was said at, and the wall-clock time of it all, prompt included."""
+    """The tokens, the depth in layers of each, and the wall-clock time including prefill."""
 
     token_ids: list[int]
     exit_layers: list[int]
@@ -32,7 +33,7 @@ class Generated:
 
 
 class Decoding:
-    """A sequence's tokens, and the keys and values of its rows so far. Rows written again replace what was there."""
+    """A sequence's tokens, and its keys and values so far. Rows written again are replaced."""
 
     def __init__(self, model: NviumForCausalLM, prompt_ids: Sequence[int], max_tokens: int) -> None:
         config, weight = model.config, model.lm_head.weight
@@ -55,22 +56,22 @@ class Decoding:
         return len(self.token_ids) - 1
 
     def read_prompt(self) -> None:
-        """Carry all rows but the last token's through all layers."""
+        """Run all rows but the last token's through all layers."""
         if self.front:
             self.run(self.embed(self.token_ids[:-1]), range(self.model.config.num_hidden_layers), 0)
 
     def embed(self, token_ids: Sequence[int]) -> Tensor:
-        """The rows of some tokens before the first layer, [R, D]."""
+        """Input rows of tokens, [R, D]."""
         embedding = self.model.model.embed_tokens
         return embedding(torch.tensor(token_ids, device=embedding.weight.device))
 
     def run(self, h_RD: Tensor, layers: Iterable[int], first: int) -> Tensor:
-        """Carry the rows at positions first, first + 1, … through some layers."""
+        """Run the rows at positions first, first + 1, … through these layers."""
         rows = slice(first, first + len(h_RD))
         return self.model.model.run(h_RD, layers, self._rotary(rows), self._attend(rows))
 
     def fill(self, h_RD: Tensor, layers: Iterable[int], first: int) -> None:
-        """Leave in some layers' cache the keys and values that the rows would have if they entered each as they are."""
+        """Write the keys and values that the rows would have if they entered each layer as they are."""
         rows = slice(first, first + len(h_RD))
         for index in layers:
             layer = cast(Layer, self.model.model.layers[index])
@@ -105,18 +106,18 @@ class Decoding:
 
 
 def head_logits(model: NviumForCausalLM, exit_number: int, h_XD: Tensor) -> Tensor:
-    """What an exit, counted from 0, says of some rows if it is asked: [X, V], in float32 or better."""
+    """Logits of an exit, counted from 0, [X, V], in float32 or better."""
     exit_ = cast(Exit, model.exits[exit_number])
     logits_XV: Tensor = model.lm_head(exit_.adapter(exit_.norm(h_XD)))
     return logits_XV.to(torch.promote_types(logits_XV.dtype, torch.float32))
 
 
 def choose(logits_V: Tensor, rng: random.Random | None) -> int:
-    """The most probable token; with a generator, one drawn by its probability."""
+    """The argmax, or a sampled token with a generator."""
     return int(logits_V.argmax()) if rng is None else draw(logits_V.softmax(-1), rng)
 
 
 def draw(weights_V: Tensor, rng: random.Random) -> int:
-    """A token with a probability in proportion to its weight."""
+    """Weights need not be normalised."""
     cumulative_V = weights_V.double().cumsum(-1)
     return int(torch.searchsorted(cumulative_V, rng.random() * cumulative_V[-1], right=True))

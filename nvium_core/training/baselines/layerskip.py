@@ -1,6 +1,7 @@
-"""LayerSkip's training (Elhoushi et al., arXiv 2404.16710): layers drop out, and the one head listens at many depths.
+"""LayerSkip's training (Elhoushi et al., arXiv 2404.16710): layer dropout, and losses of one head at many depths.
 
-The model is a plain Llama and stays one; what it has learnt is for `speculation` to use.
+The model is a plain Llama; `speculation` uses what it has learnt.
+
 Shapes: B windows, T tokens, D width, L layers. A depth is counted in layers: 6 means after six of them.
 """
 
@@ -25,7 +26,7 @@ DRAFTS = ((6, 12), (4, 12), (4, 8), (6, 5), (2, 5), (2, 8))
 
 
 class LayerSkipForCausalLM(UniviumForCausalLM):
-    """A Llama whose training also asks its last exit after the layers `early_exits`."""
+    """A Llama trained with additional losses after the layers `early_exits`."""
 
     def __init__(self, config: NviumConfig, early_exits: Sequence[int] = ()) -> None:
         super().__init__(config)
@@ -33,17 +34,17 @@ class LayerSkipForCausalLM(UniviumForCausalLM):
 
 
 def build_layerskip(config: NviumConfig) -> LayerSkipForCausalLM:
-    """A fresh Llama of some N-vium's shape, to be trained at that one's exits."""
+    """A fresh Llama with an N-vium's shape, to be trained at its exits."""
     return LayerSkipForCausalLM(univium_config(config), (config.exit_layers or [])[:-1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSkip:
-    """The method's settings, as the N-vium paper has them.
+    """The method's settings in the N-vium paper.
 
-    `max_dropout` is what the last layer comes to at the end of training. `early_loss_scale` is e_scale, from 0 (early
-    exits count nothing) to 1. The curriculum is the gradual one: exits are let in from the deepest to the shallowest
-    during the first half of training.
+    `max_dropout` is the last layer's at the end of training. `early_loss_scale` is e_scale, from 0 (no early losses) to
+    1. The curriculum is gradual: exits are enabled from the deepest to the shallowest during the first half of
+    training.
     """
 
     max_dropout: float = 0.3
@@ -59,9 +60,9 @@ class LayerSkip:
     # Exits come and go with the steps, and each change would be compiled anew.
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch's
     def objective(self, model: LayerSkipForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
-        """Σ ẽ(t, l) CE_l (LayerSkip, equation 5), or what a Llama says if the model is not in training mode.
+        """Σ ẽ(t, l) CE_l (LayerSkip, equation 5), or a Llama's loss outside training mode.
 
-        `mix_loss` is the last exit's cross-entropy, `dropped_share` of the layers' rows.
+        `mix_loss` is the last exit's cross-entropy, `dropped_share` that of the layers' rows.
         """
         num_layers, num_windows = model.config.num_hidden_layers, len(batch.inputs)
         weights, kept_LB = {num_layers: 1.0}, torch.ones(num_layers, num_windows, dtype=torch.bool)
@@ -86,7 +87,7 @@ class LayerSkip:
         ]
 
     def loss_weights(self, depths: Sequence[int], progress: float) -> dict[int, float]:
-        """ẽ (equation 6) of exits at some depths, the last at full depth: those that count now, in weights of sum 1."""
+        """ẽ (equation 6) by depth, the last at full depth: the enabled exits' weights, with sum 1."""
         *early, last = depths
         scales = {depth: self.early_loss_scale * sum(range(depth)) for depth in active(early, last, progress)}
         scales[last] = max(1, last - 1) + self.early_loss_scale * sum(range(last - 1))
@@ -94,15 +95,14 @@ class LayerSkip:
 
 
 def active(early: Sequence[int], num_layers: int, progress: float) -> list[int]:
-    """C: the early exits that the curriculum asks now. The last exit is always asked."""
+    """C: the early exits that the curriculum enables at this time. The last exit is always enabled."""
     return [depth for depth in early if progress >= (num_layers - depth) / (2 * num_layers)]
 
 
 def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:
-    """Which windows pass which layers, bool [L, B]; each window is drawn for separately.
+    """Which windows pass which layers, bool [L, B]; each window is drawn separately.
 
-    The draws depend on the step and the window's own tokens alone, so neither a resumed run nor passes of another size
-    change them.
+    Draws depend on the step and the window's tokens only, so neither resuming nor the size of a pass changes them.
     """
     digests = [zlib.crc32(window_T.tobytes()) for window_T in batch.inputs.numpy(force=True)]
     uniforms_BL = np.stack([np.random.default_rng((step, digest)).random(len(dropout)) for digest in digests])
@@ -110,7 +110,7 @@ def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:
 
 
 def exit_losses(model: NviumForCausalLM, batch: Batch, kept_LB: Tensor, depths: Collection[int]) -> dict[int, Tensor]:
-    """The shared head's cross-entropy at some depths. A window that drops a layer passes it unchanged, and unscaled."""
+    """The shared head's cross-entropy at these depths. A window that drops a layer passes it unchanged and unscaled."""
     h_BTD = model.model.embed_tokens(batch.inputs)
     rotary, attend = model.model.rotary(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
     losses = dict[int, Tensor]()

@@ -1,7 +1,8 @@
 """LayerSkip's self-speculative decoding: an early exit drafts, the remaining layers verify, one cache serves both.
 
-The rows of a draft wait where the draft's exit is, and the layers above take them all at once. What comes out is what
-the last exit alone would have said: the same tokens when each is the most probable, the same distribution when drawn.
+Drafted rows wait at the draft's exit, and the layers above take them all at once. The result is the last exit's: the
+same tokens when greedy, the same distribution when sampled.
+
 Shapes: K drafted tokens, R = K + 1 rows, D width, V vocabulary.
 """
 
@@ -28,8 +29,8 @@ def generate(
 ) -> Generated:
     """Exactly `max_tokens` tokens, `draft_length` of them drafted at a time after `exit_layer` layers.
 
-    Without a generator each is the most probable, with one they are drawn. `exit_layers` tells which tokens were
-    drafted. Raises `ValueError` if there is no such early exit, or if the tokens do not fit into the context.
+    Greedy without a generator, else sampled. `exit_layers` says which tokens were drafted. Raises `ValueError` for an
+    unknown early exit, or if the tokens do not fit into the context.
     """
     depth = model.config.num_hidden_layers
     if not (0 < exit_layer < depth and draft_length >= 1):
@@ -46,7 +47,7 @@ def generate(
 
 
 def draft_and_verify(decoding: Decoding, exit_layer: int, num_drafts: int, rng: random.Random | None) -> list[int]:
-    """The drafted tokens that stand, and one more from the last exit."""
+    """The accepted drafts, and one more token from the last exit."""
     model, front = decoding.model, decoding.front
     drafts, draft_logits, states = list[int](), list[Tensor](), list[Tensor]()
     for number in range(num_drafts + 1):
@@ -64,7 +65,7 @@ def draft_and_verify(decoding: Decoding, exit_layer: int, num_drafts: int, rng: 
 
 
 def agreed(drafts: Sequence[int], best: Sequence[int]) -> list[int]:
-    """The last exit's tokens as far as the draft foresaw them, and the one behind."""
+    """The last exit's tokens as far as the draft agrees, and the next one."""
     num_agreed = next((i for i, draft in enumerate(drafts) if draft != best[i]), len(drafts))
     return list(best[: num_agreed + 1])
 
@@ -72,9 +73,10 @@ def agreed(drafts: Sequence[int], best: Sequence[int]) -> list[int]:
 def accepted(
     drafts: Sequence[int], draft_probs: Sequence[Tensor], probs: Sequence[Tensor], rng: random.Random
 ) -> list[int]:
-    """Speculative sampling (Leviathan et al., arXiv 2211.17192): tokens as if drawn from `probs`, R times [V].
+    """Speculative sampling (Leviathan et al., arXiv 2211.17192): tokens distributed as `probs`, R times [V].
 
-    A draft x stands with probability min(1, p(x) / q(x)). The first that falls gives way to a draw from max(0, p − q).
+    A draft x is accepted with probability min(1, p(x) / q(x)). The first rejected is replaced by a draw from max(0, p −
+    q).
     """
     for number, (draft, q_V, p_V) in enumerate(zip(drafts, draft_probs, probs, strict=False)):
         if rng.random() * float(q_V[draft]) >= float(p_V[draft]):

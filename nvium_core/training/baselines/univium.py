@@ -1,6 +1,6 @@
-"""The dense baseline as a Llama: a univium that is saved as what it is, so that every tool for Llamas reads its folder.
+"""The dense baseline as a Llama: a univium saved as a standard Llama folder.
 
-How it is trained is another's affair: LayerSkip is a Llama too.
+It is trained elsewhere: LayerSkip is a Llama too.
 """
 
 import os
@@ -31,18 +31,18 @@ class UniviumForCausalLM(NviumForCausalLM):
 
 
 def univium_config(config: NviumConfig) -> NviumConfig:
-    """The univium of some N-vium's shape."""
+    """The univium with an N-vium's shape."""
     own = {"exit_layers": None, "adapter_hidden_size": 0}
     return NviumConfig(**(shape_fields(config) | own))
 
 
 def shape_fields(config: NviumConfig) -> dict[str, Any]:
-    """What a configuration of any kind says, without its kind."""
+    """The fields that configurations of all kinds share."""
     return {name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")}
 
 
 def as_llama(model: NviumForCausalLM) -> LlamaForCausalLM:
-    """The same weights, not copied, under transformers' own class."""
+    """As transformers' own class, sharing the weights."""
     names = {field.name for field in fields(LlamaConfig)} - {"architectures"}
     config = LlamaConfig(**{name: value for name, value in model.config.to_dict().items() if name in names})
     with torch.device("meta"):
@@ -56,10 +56,8 @@ def as_llama(model: NviumForCausalLM) -> LlamaForCausalLM:
 def generate(
     model: NviumForCausalLM, prompt_ids: Sequence[int], max_tokens: int, rng: random.Random | None = None
 ) -> Generated:
-    """Exactly `max_tokens` tokens, each through all layers: the most probable ones, or drawn if there is a generator.
-
-    Raises `ValueError` if they do not fit into the context.
-    """
+    """Exactly `max_tokens` tokens through all layers: greedy, or sampled with a generator. Raises `ValueError` if they
+    do not fit into the context."""
     started = time.perf_counter()
     decoding, depth = Decoding(model, prompt_ids, max_tokens), model.config.num_hidden_layers
     decoding.read_prompt()

@@ -1,6 +1,6 @@
-"""From a data file to what a model is tuned on: stories become instructions, chats stay what they are.
+"""Conversations for tuning from a data file: stories become instructions, chats stay as they are.
 
-A run keeps its examples in its folder, and their origin beside them.
+A run keeps its examples and their origin in its folder.
 """
 
 import json
@@ -28,7 +28,7 @@ CHAT_SUFFIXES = (".jsonl", ".jsonl.xz")
 def prepare_conversations(
     recipe: Recipe, data: Path, folder: Path
 ) -> tuple[PreTrainedTokenizerBase, PackedConversations]:
-    """The tokenizer and the packed conversations, these from the folder if an earlier start left them there."""
+    """The tokenizer and the packed conversations, read from the folder if a previous start wrote them."""
     tokenizer = given_tokenizer(recipe)
     if tokenizer is None:
         raise TrainingError("conversations need a tokenizer that is there before them: set initial or tokenizer")
@@ -45,7 +45,7 @@ def prepare_conversations(
 
 
 def validation_conversations(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedConversations:
-    """The first conversations of a text that is not trained on, up to the recipe's `validation_tokens`."""
+    """The first conversations of a held-out text, up to the recipe's `validation_tokens`."""
     examples = chat_examples(data, tokenizer, recipe.shape.context, Diet(), seed=0)
     ends = accumulate(len(each) for each in examples)
     kept = [each for each, end in zip(examples, ends, strict=True) if end <= recipe.validation_tokens]
@@ -55,8 +55,8 @@ def validation_conversations(recipe: Recipe, data: Path, tokenizer: PreTrainedTo
 def chat_examples(path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int) -> list[Example]:
     """Examples of at most `context` tokens, from a chat file (by its suffix) or a text file of stories.
 
-    `diet` and `seed` are for stories. What is longer is cut, and left out if no answer has begun by then; stderr is
-    told. Raises `DataError` naming the file, and the line of a chat file, that cannot be used.
+    `diet` and `seed` apply to stories. Longer ones are cut, and dropped if no answer has begun by then; stderr says how
+    many. Raises `DataError` naming the file, and the line of a chat file, that cannot be used.
     """
     console = Console(stderr=True)
     found = list(track(encoded(path, tokenizer, context, diet, seed), "encoding", console=console, transient=True))
@@ -81,7 +81,7 @@ def encoded(path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: 
 def located(
     path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int
 ) -> Iterator[tuple[str, Conversation]]:
-    """Each conversation behind the words that say where it comes from."""
+    """Each conversation with its place for messages."""
     if path.name.endswith(CHAT_SUFFIXES):
         yield from ((f"line {line}", conversation) for line, conversation in read_conversations(path).items())
     else:

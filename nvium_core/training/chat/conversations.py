@@ -1,7 +1,4 @@
-"""Conversations, what OpenAI's `messages` are with texts only, and how they are read from chat files.
-
-Knows no tokens.
-"""
+"""Reads conversations, OpenAI's `messages` with text only, from chat files. Knows no tokens."""
 
 import json
 import lzma
@@ -32,10 +29,10 @@ def assistant(text: str) -> Message:
 
 
 def read_conversations(path: Path) -> dict[int, Conversation]:
-    """The conversations of a file, plain or .xz, by the numbers of their lines.
+    """The conversations of a file, plain or .xz, by line number.
 
-    A line is a JSON object `{"messages": [{"role": …, "content": …}, …]}` or empty.
-    Raises `DataError` naming the file, and the line where it is one.
+    A line is a JSON object `{"messages": [{"role": …, "content": …}, …]}` or empty. Raises `DataError` naming the file
+    and line.
     """
     try:
         with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
@@ -58,7 +55,7 @@ def _parsed_lines(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Conve
 
 
 def parse_conversation(value: Any) -> Conversation:
-    """The messages of a parsed line, blanks around their texts removed. Raises `ValueError` saying what is wrong."""
+    """The messages of a parsed line, texts stripped. Raises `ValueError` saying what is wrong."""
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list):
         raise ValueError('expected {"messages": [...]}')

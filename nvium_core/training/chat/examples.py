@@ -1,7 +1,8 @@
-"""Examples to tune on: conversations as tokens, of which the assistant's count.
+"""Conversations as tokens to tune on; only the assistant's count in the loss.
 
-Prompts are tokenized as the server does it, by the tokenizer's chat template, so a model meets in use exactly what it
-was tuned on. Shapes: T tokens.
+Prompts are tokenized as in the server, by the tokenizer's chat template, so training and serving match exactly.
+
+Shapes: T tokens.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ from nvium_core.training.data.documents import DataError
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A conversation's tokens [T], and which the assistant says [T]: its answers and the end-of-text behind each."""
+    """A conversation's tokens [T], and which of them are the assistant's [T]: its answers and the end-of-text after
+    each."""
 
     tokens: NDArray[np.int64]
     is_answer: NDArray[np.bool_]
@@ -33,7 +35,7 @@ class Example:
 
 
 def prompt_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What the model continues when it is the assistant's turn."""
+    """The prompt of the assistant's turn."""
     text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     assert isinstance(text, str)
     return tokenizer.encode(text, add_special_tokens=False, verbose=False)
@@ -43,7 +45,7 @@ def example(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> E
     """The tokens of a conversation up to its last answer.
 
     Raises `DataError` if a message holds a special token, or if the chat template changes an answer once another
-    message follows it, so that no one sequence of tokens holds them all.
+    message follows it.
     """
     check_plain(conversation, tokenizer)
     tokens, is_answer = list[int](), list[bool]()
@@ -60,12 +62,12 @@ def example(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> E
 
 
 def answer_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What the assistant says, and the end of its turn."""
+    """An answer and the end of the turn."""
     return [*tokenizer.encode(text, add_special_tokens=False, verbose=False), tokenizer.eos_token_id]
 
 
 def check_plain(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Special tokens come from the template only; the server reads those in messages as text."""
+    """Refuse special tokens in messages; the server reads those as text."""
     for message in conversation:
         for token in tokenizer.all_special_tokens:
             if token in message["content"]:
@@ -73,7 +75,7 @@ def check_plain(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) 
 
 
 def save_examples(path: Path, examples: Sequence[Example]) -> None:
-    """Write an .npz file, whole or not at all."""
+    """Write an .npz file atomically."""
     partial = path.with_name(f"partial-{path.name}")
     np.savez(
         partial,
@@ -85,7 +87,7 @@ def save_examples(path: Path, examples: Sequence[Example]) -> None:
 
 
 def load_examples(path: Path) -> list[Example]:
-    """What `save_examples` wrote. Raises `DataError` naming a file that is damaged."""
+    """Raises `DataError` naming a damaged file."""
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             ends = arrays["lengths"].cumsum()[:-1]

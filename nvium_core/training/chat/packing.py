@@ -1,6 +1,7 @@
-"""Conversations in windows, several in each or one, with the interface of a packed stream of text.
+"""Conversations in windows, packed or one in each, with the interface of a packed text stream.
 
-A batch depends on (examples, seed, step) only, so a resumed run sees exactly what an uninterrupted one would have seen.
+A batch depends on (examples, seed, step) only, so a resumed run sees the same batches.
+
 Shapes: B windows, T tokens, F fields of a batch.
 """
 
@@ -18,7 +19,7 @@ from nvium_core.training.data.windows import Batch, permuted
 
 
 class PackedConversations:
-    """Examples in windows, drawn in an order that depends on the seed alone; `together` puts several in each."""
+    """Examples in windows, in an order that depends on the seed only; `together` puts several in each."""
 
     def __init__(self, examples: Sequence[Example], end_token: int, seed: int = 0, *, together: bool = True) -> None:
         self.examples, self.end_token, self.seed, self.together = examples, end_token, seed, together
@@ -27,8 +28,7 @@ class PackedConversations:
     def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
         """Windows first_window … first_window + num_windows − 1 of the endless shuffled sequence of windows.
 
-        What remains empty of a window is filled with end-of-text, which does not count. Raises `DataError` if an
-        example is longer than the context.
+        Padding is end-of-text, which does not count. Raises `DataError` if an example is longer than the context.
         """
         windows = self._windows(context)
         numbers = range(first_window, first_window + num_windows)
@@ -42,7 +42,7 @@ class PackedConversations:
         return len(self._windows(context))
 
     def _windows(self, context: int) -> list[list[int]]:
-        """Which examples share a window."""
+        """Examples by window."""
         return packed(self._num_rows, context) if self.together else alone(self._num_rows, context)
 
     def _window(self, numbers: Sequence[int], context: int) -> NDArray[np.int64]:
@@ -74,7 +74,7 @@ def check_fits(num_rows: Sequence[int], context: int) -> None:
 
 @cache
 def packed(num_rows: tuple[int, ...], context: int) -> list[list[int]]:
-    """The longest first, each put where it leaves the least room."""
+    """Best-fit decreasing."""
     check_fits(num_rows, context)
     windows = list[list[int]]()
     rooms = list[tuple[int, int]]()  # sorted; (rows that a window has left, its number)

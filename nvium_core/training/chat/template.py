@@ -34,7 +34,8 @@ CHAT_TEMPLATE = """\
 
 
 def give_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """The template above, unless the tokenizer has one of its own. Its first and last token must be the same."""
+    """Set the template above, unless the tokenizer has one. Its begin-of-text and end-of-text must be the same
+    token."""
     if tokenizer.chat_template:
         return
     if tokenizer.bos_token is None or tokenizer.bos_token != tokenizer.eos_token:

@@ -1,4 +1,4 @@
-"""Documents of a folder of files, or of one large file, one after another and never all in memory.
+"""Streams the documents of a folder of files, or of one large file; never all in memory.
 
 Files end in .txt (documents separated by `<|endoftext|>` lines), .jsonl or .json (an object with `text` a line, as in
 C4), or .parquet (a column `text`); all but the last may be compressed, .gz, .xz or .zst. Knows no tokens.
@@ -17,16 +17,16 @@ from nvium_core.training.data.documents import END_OF_TEXT, DataError
 
 FIELD = "text"
 BATCH_ROWS = 1024
-"""Of a parquet file that are in memory at once."""
+"""Of a parquet file, in memory at once."""
 
 
 def is_corpus(path: Path) -> bool:
-    """Whether a text is to be read piece by piece: a folder, or a file other than plain or .xz text."""
+    """Whether a text is streamed: a folder, or a file other than plain or .xz text."""
     return path.is_dir() or kind(path) in READERS.keys() - {".txt"} or path.suffix in (".gz", ".zst")
 
 
 def corpus_files(path: Path) -> list[Path]:
-    """In order of their names. Raises `DataError` where there are none."""
+    """Sorted by name. Raises `DataError` if there are none."""
     files = (
         [path]
         if path.is_file()
@@ -38,7 +38,7 @@ def corpus_files(path: Path) -> list[Path]:
 
 
 def stream_documents(path: Path) -> Iterator[str]:
-    """Every document that is not empty. Raises `DataError` naming the file, and the line, that cannot be read."""
+    """Every non-empty document. Raises `DataError` naming the file and line that cannot be read."""
     for file in corpus_files(path):
         try:
             yield from (text for document in READERS[kind(file)](file) if (text := document.strip("\n")))
@@ -49,7 +49,7 @@ def stream_documents(path: Path) -> Iterator[str]:
 
 
 def kind(path: Path) -> str:
-    """The suffix that says what a file holds, compressed or not."""
+    """The file's type by its suffix, without that of its compression."""
     return (path.with_suffix("") if path.suffix in OPENERS else path).suffix
 
 

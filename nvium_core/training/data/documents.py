@@ -1,4 +1,4 @@
-"""Documents of a text file, and the diet: which of them are read, and how often.
+"""Documents of a text file, and the diet: which are read, and how often.
 
 Text is UTF-8, plain or .xz, documents separated by a line `<|endoftext|>`.
 """
@@ -25,7 +25,6 @@ class DataError(NviumError, ValueError):
 
 
 def read_documents(path: Path) -> list[str]:
-    """The documents of a text file."""
     try:
         with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
             text = file.read()
@@ -41,7 +40,7 @@ def read_documents(path: Path) -> list[str]:
 
 
 def simplicity(documents: Sequence[str]) -> NDArray[np.float64]:
-    """Per document the share of its words that are among the corpus's 1,000 commonest."""
+    """For each document the share of its words among the corpus's 1,000 most common."""
     counts = [Counter(WORD.findall(document.lower())) for document in documents]
     common = {word for word, _ in sum_counts(counts).most_common(COMMON_WORDS)}
     return np.array([sum(n for word, n in c.items() if word in common) / max(1, c.total()) for c in counts])
@@ -56,10 +55,10 @@ def sum_counts(counts: Sequence[Counter[str]]) -> Counter[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Diet:
-    """How often a document is read, in epochs: the simple ones and the others.
+    """Epochs for the simple documents and for the others.
 
-    Simple are those up to `short_characters` long and the simplest `simple_share` of all characters. A share of the
-    readings leaves out the title, a first line that stands alone, so that a prompt need not begin with one.
+    Simple are those up to `short_characters` long, and the simplest `simple_share` of all characters. A share of the
+    readings drops the title, a first line that stands alone, so that a prompt need not begin with one.
     """
 
     simple_share: float = 0.0
@@ -80,7 +79,7 @@ class Diet:
         return [without_title(documents[i]) if bare else documents[i] for i, bare in zip(order, untitled, strict=True)]
 
     def order(self, documents: Sequence[str], rng: np.random.Generator) -> NDArray[np.int64]:
-        """The numbers of the documents in reading order."""
+        """Document numbers in reading order."""
         times = np.floor(self._epochs(documents) + rng.random(len(documents))).astype(int)
         return rng.permutation(np.repeat(np.arange(len(documents)), times))
 
@@ -94,6 +93,6 @@ class Diet:
 
 
 def without_title(document: str) -> str:
-    """The document less its first line, where that line stands alone above a blank one."""
+    """Without the first line, if a blank line follows it."""
     title, blank, text = document.partition("\n\n")
     return text if blank and "\n" not in title else document

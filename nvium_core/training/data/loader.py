@@ -1,4 +1,4 @@
-"""Batches made ahead, on a thread, so that the device never waits for them."""
+"""Prepares batches ahead on a thread, so that the device never waits."""
 
 import time
 from collections import deque
@@ -11,10 +11,8 @@ Item = TypeVar("Item")
 
 
 def prefetched(items: Iterable[Item], num_ahead: int = 2) -> Iterator[Item]:
-    """The same items in the same order, up to `num_ahead` of them made before they are asked for.
-
-    What making an item raises is raised when its turn comes.
-    """
+    """The same items in the same order, up to `num_ahead` prepared in advance. Exceptions are raised in their item's
+    turn."""
     source = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
         ahead: deque[Future[list[Item]]] = deque(thread.submit(next_one, source) for _ in range(num_ahead))
@@ -24,7 +22,7 @@ def prefetched(items: Iterable[Item], num_ahead: int = 2) -> Iterator[Item]:
 
 
 def timed(items: Iterable[Item]) -> Iterator[tuple[Item, float]]:
-    """Each item with the seconds that were waited for it."""
+    """Each item with the seconds spent waiting for it."""
     source = iter(items)
     asked = time.monotonic()
     while item := next_one(source):

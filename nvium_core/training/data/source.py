@@ -1,4 +1,4 @@
-"""What a run reads, by the kind of text its recipe names: documents or conversations."""
+"""What a run reads, by its recipe's kind of text: documents or conversations."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from nvium_core.training.recipes.recipe import Recipe
 
 
 def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, Windows]:
-    """The tokenizer and what is trained on, from the run's folder if an earlier start left them there."""
+    """The tokenizer and the training windows, read from the run's folder if a previous start wrote them."""
     if recipe.text == "conversations":
         return prepare_conversations(recipe, data, folder)
     return prepare_documents(recipe, data, folder)
 
 
 def validation_text(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> Windows:
-    """The first `validation_tokens` of a text that is not trained on."""
+    """The first `validation_tokens` of a held-out text."""
     if recipe.text == "conversations":
         return validation_conversations(recipe, data, tokenizer)
     return validation_documents(recipe, data, tokenizer)

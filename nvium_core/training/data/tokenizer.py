@@ -1,4 +1,4 @@
-"""Training the byte-level BPE tokenizer of a model, as a plain `PreTrainedTokenizerFast` folder."""
+"""Trains a byte-level BPE tokenizer, saved as a plain `PreTrainedTokenizerFast` folder."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from nvium_core.training.data.documents import END_OF_TEXT
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: any text round-trips. End-of-text opens every encoding and ends every document."""
+    """Any text round-trips. End-of-text opens every encoding and ends every document."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,10 +39,8 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, context: int) -> 
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write tokenizer.json, and a tokenizer_config.json that every version of `AutoTokenizer` can read.
-
-    A chat template stands in the latter.
-    """
+    """Write tokenizer.json, and a tokenizer_config.json that every version of `AutoTokenizer` reads, with the chat
+    template."""
     tokenizer.save_pretrained(folder)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,6 +1,6 @@
-"""The token stream of a run: made of its text once, and kept in its folder with the tokenizer and its origin.
+"""The token stream of a run: made from its text once, kept in its folder with the tokenizer and its origin.
 
-A text becomes one file; a corpus becomes shards, of which neither text nor tokens are ever all in memory.
+A text becomes one file; a corpus becomes shards and is never all in memory, neither text nor tokens.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from nvium_core.training.recipes.recipe import Recipe
 
 MAX_SHARD_TOKENS = 2**26
 MAX_TOKENIZER_CHARACTERS = 2**28
-"""Of a corpus that a tokenizer is trained on."""
+"""Of a corpus, to train a tokenizer."""
 
 BATCH_DOCUMENTS = 1000
 
 
 def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
-    """The tokenizer and the token stream, from the folder if an earlier start left them there."""
+    """The tokenizer and the token stream, read from the folder if a previous start wrote them."""
     origin = text_origin(recipe, data)
     if any(path.exists() for path in token_files(folder)):
         check_origin(folder / "text.json", origin)
@@ -42,12 +42,12 @@ def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrai
 
 
 def token_files(folder: Path) -> tuple[Path, Path]:
-    """Of a text, and the folder of shards of a corpus."""
+    """The file of a text, and the folder of a corpus's shards."""
     return folder / "tokens.npy", folder / "tokens"
 
 
 def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedStream:
-    """The first tokens of a text that is not trained on."""
+    """The first tokens of a held-out text."""
     documents = stream_documents(data) if is_corpus(data) else read_documents(data)
     parts = list(encoded(documents, tokenizer, recipe.validation_tokens))
     if not parts:
@@ -56,7 +56,7 @@ def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokeni
 
 
 def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]) -> None:
-    """Write the tokenizer and the tokens, the tokens last and whole."""
+    """Write the tokenizer, then the tokens atomically."""
     make = make_shards if is_corpus(data) else make_stream
     partial, final = make(recipe, data, folder)
     (folder / "text.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
@@ -64,7 +64,7 @@ def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]
 
 
 def make_stream(recipe: Recipe, data: Path, folder: Path) -> tuple[Path, Path]:
-    """The tokens of a text that is in memory, read as the recipe's diet says: the file, and what it is to be called."""
+    """Tokens of a text in memory, in the order of the recipe's diet: the file, and its final name."""
     documents = read_documents(data)
     tokenizer = make_tokenizer(recipe, documents, folder)
     tokens = encode(recipe.diet.readings(documents, recipe.seed), tokenizer)
@@ -74,8 +74,8 @@ def make_stream(recipe: Recipe, data: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def make_shards(recipe: Recipe, data: Path, folder: Path) -> tuple[Path, Path]:
-    """The tokens of a corpus in order of its files, as many as the run reads once: the folder of shards, and what it is
-    to be called."""
+    """Tokens of a corpus in order of its files, as many as the run reads once: the folder of shards, and its final
+    name."""
     if recipe.diet != Diet():
         raise DataError(
             f"{data}: a corpus is not all in memory, so there is no diet; give one text file, or set diet.…"
@@ -92,7 +92,7 @@ def make_shards(recipe: Recipe, data: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def make_tokenizer(recipe: Recipe, documents: Iterable[str], folder: Path) -> PreTrainedTokenizerBase:
-    """The recipe's, or one trained on the documents; written, and read back."""
+    """The recipe's, or one trained on the documents; written and read back."""
     shape = recipe.shape
     tokenizer = given_tokenizer(recipe) or train_tokenizer(documents, shape.vocab_size, shape.context)
     save_tokenizer(tokenizer, folder / "tokenizer")
@@ -101,7 +101,7 @@ def make_tokenizer(recipe: Recipe, documents: Iterable[str], folder: Path) -> Pr
 
 
 def beginning(documents: Iterable[str], max_characters: int) -> Iterator[str]:
-    """Documents until there are so many characters."""
+    """Documents up to so many characters."""
     for document in documents:
         yield document
         max_characters -= len(document)
@@ -110,7 +110,7 @@ def beginning(documents: Iterable[str], max_characters: int) -> Iterator[str]:
 
 
 def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """One stream: every document behind its end-of-text token, and one more at the end."""
+    """One stream: end-of-text before every document, and at the end."""
     end = tokenizer.eos_token_id
     encodings = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)
     stream = [token for ids in encodings["input_ids"] for token in (end, *ids)]
@@ -118,7 +118,7 @@ def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Toke
 
 
 def encoded(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Iterator[Tokens]:
-    """The same stream in parts, its first `max_tokens`."""
+    """The same stream in parts, up to `max_tokens`."""
     source = iter(documents)
     batch = list(islice(source, BATCH_DOCUMENTS))
     while batch and max_tokens > 0:
@@ -130,7 +130,7 @@ def encoded(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_to
 
 
 def shards(parts: Iterable[Tokens]) -> Iterator[Tokens]:
-    """The parts joined to `MAX_SHARD_TOKENS` and somewhat more, the last as it comes."""
+    """The parts joined to at least `MAX_SHARD_TOKENS`, except the last."""
     waiting, count = list[Tokens](), 0
     for part in parts:
         waiting.append(part)
@@ -143,13 +143,13 @@ def shards(parts: Iterable[Tokens]) -> Iterator[Tokens]:
 
 
 def check_length(num_tokens: int, context: int, data: Path) -> None:
-    """Raise `DataError` naming a text that is too short for one window of a context."""
+    """Raise `DataError` for a text too short for one window."""
     if num_tokens <= context:
         raise DataError(f"{data}: {num_tokens} tokens of text are too few for a context of {context}")
 
 
 def read_tokens(folder: Path) -> Tokens | ShardedTokens:
-    """The tokens, read from the disk as they are needed."""
+    """Memory-mapped."""
     whole, parts = token_files(folder)
     return ShardedTokens([mapped(path) for path in sorted(parts.iterdir())]) if parts.is_dir() else mapped(whole)
 
@@ -163,7 +163,7 @@ def mapped(path: Path) -> Tokens:
 
 
 def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
-    """All that the tokens of a run depend on."""
+    """Everything that a run's tokens depend on."""
     shape = recipe.shape
     return {
         "data": text_digest(data),
@@ -176,7 +176,7 @@ def text_origin(recipe: Recipe, data: Path) -> dict[str, Any]:
 
 
 def text_digest(path: Path) -> str:
-    """SHA-256 of a file; of a folder, which is too large to be read for it, of the names and sizes of its files."""
+    """SHA-256 of a file; of a folder, which is too large to hash, of the names and sizes of its files."""
     try:
         if path.is_dir():
             listed = [f"{each.relative_to(path)} {each.stat().st_size}" for each in corpus_files(path)]
@@ -188,7 +188,7 @@ def text_digest(path: Path) -> str:
 
 
 def check_origin(path: Path, origin: dict[str, Any]) -> None:
-    """Refuse to go on with tokens that were made of something else."""
+    """Refuse to resume with tokens made from something else."""
     try:
         others = differences(json.loads(path.read_text(encoding="utf-8")), origin)
     except (OSError, ValueError) as error:
@@ -200,7 +200,7 @@ def check_origin(path: Path, origin: dict[str, Any]) -> None:
 
 
 def differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> set[str]:
-    """The dotted keys at which two nested tables differ."""
+    """Dotted keys at which two nested tables differ."""
     found = set[str]()
     for key in sorted(one.keys() | other.keys()):
         ours, theirs = one.get(key), other.get(key)

@@ -1,6 +1,7 @@
 """Packed windows of a token stream, as batches.
 
-A batch depends on (stream, seed, step) only, so a resumed run reads what an uninterrupted one would have read.
+A batch depends on (stream, seed, step) only, so a resumed run sees the same batches.
+
 Shapes: B windows, T tokens.
 """
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from nvium_core.training.data.documents import DataError
 
 Tokens = NDArray[np.unsignedinteger[Any]]
-"""In 16 bits where the vocabulary allows it."""
+"""16 bits where the vocabulary allows."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,19 @@ class Batch:
     counted: Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        """The same on another device, without waiting for it where it is a GPU."""
+        """Asynchronous on a GPU."""
         parts = (self.inputs, self.targets, self.positions, self.documents, self.counted)
         pinned = (x.pin_memory() if device.type == "cuda" else x for x in parts)
         return Batch(*(x.to(device, non_blocking=True) for x in pinned))
 
     def mask(self) -> Tensor:
-        """[B, 1, T, T], True where row t may see row s: not later, and of the same document."""
+        """[B, 1, T, T], True where row t may see row s: s is not later and in the same document."""
         same_document = self.documents[:, :, None] == self.documents[:, None, :]
         return same_document.tril()[:, None]
 
 
 class ShardedTokens:
-    """Token files one behind another, read as one."""
+    """Several token files read as one."""
 
     def __init__(self, shards: Sequence[Tokens]) -> None:
         self.shards = shards
@@ -57,7 +58,7 @@ class ShardedTokens:
         return int(self.ends[-1])
 
     def __getitem__(self, place: slice) -> Tokens:
-        """Tokens start … stop − 1, which may lie in several shards."""
+        """Tokens start … stop − 1, possibly of several shards."""
         parts = list[Tokens]()
         for number in range(bisect_right(self.ends, place.start), len(self.shards)):
             begun = self.ends[number] - len(self.shards[number])
@@ -68,7 +69,7 @@ class ShardedTokens:
 
 
 class Windows(Protocol):
-    """What a run reads: an endless sequence of windows that can be begun anywhere."""
+    """An endless sequence of windows that can be read from anywhere."""
 
     def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
         """Windows first_window … first_window + num_windows − 1."""
@@ -79,7 +80,7 @@ class Windows(Protocol):
 
 @dataclass(frozen=True)
 class PackedStream:
-    """A token stream cut into windows, drawn in an order that depends on the seed alone."""
+    """A token stream cut into windows, in an order that depends on the seed only."""
 
     tokens: Tokens | ShardedTokens
     end_token: int
@@ -94,7 +95,7 @@ class PackedStream:
         return packed_batch(window_BT[:, :-1], window_BT[:, 1:], self.end_token)
 
     def num_windows(self, context: int) -> int:
-        """The windows of one reading of the stream. Raises `DataError` if it has not enough tokens for one."""
+        """Windows per epoch. Raises `DataError` if there are not enough tokens for one."""
         count = (len(self.tokens) - 1) // context
         if count < 1:
             raise DataError(f"{len(self.tokens)} tokens of text are too few for a context of {context}")
@@ -110,7 +111,8 @@ class PackedStream:
 
 
 def permuted(index: int, count: int, seed: tuple[int, ...]) -> int:
-    """Where index goes in a fixed pseudo-random permutation of range(count): an affine map by a unit of Z/count."""
+    """The image of index under a fixed pseudo-random permutation of range(count): an affine map by a unit of
+    Z/count."""
     rng = np.random.default_rng((*seed, count))
     stride = int(rng.integers(1, count + 1))
     while np.gcd(stride, count) != 1:
@@ -119,7 +121,7 @@ def permuted(index: int, count: int, seed: tuple[int, ...]) -> int:
 
 
 def packed_batch(inputs: Tensor, targets: Tensor, end_token: int) -> Batch:
-    """A batch in which each end-of-text token begins a document: position 0, and blind to all before it."""
+    """Each end-of-text token begins a document: position 0, and it does not see earlier tokens."""
     starts = inputs == end_token
     index = torch.arange(inputs.shape[1]).expand_as(inputs)
     last_start = torch.where(starts, index, 0).cummax(dim=1).values

@@ -1,1 +1,1 @@
-"""What a run would take, by arithmetic on its recipe. Trains nothing."""
+"""What a run would take, computed from its recipe. Trains nothing."""

@@ -1,6 +1,6 @@
-"""What a run would take, said before it starts: parameters, memory, disk, FLOPs, and time from a few measured steps.
+"""What a run would take: parameters, memory, disk, FLOPs, and time from a few measured steps.
 
-Nothing is written and no text is read. A model that does not fit is estimated all the same, its time from a given rate.
+Nothing is written and no text is read. For a model that does not fit, time comes from a given rate.
 """
 
 import os
@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 10.0
 """Slower steps are timed once, and no larger ones after them."""
 
 LARGER = 4
-"""Windows of the larger of the two steps that are timed."""
+"""Windows of the larger timed step."""
 
 FIRST = "0"
 UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -43,7 +43,7 @@ UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """A device's FLOPs per second, and the seconds that updating the weights takes at each step besides."""
+    """A device's FLOPs per second, and the additional seconds of a weight update."""
 
     flops_per_second: float
     update_seconds: float = 0.0
@@ -51,7 +51,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A run's needs. `speed` None means that none was given, and none could be measured as the run does not fit."""
+    """`speed` None: not given, and not measured because the run does not fit."""
 
     recipe: Recipe
     each: Pass
@@ -74,7 +74,7 @@ class Estimate:
 
 
 def dry_run(recipe: Recipe, options: RunOptions, flops_per_second: float | None = None) -> Estimate:
-    """Estimate a run on the device of its options; its speed is measured there if not given and if it fits."""
+    """On the options' device; its speed is measured there if not given and if the run fits."""
     each = pass_of(recipe, options)
     available = available_bytes(torch.device(options.device))
     speed = None
@@ -86,7 +86,7 @@ def dry_run(recipe: Recipe, options: RunOptions, flops_per_second: float | None 
 
 
 def pass_of(recipe: Recipe, options: RunOptions) -> Pass:
-    """The largest pass of a run: windows of full length where it has any."""
+    """The largest forward pass of a run: full-length windows if there are any."""
     context = recipe.context_at(1.0)
     windows = max(1, min(recipe.tokens_per_step, options.rows_per_pass) // context)
     return Pass(
@@ -98,14 +98,14 @@ def pass_of(recipe: Recipe, options: RunOptions) -> Pass:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that is free now."""
+    """Free memory now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def measured_speed(recipe: Recipe, options: RunOptions) -> Speed:
-    """From steps of one window and of several, which differ by what does not depend on rows. Measured uncompiled."""
+    """From steps of one and of several windows; their difference does not contain fixed costs. Uncompiled."""
     window = recipe.short_context
     full = min(recipe.tokens_per_step, options.rows_per_pass)
     rows = max(window, min(full // window, LARGER) * window)
@@ -121,7 +121,7 @@ def measured_speed(recipe: Recipe, options: RunOptions) -> Speed:
 
 
 def step_seconds(recipe: Recipe, options: RunOptions, rows: int) -> float:
-    """A step of so many rows of made-up tokens: the fastest of three, or the first if it is slow."""
+    """Of random tokens: the fastest of three steps, or the first if it is slow."""
     vocab_size = recipe.shape.vocab_size
     tokens = np.random.default_rng(0).integers(1, min(vocab_size, 2**16), 4 * rows + 1).astype(np.uint16)
     stream, tokenizer = PackedStream(tokens, end_token=0), made_up_tokenizer(vocab_size)
@@ -131,7 +131,7 @@ def step_seconds(recipe: Recipe, options: RunOptions, rows: int) -> float:
 
 
 def made_up_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Of numbers, the first of which ends a text."""
+    """Its tokens are numbers, the first of which is end-of-text."""
     words = models.WordLevel({str(number): number for number in range(vocab_size)}, unk_token=FIRST)
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token=FIRST)
 
@@ -143,7 +143,7 @@ def timed_step(run: TrainingRun) -> float:
 
 
 def from_scratch(recipe: Recipe, tokens_per_step: int) -> Recipe:
-    """The recipe as far as its speed goes: steps of this size, and no other run that must have gone before."""
+    """The recipe with steps of this size, and without an initial model."""
     return replace(
         recipe,
         method="nvium" if recipe.method == "retrofit" else recipe.method,

@@ -1,6 +1,6 @@
-"""Floating-point operations of training, by arithmetic on a recipe (paper, section on FLOPs). Builds no model.
+"""FLOPs of training, computed from a recipe (paper, section on FLOPs). Builds no model.
 
-Attention is counted over the whole window, as the paper does, and a backward pass as two forward ones.
+Attention is counted over the whole window, as in the paper, and a backward pass as two forward passes.
 """
 
 from nvium_core.model.flops import Flops, flops_per_token
@@ -10,14 +10,14 @@ from nvium_core.training.recipes.recipe import Recipe
 def forward_flops(recipe: Recipe, context: int) -> float:
     """FLOPs per token of a forward pass through all layers and exits, in windows of `context` tokens.
 
-    LayerSkip's curriculum asks fewer exits than this counts.
+    LayerSkip's curriculum uses fewer exits than counted.
     """
     flops = flops_of(recipe, context)
     return backbone(flops) + flops.heads if recipe.method in ("calm", "layerskip") else flops.total
 
 
 def flops_of(recipe: Recipe, context: int) -> Flops:
-    """Of a token of an N-vium of the recipe's shape."""
+    """Of a token of an N-vium with the recipe's shape."""
     shape = recipe.shape
     return flops_per_token(shape.config(shape.vocab_size, end_token=0), context)
 
@@ -27,7 +27,7 @@ def backbone(flops: Flops) -> float:
 
 
 def training_flops(recipe: Recipe, checkpointing: bool = False) -> float:
-    """FLOPs of a whole run; recomputing activations costs another forward pass through the layers."""
+    """Of a whole run; recomputing activations adds a forward pass through the layers."""
     long_tokens = round(recipe.total_tokens * recipe.long_context_share)
     windows = {recipe.short_context: recipe.total_tokens - long_tokens}
     windows[recipe.shape.context] = windows.get(recipe.shape.context, 0) + long_tokens
@@ -35,6 +35,6 @@ def training_flops(recipe: Recipe, checkpointing: bool = False) -> float:
 
 
 def token_flops(recipe: Recipe, context: int, checkpointing: bool = False) -> float:
-    """FLOPs to train on one token."""
+    """Of training on one token."""
     again = backbone(flops_of(recipe, context)) if checkpointing else 0
     return 3 * forward_flops(recipe, context) + again

@@ -1,8 +1,7 @@
-"""The memory and disk that a training run takes, by arithmetic on a recipe. Builds no model, allocates nothing.
+"""Memory and disk of a training run, computed from a recipe. Builds no model, allocates nothing.
 
-Counted is what autograd keeps of an uncompiled pass for the way back, tensor by tensor. On top come the process's own
-memory (some 0.3 GB, more on a GPU) and, on a CPU, the heap's fragments: a third of the activations was seen, and
-nothing with MALLOC_MMAP_THRESHOLD_=65536.
+Counts what autograd keeps of an uncompiled pass, tensor by tensor. Not counted: the process itself (about 0.3 GB, more
+on a GPU) and, on a CPU, heap fragmentation: up to a third of the activations, none with MALLOC_MMAP_THRESHOLD_=65536.
 """
 
 from dataclasses import dataclass, fields
@@ -14,15 +13,13 @@ from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import ModelShape, Recipe
 
 WIDE = 4
-"""Bytes of a float32, which weights, norms, routers and losses keep in any precision."""
+"""Bytes of a float32: weights, norms, routers and losses in any precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What goes through the model at once: `rows` tokens in windows of `context`, in `dtype`.
-
-    `checkpointing` keeps each layer's input only and computes the rest again.
-    """
+    """One forward pass: `rows` tokens in windows of `context`, in `dtype`. `checkpointing` keeps each layer's input
+    only and recomputes the rest."""
 
     rows: int
     context: int
@@ -31,7 +28,7 @@ class Pass:
 
     @property
     def narrow(self) -> int:
-        """Bytes of an element of the products."""
+        """Bytes of an element of matrix products."""
         return self.dtype.itemsize
 
     def casts(self, readers: int) -> int:
@@ -41,7 +38,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes at the fullest moment, by what they hold."""
+    """Bytes at the peak, by kind."""
 
     weights: int
     gradients: int
@@ -55,7 +52,7 @@ class Footprint:
 
 
 def footprint(recipe: Recipe, each: Pass) -> Footprint:
-    """Bytes of a training step in such passes."""
+    """Bytes of a training step."""
     parameters = num_parameters(recipe)
     casts = 0 if each.narrow == WIDE else each.narrow * parameters
     return Footprint(
@@ -68,7 +65,7 @@ def footprint(recipe: Recipe, each: Pass) -> Footprint:
 
 
 def optimizer_bytes(recipe: Recipe) -> int:
-    """AdamW's two averages of each parameter, but one of Muon's matrices; they are taken for all but the ends."""
+    """AdamW's two averages of each parameter, one for Muon's matrices; all but the ends are taken as Muon's."""
     parameters, shape = num_parameters(recipe), recipe.shape
     matrices = 0
     if recipe.optimizer.muon_rate:
@@ -77,7 +74,7 @@ def optimizer_bytes(recipe: Recipe) -> int:
 
 
 def activation_bytes(recipe: Recipe, each: Pass) -> int:
-    """Bytes kept per row by layers and exits, logits left out."""
+    """Kept per row by layers and exits, without logits."""
     shape = recipe.shape
     layer = layer_bytes(shape, each)
     inputs = shape.num_layers * WIDE * shape.width
@@ -112,13 +109,13 @@ def exits_bytes(recipe: Recipe, each: Pass) -> int:
 
 
 def head_bytes(shape: ModelShape, each: Pass) -> int:
-    """Of the head, as it is run: few logits are held, many are made in chunks."""
+    """Of the head: few logits are held, many are computed in chunks."""
     holds_all = each.rows < min_chunked_rows(shape.vocab_size)
     return held_head_bytes(shape, each) if holds_all else chunked_head_bytes(shape, each)
 
 
 def held_head_bytes(shape: ModelShape, each: Pass) -> int:
-    """The logits of all rows at all exits, and twice those of one exit on the way back."""
+    """The logits of all rows at all exits, and twice those of one exit in the backward pass."""
     return each.rows * (shape.num_exits + 2) * WIDE * shape.vocab_size
 
 

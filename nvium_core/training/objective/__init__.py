@@ -1,1 +1,1 @@
-"""What a training method builds and minimises."""
+"""What each training method builds and minimises."""

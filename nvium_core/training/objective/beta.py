@@ -1,4 +1,4 @@
-"""β, the price of compute in the objective: kept, steered to a mean depth, or adapted to a dense model's losses.
+"""β, the price of compute in the objective: fixed, steered to a mean depth, or adapted to a dense model's losses.
 
 Plain arithmetic, no torch.
 """
@@ -13,17 +13,17 @@ from typing import Any, Protocol
 from nvium_core.errors import NviumError
 
 VALIDATION_LOSS = "validation_loss"
-"""The field of a run's log that holds L_mix on the validation text, of a dense model its plain loss."""
+"""The log's field of L_mix on the validation text; of a dense model its loss."""
 
 
 GAIN = 0.05
-"""By which a steered β follows the depth, a step of a long run."""
+"""Of the controller, per step of a long run."""
 
 SMOOTHING = 0.98
-"""What is left of the smoothed depth after a step of a long run."""
+"""Of the depth's average, per step of a long run."""
 
 LONG_RUN = 3000
-"""Steps from which on a run is long."""
+"""Steps of a long run, at least."""
 
 
 class BetaError(NviumError, ValueError):
@@ -32,7 +32,7 @@ class BetaError(NviumError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class BetaSettings:
-    """β's first value, and what moves it: a mean depth to lead to (`depth`), or a dense model's losses (`adaptive`)."""
+    """β's first value, and what changes it: a target mean depth (`depth`), or a dense model's losses (`adaptive`)."""
 
     initial: float
     depth: float = 0.0
@@ -46,26 +46,24 @@ class BetaSettings:
 
 
 class BetaControl(Protocol):
-    """What moves β. Its fields are its whole state."""
+    """Changes β. Its fields are its whole state."""
 
     beta: float
 
     def observe_depth(self, depth: float) -> None:
-        """A step had this mean depth Σ p_k l_k / L."""
+        """The mean depth Σ p_k l_k / L of a step."""
 
     def observe_loss(self, step: int, mix_loss: float) -> None:
-        """An evaluation after `step` steps found this L_mix."""
+        """L_mix of an evaluation after `step` steps."""
 
     def state(self) -> dict[str, float | None]:
-        """What `restore` goes on from."""
+        """For `restore`."""
 
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass(kw_only=True)
 class FixedBeta:
-    """β as it is."""
-
     beta: float
 
     def observe_depth(self, depth: float) -> None:
@@ -82,7 +80,7 @@ class FixedBeta:
 
 
 def haste(num_steps: int) -> float:
-    """Of the steering of a run. By the root, because a model takes its steps to answer, however few they are."""
+    """Speed-up of the steering in shorter runs: the root of the ratio, because the model needs steps to respond."""
     return max(1.0, math.sqrt(LONG_RUN / num_steps))
 
 
@@ -91,8 +89,8 @@ class DepthSteering(FixedBeta):
     """β as an integral controller on the mean depth Σ p_k l_k / L.
 
     Each step multiplies β by exp(gain · (smoothed depth − target)), within bounds: too deep raises the price of
-    compute, too shallow lowers it. `haste` is how many times as fast as in a long run that goes: the gain is that much
-    larger and as many fewer steps are averaged, whose product, which decides whether β overshoots, stays.
+    compute, too shallow lowers it. `haste` multiplies the gain and divides the smoothing window, compared with a long
+    run; their product, which decides whether β overshoots, stays.
     """
 
     target: float
@@ -116,7 +114,7 @@ class DepthSteering(FixedBeta):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveConstants:
-    """How far β moves (paper, section on the 1.5B model)."""
+    """The paper's (section on the 1.5B model)."""
 
     rise: float = 8.0
     fall: float = 4.0
@@ -128,7 +126,7 @@ class AdaptiveConstants:
 
 @dataclass(kw_only=True)
 class AdaptiveBeta(FixedBeta):
-    """β after each evaluation by how far the mixture is ahead of a dense model (paper, section on the 1.5B model).
+    """β after each evaluation by the mixture's lead over a dense model (paper, section on the 1.5B model).
 
     With δ = L_dense − L_mix, the dense loss being the one recorded nearest to this step: inside ±`flat` β stays; ahead,
     it rises by `rise` · δ; behind, it falls by `fall` · |δ|.
@@ -147,13 +145,13 @@ class AdaptiveBeta(FixedBeta):
 
 
 def nearest(losses: Sequence[tuple[int, float]], step: int) -> float:
-    """The loss recorded nearest to a step, the earlier one of two."""
+    """The loss recorded nearest to a step, the earlier of two."""
     return min(losses, key=lambda recorded: (abs(recorded[0] - step), recorded[0]))[1]
 
 
 def beta_control(settings: BetaSettings, num_steps: int, dense_log: Path | None = None) -> BetaControl:
-    """What the settings ask for in a run of so many steps; `dense_log` is the log.jsonl of a dense model's run, for an
-    adaptive β."""
+    """The settings' controller for a run of `num_steps`; `dense_log` is the log.jsonl of a dense run, for an adaptive
+    β."""
     if settings.adaptive:
         if dense_log is None:
             raise BetaError("an adaptive β needs the log of a dense model's run")

@@ -1,9 +1,9 @@
-"""−log softmax of a linear head at the targets, without holding the logits of all rows where they are many.
+"""−log softmax of a linear head at the targets; many rows' logits are computed in chunks.
 
-The head is applied to `CHUNK_ROWS` rows at a time, and once more in the backward pass, which takes a little longer than
-holding the logits, so few are held. PyTorch's own chunked
-`linear_cross_entropy` makes its gradients in the forward pass, where the mixture's weights of the exits are not known
-yet, so it cannot serve here.
+The head is applied to `CHUNK_ROWS` rows at a time, and again in the backward pass, which takes a little longer than
+holding the logits; so few logits are held. PyTorch's own chunked `linear_cross_entropy` computes gradients in the
+forward pass, where the mixture's weights of the exits are not known yet.
+
 Shapes: R rows, D width, V vocabulary.
 """
 
@@ -28,12 +28,12 @@ def head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
 
 
 def min_chunked_rows(vocab_size: int) -> int:
-    """Of how many rows the logits are too many to be held."""
+    """Rows from which logits are computed in chunks."""
     return MAX_LOGITS_HELD // vocab_size + 1
 
 
 def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
-    """The same, however few the logits."""
+    """In chunks, whatever the number of rows."""
     if torch.is_autocast_enabled(output_XD.device.type):
         head_VD = head_VD.to(torch.get_autocast_dtype(output_XD.device.type))
     nll_R: Tensor = HeadNll.apply(output_XD.flatten(0, -2).to(head_VD.dtype), head_VD, target_X.flatten())
@@ -41,7 +41,7 @@ def chunked_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Te
 
 
 class HeadNll(torch.autograd.Function):
-    """Keeps one number a row, log Σ exp, from which the backward pass has the probabilities again."""
+    """Keeps log Σ exp for each row, from which the backward pass recomputes the probabilities."""
 
     @staticmethod
     def forward(ctx: Any, output_RD: Tensor, head_VD: Tensor, target_R: Tensor) -> Tensor:

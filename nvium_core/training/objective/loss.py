@@ -33,7 +33,7 @@ class TokenLosses:
 
 
 def token_losses(model: NviumForCausalLM, batch: Batch) -> TokenLosses:
-    """What the losses are made of. Unlike the model's forward, never builds log π_mix over the vocabulary."""
+    """Unlike the model's forward, never builds log π_mix over the vocabulary."""
     states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
     log_w, outputs = model.exit_outputs(states)
     nll = [head_nll(o_BTD, model.lm_head.weight, batch.targets) for o_BTD in outputs]
@@ -41,7 +41,6 @@ def token_losses(model: NviumForCausalLM, batch: Batch) -> TokenLosses:
 
 
 def batch_losses(model: NviumForCausalLM, batch: Batch) -> Losses:
-    """The losses of a packed batch."""
     tokens = token_losses(model, batch)
     return Losses(
         mix=counted_mean(mixture.mixture_nll(tokens.log_p, tokens.exit_nll), batch),

@@ -22,7 +22,7 @@ def tell(
     folder: Annotated[Path, typer.Argument(help="Where the shards are.")],
     tales_per_shard: Annotated[int, typer.Option(help="How many are told side by side.", min=1)] = 128,
 ) -> None:
-    """Tell tales until stopped; begun again, goes on."""
+    """Write tales until interrupted; continues when started again."""
     teller = NviumForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
     narrator = Narrator(teller, AutoTokenizer.from_pretrained(model, trust_remote_code=False))
     tell_tales(narrator, folder, tales_per_shard, partial(typer.echo, err=True))
@@ -34,7 +34,7 @@ def pack(
     target: Annotated[Path, typer.Argument(help="The .xz to write; its counts go beside it, as .json.")],
     words_from: Annotated[Path, typer.Option(help="Text, plain or .xz, whose frequent words a tale may use.")],
 ) -> None:
-    """Filter what has been told and write it as documents between lines of <|endoftext|>."""
+    """Filter the tales and write them as documents between lines of <|endoftext|>."""
     typer.echo(pack_tales(folder, target, words_from))
 
 

@@ -1,4 +1,4 @@
-"""What a tale must be to be kept; each reason for which one is not has a name, under which it is counted."""
+"""The filters of tales; each reason to drop one has a name, under which it is counted."""
 
 import re
 import zlib
@@ -12,18 +12,18 @@ from nvium_core.training.tales.narrator import Tale
 
 MIN_WORDS, MAX_WORDS = 60, 320
 LONG_SENTENCE_WORDS = 4
-"""Shorter sentences may be said again, as in a refrain."""
+"""Shorter sentences may be repeated, as in a refrain."""
 
 MAX_STRANGE_WORD_SHARE = 0.02
 MIN_COUNT = 20
-"""A word is simple if the text that words are counted in says it so often."""
+"""A word is simple if the reference text has it so often."""
 
 MAX_STRANGERS = 2
-"""Names in a tale beside its hero's."""
+"""Names in a tale besides its hero's."""
 
 SHINGLE_WORDS, NUM_HASHES, HASHES_PER_BAND = 5, 32, 4
 MAX_SIMILARITY = 0.6
-"""Share of hashes in common from which the later of two tales is a near-duplicate."""
+"""Share of equal hashes from which the later of two tales is a near-duplicate."""
 
 WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 SENTENCE_END = re.compile(r'(?<=[.!?])["\']?\s+|\n+')
@@ -76,7 +76,7 @@ class Filter:
         return list(self._checks)
 
     def reason_against(self, tale: Tale) -> Reason | None:
-        """The first, if there is one; otherwise the tale is remembered, and none like it is taken again."""
+        """The first reason to drop the tale, if any; otherwise it is remembered for later comparisons."""
         return next((reason for reason, is_so in self._checks.items() if is_so(tale)), None)
 
     def _strange_words(self, tale: Tale) -> float:
@@ -110,7 +110,7 @@ def num_strangers(tale: Tale) -> int:
 
 
 def minhash(text: str) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
-    """[NUM_HASHES]; two texts have each number in common with the probability that a shingle is common to both."""
+    """[NUM_HASHES]; two texts agree in each number with the probability that a shingle is in both."""
     words = [word.lower() for word in WORD.findall(text)]
     shingles = [" ".join(words[start : start + SHINGLE_WORDS]) for start in range(len(words) - SHINGLE_WORDS + 1)]
     hashes = np.array([zlib.crc32(shingle.encode()) for shingle in shingles], dtype=np.uint64)

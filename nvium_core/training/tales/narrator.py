@@ -1,7 +1,7 @@
-"""Telling many tales side by side: one batch in step, every row led by its own plot.
+"""Generates many tales in one batch, each row led by its own plot.
 
-All rows have the same number of tokens at any time, so nothing is padded or masked: the rest of a longer request is
-given token by token, while a shorter one has already begun its tale. Rows that are done leave the batch now and then.
+All rows have the same number of tokens at any time, so there is no padding or mask: the rest of a longer prompt is
+given token by token while shorter rows generate. Finished rows leave the batch now and then.
 
 Shapes: B rows, T tokens, S positions, D width, H query heads, G key heads, P head size, V vocabulary, C candidates.
 """
@@ -23,23 +23,23 @@ from nvium_core.training.tales.plots import Plot
 
 SYSTEM = "You tell simple stories."
 MIN_PART_TOKENS, ENOUGH, MAX_PART_TOKENS = 8, 20, 64
-"""Tokens of the model's own in a part: it may begin a new line from the first number on, ends with a sentence from the
-second on, and must have ended one before the third."""
+"""Generated tokens of a part: a new line may begin from the first number on, a sentence may end the part from the
+second on, and must have by the third."""
 
 NGRAM = 5
-"""So many tokens in a row are not said twice in a tale."""
+"""No n-gram of this length is repeated in a tale."""
 
 TEMPERATURE, MIN_P = 0.75, 0.08
-"""Tokens that are less likely than so much of the likeliest are not drawn."""
+"""Tokens below this share of the largest probability are not sampled."""
 
 MAX_POSITIONS = 640
 KEPT_ROWS = 0.75
-"""Once no more than so much of the batch is unfinished, the rest is taken out."""
+"""The batch is compacted when at most this share of it is unfinished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tale:
-    """`is_whole` unless a part had no end. `num_own` counts the tokens that the model chose."""
+    """`is_whole` unless a part did not end. `num_own` counts the generated tokens."""
 
     text: str
     name: str
@@ -49,7 +49,7 @@ class Tale:
 
 
 class Punctuation:
-    """Tokens that end a sentence, hold an odd number of quotation marks, end a part, and are never drawn."""
+    """Token sets: ends of sentences, odd numbers of quotation marks, ends of parts, and tokens never sampled."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         texts = [str(tokenizer.decode([token])) for token in range(len(tokenizer))]
@@ -62,7 +62,7 @@ class Punctuation:
 
 @dataclass(kw_only=True, slots=True)
 class Row:
-    """A tale while it is told. `given` is what comes next without being asked for."""
+    """A tale in progress. `given` are the next forced tokens."""
 
     given: deque[int]
     parts: deque[list[int]]
@@ -79,12 +79,12 @@ class Row:
         return not self.is_whole or not (self.given or self.parts)
 
     def banned(self, punctuation: Punctuation) -> set[int]:
-        """Tokens that would repeat an n-gram, or end a part that has hardly begun."""
+        """Tokens that would repeat an n-gram, or end a part too early."""
         repeated = self.followers.get(tuple(self.said[1 - NGRAM :]), set())
         return repeated | punctuation.breaks if self.num_own_in_part < MIN_PART_TOKENS else repeated
 
     def give(self) -> int:
-        """The next given token."""
+        """The next forced token."""
         token = self.given.popleft()
         if self.num_request_tokens:
             self.num_request_tokens -= 1
@@ -97,7 +97,7 @@ class Row:
         self.said.append(token)
 
     def choose(self, token: int, punctuation: Punctuation) -> int:
-        """Say what the model has drawn, or what is given where the part is over."""
+        """Append the sampled token, or the next part's beginning where this part is over."""
         if token in punctuation.breaks:
             self.is_whole = not self.is_quoting and self.said[-1] in punctuation.ends
             self.next_part()
@@ -205,7 +205,7 @@ class Narrator:
         return [int(token) for token in chosen]
 
     def _next(self, row: Row, drawn: int) -> int:
-        """What the row takes in next; rows that are done take in anything until they leave."""
+        """The row's next input; finished rows take any token until they leave."""
         if row.is_done:
             return 0
         return row.give() if drawn < 0 else row.choose(drawn, self.punctuation)
@@ -217,7 +217,7 @@ class Narrator:
 
 
 def draw(logits_BV: Tensor, noise: torch.Generator) -> Tensor:
-    """A token of each row's likely ones, [B], by the Gumbel-max trick over these alone."""
+    """A token for each row [B], by the Gumbel-max trick over its candidates."""
     scaled_BV = logits_BV / TEMPERATURE
     floor_B1 = scaled_BV.amax(-1, keepdim=True) + math.log(MIN_P)
     rows_C, tokens_C = (scaled_BV >= floor_B1).nonzero(as_tuple=True)

@@ -1,4 +1,4 @@
-"""What was told, filtered, as one file of documents, with counts of what was dropped and why."""
+"""The filtered tales as one file of documents, with counts of what was dropped and why."""
 
 import json
 import lzma
@@ -16,7 +16,7 @@ SEPARATOR = "\n<|endoftext|>\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Tokens are the teller's own vocabulary's; `num_own_tokens` are those that the model chose."""
+    """Counted in the teller's vocabulary; `num_own_tokens` are those it generated."""
 
     num_told: int
     num_kept: int
@@ -27,13 +27,12 @@ class Packed:
     dropped: dict[Reason, int]
 
     def __str__(self) -> str:
-        """One line."""
         why = ", ".join(f"{reason} {number:,}" for reason, number in self.dropped.items() if number)
         return f"{self.num_kept:,} of {self.num_told:,} tales, {self.num_tokens:,} tokens; dropped: {why or 'none'}"
 
 
 def pack_tales(folder: Path, target: Path, words_from: Path) -> Packed:
-    """Write the tales that are kept, and beside them their counts as JSON."""
+    """Write the tales that are kept, and their counts as JSON beside them."""
     kept, packed = filtered(read_shards(folder), Filter(simple_words(read_text(words_from))))
     target.write_bytes(
         lzma.compress(SEPARATOR.join(tale.text for tale in kept).encode(), preset=9 | lzma.PRESET_EXTREME)

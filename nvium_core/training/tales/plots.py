@@ -1,4 +1,4 @@
-"""Plots: what a tale is about, and the sentences its parts begin with, drawn from plots.yaml."""
+"""Plots: what a tale is about, and the first sentences of its parts, drawn from plots.yaml."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,12 +11,12 @@ import yaml
 WORDS = Path(__file__).with_name("plots.yaml")
 PRONOUNS = (("she", "her", "her", "herself"), ("he", "him", "his", "himself"))
 NUM_KINDS = 6
-"""Animals that are drawn beside the children, one of which is the hero."""
+"""Animals to draw heroes from, beside the children."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plot:
-    """What the model is asked, how each part begins (the last is the tale's last sentence), and the hero's name."""
+    """The prompt, the first sentence of each part (the last is the tale's last), and the hero's name."""
 
     request: str
     parts: list[str]
@@ -42,7 +42,7 @@ def draw_plot(random: Random) -> Plot:
 
 
 def draw_cast(random: Random) -> dict[str, str]:
-    """A word for every field that a sentence may have."""
+    """A word for every field of a sentence."""
     drawn = words()
     she, them, her, self_ = random.choice(PRONOUNS)
     animals = [f"{random.choice(drawn['characters'])} {random.choice(drawn['animals'])}" for _ in range(NUM_KINDS)]

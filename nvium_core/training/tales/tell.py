@@ -1,4 +1,4 @@
-"""Tales in shards, one file each: begun again, it goes on with the first shard that is missing."""
+"""Writes tales in shards, one file each; continues with the first missing shard."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from nvium_core.training.tales.plots import draw_plot
 
 
 def tell_tales(narrator: Narrator, folder: Path, tales_per_shard: int, say: Callable[[str], None]) -> None:
-    """Tell until stopped. A shard's tales depend on its number alone."""
+    """Until interrupted. A shard's tales depend on its number only."""
     folder.mkdir(parents=True, exist_ok=True)
     for shard in missing_shards(folder):
         began, cpu_began = time.time(), time.process_time()
