@@ -1,6 +1,6 @@
-"""Optimisers: AdamW over everything, or Muon for the matrices inside the network and AdamW for the rest.
+"""Optimisers: AdamW for everything, or Muon for the matrices inside the network and AdamW for the rest.
 
-Knows parameters, not models' meaning: which of them are decayed, which are orthogonalised.
+Decides which parameters are decayed and which are orthogonalised.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +24,8 @@ ROUTER_OUTCOMES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """Decay, of all but norms, biases and embeddings; clipping; Muon's rate, 0 for none. Defaults are the paper's."""
+    """Weight decay, except for norms, biases and embeddings; gradient clipping; Muon's rate, 0 for none. Defaults are
+    the paper's."""
 
     weight_decay: float = 0.1
     clip_norm: float = 1.0
@@ -36,10 +37,10 @@ class OptimizerSettings:
 
 
 class Muon(Optimizer):
-    """Momentum whose singular values are all set to about one (Keller Jordan's Muon), for matrices only.
+    """Momentum with all singular values set to about one (Keller Jordan's Muon), for matrices only.
 
-    Equals `torch.optim.Muon`, which iterates in bfloat16, one matrix at a time: five times slower on a CPU without
-    bfloat16. Here all matrices of one shape are iterated together, in what the device is fast in.
+    Equals `torch.optim.Muon`, which iterates one matrix at a time in bfloat16, five times slower on a CPU without it.
+    Here all matrices of one shape are iterated together, in the device's fast precision.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Muon(Optimizer):
 
 
 def by_shape(matrices: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The matrices that have a gradient, those of one shape together."""
+    """Matrices with a gradient, grouped by shape."""
     groups: dict[torch.Size, list[Tensor]] = {}
     for matrix in matrices:
         if matrix.grad is not None:
@@ -101,10 +102,8 @@ def orthogonalized(matrices_MDE: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings) -> list[Optimizer]:
-    """AdamW at the given rate, and before it Muon if the settings want it.
-
-    Every group of theirs keeps its full rate as `maximum_lr`.
-    """
+    """AdamW at the given rate, preceded by Muon if the settings ask for it. Every group keeps its full rate as
+    `maximum_lr`."""
     matrices, rest = divided(model) if settings.muon_rate else ([], list(model.parameters()))
     decay = settings.weight_decay
     groups = parameter_groups(model, rest, decay)
@@ -118,7 +117,7 @@ def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings)
 
 
 def divided(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
-    """Muon's matrices, which are those of linear layers but for the head and routers' two rows; and the rest."""
+    """Muon's matrices, those of linear layers except the head and the routers' two rows; and the rest."""
     head = model.get_output_embeddings()
     linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
     matrices: list[Tensor] = [layer.weight for layer in linear if layer.out_features > ROUTER_OUTCOMES]
@@ -127,7 +126,7 @@ def divided(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def parameter_groups(model: nn.Module, parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups of the given parameters: decayed matrices; and biases, norms and embeddings, which are spared."""
+    """Two groups: decayed matrices; and biases, norms and embeddings without decay."""
     spared = spared_from_decay(model)
     return [
         {"params": [p for p in parameters if id(p) not in spared], "weight_decay": weight_decay},
@@ -136,7 +135,7 @@ def parameter_groups(model: nn.Module, parameters: Sequence[Tensor], weight_deca
 
 
 def spared_from_decay(model: nn.Module) -> set[int]:
-    """The ids of all parameters of norms and embeddings, and of all biases (paper)."""
+    """The ids of parameters of norms and embeddings, and of biases (paper)."""
     return {
         id(parameter)
         for module in model.modules()

@@ -1,8 +1,8 @@
-"""Instruction data made from stories: somebody asks for a tale, and the assistant tells it.
+"""Instruction data made from stories: a user asks for a tale, and the assistant tells it.
 
-A tale is asked for by its title, its subject, its first sentences, for its shortness, or not by anything. It is told
-whole where it is short or fits; a long one is told up to the end of a paragraph and gone on with when asked to.
-Knows a tokenizer, to tell no more than the context holds.
+A tale is asked for by its title, its subject, its first sentences, as a short one, or without any hint. A short tale,
+or one that fits, is told whole; a long one up to the end of a paragraph, and continued on request. Uses a tokenizer to
+stay within the context.
 """
 
 import re
@@ -23,11 +23,11 @@ SHORT_CHARACTERS = 1500
 """A tale up to this length is short, and told whole."""
 
 BEGINNING_CHARACTERS = 6000
-"""What is read of a tale to find out what it is about."""
+"""Read of a tale to find its subjects."""
 
 MAX_TITLE_CHARACTERS = 80
 MIN_TOKENS = 64
-"""An answer that would have less room is not begun."""
+"""An answer with less room is not begun."""
 
 CHARACTERS_PER_TOKEN = 6  # at most, or less is told; a novel need not be tokenized whole
 
@@ -38,7 +38,7 @@ GREETING_SHARE = 0.05
 TWO_SUBJECTS_SHARE = 0.3
 CARELESS_SHARE = 0.2
 PART_SHARE = 0.3
-"""Of a tale that would fit, this often only a part is told before the next question."""
+"""How often only a part of a tale that fits is told before the next question."""
 
 OPENING = re.compile(r"[^\n]{20,240}?[.!?][\"']?(?=\s)")
 PARAGRAPH_END = re.compile(r"(?<=\S)(?=\n\n)")
@@ -49,7 +49,7 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Tale:
-    """`title` is None where it would not tell one tale from another."""
+    """`title` is None where it does not identify the tale."""
 
     title: str | None
     subjects: Sequence[str]
@@ -61,7 +61,7 @@ class Tale:
 
 
 def tales(documents: Sequence[str]) -> list[Tale]:
-    """Documents (a title line, a blank one, text) as tales. The title of several, a book's, is no tale's."""
+    """Documents (a title line, a blank one, text) as tales. A title shared by several, such as a book's, is dropped."""
     texts = [without_title(document).strip() for document in documents]
     titles = [document.strip().removesuffix(text).strip() for document, text in zip(documents, texts, strict=True)]
     beginnings = [text[:BEGINNING_CHARACTERS] for text in texts]
@@ -75,7 +75,7 @@ def instructions(
 ) -> Iterator[Conversation]:
     """Conversations about documents, each as often as the diet says, of at most `context` tokens.
 
-    Depends on its arguments alone. A document of which nothing fits is left out.
+    Depends on its arguments only. A document of which nothing fits is left out.
     """
     known, teller = tales(documents), Teller(tokenizer, context)
     for number, index in enumerate(diet.order(documents, np.random.default_rng(seed))):
@@ -86,20 +86,20 @@ def instructions(
 
 @dataclass(frozen=True)
 class Teller:
-    """Makes conversations that fit into a context of so many tokens."""
+    """Makes conversations that fit into a context."""
 
     tokenizer: PreTrainedTokenizerBase
     context: int
 
     def conversation(self, tale: Tale, rng: Rng) -> Conversation:
-        """Somebody asks for the tale or, now and then, says something else; empty where nothing of the tale fits."""
+        """A request for the tale or, now and then, something else; empty where nothing of the tale fits."""
         if rng.random() < SMALL_TALK_SHARE:
             return exchange(wordings.SMALL_TALK[rng.integers(len(wordings.SMALL_TALK))], rng)
         question, text = asked(tale, rng)
         return self.told([*opened(rng), user(question)], text, rng, in_parts=not tale.is_short)
 
     def told(self, said: Conversation, text: str, rng: Rng, *, in_parts: bool) -> Conversation:
-        """What was said, up to the last answer, when a text is told in one or in several, as far as there is room."""
+        """The conversation after a text is told, in one part or several, as far as there is room."""
         told: Conversation = []
         while text and (room := self.room(said)) >= MIN_TOKENS:
             is_part = in_parts and rng.random() < PART_SHARE
@@ -111,13 +111,13 @@ class Teller:
         return told
 
     def room(self, said: Conversation) -> int:
-        """Tokens that an answer may have, without its end."""
+        """Tokens left for an answer, without its end."""
         return self.context - len(prompt_tokens(said, self.tokenizer)) - 1
 
 
 def divided(text: str, most_tokens: int, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """A text in two, the first part of at most so many tokens: all of it where that may be, else up to the last end of
-    a paragraph or, if half of the room were left, of a sentence. ("", text) where neither ends in time."""
+    """Splits a text; the first part has at most `most_tokens` tokens: all of it if possible, else up to the last end of
+    a paragraph or, if that would leave half of the room, of a sentence. ("", text) if neither ends in time."""
     begun = text[: most_tokens * CHARACTERS_PER_TOKEN]
     offsets = tokenizer(begun, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     if begun == text and len(offsets) <= most_tokens:
@@ -130,12 +130,12 @@ def divided(text: str, most_tokens: int, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def last_end(pattern: re.Pattern[str], text: str, limit: int) -> int:
-    """Where the last match within so many characters ends; 0 if there is none."""
+    """Where the last match within `limit` characters ends; 0 if there is none."""
     return max((match.end() for match in pattern.finditer(text) if match.end() <= limit), default=0)
 
 
 def opened(rng: Rng) -> Conversation:
-    """What is said before a tale is asked for: mostly nothing."""
+    """The conversation before a tale is asked for: mostly empty."""
     ordered = [system(chosen(wordings.SYSTEM, rng))] if rng.random() < SYSTEM_SHARE else []
     greeted = exchange(wordings.SMALL_TALK[0], rng) if rng.random() < GREETING_SHARE else []
     return ordered + greeted
@@ -147,7 +147,7 @@ def exchange(talk: tuple[Sequence[str], Sequence[str]], rng: Rng) -> Conversatio
 
 
 def asked(tale: Tale, rng: Rng) -> tuple[str, str]:
-    """A way of asking for a tale that suits it, and what is to be told then."""
+    """A suitable request for a tale, and the text to tell."""
     opening = OPENING.match(tale.text)
     suits = {"title": tale.title, "subject": tale.subjects, "short": tale.is_short, "opening": opening}
     ways = {way: share for way, share in WAYS_OF_ASKING.items() if suits.get(way, True)}
@@ -163,13 +163,13 @@ def asked(tale: Tale, rng: Rng) -> tuple[str, str]:
 
 
 def some_subjects(tale: Tale, rng: Rng) -> str:
-    """One of them or two: "a fox and a crow"."""
+    """One or two: "a fox and a crow"."""
     number = 2 if len(tale.subjects) > 1 and rng.random() < TWO_SUBJECTS_SHARE else 1
     return " and ".join(rng.permutation(tale.subjects)[:number])
 
 
 def worded(wordings_: Sequence[str], rng: Rng, **blanks: str | None) -> str:
-    """One of the wordings, its blanks filled in; some are written as carelessly as people do."""
+    """A random wording with its blanks filled; some are written carelessly, as people do."""
     wording = chosen(wordings_, rng)
     if rng.random() < CARELESS_SHARE and not wording.startswith("{"):
         wording = wording[0].lower() + wording[1:].rstrip(".!?")

@@ -1,6 +1,6 @@
-"""What a tale is about: its nouns and names that other tales lack, found by the words around them.
+"""The subjects of a tale: nouns and names that are rare in other tales, found by surrounding words.
 
-Plain text in English; knows no tokens and no prompts.
+Plain English text; knows no tokens and no prompts.
 """
 
 import math
@@ -12,10 +12,10 @@ NOUN_PHRASE = re.compile(
     r"\b(?i:(a|an|the)) ([a-z]{3,})"
     r"(?=[.,;:!?]| (?:and|as|at|came|did|from|had|has|in|is|of|said|that|to|was|went|were|who|with)\b)"
 )
-"""An article, a word in lower case, and what does not follow an adjective: so the word is nearly always a noun."""
+"""An article and a lower-case word that is not an adjective before a noun: nearly always a noun."""
 
 NAME = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,}\b(?!\.? [A-Z])")
-"""A capital inside a sentence, alone."""
+"""A capitalised word inside a sentence, alone."""
 
 MIN_MENTIONS = 2
 COMMON_NOUN = 20  # times in all tales, or a name that looks like the noun is a name
@@ -24,7 +24,7 @@ NOT_SUBJECTS = re.compile(
     r"(day|time|way|one|other|matter|end|morning|evening|night|place|side|thing|kind|sort|part|case|point|word|couple)s?"
     r"|rest|first|last|same|moment|fact|sake|middle|top|next|two|three|more|most"
 )
-"""Nouns that are in every tale and that nobody would ask about."""
+"""Nouns too common to ask about."""
 
 
 def noun_phrases(text: str) -> Iterator[tuple[str, str]]:
@@ -35,7 +35,7 @@ def noun_phrases(text: str) -> Iterator[tuple[str, str]]:
 
 
 class Subjects:
-    """What each of many tales is about, as compared with the others."""
+    """The subjects of each of many tales, compared with the others."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._num_texts = len(texts)
@@ -46,24 +46,24 @@ class Subjects:
         self._num_texts_with = Counter(subject for text in texts for subject in self._mentions(text))
 
     def of(self, text: str, most: int = 3) -> list[str]:
-        """Phrases such as "a fox" or "Dorothy", the most telling first (mentions × log inverse frequency)."""
+        """Phrases such as "a fox" or "Dorothy", by mentions × log inverse frequency."""
         weights = {subject: n * self._rarity(subject) for subject, n in self._mentions(text).items()}
         return sorted(weights, key=lambda subject: (-weights[subject], subject))[:most]
 
     def _mentions(self, text: str) -> dict[str, int]:
-        """How often a text mentions each subject that it mentions at least twice."""
+        """Of subjects mentioned at least twice."""
         counts = Counter(self._noun_subject(noun) for _, noun in noun_phrases(text))
         counts.update(map(self._name_subject, NAME.findall(text)))
         return {subject: n for subject, n in counts.items() if n >= MIN_MENTIONS}
 
     def _noun_subject(self, noun: str) -> str:
-        """The noun with the article that it would have where it is first spoken of."""
+        """The noun with the article of its first mention."""
         indefinite = max(("a", noun), ("an", noun), key=self._phrases.__getitem__)
         is_usual = self._phrases[indefinite] > MIN_INDEFINITE_SHARE * self._num_nouns[noun]
         return f"{indefinite[0]} {noun}" if is_usual else f"the {noun}"
 
     def _name_subject(self, name: str) -> str:
-        """A name that is a common noun, as those of animals in fables, is taken for the noun."""
+        """A name that is also a common noun, such as an animal's in fables, counts as the noun."""
         noun = name.lower()
         return self._noun_subject(noun) if self._num_nouns[noun] >= COMMON_NOUN else name
 

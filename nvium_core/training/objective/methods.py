@@ -23,7 +23,7 @@ class TrainingMethod:
 
 
 def of_the_shape(build: Callable[[NviumConfig], PreTrainedModel]) -> Callable[[Recipe, int, int], PreTrainedModel]:
-    """What a method builds of an N-vium's configuration, for a recipe's."""
+    """Adapts a builder of an N-vium's configuration to a recipe."""
     return lambda recipe, vocab_size, end_token: build(recipe.shape.config(vocab_size, end_token))
 
 

@@ -1,4 +1,4 @@
-"""What any training method computes of a batch: the scalar to minimise, and figures for the log.
+"""What every training method computes from a batch: the scalar to minimise, and figures for the log.
 
 Knows neither models nor losses.
 """
@@ -16,7 +16,7 @@ from nvium_core.training.data.windows import Batch
 class Phase:
     """Where a run stands: steps done, their share of all, and the weights α of L_balance and β of L_compute.
 
-    α and β are tensors without dimensions, so that a compiled objective need not be compiled again when they change.
+    α and β are 0-dimensional tensors, so that a compiled objective is not recompiled when they change.
     """
 
     step: int
@@ -26,9 +26,9 @@ class Phase:
 
 
 class ObjectiveResult(NamedTuple):
-    """The mean loss over a batch's counted targets, and what the log shall tell, without graph, as means too.
+    """The mean loss over a batch's counted targets, and figures for the log, detached means too.
 
-    Every method tells `mix_loss`, the mean −log probability of the target by the distribution that it speaks from.
+    Every method has `mix_loss`, the mean −log probability of the target under the distribution it samples from.
     """
 
     loss: Tensor
@@ -40,7 +40,7 @@ ObjectiveFunction = Callable[[Any, Batch, Phase], ObjectiveResult]
 
 
 class Objective(nn.Module):
-    """A model and what it is trained for, as one module whose forward is a whole pass: what DDP and FSDP wrap."""
+    """A model and its objective as one module whose forward is a whole pass: what DDP and FSDP wrap."""
 
     def __init__(self, model: nn.Module, function: ObjectiveFunction) -> None:
         super().__init__()

@@ -20,9 +20,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = TALES | SMALL | PAPER
 def recipe_named(name: str, settings: list[str]) -> Recipe:
     """A recipe with `key=value` settings applied; `NAME-dense` is the dense twin of NAME with the same settings.
 
-    The twin starts from the twin of what NAME starts from by itself, or from the `initial` that is set.
-
-    Raises `RecipeError` for what is no recipe, no setting, or a shape that no model can have.
+    The twin starts from the twin of NAME's own initial model, or from the `initial` that is set. Raises `RecipeError`
+    for an unknown recipe or setting, and for an impossible shape.
     """
     base = name.removesuffix(DENSE)
     if base not in RECIPES:

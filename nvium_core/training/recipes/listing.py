@@ -1,4 +1,4 @@
-"""The table of recipes: what each trains, on how much text, and the dense twin it is compared with."""
+"""The table of recipes: what each trains, on how much text, and its dense twin."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ CAPTION = "dense: of the twin, which is NAME-dense; --json says more."
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A line of the table. Parameters count embedding, head and exits; `dense` is the twin, `NAME-dense`."""
+    """Parameters count embedding, head and exits; `dense` is the twin, `NAME-dense`."""
 
     name: str
     method: str
@@ -59,12 +59,12 @@ def entry(name: str, recipe: Recipe) -> Entry:
 
 
 def entries() -> list[Entry]:
-    """Every recipe but the twins, as the catalogue has them."""
+    """Every recipe except the twins, in the catalogue's order."""
     return [entry(name, make()) for name, make in RECIPES.items()]
 
 
 def table(listed: Sequence[Entry]) -> Table:
-    """For the terminal, 80 columns wide."""
+    """80 columns wide."""
     columns = ("recipe", "shape", "exits", "M param.", "dense", "M tokens", "rate", "β")
     shown = Table(*columns, box=SIMPLE, padding=(0, 1, 0, 0), caption=CAPTION)
     for column in shown.columns:

@@ -30,7 +30,7 @@ NUM_EXITS = (2, 3, 4, 6, 8, 12)
 SINGLE_EXITS = (2, 6, 10, 14, 18, 22)
 
 ISOFLOP = {26: 39_646, 33: 50_729}
-"""Steps by layers of the dense models that stand beside 4-viums of 36 and 48 layers."""
+"""Steps by layers of the dense models compared with 4-viums of 36 and 48 layers."""
 
 SFT_CONVERSATIONS = 892_375
 SFT_BATCH = 128
@@ -39,7 +39,7 @@ SFT_EPOCHS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Width:
-    """What goes with a width: heads and router, the learning rate after Pythia's, and the tokens of a step."""
+    """Depends on the width: heads and router, the learning rate after Pythia's, and the tokens of a step."""
 
     num_heads: int
     router_width: int
@@ -58,7 +58,7 @@ WIDTHS = {
 
 
 def scaling(num_layers: int, width: int, *, beta: float = BETA, exit_layers: tuple[int, ...] | None = None) -> Recipe:
-    """A row of the scaling tables; four exits if not told otherwise."""
+    """A row of the scaling tables; four exits by default."""
     given = WIDTHS[width]
     exits = exit_layers or four_exits(num_layers)
     shape = ModelShape(
@@ -93,7 +93,7 @@ def with_tokens_to_match(recipe: Recipe) -> Recipe:
 
 
 def four_exits(num_layers: int) -> tuple[int, ...]:
-    """Even, but for six layers, where the authors take 1, 2, 4 and 6."""
+    """Even, except for six layers, where the authors have 1, 2, 4 and 6."""
     return (1, 2, 4, 6) if num_layers == 6 else tuple(even_exit_layers(num_layers, 4))
 
 
@@ -109,7 +109,7 @@ def exits_sweep(num_exits: int) -> Recipe:
 
 
 def single_exit(layer: int) -> Recipe:
-    """A point of the Pareto figure with one early exit, which nothing presses to be taken."""
+    """A point of the Pareto figure with one early exit and β 0."""
     return at_rate(scaling(24, 768, beta=0.0, exit_layers=(layer, 24)), 5e-4)
 
 
@@ -132,7 +132,7 @@ def largest() -> Recipe:
 
 
 def dense_of_layers(num_layers: int, num_steps: int) -> Recipe:
-    """The dense model as fast as a deeper 4-vium, trained for as many FLOPs (table of isoFLOP and isoSpeed)."""
+    """The dense model with the speed of a deeper 4-vium, trained for as many FLOPs (table of isoFLOP and isoSpeed)."""
     recipe = without_exits(scaling(num_layers, 768, exit_layers=(num_layers,)))
     return replace(recipe, total_tokens=num_steps * recipe.tokens_per_step)
 
@@ -144,16 +144,16 @@ def calm() -> Recipe:
 
 
 def layerskip() -> Recipe:
-    """LayerSkip: the dense twin of 24 × 768, its head asked after every second layer."""
+    """LayerSkip: the dense twin of 24 × 768, with losses after every second layer."""
     dense = dense_twin(scaling(24, 768))
     return replace(dense, method="layerskip", shape=replace(dense.shape, num_exits=12))
 
 
 def tuned(num_layers: int) -> Recipe:
-    """Instruction tuning of a model of the depth table, two epochs over conversations (Tulu 3's mixture).
+    """Instruction tuning of a model of the depth table, two epochs of conversations (Tulu 3's mixture).
 
-    As the authors have it, a conversation is a window of its own and 128 are a step. `total_tokens` is what their
-    892,375 conversations come to; a run has the two epochs of the conversations that it is given.
+    As the authors do it, each conversation has its own window and a step has 128. `total_tokens` is that of their
+    892,375 conversations; a run reads its own conversations twice.
     """
     recipe = scaling(num_layers, 768)
     return replace(
@@ -170,7 +170,7 @@ def tuned(num_layers: int) -> Recipe:
 
 
 def retrofit() -> Recipe:
-    """Exits put on a pretrained Llama-3.2-1B, all weights trained; the routers then close all early ones.
+    """Exits added to a pretrained Llama-3.2-1B, all weights trained; the routers then close all early ones.
 
     The paper reads its text once, without saying how long that is; here it is 8,000 steps.
     """

@@ -1,4 +1,4 @@
-"""How many parameters a recipe's model has, counted on the meta device: nothing is allocated."""
+"""The number of parameters of a recipe's model, counted on the meta device: nothing is allocated."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,13 +17,13 @@ BUILD: dict[Method, Callable[[NviumConfig], NviumForCausalLM]] = {"calm": build_
 
 
 def num_parameters(recipe: Recipe) -> int:
-    """Exactly those of the model, embedding, head and exits included, a tied head counted once."""
+    """Embedding, head and exits included; a tied head counts once."""
     return counted(recipe.shape, recipe.method)
 
 
 @cache
 def counted(shape: ModelShape, method: Method) -> int:
-    """Those of a model with one layer for each exit, and of the other layers, which are all alike."""
+    """Counts a model with one layer for each exit, and adds the other layers, which are all alike."""
     short = replace(shape, num_layers=shape.num_exits, exit_layers=())
     with torch.device("meta"):
         model = BUILD.get(method, NviumForCausalLM)(short.config(shape.vocab_size, end_token=0))

@@ -15,10 +15,10 @@ MIN_TRAINED_VOCABULARY = 257  # every byte, and end-of-text
 MAX_TRAINED_VOCABULARY = 2**16  # token files hold 16 bits a token
 
 Method = Literal["nvium", "retrofit", "calm", "layerskip"]
-"""What is trained, and how. A dense model is an N-vium of one exit without adapter; a retrofit puts exits on one."""
+"""What is trained, and how. A dense model is an N-vium with one exit and no adapter; a retrofit adds exits to one."""
 
 Text = Literal["documents", "conversations"]
-"""What a run reads: documents, of which every token counts, or conversations, of which the answers do."""
+"""Documents, of which every token counts in the loss, or conversations, of which the answers do."""
 
 
 class RecipeError(NviumError, ValueError):
@@ -27,10 +27,10 @@ class RecipeError(NviumError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The model's shape; the vocabulary is the tokenizer's.
+    """The model's shape; the tokenizer determines the vocabulary.
 
-    Exits are even, or after `exit_layers`. `router_width` and `adapter_width` are inner widths: None is the
-    paper's ⌊0.66 d⌋ and d, no adapter is 0. `num_kv_heads` None is one for each head.
+    Exits are even, or after `exit_layers`. `router_width` and `adapter_width` are inner widths: None is the paper's
+    ⌊0.66 d⌋ and d; 0 is no adapter. `num_kv_heads` None is one for each head.
     """
 
     num_layers: int
@@ -53,7 +53,7 @@ class ModelShape:
 
     @property
     def exit_depths(self) -> list[int]:
-        """l_1 … l_N. Raises `ValueError` where there is no placing the exits as told."""
+        """l_1 … l_N. Raises `ValueError` for impossible exits."""
         if not self.exit_layers:
             return even_exit_layers(self.num_layers, self.num_exits)
         placed = len(self.exit_layers)
@@ -83,11 +83,11 @@ class ModelShape:
 class Recipe:
     """Everything a training run depends on besides its text.
 
-    `evaluations` is how often a validation text is evaluated on, at even distances and at the end.
-    `initial` is the folder or Hub name of the model to start from, None for random weights. `tokenizer` is that of a
-    tokenizer to use, None for the initial model's or, without one, a byte-level BPE of `shape.vocab_size` tokens
-    trained on the text. `epochs` above 0 says how often the text is read, and `total_tokens` follows when the run
-    starts. `packing` puts several conversations into a window; without it each has one of its own.
+    `evaluations`: how often the validation text is evaluated, evenly spaced, the last time at the end. `initial`:
+    folder or Hub name of the model to start from, None for random weights. `tokenizer`: name of a tokenizer; None is
+    the initial model's or, without one, a byte-level BPE of `shape.vocab_size` tokens trained on the text. `epochs`
+    above 0 is how often the text is read, and determines `total_tokens` when the run starts. `packing` puts several
+    conversations into a window; otherwise each has its own.
     """
 
     method: Method = "nvium"
@@ -126,7 +126,7 @@ class Recipe:
         check(fits, f"vocab_size must be from {MIN_TRAINED_VOCABULARY} to {MAX_TRAINED_VOCABULARY}")
 
     def check_together(self) -> None:
-        """Raise `ValueError` for values that are wrong only beside one another."""
+        """Raise `ValueError` for contradictory values."""
         contexts = {self.short_context, self.shape.context}
         check(self.short_context <= self.shape.context, "short_context must be at most shape.context")
         whole = all(self.tokens_per_step % context == 0 for context in contexts)
@@ -138,7 +138,7 @@ class Recipe:
         check(seen, "evaluations must be at least 1 for an adaptive β")
 
     def reading(self, windows_per_epoch: int) -> "Recipe":
-        """The recipe whose `total_tokens` are its epochs of a text of so many short windows."""
+        """The recipe with `total_tokens` for its epochs of a text of so many short windows."""
         if not self.epochs:
             return self
         return replace(self, total_tokens=max(1, round(self.epochs * windows_per_epoch * self.short_context)))
@@ -148,7 +148,7 @@ class Recipe:
         return max(1, self.total_tokens // self.tokens_per_step)
 
     def context_at(self, progress: float) -> int:
-        """Windows are short at first, as attention is cheaper so, and of full length in the last share of the run."""
+        """Windows are short at first, where attention is cheaper, and of full length in the last share of the run."""
         return self.shape.context if progress >= 1 - self.long_context_share else self.short_context
 
     def windows_of_a_step(self, progress: float) -> int:
@@ -156,7 +156,6 @@ class Recipe:
 
     @property
     def longest_window(self) -> int:
-        """Of those trained on."""
         return self.context_at((self.num_steps - 1) / self.num_steps)
 
 

@@ -12,10 +12,8 @@ NUMBERS: dict[type, str] = {int: "a whole number such as 100000", float: "a numb
 
 
 def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
-    """The recipe with these settings, the last of each holding; they need to go together only when all are made.
-
-    Raises `RecipeError` naming those that cannot be.
-    """
+    """The recipe with these settings; the last of each counts, and they are checked together. Raises `RecipeError`
+    naming invalid ones."""
     changes: dict[str, Change] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -27,7 +25,7 @@ def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 @dataclass(frozen=True)
 class Change:
-    """A field's new value, or the changes within it, and the settings that ask for it."""
+    """A field's new value, or the changes within it, and the settings it comes from."""
 
     value: Any
     settings: tuple[str, ...]
@@ -65,7 +63,7 @@ def _changed(owner: Any, changes: dict[str, Change]) -> Any:
 
 
 def parsed(text: str, kind: Any) -> Any:
-    """The value of a field's type that a text stands for; `none` where there may be none. Raises `ValueError`."""
+    """Parses the value of a field's type; `none` for None. Raises `ValueError`."""
     if isinstance(kind, UnionType):
         [kind] = [choice for choice in get_args(kind) if choice is not NoneType]
         return None if text == "none" else parsed(text, kind)
@@ -85,7 +83,7 @@ def parsed_choice(text: str, choices: tuple[str, ...], joint: str) -> str:
 
 
 def parsed_number(text: str, kind: type[int] | type[float]) -> int | float:
-    """Whole numbers may be written as 1e5 too."""
+    """Whole numbers may be written as 1e5."""
     try:
         number = float(text)
     except ValueError as error:

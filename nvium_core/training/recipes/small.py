@@ -1,7 +1,7 @@
 """The paper's comparisons at a size that one core trains in minutes, to see that signs and shapes agree.
 
-All models read the same text the same number of times, so any two can be compared. β is lower than the paper's: it is a
-price in nats, and the exits of small models differ by less. At the paper's 0.15 nearly all leave at the first exit.
+All models read the same text equally often, so any two can be compared. β is lower than the paper's: it is a price in
+nats, and the exits of small models differ by less. At the paper's 0.15 nearly all tokens leave at the first exit.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ SINGLE_EXITS = (1, 3, 5, 7, 9, 11)
 
 
 def tiny() -> Recipe:
-    """A model for trying the pipeline out: a minute on one core, and no sense in what it says.
+    """For trying the pipeline: a minute on one core, without sensible text.
 
-    Routers are balanced for a fifth of its 97 steps, and the depth steered to is what so young a model can use: left
+    Routers are balanced for a fifth of its 97 steps, and the depth is steered to what so young a model can use: left
     alone it leaves at .46.
     """
     return Recipe(
@@ -53,11 +53,8 @@ def small(
     beta: float = BETA,
     exit_layers: tuple[int, ...] = (),
 ) -> Recipe:
-    """Four even exits if not told otherwise.
-
-    Muon, because the exits of models this young hardly differ under AdamW: routers are balanced for a tenth of the 976
-    steps, and nearly all tokens then leave at the first exit.
-    """
+    """Four even exits by default. Muon, because the exits of models this young hardly differ under AdamW: routers are
+    balanced for a tenth of the 976 steps, and nearly all tokens then leave at the first exit."""
     exits = exit_layers or tuple(even_exit_layers(num_layers, 4))
     shape = ModelShape(
         num_layers=num_layers,
@@ -101,13 +98,14 @@ def calm() -> Recipe:
 
 
 def layerskip() -> Recipe:
-    """LayerSkip: the dense twin of `small`, its head asked after every second layer."""
+    """LayerSkip: the dense twin of `small`, with losses after every second layer."""
     dense = dense_twin(small())
     return replace(dense, method="layerskip", shape=replace(dense.shape, num_exits=6))
 
 
 def retrofit() -> Recipe:
-    """Exits put on the trained dense twin of `small`, all weights trained by AdamW at a low rate; β is the paper's."""
+    """Exits added to the trained dense twin of `small`, all weights trained by AdamW at a low rate; β is the
+    paper's."""
     recipe = small()
     return replace(
         recipe,

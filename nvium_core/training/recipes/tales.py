@@ -1,4 +1,4 @@
-"""The embedded story-teller and what stands beside it. Finishes on two cores, or in minutes on a GPU."""
+"""The embedded story-teller and its comparisons. Trains on two cores, or in minutes on a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,9 +31,9 @@ def tales() -> Recipe:
 
 
 def tales_again() -> Recipe:
-    """A second, shorter fall of the rate from where `tales` ended, two fifths of the text in windows of full length.
+    """A second, shorter decay from the end of `tales`, two fifths of the text in windows of full length.
 
-    The depth steered to is below the one wanted, since it rises with the windows.
+    The target depth is below the one wanted, since depth rises with the windows.
     """
     recipe = tales()
     return replace(
@@ -50,16 +50,14 @@ def tales_again() -> Recipe:
 
 
 def tales_of_depth(depth: float) -> Recipe:
-    """`tales` steered to another mean depth: quality given for speed."""
+    """`tales` with another target depth."""
     recipe = tales()
     return replace(recipe, beta=replace(recipe.beta, depth=depth))
 
 
 def tales_chat() -> Recipe:
-    """The story-teller taught to tell what it is asked for, from the same text: a question for every simple tale.
-
-    An eighth of the others is asked for too. The rate is AdamW's for all weights.
-    """
+    """The story-teller tuned to tell what is asked for, on the same text: a question for every simple tale, and for an
+    eighth of the others. The rate is AdamW's for all weights."""
     recipe = tales()
     return replace(
         recipe,

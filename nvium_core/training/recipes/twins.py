@@ -1,4 +1,4 @@
-"""Dense twins: for any recipe the plain Llama it is compared with, of the same depth, width, parameters and data."""
+"""Dense twins: the plain Llama that a recipe is compared with, of the same depth, width, parameters and data."""
 
 import re
 from dataclasses import replace
@@ -9,14 +9,14 @@ from nvium_core.training.recipes.recipe import Recipe
 
 WIDTH_MULTIPLE = 8
 RUN = re.compile(r"runs/([^/]+)/model")
-"""What a recipe starts from, where that is another recipe's model."""
+"""`initial` of a recipe that starts from another recipe's model."""
 
 
 def dense_twin(recipe: Recipe) -> Recipe:
-    """The recipe without exits and adapters, its MLP widened by the fewest multiples of 8 that leave it no smaller.
+    """The recipe without exits and adapters, its MLP widened by the fewest multiples of 8 that make it no smaller.
 
-    That is the authors' rule, and gives their widths. What is a dense model already, but for CALM*'s norms and a
-    retrofit's exits, keeps its width. A model that starts from another's run has a twin that starts from its twin's.
+    That is the authors' rule, and gives their widths. A model that is dense except for CALM*'s norms or a retrofit's
+    exits keeps its width. The twin of a model that starts from another's run starts from that one's twin.
     """
     bare = without_exits(recipe)
     if recipe.method != "nvium":
@@ -29,12 +29,11 @@ def dense_twin(recipe: Recipe) -> Recipe:
 
 
 def added_mlp_width(num_missing: int, width: int, num_layers: int) -> int:
-    """The fewest multiples of 8 by which MLPs are widened to hold so many parameters more."""
+    """The fewest multiples of 8 by which MLPs must widen to hold `num_missing` more parameters."""
     per_multiple = WIDTH_MULTIPLE * 3 * width * num_layers
     return WIDTH_MULTIPLE * -(-num_missing // per_multiple)
 
 
 def without_exits(recipe: Recipe) -> Recipe:
-    """The recipe of the backbone alone."""
     shape = replace(recipe.shape, num_exits=1, exit_layers=(), router_width=None, adapter_width=0)
     return replace(recipe, method="nvium", shape=shape, beta=BetaSettings(initial=0.0))
