@@ -1,11 +1,11 @@
-"""Walks through what a release needs, and stops at the first thing that is not so. Publishes nothing.
+"""The check list of a release; stops at the first step that fails. Publishes nothing.
 
     python deploy/release.py            every step, in order
-    python deploy/release.py --list     what the steps are
+    python deploy/release.py --list     the steps
     python deploy/release.py install serve
 
-The wheel is installed into an empty environment in a folder outside the repository and used from there. PyTorch comes
-from where pip finds it; `--pip` adds options, such as `--pip '--extra-index-url URL'`.
+The wheel is installed into an empty environment outside the repository and used from there. PyTorch comes from pip's
+index; `--pip` adds options, such as `--pip '--extra-index-url URL'`.
 """
 
 import argparse
@@ -52,12 +52,12 @@ print(repr(text), whole.choices[0].nvium["exits"])
 
 
 class NotReady(Exception):
-    """A step that has not been passed, and why."""
+    """A failed step, and why."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What is released from where; `folder` is outside the repository and holds what is tried there."""
+    """What is released; `folder` is outside the repository, for trials."""
 
     root: Path
     folder: Path
@@ -96,7 +96,7 @@ def version(release: Release) -> None:
 
 
 def stated_versions(root: Path) -> Iterator[tuple[str, str]]:
-    """Where else a version of ours stands, and which."""
+    """Other places of the version, and what they say."""
     pages = [root / "docker-compose.yml", root / "README.md", *sorted((root / "docs").glob("*.md"))]
     patterns = dict.fromkeys(pages, r"\bnvium[:-](\d+\.\d+\.\d+)")
     patterns[root / "deploy" / "helm" / "nvium" / "Chart.yaml"] = r"^(?:appV|v)ersion: (\S+)"
@@ -190,7 +190,7 @@ def bare(release: Release) -> None:
 
 @contextmanager
 def server(release: Release, **environment: str) -> Iterator[str]:
-    """The address of a server of the embedded model, ended by a signal, as it should."""
+    """The address of a server of the embedded model; must exit cleanly on a signal."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -252,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def walk(release: Release, steps: Sequence[str]) -> int:
-    """0 if all of these steps are passed; the first that is not ends it."""
+    """0 if all these steps pass; ends at the first that fails."""
     for name in steps:
         print(f"{name}: {STEPS[name].__doc__}", flush=True)
         try:

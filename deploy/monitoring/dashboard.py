@@ -1,6 +1,8 @@
 """The Grafana dashboard, panel by panel. Knows Grafana's JSON and PromQL, and nothing of nvium's code.
 
-python deploy/monitoring/dashboard.py writes nvium.json beside this file; a test holds the two together.
+    python deploy/monitoring/dashboard.py
+
+writes nvium.json beside this file; a test checks that they agree.
 """
 
 import json
@@ -22,7 +24,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture of queries, each with the name of its lines. `height` is in Grafana's rows of 30 pixels."""
+    """A chart of queries, each with its legend. `height` is in Grafana's rows of 30 pixels."""
 
     title: str
     about: str
@@ -35,7 +37,7 @@ class Panel:
     height: int = 8
 
     def json(self) -> dict[str, Any]:
-        """Without id and place, which depend on its neighbours."""
+        """Without id and position, which depend on its neighbours."""
         defaults: dict[str, Any] = {"unit": self.unit, "custom": self._lines()} | self._bounds()
         return {
             "type": self.kind,
@@ -66,7 +68,7 @@ class Panel:
 
 
 def growth(metric: str, *, by: str = "", where: str = "") -> str:
-    """How fast a counter grows, per second, over all chosen instances."""
+    """A counter's rate per second, over the selected instances."""
     matchers = ", ".join(part for part in ('instance=~"$instance"', where) if part)
     total = f"sum by ({by})" if by else "sum"
     return f"{total} (rate({metric}{{{matchers}}}[$__rate_interval]))"
@@ -86,7 +88,7 @@ def latency(title: str, about: str, histogram: str) -> Panel:
 
 
 def figure(title: str, about: str, query: str, unit: str) -> Panel:
-    """One number, with its course behind it."""
+    """One number, with its history behind it."""
     return Panel(title, about, [(query, "")], unit=unit, kind="stat", height=4)
 
 
@@ -230,7 +232,7 @@ def placed(rows: dict[str, list[Panel]]) -> Iterator[dict[str, Any]]:
 
 
 def variables() -> list[dict[str, Any]]:
-    """What the reader may choose: where the data is, and which servers are looked at."""
+    """The data source, and the servers shown."""
     choice: dict[str, Any] = {
         "name": "instance",
         "type": "query",

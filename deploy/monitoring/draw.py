@@ -1,4 +1,4 @@
-"""Draws what the dashboard's panels show, from a running Prometheus and without Grafana.
+"""Draws the dashboard's panels from a running Prometheus, without Grafana.
 
 python deploy/monitoring/draw.py docs/figures/dashboard.png --prometheus http://127.0.0.1:9090 --minutes 5
 """
@@ -20,10 +20,10 @@ from matplotlib.ticker import EngFormatter, Formatter, PercentFormatter
 PANELS = json.loads((Path(__file__).parent / "nvium.json").read_text())["panels"]
 NUM_POINTS = 150
 WINDOW = "20s"
-"""What Grafana would choose for $__rate_interval: four times the interval of scrapes."""
+"""Grafana's $__rate_interval: four times the scrape interval."""
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
-"""Okabe and Ito's, which colour-blind readers can tell apart."""
+"""Okabe and Ito's palette for colour-blind readers."""
 
 INCHES_PER_COLUMN, INCHES_PER_ROW = 0.75, 0.4
 UNITS: dict[str, Callable[[], Formatter]] = {
@@ -35,7 +35,7 @@ UNITS: dict[str, Callable[[], Formatter]] = {
 
 
 def lines(http: httpx.Client, target: dict[str, Any], seconds: float) -> list[tuple[str, list[float], list[float]]]:
-    """Of a query: its legend, seconds before now, and values."""
+    """For each series of a query: its legend, seconds before now, and values."""
     now = time.time()
     query = target["expr"].replace("$__rate_interval", WINDOW).replace("$instance", ".*")
     asked = {"query": query, "start": now - seconds, "end": now, "step": seconds / NUM_POINTS}

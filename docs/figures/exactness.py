@@ -1,9 +1,9 @@
-"""Draws what the engine speaks against what the formulas say, and the staircase of one sequence.
+"""Draws the engine's samples against the formulas, and the staircase of one sequence.
 
     python docs/figures/exactness.py docs/figures --draws 20000 --stories 200
 
-The formulas are asked of a forward pass at full depth, the tokens of the engine with its default schedule: many
-sequences at a time, layers put off and caught up with. Writes exactness.png and steps.png.
+The formulas are computed from a full-depth forward pass. Tokens come from the engine with its default schedule: many
+sequences at a time, with deferred layers. Writes exactness.png and steps.png.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from nvium_core import Completion, Engine, EngineConfig, LoadedModel, NviumForCa
 
 PROMPT = "The old king had three"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
-"""Okabe and Ito's, which colour-blind readers can tell apart."""
+"""Okabe and Ito's palette for colour-blind readers."""
 
 NUM_SHOWN = 10
 FEWEST = 10
-"""Cells and bins that expect fewer draws are taken together, or not drawn."""
+"""Cells and bins that expect fewer draws are merged, or not drawn."""
 
 EDGES = np.logspace(-5, 0, 11)
 
@@ -40,13 +40,13 @@ def together(model: NviumForCausalLM) -> Engine:
 
 @torch.no_grad()
 def explicit_joint(model: NviumForCausalLM, token_ids: Sequence[int]) -> Tensor:
-    """p_k π_k(v) behind every token, [T, E, V]."""
+    """p_k π_k(v) after every token, [T, E, V]."""
     out = model(torch.tensor([list(token_ids)]), output_exit_logits=True)
     return (out.exit_probs[0, ..., None] * out.exit_logits[0].double().softmax(-1)).double()
 
 
 def first_tokens(model: NviumForCausalLM, prompt: Sequence[int], num_draws: int) -> Tensor:
-    """How often each exit spoke each token behind the prompt, [E, V]."""
+    """How often each exit emitted each token after the prompt, [E, V]."""
     counts_EV = torch.zeros(model.config.num_exits, model.config.vocab_size, dtype=torch.float64)
     engine = together(model)
     for seed in range(num_draws):
@@ -58,7 +58,7 @@ def first_tokens(model: NviumForCausalLM, prompt: Sequence[int], num_draws: int)
 
 
 def p_value(counts_EV: Tensor, joint_EV: Tensor) -> float:
-    """How often an exact sampler would be further off than this (χ²)."""
+    """How often an exact sampler would deviate more (χ²)."""
     expected_EV = joint_EV * counts_EV.sum()
     rare = expected_EV < FEWEST
     observed = [*counts_EV[~rare].tolist(), float(counts_EV[rare].sum())]
@@ -73,7 +73,7 @@ def stories(model: NviumForCausalLM, prompt: Sequence[int], number: int, num_tok
 
 @dataclass
 class Agreement:
-    """Tokens by the exit that spoke and by p_k π_k of what it said: cells, counted exit by exit, bin by bin."""
+    """Tokens by exit and by the p_k π_k of the token: counts, exit by exit, bin by bin."""
 
     seen_C: Tensor
     expected_C: Tensor
@@ -81,7 +81,7 @@ class Agreement:
 
     @property
     def p_value(self) -> float:
-        """How often an exact sampler would be further off than this, over all cells that expect enough."""
+        """How often an exact sampler would deviate more, over all cells that expect enough."""
         enough = self.expected_C >= FEWEST
         off_C = (self.seen_C - self.expected_C)[enough]
         squared = off_C @ torch.linalg.solve(self.covariance_CC[enough][:, enough], off_C)
@@ -89,7 +89,7 @@ class Agreement:
 
 
 def agreement(model: NviumForCausalLM, prompt: Sequence[int], told: Sequence[Completion]) -> Agreement:
-    """Every token of every story against the joint distribution at its place, which knows the whole text before it."""
+    """Every token of every story against the joint distribution at its position, given the text before it."""
     num_bins = len(EDGES) - 1
     num_cells = model.config.num_exits * num_bins
     seen_C, expected_C = torch.zeros(2, num_cells, dtype=torch.float64)
@@ -111,7 +111,7 @@ def agreement(model: NviumForCausalLM, prompt: Sequence[int], told: Sequence[Com
 
 @dataclass(frozen=True)
 class Run:
-    """A Step of a sequence that runs alone: its block took these rows, and its last row spoke or not."""
+    """A Step of a lone sequence: the rows its block ran, and whether its last row emitted."""
 
     block: int
     rows: range
@@ -119,7 +119,7 @@ class Run:
 
 
 def lone_runs(model: NviumForCausalLM, prompt: Sequence[int], num_tokens: int, seed: int) -> list[Run]:
-    """The engine's Steps, in order. Every block takes all rows that wait for it, which are those it has not taken."""
+    """The engine's Steps, in order. Every block runs all its pending rows."""
     engine = Engine(model, EngineConfig(schedule="sweep", max_sequences=1))
     engine.add("alone", prompt, SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True))
     filled, runs = [0] * model.config.num_exits, []
@@ -143,7 +143,7 @@ def draw_exactness(
 
 
 def draw_tokens(panel: Axes, loaded: LoadedModel, counts_EV: Tensor, joint_EV: Tensor) -> None:
-    """The most probable next tokens: a bar of p_k π_k over one of what was drawn."""
+    """The most probable next tokens: a bar of p_k π_k above one of the draws."""
     shown = joint_EV.sum(0).argsort(descending=True)[:NUM_SHOWN].tolist()
     shares_EV = counts_EV / counts_EV.sum()
     for values_EV, offset, alpha in ((joint_EV, -0.2, 1.0), (shares_EV, 0.2, 0.45)):
@@ -162,7 +162,7 @@ def draw_tokens(panel: Axes, loaded: LoadedModel, counts_EV: Tensor, joint_EV: T
 
 
 def draw_agreement(panel: Axes, sums: Agreement, num_stories: int) -> None:
-    """Seen over expected, by how probable exit and token were together."""
+    """Observed over expected, by the joint probability of exit and token."""
     num_bins = len(EDGES) - 1
     middles = np.sqrt(EDGES[:-1] * EDGES[1:])
     seen_EB, expected_EB = (sums_C.reshape(-1, num_bins).numpy() for sums_C in (sums.seen_C, sums.expected_C))

@@ -2,7 +2,7 @@
 
     python docs/figures/stream.py docs/figures/stream.svg --seed 7
 
-The order and the rhythm are the stream's own, slowed down so that they can be followed.
+Order and rhythm are the stream's own, slowed down to be readable.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from nvium_core import LLM
 
 TONES = ("#c08418", "#2b8c8a", "#31559a", "#3f1d63", "#6d0a1e", "#94411c")
-"""The playground's, from the first exit to the last."""
+"""The playground's tones, from the first exit to the last."""
 
 COLUMNS, SIZE, LINE = 74, 15, 26
 ADVANCE = 0.6 * SIZE
@@ -24,7 +24,7 @@ PLAY_SECONDS, REST_SECONDS = 9.0, 4.0
 
 
 class Told(NamedTuple):
-    """A piece of a stream: when it came, in seconds from the first, its text and its exit."""
+    """A piece of a stream: its time in seconds after the first, its text and its exit."""
 
     at: float
     text: str
@@ -38,7 +38,7 @@ def record(llm: LLM, prompt: str, num_tokens: int, seed: int) -> list[Told]:
 
 
 def drawable(text: str) -> str:
-    """On one line, and without what no XML may hold."""
+    """On one line, without characters that XML forbids."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 

@@ -1,4 +1,4 @@
-"""Writes the tables into the pages; with `--check` says which pages differ, and ends with 1."""
+"""Writes the tables into the pages; `--check` prints pages that differ, and exits with 1."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ PAGES = ("README.md", "docs", "benchmarks/README.md")
 
 
 def pages() -> dict[str, str]:
-    """Text by name, of all pages that have a table."""
+    """Text by name, of all pages with a table."""
     roots = [ROOT / page for page in PAGES]
     paths = [path for root in roots for path in (sorted(root.rglob("*.md")) if root.is_dir() else [root])]
     texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}

@@ -1,4 +1,4 @@
-"""What breaks a server, and what a long load leaves."""
+"""Injected faults, and a long load over HTTP."""
 
 from docs.tables.table import Table, digits, read, table
 

@@ -1,4 +1,4 @@
-"""How good the models trained here are, the paper's figures beside them."""
+"""The quality of the models trained here, beside the paper's figures."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ SMALL = {
     "small-exit-at-5": ("after layer 5", PLACES, 2),
     "small-exit-at-9": ("after layer 9", PLACES, 4),
 }
-"""What a run is, and the paper's point beside it. Its β are five times ours for the same depth."""
+"""A run's setting, and the paper's corresponding point. The paper's β is five times ours at the same depth."""
 
 
 def shares(values: list[float] | tuple[float, ...]) -> str:
@@ -56,12 +56,12 @@ def embedded_row(words: str, run: dict[str, Any]) -> list[Cell]:
 
 
 def gain(run: dict[str, Any]) -> str:
-    """With the interval over documents, where their losses are kept."""
+    """With the interval over documents, where their losses were recorded."""
     return bracketed(digits(run["perplexity_gain_percent"], 2), run.get("perplexity_gain_interval_percent"), 2)
 
 
 def speed_up(run: dict[str, Any]) -> str:
-    """With the interval over pairs of answers, where there is one."""
+    """With the interval over pairs of answers, where available."""
     return bracketed(digits(run["speed_up_percent"], 1), run.get("speed_up_interval_percent"), 1)
 
 

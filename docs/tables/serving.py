@@ -1,4 +1,4 @@
-"""What comes through HTTP: overhead, replicas, forecasts, attacks, other people's load tests."""
+"""Figures over HTTP: overhead, replicas, forecasts, attacks, other load tests."""
 
 from typing import Any
 
@@ -94,7 +94,7 @@ def forecast_row(name: str, words: str) -> list[str]:
 
 
 def compared(load: Any) -> list[float]:
-    """Beyond saturation waits sum up every difference, so only gaps and answers per second count there."""
+    """Beyond saturation waits sum up every difference, so only gaps and answers per second are compared."""
     ratios = load["planned_over_measured"]
     waits = () if load["is_saturated"] else ("first_token", "total")
     return [

@@ -1,4 +1,4 @@
-"""How fast the engine is, beside others and beside itself."""
+"""Speed of the engine, compared with others and with its own schedules."""
 
 from docs.tables.table import Table, digits, percent, read, row_of, table, verdict
 
@@ -79,7 +79,7 @@ def first_token() -> Table:
 
 
 def least(row: dict[str, dict[str, dict[str, float]]], peer: str) -> float:
-    """Of a peer's variants, the fastest."""
+    """The peer's fastest variant."""
     return min(figures["over_ours"] for name, figures in row["contenders"].items() if name.startswith(peer))
 
 

@@ -1,4 +1,4 @@
-"""From JSON files to Markdown between a page's markers; knows no table."""
+"""Renders Markdown tables between a page's markers from JSON files; knows no particular table."""
 
 import json
 import re
@@ -11,7 +11,7 @@ MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Cell = str | int | float | None
 Table = tuple[Sequence[str], Iterable[Sequence[Cell]]]
-"""The head, and the rows. A float is written with two decimals, None as nothing."""
+"""The head, and the rows. A float has two decimals, None is empty."""
 
 TABLES: dict[str, Callable[[], Table]] = {}
 
@@ -23,7 +23,7 @@ def table(make: Callable[[], Table]) -> Callable[[], Table]:
 
 
 def read(name: str) -> Any:
-    """What `benchmarks/NAME.json` holds."""
+    """The content of `benchmarks/NAME.json`."""
     return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -58,7 +58,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def rendered(page: str) -> str:
-    """A page's text with every table as it should be. Raises `KeyError` for a name that is no table's."""
+    """A page's text with every table up to date. Raises `KeyError` for an unknown table."""
     return MARKED.sub(lambda found: f"{found[1]}{markdown(*TABLES[found[2]]())}{found[3]}", page)
 
 

@@ -1,6 +1,6 @@
-"""CALM* and LayerSkip as points of the quality-speed figure: one for each threshold, or for each way to draft.
+"""CALM* and LayerSkip as points of the quality-speed figure: one for each threshold, or for each draft setting.
 
-A point holds what `comparison` asks of it, both figures over the dense twin. How they were trained is another's affair.
+A point holds what `comparison` needs, both figures over the dense twin. Training is elsewhere.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ CALM, LAYERSKIP = "CALM*", "LayerSkip"
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way in which a trained model speaks: what the figure calls it, its settings, and how well it predicts."""
+    """One setting of a trained model: its name in the figure, its parameters, and how well it predicts."""
 
     name: str
     family: str
@@ -38,10 +38,8 @@ class Way:
 
 
 def load_baseline(source: str, device: Device = "auto", dtype: Precision = "auto") -> LoadedModel:
-    """A CALM*, known by its configuration, or a Llama, which is how LayerSkip is saved.
-
-    Raises `CheckpointError` naming what is wrong with a folder, and `EvaluationError` if it holds an N-vium.
-    """
+    """A CALM*, recognised by its configuration, or a Llama, LayerSkip's format. Raises `CheckpointError` naming what is
+    wrong with a folder, and `EvaluationError` if it holds an N-vium."""
     loaded = load_model(source, device, dtype, CalmForCausalLM if is_calm(source) else NviumForCausalLM)
     if not isinstance(loaded.model, CalmForCausalLM) and loaded.model.config.num_exits > 1:
         raise EvaluationError(f"{source}: neither a CALM* nor a Llama, but an N-vium, which `nvium evaluate` measures")
@@ -91,7 +89,7 @@ def calm_way(
 
 
 def layerskip_ways(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Way]:
-    """Which differ in speed alone, for what is drafted is verified."""
+    """They differ in speed only, since drafts are verified."""
     depth = loaded.model.config.num_hidden_layers
     drafts = [(exit_layer, length) for exit_layer, length in DRAFTS if exit_layer < depth]
     if not drafts:
@@ -111,7 +109,7 @@ def layerskip_way(model: NviumForCausalLM, figures: Figures, exit_layer: int, dr
 
 
 def quality(way: Way, loaded: LoadedModel, dense: Figures) -> Figures:
-    """Which model, how well it predicts in this way, and by how much better than the dense one."""
+    """Which model, how well it predicts at this setting, and its gain over the dense one."""
     return {
         **description(loaded),
         "folder": loaded.name,
@@ -124,8 +122,7 @@ def quality(way: Way, loaded: LoadedModel, dense: Figures) -> Figures:
 
 
 def speed(way: Way, loaded: LoadedModel, answers: dict[str, Answers]) -> Figures:
-    """Times beside the dense model's. `early_share` is the share of spoken tokens that left early, or that were drafted
-    and stood."""
+    """Times beside the dense model's. `early_share` is the share of tokens that left early, or of accepted drafts."""
     ours, depth = answers[way.name], loaded.model.config.num_hidden_layers
     return plain_speed.beside_dense(ours, answers[DENSE]) | {"early_share": plain_speed.early_share(ours, depth)}
 

@@ -1,6 +1,7 @@
 """How well CALM* predicts a text, each token at the exit its row leaves at.
 
-LayerSkip speaks for its last exit alone, as the dense model does, and `perplexity.evaluate` measures both of these.
+LayerSkip emits at its last exit only, like the dense model, and `perplexity.evaluate` measures both.
+
 Shapes: T tokens, E exits.
 """
 
@@ -20,8 +21,7 @@ from nvium_core.training.data.windows import packed_batch
 
 @dataclass(frozen=True, kw_only=True)
 class CalmEvaluation(TextLoss):
-    """CALM* at one threshold. `exit_shares` are the shares of rows that left at each exit, and `mean_depth` is the
-    mean l_k / L of where."""
+    """CALM* at one threshold. `exit_shares`: shares of rows that left at each exit; `mean_depth`: mean l_k / L."""
 
     threshold: float
     exit_shares: list[float]
@@ -35,7 +35,7 @@ def evaluate_calm(
     threshold: float,
     show_progress: bool = False,
 ) -> CalmEvaluation:
-    """Predict every token of every document once, each with at least half a context before it where there is one."""
+    """Every token of every document once, each with at least half a context before it where available."""
     progress = f"τ = {threshold}" if show_progress else None
     parts = [
         window_losses(model, *window, threshold)
@@ -55,8 +55,8 @@ def evaluate_calm(
 def window_losses(
     model: CalmForCausalLM, document: int, token_ids: Sequence[int], first_target: int, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the targets token_ids[first_target:]: their document, −log of their probability where their rows left, and
-    that exit, each [T]."""
+    """Of the targets token_ids[first_target:]: their document, −log of their probability at their row's exit, and that
+    exit, each [T]."""
     ids_BT = torch.tensor([token_ids], device=model.device)
     losses = confident_losses(model, packed_batch(ids_BT[:, :-1], ids_BT[:, 1:], end_token=-1), threshold)
     nll_T, exit_T = (losses.nll[0, first_target - 1 :].double().cpu(), losses.exits[0, first_target - 1 :].cpu())

@@ -1,4 +1,4 @@
-"""How well a model answers: what written answers cost it, and whether its own come to an end.
+"""How well a model answers: the loss of written answers, and whether its own answers end.
 
 Shapes: T tokens of a conversation, A of them in answers, E exits.
 """
@@ -31,10 +31,10 @@ from nvium_core.training.objective.loss import token_losses
 class ChatEvaluation:
     """Means over written answers, and over sampled ones.
 
-    `answer_loss` is the mean −log π_mix, in nats, of the tokens of written answers, the end-of-text behind each
-    included; `exit_shares` and `mean_depth` (Σ p_k l_k / L) are theirs. Of the sampled answers, one to each
-    conversation's first question, `ended_share` say end-of-text before the context is full;
-    `sampled_tokens` is their mean length and `sampled_depth` the mean l_k / L of where their tokens left.
+    `answer_loss` is the mean −log π_mix, in nats, of the tokens of written answers, including their end-of-text;
+    `exit_shares` and `mean_depth` (Σ p_k l_k / L) are theirs. Of the sampled answers, one to each conversation's first
+    question, `ended_share` end before the context is full; `sampled_tokens` is their mean length and `sampled_depth`
+    the mean l_k / L of their tokens.
     """
 
     num_conversations: int
@@ -50,7 +50,7 @@ class ChatEvaluation:
 def held_out(loaded: LoadedModel, data: Path, count: int) -> list[Example]:
     """About `count` conversations, spread over a chat file or a text of stories.
 
-    Raises `EvaluationError` for a model that was taught no template, and `DataError` naming what is wrong in a file.
+    Raises `EvaluationError` for a model without a chat template, and `DataError` naming what is wrong in a file.
     """
     if not loaded.tokenizer.chat_template:
         raise EvaluationError(f"{loaded.name}: has no chat template, so it was not taught to answer")

@@ -1,4 +1,4 @@
-"""Spoken text as a web page on its own: every token on the colour of the exit it left at, with its depth and p_k."""
+"""Generated text as a web page: every token on the colour of its exit, with its depth and p_k."""
 
 from collections.abc import Sequence
 from html import escape
@@ -10,7 +10,7 @@ from nvium_core.evaluation.latency import TimedToken
 from nvium_core.loading import LoadedModel
 
 COLOURS = ("#8dd3c7", "#fdb462", "#bebada", "#fb8072", "#80b1d3", "#b3de69", "#fccde5", "#d9d9d9")
-"""Of exit 1 and so on, then from the beginning again; black text can be read on all of them."""
+"""By exit, then from the beginning again; black text is legible on all of them."""
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -33,7 +33,7 @@ li {{ display: inline-block; margin-right: 1.5em }} ul {{ padding: 0 }}
 
 
 def page(loaded: LoadedModel, texts: Sequence[tuple[Sequence[int], Sequence[TimedToken]]]) -> str:
-    """Texts, each a prompt and what was spoken after it."""
+    """Texts, each a prompt and its continuation."""
     exit_layers = loaded.model.config.exit_layers or []
     used = [token.exit for _, spoken in texts for token in spoken]
     legend = (

@@ -1,7 +1,7 @@
-"""Several evaluations beside one another: the table of models, and the quality-speed figure. Knows their JSON only.
+"""Compares evaluations: the table of models, and the quality-speed figure. Knows their JSON only.
 
 A point of the figure needs `model`, `speed_up_percent` and `perplexity_gain_percent`, both over the dense twin, and may
-name its `family`, whose points are joined by a line; so whatever writes these, as other methods do, can be drawn too.
+name its `family`, whose points are joined by a line; so points of other methods can be drawn too.
 """
 
 import json
@@ -36,7 +36,7 @@ OURS = "N-vium"
 
 
 def read_evaluations(paths: Sequence[Path]) -> list[Figures]:
-    """Of files that hold one each, or a list of them. Raises `EvaluationError` naming a file that does not."""
+    """From files that hold one each, or a list of them. Raises `EvaluationError` naming a file that does not."""
     return [figures for path in paths for figures in read_file(path)]
 
 
@@ -52,8 +52,7 @@ def read_file(path: Path) -> list[Figures]:
 
 
 def markdown(evaluations: Sequence[Figures]) -> str:
-    """A row for each, the paper's row of the same shape beside it where there is one; below, which of them were
-    measured on different things."""
+    """A row for each, with the paper's row of the same shape; below, which of them were measured on different texts."""
     theirs = [papers(figures) for figures in evaluations]
     columns, rows = list(COLUMNS), [row(figures) for figures in evaluations]
     if any(theirs):
@@ -82,7 +81,7 @@ def row(figures: Figures) -> Row:
 
 
 def papers(figures: Figures) -> Row | None:
-    """The paper's 4-vium of the same layers and width; none beside other methods."""
+    """The paper's 4-vium of the same layers and width; None for other methods."""
     scale = SCALES.get((figures.get("num_layers", 0), figures.get("width", 0)))
     if scale is None or len(figures.get("exit_layers", [])) != 4 or figures.get("family", OURS) != OURS:
         return None
@@ -90,7 +89,7 @@ def papers(figures: Figures) -> Row | None:
 
 
 def points(evaluations: Sequence[Figures]) -> dict[str, list[tuple[str, Point]]]:
-    """Those measured against a dense twin, by family. Raises `EvaluationError` if there are none."""
+    """Those with a dense twin, by family. Raises `EvaluationError` if there are none."""
     found: dict[str, list[tuple[str, Point]]] = {}
     for figures in evaluations:
         if "perplexity_gain_percent" in figures and row(figures)[-1] is not None:
@@ -102,7 +101,7 @@ def points(evaluations: Sequence[Figures]) -> dict[str, list[tuple[str, Point]]]
 
 
 def draw(evaluations: Sequence[Figures], path: Path, *, with_paper: bool = False) -> None:
-    """The quality-speed figure. Imports matplotlib."""
+    """Draws the quality-speed figure. Imports matplotlib."""
     if path.suffix != ".png":
         raise EvaluationError(f"plot: must be a .png, got {path.name}")
     import_module("nvium_core.evaluation.plots").pareto(points(evaluations), with_paper).savefig(path)

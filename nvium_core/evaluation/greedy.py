@@ -1,4 +1,4 @@
-"""Temperature 0 over a text: whether certified tokens are the explicit mixture's, and how many leave early for it.
+"""Temperature 0 over a text: whether certified tokens are the explicit mixture's, and how many leave early.
 
 Shapes: T positions of a window, E exits, V vocabulary.
 """
@@ -20,11 +20,10 @@ UNDECIDED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyEvaluation:
-    """What temperature 0 does at every position of a text, the text itself being what was said before.
+    """Temperature 0 at every position of a text, given the text before it.
 
-    `agreement` is the share of positions whose certified token is the argmax of the explicit log π_mix, which must
-    be 1. `exit_counts` say how many positions were decided at each exit, `early_share` how many before the last, and
-    `mean_depth` is the mean l_k / L of where they were.
+    `agreement` is the share of positions whose certified token is the argmax of the explicit log π_mix, which must be
+    1. `exit_counts`: positions decided at each exit; `early_share`: before the last; `mean_depth`: mean l_k / L.
     """
 
     num_tokens: int
@@ -37,7 +36,7 @@ class GreedyEvaluation:
 def evaluate_greedy(
     model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> GreedyEvaluation:
-    """Decide every token of every document once, each with at least half a context before it where there is one."""
+    """Every token of every document once, each with at least half a context before it where available."""
     num_agreeing, exit_counts_E = 0, torch.zeros(model.config.num_exits, dtype=torch.long)
     context, progress = model.config.max_position_embeddings, "deciding" if show_progress else None
     for _, token_ids, first_target in text_windows(tokenizer, documents, context, progress):
@@ -48,7 +47,6 @@ def evaluate_greedy(
 
 
 def as_shares(num_agreeing: int, exit_counts_E: Tensor, exit_layers: Sequence[int]) -> GreedyEvaluation:
-    """The counts as shares."""
     num_tokens = int(exit_counts_E.sum())
     depths_E = torch.tensor(exit_layers, dtype=torch.float64) / exit_layers[-1]
     return GreedyEvaluation(
@@ -62,7 +60,7 @@ def as_shares(num_agreeing: int, exit_counts_E: Tensor, exit_layers: Sequence[in
 
 @torch.inference_mode()
 def decide(model: NviumForCausalLM, token_ids: Sequence[int], first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Behind token_ids[first:], each [T]: the certified token, the exit (from 0) it was certain at, and the argmax of
+    """After token_ids[first:], each [T]: the certified token, the exit (from 0) that certified it, and the argmax of
     the explicit log π_mix."""
     out = model(torch.tensor([token_ids], device=model.device), output_exit_logits=True)
     exit_prob_TE, exit_logits_TEV = out.exit_probs[0, first:].double(), out.exit_logits[0, first:]
@@ -71,7 +69,7 @@ def decide(model: NviumForCausalLM, token_ids: Sequence[int], first: int) -> tup
 
 
 def first_certain(exit_prob_TE: Tensor, exit_logits_TEV: Tensor) -> tuple[Tensor, Tensor]:
-    """The token [T] and the exit [T], from 0, at which the partial mixture is certain of it."""
+    """The token and the exit (from 0), [T] each, at which the partial mixture is certain."""
     remaining_TE = exit_prob_TE.sum(-1, keepdim=True) - exit_prob_TE.cumsum(-1)
     partial_mixture_TV = torch.zeros_like(exit_logits_TEV[:, 0], dtype=torch.float64)
     token_T = exit_T = torch.full_like(exit_prob_TE[:, 0], UNDECIDED, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Which dense model costs as much as an N-vium: in training (isoFLOP), and per spoken token (isoSpeed)."""
+"""Which dense model costs as much as an N-vium: in training (isoFLOP), and per generated token (isoSpeed)."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -23,15 +23,15 @@ PROMPT = "prompt"
 
 
 def iso_flop_tokens(flops: float, dense_flops: float, num_tokens: float) -> float:
-    """The training tokens that cost a dense model what `num_tokens` cost ours: D_dense = F / F_dense · D. The unit of
-    tokens is the caller's; steps of equal size do as well."""
+    """Training tokens that cost a dense model what `num_tokens` cost ours: D_dense = F / F_dense · D. Steps of equal
+    size work as well as tokens."""
     return flops / dense_flops * num_tokens
 
 
 def iso_speed_layers(dense_milliseconds: Mapping[int, float], milliseconds: float) -> float:
-    """The depth, in layers, at which a dense model takes `milliseconds` a token, from times measured at other depths.
+    """The depth, in layers, at which a dense model takes `milliseconds` a token, from times at other depths.
 
-    A straight line is laid through the measured points, since a token's time grows by the same with every layer.
+    By a straight line through the measured points, since each layer adds the same time.
     """
     if len(dense_milliseconds) < 2:
         raise EvaluationError("the dense depth of equal speed needs times measured at two depths or more")
@@ -42,9 +42,9 @@ def iso_speed_layers(dense_milliseconds: Mapping[int, float], milliseconds: floa
 def evaluate_iso(
     loaded: LoadedModel, depths: Sequence[int], num_tokens: float, trials: int, show_progress: bool = True
 ) -> Figures:
-    """A model beside dense ones of its width and of several depths, whose weights are random: they cost the same.
+    """A model beside dense ones of its width and several depths, with random weights: they cost the same.
 
-    `num_tokens` are those that ours was trained on, or 1 for ratios. All take turns at the same prompt.
+    `num_tokens` are those ours was trained on, or 1 for ratios. All take turns at the same prompt.
     """
     if len(set(depths)) < 2 or min(depths) < 1:
         raise EvaluationError("--depths: needs two or more numbers of layers")
@@ -72,7 +72,7 @@ def evaluate_iso(
 
 
 def dense_model(loaded: LoadedModel, depth: int) -> LoadedModel:
-    """A Llama of the model's width and so many layers, its weights what bfloat16 holds, as a saved model's are."""
+    """A Llama of the model's width and this depth, with weights rounded to bfloat16, as a saved model's are."""
     config = univium_config(loaded.model.config)
     config.num_hidden_layers, config.exit_layers = depth, [depth]
     dense = nn.Module.to(NviumForCausalLM(config).bfloat16(), loaded.model.device, loaded.model.dtype).eval()
@@ -87,7 +87,7 @@ def flops_of(config: NviumConfig) -> float:
 def measured_times(
     loaded: LoadedModel, models: Mapping[int, LoadedModel], trials: int, show_progress: bool
 ) -> dict[str, float]:
-    """Milliseconds per token, medians over trials: ours, and by the number of layers."""
+    """Milliseconds per token, medians over trials: ours, and by number of layers."""
     running = {OURS: warm_engine(loaded, "sweep")}
     running |= {str(depth): warm_engine(model, "sweep") for depth, model in models.items()}
     prompt = subject_of(loaded).prompt

@@ -1,9 +1,9 @@
 """Milliseconds per token by category of prompt: a model, the same model at full depth, and its dense twin.
 
-One request at a time, 128 new tokens, three trials; a token's share of the whole time, prompt included; the mean over
+One request at a time, 128 new tokens, three trials; a token's share of the total time, prefill included; the mean over
 categories of dense over ours. Every answer has the same length, end-of-text or not. Models take turns at every prompt.
-A category's time is the median over its answers and its ratio the median over pairs that were spoken in turn, so that a
-noisy machine is fair to all. `as_paper` follows the authors' script instead.
+A category's time is the median over its answers and its ratio the median over pairs measured in the same turn, so that
+noise affects all alike. `as_paper` follows the authors' script instead.
 """
 
 import time
@@ -30,7 +30,7 @@ PAPER_PROMPT_TOKENS, PAPER_TOP_K = 256, 50
 
 @dataclass(frozen=True, slots=True)
 class TimedToken:
-    """A token, its exit (from 1) with p_k, and the seconds since the token before it, or since the prompt came."""
+    """A token, its exit (from 1) with p_k, and the seconds since the previous token, or since the request."""
 
     token_id: int
     exit: int
@@ -57,8 +57,8 @@ def speak(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Answ
 
 
 def warm_engine(loaded: LoadedModel, schedule: Schedule) -> Engine:
-    """For one sequence, which finds nothing left of the prompts before. One sequence alone has one next block, so all
-    schedules that let tokens leave early are the same."""
+    """For one sequence, without prefix caching. A lone sequence has one next block, so all schedules with early exits
+    are the same."""
     engine = Engine(loaded.model, EngineConfig(schedule=schedule, max_sequences=1, prefix_caching=False))
     speak(engine, [0], SamplingParams(max_tokens=16, seed=0, ignore_eos=True))
     return engine
@@ -72,7 +72,7 @@ def engines(loaded: LoadedModel, twin: LoadedModel | None) -> dict[str, Engine]:
 def speakers(
     running: Mapping[str, Engine], params: Callable[..., SamplingParams]
 ) -> dict[str, Callable[[list[int], int], Answer]]:
-    """Of each engine: from a prompt and a seed to an answer."""
+    """For each engine a function from a prompt and a seed to an answer."""
 
     def answer(engine: Engine, prompt: list[int], seed: int) -> Answer:
         return speak(engine, prompt, params(seed=seed))
@@ -88,7 +88,7 @@ def measure(
     num_tokens: int = MAX_NEW_TOKENS,
     trials: int = TRIALS,
 ) -> Figures:
-    """Times per token of every model by category, and how many times as long as ours the others take."""
+    """Times per token of every model by category, and the ratios to ours."""
     running = engines(loaded, twin)
     asked = questions(loaded.tokenizer, prompts, min(each.context for each in running.values()), num_tokens)
     params = partial(SamplingParams, max_tokens=asked.max_new_tokens, ignore_eos=True)
@@ -103,7 +103,7 @@ def measure(
 
 
 def compared(answers: Mapping[str, Answers], num_prompts: Mapping[str, int]) -> Figures:
-    """Medians over the answers of each category, and ratios on average over categories."""
+    """Medians over the answers of each category, and mean ratios over categories."""
     parts = {"": 0, "decoding_": 1}
     categories = {
         category: {"prompts": number}
@@ -119,7 +119,7 @@ def compared(answers: Mapping[str, Answers], num_prompts: Mapping[str, int]) -> 
 
 
 def milliseconds(answers: Sequence[Answer], first: int = 0) -> list[float]:
-    """Per token of each answer, from its token `first` on: from 0 the prompt has its share in it."""
+    """Per token of each answer, from its token `first` on; from 0 prefill is included."""
     return [MILLISECONDS * fmean(token.seconds for token in answer[first:]) for answer in answers]
 
 
@@ -128,13 +128,12 @@ def medians(answers: Mapping[str, Answers], category: str, first: int) -> dict[s
 
 
 def ratios_of(other: Answers, ours: Answers, first: int) -> dict[str, list[float]]:
-    """The other's time per token over ours, of every pair spoken in turn."""
+    """The other's time per token over ours, of every pair measured in the same turn."""
     return {name: pairwise(milliseconds(other[name], first), milliseconds(ours[name], first)) for name in ours}
 
 
 def staircase(ours: Answers, exit_layers: Sequence[int]) -> list[dict[str, float | None]]:
-    """How long a token took, from when the one before it was out, by the exit it left at; first tokens left out. None
-    for an exit that no token left at."""
+    """Time since the previous token, by exit; first tokens left out. None for an unused exit."""
     answers = [answer for of_category in ours.values() for answer in of_category]
     steps: list[dict[str, float | None]] = []
     for exit_, depth in enumerate(exit_layers, 1):
@@ -145,8 +144,8 @@ def staircase(ours: Answers, exit_layers: Sequence[int]) -> list[dict[str, float
 
 
 def as_paper(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts, trials: int = TRIALS) -> Figures:
-    """Speed as the authors' script has it: a prompt's first 256 tokens, the 50 most probable tokens, answers that end
-    where the model ends them; by category all tokens over all seconds, and the mean over categories of the ratio."""
+    """Speed as the authors' script measures it: a prompt's first 256 tokens, top-k 50, answers that end at end-of-text;
+    all tokens over all seconds by category, and the mean over categories of the ratio."""
     running = engines(loaded, twin)
     context = min(each.context for each in running.values())
     asked = questions(loaded.tokenizer, prompts, context, max_prompt=PAPER_PROMPT_TOKENS)

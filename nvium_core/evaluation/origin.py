@@ -1,6 +1,6 @@
-"""Which text and which prompts figures were measured on, so that others' are not taken for comparable.
+"""Which text and prompts figures were measured on, so that only comparable ones are compared.
 
-Older evaluations say neither; theirs are told apart by the characters of the text and the numbers of prompts.
+Older evaluations lack this; theirs are told apart by the characters of the text and the numbers of prompts.
 """
 
 import hashlib
@@ -11,16 +11,16 @@ from nvium_core.bench.harness import Figures
 from nvium_core.training.data.documents import END_OF_TEXT
 
 OPENINGS = "openings"
-"""The category of prompts that are the beginnings of the text's documents."""
+"""The category of prompts that are the openings of the text's documents."""
 
 DIGITS = 12
-"""Of a digest that is shown."""
+"""Shown of a digest."""
 
 
 def measured_on(
     data: Path, documents: Sequence[str], spec_bench: Path | None = None, per_category: int | None = None
 ) -> Figures:
-    """For an evaluation's JSON. The text's digest is of its documents, however the file packs them."""
+    """For an evaluation's JSON. The text's digest is over its documents, independent of the file's format."""
     text = f"\n{END_OF_TEXT}\n".join(documents).encode()
     found: Figures = {
         "text": {"file": data.name, "sha256": hashlib.sha256(text).hexdigest(), "num_documents": len(documents)}
@@ -39,7 +39,7 @@ def is_same_text(one: Figures, other: Figures) -> bool:
 
 
 def are_same_prompts(one: Figures, other: Figures) -> bool:
-    """By their numbers, and Spec-Bench's digest or the text whose openings they are."""
+    """By their numbers, and Spec-Bench's digest or the text they come from."""
     numbers = numbers_of_prompts(one)
     if numbers != numbers_of_prompts(other):
         return False
@@ -57,7 +57,7 @@ def numbers_of_prompts(figures: Figures) -> dict[str, int]:
 
 
 def kinds(evaluations: Sequence[Figures], are_same: Callable[[Figures, Figures], bool]) -> list[list[Figures]]:
-    """Those that agree together, in order of the first of each."""
+    """Groups that agree, in order of their first members."""
     found: list[list[Figures]] = []
     for figures in evaluations:
         alike = next((kind for kind in found if are_same(kind[0], figures)), None)
@@ -68,7 +68,7 @@ def kinds(evaluations: Sequence[Figures], are_same: Callable[[Figures, Figures],
 
 
 def differences(evaluations: Sequence[Figures]) -> str:
-    """What must not be compared and why, as Markdown; empty where all were measured on the same."""
+    """What must not be compared and why, as Markdown; empty if all were measured on the same."""
     texts = kinds([figures for figures in evaluations if "num_characters" in figures], is_same_text)
     prompts = kinds([figures for figures in evaluations if numbers_of_prompts(figures)], are_same_prompts)
     parts = []

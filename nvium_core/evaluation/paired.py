@@ -1,7 +1,7 @@
-"""Two models on the same documents or prompts: by how much one is better, and how far that can be trusted.
+"""Two models on the same documents or prompts: how much one is better, with a confidence interval.
 
-Every difference is of pairs, and its interval is where it lies in 95% of bootstrap samples of the pairs. What reaches
-to both sides of no difference is called level.
+All differences are paired; an interval holds 95% of bootstrap samples of the pairs. A difference whose interval
+contains zero is called level.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +22,11 @@ Ratios = Mapping[str, Sequence[float]]
 Interval = tuple[float, float]
 
 Sample = NDArray[np.int64]
-"""Numbers of pairs, [RESAMPLES, pairs]."""
+"""Pair numbers, [RESAMPLES, pairs]."""
 
 
 def interval(counts: Sequence[int], statistic: Callable[[list[Sample]], NDArray[np.float64]]) -> Interval | None:
-    """Of a statistic over groups of so many pairs, given the pairs of every resample; None where a group has fewer than
+    """Of a statistic over groups of pairs, computed from the pairs of every resample; None where a group has fewer than
     three."""
     if min(counts) < MIN_PAIRS:
         return None
@@ -88,7 +88,7 @@ def rate_ratio_interval(ours: Totals, others: Totals) -> Interval | None:
 
 
 def speed_up_percent(ratios: Ratios) -> Figures:
-    """For an evaluation's JSON: by how many percent ours is faster, and the interval of that."""
+    """For an evaluation's JSON: by how many percent ours is faster, with its interval."""
     found = ratio_interval(ratios)
     return {
         "speed_up_percent": 100 * (mean_ratio(ratios) - 1),
@@ -97,7 +97,7 @@ def speed_up_percent(ratios: Ratios) -> Figures:
 
 
 def perplexity_gain(ours: Figures, dense: Figures) -> Figures:
-    """By how many percent of the dense perplexity ours is lower, and the interval of that over the text's documents."""
+    """By how many percent our perplexity is below the dense one, with its interval over the text's documents."""
     found = None
     if ours.get("document_tokens") == dense.get("document_tokens") and "document_losses" in dense:
         tokens = np.asarray(dense["document_tokens"])
@@ -113,7 +113,7 @@ def perplexity_gain(ours: Figures, dense: Figures) -> Figures:
 
 
 def resolved(value: str, bounds: Sequence[float] | None, nothing: float) -> str:
-    """A figure for a table, beside its interval; marked where that reaches to both sides of no difference."""
+    """A figure for a table with its interval; marked where that contains zero."""
     if not bounds:
         return value
     low, high = bounds

@@ -1,4 +1,4 @@
-"""The paper's own figures (arXiv 2605.13190), to be shown beside a model's. Percentages are in percent."""
+"""The paper's own figures (arXiv 2605.13190), for comparison. Percentages are in percent."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """Measured speed-up over dense, and by how much perplexity is below dense, both in percent; more is better."""
+    """Measured speed-up over dense, and perplexity reduction against dense, both in percent."""
 
     speed_up: float
     perplexity_gain: float
@@ -28,7 +28,7 @@ PARETO = {
     "CALM*": points((10.71, -1.54), (14.38, -2.46), (17.29, -3.80), (19.68, -5.58)),
     "LayerSkip": points(*((speed_up, -3.15) for speed_up in (-5.49, -1.21, 12.36, 21.75, 43.59, 46.41))),
 }
-"""The quality-speed figure, 24 layers of width 768 but for the 1.5B."""
+"""The quality-speed figure, 24 layers of width 768 except the 1.5B."""
 
 SHAPE = (24, 768)
 EXIT_SHARES = (0.145703, 0.259934, 0.344640, 0.246770)

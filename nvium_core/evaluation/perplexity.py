@@ -1,4 +1,4 @@
-"""How well a model predicts a text: π_mix, each exit alone, and a router that knew; where it speaks, how sure it is.
+"""How well a model predicts a text: π_mix, each exit alone, and an oracle router; routing and calibration.
 
 Shapes: T tokens of a text, E exits, K early exits, Q bins.
 """
@@ -19,7 +19,7 @@ from nvium_core.model.exits import EXIT
 from nvium_core.model.nvium import NviumForCausalLM
 
 ROUNDING = 1e-5
-"""By how many nats float32 may seem to break the bound, and by how much a sum of probabilities may miss 1."""
+"""Nats by which float32 may seem to violate the bound, and by which a sum of probabilities may miss 1."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CONTEXT_PARTS = 4
@@ -28,10 +28,8 @@ CONFIDENCE_BINS = 15
 
 @dataclass(frozen=True, kw_only=True)
 class TextLoss:
-    """What a text costs a model, end-of-text tokens included.
-
-    `document_losses` are Σ −ln p over the `document_tokens` of each document: by them two models are compared.
-    """
+    """The loss of a text, end-of-text tokens included. `document_losses` are Σ −ln p over the `document_tokens` of each
+    document; models are compared by these."""
 
     num_tokens: int
     num_characters: int
@@ -46,19 +44,19 @@ class Evaluation(TextLoss):
     """Means over all tokens of a text.
 
     Losses: `perplexity` is π_mix's, `exit_perplexities` those of each exit alone, and `oracle_perplexity` that of a
-    router which always chose the exit that says the token best, exp E[min_k ℓ_k] (paper, Proposition 3).
-    `bound_violations` counts tokens outside min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2) and `mass_violations` those
-    where π_mix does not add up to 1 (Proposition 1), both by more than rounding; both must be 0.
+    router that always chooses the best exit for the token, exp E[min_k ℓ_k] (paper, Proposition 3). `bound_violations`
+    counts tokens outside min_k ℓ_k ≤ ℓ_mix ≤ max_k ℓ_k (Proposition 2) and `mass_violations` those where π_mix does not
+    add up to 1 (Proposition 1), both beyond rounding; both must be 0.
 
-    Routing: `exit_shares` are the mean p_k and `mean_depth` is Σ p_k l_k / L. `exit_posteriors` are the mean
-    p_k π_k / π_mix of the token that came: which exit it was most likely drawn from, had it been drawn. Trained on
-    L_mix alone, routers learn to make the two equal, so that a deep exit with a posterior above its share is what β
-    costs. `routing_entropy` is that of p, in nats, at most log N. Of w_k of each early exit: `router_means`,
-    `router_deviations`, and `router_quantiles` at `QUANTILES`.
+    Routing: `exit_shares` are the mean p_k and `mean_depth` is Σ p_k l_k / L. `exit_posteriors` are the mean p_k π_k /
+    π_mix of the target: the probability that it was drawn from exit k. Trained on L_mix alone, routers learn to make
+    shares and posteriors equal, so a deep exit's posterior above its share is the cost of β. `routing_entropy` is that
+    of p, in nats, at most log N. Of w_k of each early exit: `router_means`, `router_deviations`, and `router_quantiles`
+    at `QUANTILES`.
 
-    Calibration: `accuracy` is how often the argmax of π_mix came; `calibration_error` the mean of
-    |confidence − accuracy| over tokens, by bins of equal width; `reliability` has the bins that hold tokens.
-    `by_position` has mean log π_mix of the tokens that follow each quarter of the context's positions.
+    Calibration: `accuracy` is how often the target is the argmax of π_mix; `calibration_error` the mean of |confidence
+    − accuracy| over tokens, by bins of equal width; `reliability` has the non-empty bins. `by_position` has mean log
+    π_mix of the tokens that follow each quarter of the context's positions.
     """
 
     exit_perplexities: list[float]
@@ -81,7 +79,7 @@ class Evaluation(TextLoss):
 def evaluate(
     model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Evaluation:
-    """Predict every token of every document once, each with at least half a context before it where there is one."""
+    """Every token of every document once, each with at least half a context before it where available."""
     found, config = predictions(model, tokenizer, documents, show_progress), model.config
     return Evaluation(
         **text_loss(found.mix_nll, found.document, documents),
@@ -93,7 +91,6 @@ def evaluate(
 
 
 def text_loss(nll_T: Tensor, document_T: Tensor, documents: Sequence[str]) -> dict[str, Any]:
-    """The fields of `TextLoss`."""
     num_characters, total = sum(map(len, documents)), float(nll_T.sum())
     tokens_D = document_T.bincount(minlength=len(documents))
     losses_D = document_T.bincount(nll_T.double(), minlength=len(documents))
@@ -147,8 +144,8 @@ def calibration(found: Predictions) -> dict[str, Any]:
 
 
 def by_position(found: Predictions, context: int) -> list[dict[str, float]]:
-    """By quarters of the context: of the tokens that follow positions `first` to `last`, counted from 0, how many, and
-    their mean log π_mix."""
+    """By quarters of the context: of the tokens that follow positions `first` to `last` (from 0), their number and mean
+    log π_mix."""
     length = math.ceil(context / CONTEXT_PARTS)
     return [
         {"first": part * length, "last": (part + 1) * length - 1, "num_tokens": count, "mean_logprob": -nll / count}
@@ -157,7 +154,7 @@ def by_position(found: Predictions, context: int) -> list[dict[str, float]]:
 
 
 def sums_by(kind_T: Tensor, *values: Tensor) -> list[tuple[Any, ...]]:
-    """Each kind that occurs, how often it does, and the sum of each value over it."""
+    """For each kind that occurs: its count, and the sum of each value."""
     counts = kind_T.bincount()
     sums = [kind_T.bincount(value_T.double()).tolist() for value_T in values]
     return [each for each in zip(range(len(counts)), counts.tolist(), *sums, strict=True) if each[1]]

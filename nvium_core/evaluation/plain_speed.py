@@ -1,7 +1,7 @@
-"""Time per token in plain generation, one sequence at a time: ways of speaking beside the dense model.
+"""Time per token in plain generation, one sequence at a time, beside the dense model.
 
-The protocol is that of `latency`, without an engine: tokens are drawn at temperature 1, and a token has its share of
-its answer's whole time, prompt included. Every answer has the same length, end-of-text or not.
+`latency`'s protocol without an engine: tokens are sampled at temperature 1, and a token has its share of its answer's
+total time, prefill included. Every answer has the same length, end-of-text or not.
 """
 
 import random
@@ -20,7 +20,7 @@ Answers = dict[str, list[Generated]]
 
 
 class Speak(Protocol):
-    """How a model goes on: with exactly `max_tokens` tokens, drawn with a generator."""
+    """Continues a prompt with exactly `max_tokens` tokens, sampled with a generator."""
 
     def __call__(self, prompt_ids: Sequence[int], max_tokens: int, *, rng: random.Random) -> Generated: ...
 
@@ -28,7 +28,7 @@ class Speak(Protocol):
 def measure(
     speakers: Mapping[str, Speak], asked: Questions, trials: int = TRIALS, show_progress: bool = False
 ) -> dict[str, Answers]:
-    """What each speaker answers to every prompt in every trial, after one round that does not count."""
+    """Every model's answers to every prompt in every trial, after one warm-up round."""
 
     def told(speak: Speak) -> Callable[[list[int], int], Generated]:
         return lambda prompt, seed: speak(prompt, asked.max_new_tokens, rng=random.Random(seed))
@@ -40,8 +40,8 @@ def measure(
 
 
 def beside_dense(ours: Answers, dense: Answers) -> Figures:
-    """Median times per token of each category, and the speed-up: the median of pairs, each spoken in turn, on average
-    over categories."""
+    """Median times per token of each category, and the speed-up: the median of pairs from the same turn, averaged over
+    categories."""
     both = {"ours": ours, DENSE: dense}
     times = {category: {name: median(milliseconds(each[category])) for name, each in both.items()} for category in ours}
     ratios = {category: pairwise(milliseconds(dense[category]), milliseconds(ours[category])) for category in ours}
@@ -54,6 +54,6 @@ def milliseconds(answers: Sequence[Generated]) -> list[float]:
 
 
 def early_share(answers: Answers, num_layers: int) -> float:
-    """The share of tokens that were said before the last layer."""
+    """The share of tokens emitted before the last layer."""
     depths = [depth for of_category in answers.values() for each in of_category for depth in each.exit_layers]
     return fmean(depth < num_layers for depth in depths)

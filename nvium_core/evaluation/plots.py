@@ -1,4 +1,4 @@
-"""The paper's figures, of any model that has been evaluated: drawn from its figures alone. Needs matplotlib."""
+"""The paper's figures for any evaluated model, from its figures only. Needs matplotlib."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,7 +19,7 @@ def exit_names(figures: Figures) -> list[str]:
 
 
 def routing(figures: Figures) -> Figure:
-    """Mean p_k beside the mean posterior, and how w_k spread."""
+    """Mean p_k beside the mean posterior, and the distribution of w_k."""
     figure, [shares, spread] = sheet(figures, 2, share_y=True)
     places, width = range(len(figures["exit_layers"])), 0.4
     shares.bar([x - width / 2 for x in places], figures["exit_shares"], width, label="mean p_k")
@@ -53,7 +53,7 @@ def perplexity(figures: Figures) -> Figure:
 
 
 def reliability(figures: Figures) -> Figure:
-    """How often the most probable token came, by how probable it was said to be."""
+    """How often the most probable token came, by its probability."""
     figure, [panel] = sheet(figures)
     rows = figures["reliability"]
     panel.plot([0, 1], [0, 1], color="black", linewidth=1)
@@ -64,7 +64,7 @@ def reliability(figures: Figures) -> Figure:
 
 
 def staircase(figures: Figures) -> Figure:
-    """Time until a token was out, by the exit it left at: median and middle half; and the other contenders' means."""
+    """Time since the previous token by exit: median and middle half; and the other contenders' means."""
     figure, [panel] = sheet(figures)
     steps = [step for step in figures["latency"]["staircase"] if step["tokens"]]
     layers, medians = [step["layer"] for step in steps], [step["median"] for step in steps]
@@ -81,7 +81,7 @@ def staircase(figures: Figures) -> Figure:
 
 
 def pareto(points: Mapping[str, Sequence[tuple[str, Point]]], with_paper: bool) -> Figure:
-    """Quality against speed, both over dense: a line for each family of named points, the paper's beside them."""
+    """Quality against speed, both over dense: a line for each family of points, and the paper's."""
     figure = Figure((8, 5.5), dpi=120, layout="constrained")
     panel = figure.subplots()
     for family, named in points.items():
@@ -106,4 +106,4 @@ PLOTS: dict[str, tuple[str, Callable[[Figures], Figure]]] = {
     "reliability": ("reliability", reliability),
     "staircase": ("latency", staircase),
 }
-"""By file name: the figure that must be there, and what draws it."""
+"""By file name: the figure it needs, and its function."""

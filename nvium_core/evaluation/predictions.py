@@ -1,4 +1,4 @@
-"""What a model says of every token of a text: the one pass over the text that all figures are made from.
+"""A model's predictions of every token of a text: the one pass that all figures come from.
 
 Shapes: T targets of a window, C of them at a time, E exits, D width, V vocabulary.
 """
@@ -18,22 +18,21 @@ from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import NviumForCausalLM
 
 CHUNK_ROWS = 256
-"""Targets whose distributions over the vocabulary are held at once."""
+"""Targets whose full distributions are held at once."""
 
 
 class EvaluationError(NviumError, ValueError):
-    """Something that cannot be evaluated as asked; the message names it."""
+    """Something that cannot be evaluated; the message names it."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of the targets of a window, or of a whole text, in float64 on the CPU, whatever the model's precision.
+    """For the targets of a window, or of a whole text, in float64 on the CPU, whatever the model's precision.
 
-    document: the number of the text's document that the target is of [T]. position: in the window, from 0, of the token
-    that the target follows [T]. log_w: each exit's log-probabilities of going on and of leaving [T, E, 2]. log_p:
-    log p_k [T, E]. exit_nll: −log π_k of the target [T, E]. explicit_nll: −log π_mix of the target, read off π_mix over
-    the whole vocabulary [T]. mass: Σ_v π_mix(v), which should be 1 [T]. top_prob: the largest of π_mix [T].
-    top_is_target: whether that token came [T].
+    document: number of the target's document [T]. position: in the window, from 0, of the token before the target [T].
+    log_w: each exit's log-probabilities of continuing and of exiting [T, E, 2]. log_p: log p_k [T, E]. exit_nll: −log
+    π_k of the target [T, E]. explicit_nll: −log π_mix of the target, from π_mix over the whole vocabulary [T]. mass:
+    Σ_v π_mix(v), which should be 1 [T]. top_prob: the largest of π_mix [T]. top_is_target: whether that token came [T].
     """
 
     document: Tensor
@@ -53,7 +52,7 @@ class Predictions:
 
 
 class Window(NamedTuple):
-    """Tokens of a document, by its number, those from `first_target` on being targets."""
+    """Tokens of a document, by its number; those from `first_target` on are targets."""
 
     document: int
     token_ids: list[int]
@@ -63,7 +62,7 @@ class Window(NamedTuple):
 def predictions(
     model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Predictions:
-    """Of every token of every document, each with at least half a context before it where there is one."""
+    """Every token of every document, each with at least half a context before it where available."""
     context = model.config.max_position_embeddings
     return joined(
         [
@@ -78,7 +77,7 @@ def predictions(
 def text_windows(
     tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], context: int, progress: str | None = None
 ) -> Iterator[Window]:
-    """The windows of a text, which make every token of every document a target once; `progress` names a bar."""
+    """The windows of a text, with every token of every document a target once; `progress` names a bar."""
     for number, document in enumerate(track(documents, progress or "", disable=progress is None)):
         token_ids = document_tokens(tokenizer, document)
         for start, first_target, stop in windows(len(token_ids), context):
@@ -94,7 +93,8 @@ def document_tokens(tokenizer: PreTrainedTokenizerBase, document: str) -> list[i
 
 
 def windows(num_tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
-    """(start, first target, stop) of overlapping windows that make every token but the first a target exactly once."""
+    """(start, first target, stop) of overlapping windows in which every token but the first is a target exactly
+    once."""
     first_target = 1
     while first_target < num_tokens:
         start = max(0, first_target - max(1, context // 2)) if first_target > 1 else 0
@@ -118,14 +118,14 @@ def window_predictions(
 
 
 def joined(parts: Sequence[Predictions]) -> Predictions:
-    """Row after row."""
+    """Concatenated."""
     return Predictions(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Predictions)))
 
 
 def predict(
     model: NviumForCausalLM, states: list[Tensor], position_C: Tensor, target_C: Tensor, document: int
 ) -> Predictions:
-    """Of rows whose hidden states at the exits are given, E times [C, D]."""
+    """From the rows' hidden states at the exits, E times [C, D]."""
     log_w_CE2, outputs = model.exit_outputs(states)
     log_p_CE = mixture.log_exit_probs(log_w_CE2)
     nll, mixture_CV = [], torch.zeros(len(target_C), model.config.vocab_size, device=target_C.device)

@@ -1,4 +1,4 @@
-"""An evaluation as Markdown, on the terminal and in a file: a section for whatever was measured. Knows figures only."""
+"""An evaluation as Markdown, on the terminal and in a file: a section for each part. Knows figures only."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -11,7 +11,7 @@ Row = Sequence[object]
 
 
 def markdown(figures: Figures, plots: Iterable[str] = ()) -> str:
-    """All sections for which there are figures, and images of the plots so named."""
+    """Sections for the figures present, and images of the named plots."""
     parts = [heading(figures)]
     parts += [section(figures) for key, section in SECTIONS if key in figures]
     parts += [f"![{name}]({name}.png)" for name in plots]
@@ -19,7 +19,7 @@ def markdown(figures: Figures, plots: Iterable[str] = ()) -> str:
 
 
 def table(columns: Row, rows: Iterable[Row]) -> str:
-    """A Markdown table; numbers have four digits, what is not known a dash."""
+    """Numbers have four digits; unknown is a dash."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines)
 
@@ -42,7 +42,7 @@ def heading(figures: Figures) -> str:
 
 
 def size(figures: Figures) -> str:
-    """Parameters, the text it was trained on as far as that is known, and shape."""
+    """Parameters, training text as far as known, and shape."""
     tokens = figures["training_tokens"]
     trained = f" trained on {tokens:,} tokens" if tokens else ""
     return (
@@ -51,7 +51,7 @@ def size(figures: Figures) -> str:
 
 
 def quality(figures: Figures) -> str:
-    """Each distribution's perplexity and how often it speaks."""
+    """Each distribution's perplexity and share."""
     columns = ["distribution", "perplexity", "mean p_k", "posterior"]
     exits = zip(
         figures["exit_layers"],
@@ -84,7 +84,7 @@ def certainty(figures: Figures) -> str:
 
 
 def by_position(figures: Figures) -> str:
-    """A row for each part of the context, the dense twin's beside ours where its parts are the same."""
+    """A row for each part of the context, with the dense twin's where its parts are the same."""
     twins = {extent(part): part["mean_logprob"] for part in figures.get("twin", {}).get("by_position", [])}
     columns = ["positions", "tokens", "mean log π_mix", "dense twin's", "ours less the twin's"]
     rows = []
@@ -101,7 +101,7 @@ def extent(part: Figures) -> str:
 
 
 def routing(figures: Figures) -> str:
-    """How deep, and what the routers do."""
+    """Depth, and the routers' statistics."""
     text = (
         f"## Routing\n\nmean depth {figures['mean_depth']:.3f}: if only layers cost time, speed would be "
         f"{figures['theoretical_speed_up_percent']:.1f}% higher. Entropy of p {figures['routing_entropy']:.3f} nats."
@@ -119,7 +119,7 @@ def routing(figures: Figures) -> str:
 
 
 def papers_routing(figures: Figures) -> str:
-    """Beside a model of the same shape."""
+    """Compared with a model of the same shape."""
     shape = figures["num_layers"], figures["width"], len(figures["exit_layers"])
     if shape != (*paper.SHAPE, len(paper.EXIT_SHARES)):
         return ""
@@ -199,7 +199,7 @@ def ratios_shown(ratios: Mapping[str, float], intervals: Mapping[str, Sequence[f
 
 
 def temperatures(figures: Figures) -> str:
-    """A row for each way, people's own first."""
+    """A row for each way; people's text first."""
     found = figures["temperatures"]
     columns = ["", "temperature", "mean log π_mix", "±", "entropy", "repeated 4-grams", "distinct words", "mean depth"]
     rows = [temperature_row("people", None, found["people"])]
@@ -240,4 +240,4 @@ SECTIONS: Sequence[tuple[str, Callable[[Figures], str]]] = (
     ("temperatures", temperatures),
     ("tasks", tasks),
 )
-"""The figure that must be there, and what tells of it."""
+"""The figure a section needs, and its function."""

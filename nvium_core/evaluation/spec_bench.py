@@ -1,6 +1,6 @@
 """Spec-Bench's prompts by category, from its `question.jsonl`: the first turn of every question.
 
-The eight kinds of MT-Bench questions among them are one category, multi-turn, as in the benchmark's own tables.
+The eight kinds of MT-Bench questions are one category, multi-turn, as in the benchmark's own tables.
 """
 
 import json
@@ -17,7 +17,8 @@ Prompts = dict[str, list[str]]
 
 
 def read_prompts(path: Path, per_category: int | None = None) -> Prompts:
-    """The first so many prompts of every category, all if None. Raises `EvaluationError` naming the file and line."""
+    """The first `per_category` prompts of every category, all if None. Raises `EvaluationError` naming file and
+    line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

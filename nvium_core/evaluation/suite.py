@@ -1,4 +1,4 @@
-"""What `nvium evaluate` does, part by part, and where it leaves the results."""
+"""The parts of `nvium evaluate`, and where results are written."""
 
 import json
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ SAMPLES, SAMPLE_TOKENS = 3, 200
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What is wanted besides quality, routing and FLOPs. Speed is measured if there is a twin or Spec-Bench; without
-    the latter on openings of documents, which are one category."""
+    """The optional parts, besides quality, routing and FLOPs. Speed is measured with a twin or Spec-Bench; without the
+    latter on openings of documents, as one category."""
 
     greedy: bool = False
     temperatures: bool = False
@@ -45,7 +45,7 @@ class Parts:
 
 
 def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_progress: bool = True) -> Figures:
-    """All figures, for JSON. What cannot be done is complained of before anything is measured."""
+    """All figures, for JSON. Contradictions are refused before anything is measured."""
     check(loaded, parts)
     prompts = speed_prompts(documents, parts)
     begun = (
@@ -72,8 +72,8 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
 
 
 def check(loaded: LoadedModel, parts: Parts) -> None:
-    """Raise `EvaluationError` for a twin that cannot be compared, for settings of a speed that is not measured, and
-    where tasks are asked for without lm_eval."""
+    """Raise `EvaluationError` for a twin that cannot be compared, for speed settings without speed, and for tasks
+    without lm_eval."""
     if not (parts.twin or parts.spec_bench):
         for name, value, default in (
             ("prompts", parts.prompts_per_category, None),
@@ -96,7 +96,7 @@ def check_dense(loaded: LoadedModel, twin: LoadedModel) -> None:
 
 
 def check_places(json_file: Path | None, report_folder: Path | None) -> None:
-    """Raise `EvaluationError` for results that could not be written, and make the folder."""
+    """Raise `EvaluationError` if results could not be written; makes the folder."""
     if json_file and not json_file.parent.is_dir():
         raise EvaluationError(f"json: no such folder: {json_file.parent}")
     if report_folder:
@@ -104,21 +104,21 @@ def check_places(json_file: Path | None, report_folder: Path | None) -> None:
 
 
 def speed_prompts(documents: Sequence[str], parts: Parts) -> Prompts:
-    """By category; none where speed is not asked for."""
+    """By category; empty where speed is not measured."""
     if parts.spec_bench:
         return read_prompts(parts.spec_bench, parts.prompts_per_category)
     return openings(documents, parts.prompts_per_category) if parts.twin else {}
 
 
 def openings(documents: Sequence[str], number: int | None = None) -> Prompts:
-    """The beginnings of so many documents, a few if None, as one category."""
+    """Openings of that many documents, a few if None, as one category."""
     number = number or NUM_OPENINGS
     spread = documents[:: max(1, len(documents) // number)][:number]
     return {OPENINGS: [document[:OPENING_CHARACTERS] for document in spread]}
 
 
 def description(loaded: LoadedModel) -> Figures:
-    """Which model. One that a run has left is called as the run's folder is, and known to have read what that says."""
+    """Which model. A run's model is named after the run's folder, which also says what it has read."""
     config, folder = loaded.model.config, loaded.folder
     run = folder.parent if folder and folder.name == MODEL_FOLDER else None
     return {
@@ -145,13 +145,13 @@ def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
 
 
 def beside_twin(figures: Figures, twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
-    """The twin's own quality and costs, and by how much ours is better."""
+    """The twin's quality and costs, and our gain."""
     dense = twin_figures(twin, documents, show_progress)
     return {"twin": dense, **perplexity_gain(figures, dense)}
 
 
 def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
-    """A dense model's own quality and costs."""
+    """A dense model's quality and costs."""
     quality = perplexity.evaluate(twin.model, twin.tokenizer, documents, show_progress)
     config = twin.model.config
     return {
@@ -164,7 +164,7 @@ def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: boo
 
 
 def speed(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts, trials: int = TRIALS) -> Figures:
-    """Times per token, and the speed-up over the twin, or over full depth where there is none."""
+    """Times per token, and the speed-up over the twin, or over full depth without one."""
     measured = latency.measure(loaded, twin, prompts, trials=trials)
     over = latency.DENSE if twin else latency.FULL_DEPTH
     interval = measured["ratio_intervals"][over]
@@ -192,7 +192,7 @@ def write_json(figures: Figures | Sequence[Figures], path: Path) -> None:
 
 
 def samples(loaded: LoadedModel, documents: Sequence[str]) -> str:
-    """A page of openings that the model has continued."""
+    """A page of openings continued by the model."""
     engine = latency.warm_engine(loaded, "sweep")
     texts = []
     for seed, document in enumerate(documents[:SAMPLES]):

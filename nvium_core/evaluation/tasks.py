@@ -1,7 +1,6 @@
-"""Tasks of lm-evaluation-harness, asked of our model class in this process. Needs `lm_eval`, which is asked for last.
+"""Tasks of lm-evaluation-harness on our model class in this process. Imports `lm_eval` only when used.
 
-A task is the harness's own, by name, or one described by a .yaml of a folder, whose data files are looked for there;
-such tasks need no network.
+A task is the harness's own, by name, or a .yaml in a folder that also holds its data files; such tasks need no network.
 """
 
 from collections.abc import Sequence
@@ -14,11 +13,11 @@ from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.loading import LoadedModel
 
 Scores = dict[str, dict[str, float]]
-"""What each task's metrics came to; a standard error is `NAME_stderr`."""
+"""Each task's metrics; a standard error is `NAME_stderr`."""
 
 
 def evaluate_tasks(loaded: LoadedModel, names: Sequence[str], folder: Path | None = None) -> Scores:
-    """Raises `EvaluationError` where lm_eval is not installed or knows no such task."""
+    """Raises `EvaluationError` if lm_eval is not installed or does not know a task."""
     lm_eval, hugging_face, manager = (harness(part) for part in ("", ".models.huggingface", ".tasks"))
     known = manager.TaskManager(include_path=str(folder.resolve()) if folder else None)
     unknown = [name for name in names if name not in known.all_tasks]
@@ -39,6 +38,6 @@ def harness(part: str) -> Any:
 
 
 def scores(results: dict[str, Any]) -> dict[str, float]:
-    """The numbers, without the names of filters; what cannot be told is left out."""
+    """The numbers, without names of filters; unknown values are left out."""
     numbers = {name.partition(",")[0]: value for name, value in results.items() if isinstance(value, float | int)}
     return {name: float(value) for name, value in numbers.items()}

@@ -1,6 +1,6 @@
-"""What temperature does to text, under `sampling: exits` and under `mixture`, held against what people wrote.
+"""What temperature does to text under `sampling: exits` and `mixture`, compared with what people wrote.
 
-Documents are begun, the model goes on, and its continuations are compared with the documents' own.
+Openings of documents are continued by the model, and the continuations compared with the documents' own.
 """
 
 import itertools
@@ -29,10 +29,10 @@ Row = dict[str, Any]
 def measure(
     loaded: LoadedModel, originals: Sequence[Text], temperatures: Sequence[float] = TEMPERATURES
 ) -> dict[str, Any]:
-    """Continue the openings of documents in every way; a text has the same draws in all.
+    """Continue the openings of documents in every way; a text has the same seed in all.
 
     `people` are the documents' own continuations; `rows` have a `Quality` for each way and, with early exits, the
-    `ExitFrequencies`; `advice` follows from them.
+    `ExitFrequencies`; `advice` is derived from them.
     """
     engine = Engine(loaded.model, EngineConfig(schedule="sweep", prefix_caching=False))
     ways = [SamplingParams(sampling=s, temperature=t) for s, t in itertools.product(get_args(Sampling), temperatures)]
@@ -55,10 +55,10 @@ def openings(
     num_texts: int = NUM_TEXTS,
     num_tokens: int = TOKENS_PER_TEXT,
 ) -> list[Text]:
-    """The beginnings of documents, spread over all that are long enough, each with what people wrote next.
+    """Openings spread over all documents that are long enough, each with the text that follows.
 
-    There are fewer if few documents are long enough; an `EvaluationError` says that none is. Where the context has no
-    room for both, a beginning is at most a quarter of it, and what comes next the rest.
+    Fewer if few are long enough; `EvaluationError` if none is. In a small context an opening is at most a quarter of
+    it, and the continuation the rest.
     """
     context = loaded.model.config.max_position_embeddings
     num_begun = min(PROMPT_TOKENS, max(1, context // 4))
@@ -73,7 +73,7 @@ def openings(
 
 
 def continued(engine: Engine, originals: Sequence[Text], way: SamplingParams) -> list[Text]:
-    """The same openings as the model goes on, to the same length."""
+    """The same openings continued by the model, to the same length."""
     requests = [(text.prompt, lasting(way, len(text.token_ids), seed)) for seed, text in enumerate(originals)]
     spoken = timed(engine, requests).generated
     return [Text(text.prompt, *said) for text, said in zip(originals, spoken, strict=True)]
@@ -96,7 +96,7 @@ def row(loaded: LoadedModel, texts: Sequence[Text], way: SamplingParams) -> Row:
 
 
 def advice(people: Quality, rows: Sequence[Row]) -> str:
-    """Where words vary as people's do, what repeats there, and what `exits` does to temperature."""
+    """At which temperature words vary as people's do, what is repeated there, and how `exits` shifts temperature."""
     early = [row for row in rows if row["sampling"] == "exits"]
     alike = temperature_where("distinct_words", people.distinct_words, early)
     repeated = [f"{row['repeated_grams']:.1%} at {row['temperature']:g}" for row in early]
@@ -108,7 +108,7 @@ def advice(people: Quality, rows: Sequence[Row]) -> str:
 
 
 def equivalents(early: Sequence[Row], mixture: Sequence[Row]) -> str:
-    """At which temperatures `mixture` draws tokens as probable as those of `exits`; at 1 the two are the same."""
+    """Temperatures at which `mixture` samples tokens as probable as those of `exits`; at 1 they are the same."""
     others = [row for row in early if row["temperature"] != 1]
     pairs = [
         f"{row['temperature']:g} as mixture at {temperature_where('mean_logprob', row['mean_logprob'], mixture)}"
@@ -118,7 +118,7 @@ def equivalents(early: Sequence[Row], mixture: Sequence[Row]) -> str:
 
 
 def temperature_where(name: str, value: float, rows: Sequence[Row]) -> str:
-    """At which a figure has a value, by straight lines between the temperatures measured."""
+    """Where a figure reaches a value, by linear interpolation between the temperatures measured."""
     values, temperatures = zip(*sorted((row[name], row["temperature"]) for row in rows), strict=True)
     if values[0] <= value <= values[-1]:
         return f"{np.interp(value, values, temperatures):.2f}"

@@ -1,5 +1,5 @@
-"""Figures of a text that a model has spoken: how probable, how open, how repetitive; and whether exits spoke as often
-as they said they would.
+"""Statistics of generated text: probability, entropy, repetition; and whether exits occur as often as their
+probabilities say.
 
 Shapes: T tokens, E exits, V vocabulary.
 """
@@ -24,7 +24,7 @@ GRAM_WORDS = 4
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt, what came after it, and the exits of that (from 1), of which people leave none."""
+    """A prompt, its continuation, and that one's exits (from 1), none for people's text."""
 
     prompt: list[int]
     token_ids: list[int]
@@ -33,11 +33,11 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Of texts drawn in one way, each of which counts alike.
+    """Of texts generated in one way, weighted equally.
 
     `mean_logprob` is log π_mix of their tokens, before f, and `mean_logprob_error` its standard error over texts.
-    `entropy` is that of the distributions the tokens were drawn from, in nats. `repeated_grams` is the share of a
-    text's runs of four words that it had said before, `distinct_words` that of different words among its words.
+    `entropy` is that of the distributions sampled from, in nats. `repeated_grams` is the share of a text's 4-grams of
+    words that occurred before, `distinct_words` that of different words among its words.
     """
 
     mean_logprob: float
@@ -49,8 +49,8 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitFrequencies:
-    """How often each exit spoke, and the mean p_k at the same places. `deviation` is the largest difference of the two,
-    in standard deviations of chance: beyond 4 the model does not leave where it says."""
+    """How often each exit was taken, and the mean p_k at the same positions. `deviation` is the largest difference in
+    standard deviations of chance: beyond 4 the model does not leave as its routers say."""
 
     exit_shares: list[float]
     expected_exit_shares: list[float]
@@ -60,7 +60,7 @@ class ExitFrequencies:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Of a text's tokens: log π_mix [T], the entropy of what each was drawn from [T], and p_k [T, E]."""
+    """For a text's tokens: log π_mix [T], the entropy of the distribution each was sampled from [T], and p_k [T, E]."""
 
     logprobs: Tensor
     entropies: Tensor
@@ -82,8 +82,7 @@ def quality(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], judgement
 def exit_frequencies(
     exit_layers: Sequence[int], texts: Sequence[Text], judgements: Sequence[Judgement]
 ) -> ExitFrequencies:
-    """Of texts spoken with early exits. Given p_k, exits are drawn independently of one another, so chance has the
-    variance Σ p_k (1 − p_k)."""
+    """Of texts with early exits. Given p_k, exits are drawn independently, so the variance is Σ p_k (1 − p_k)."""
     p_TE = torch.cat([judgement.exit_probs for judgement in judgements])
     exit_T = torch.tensor(list(chain.from_iterable(text.exits for text in texts))) - 1
     counts_E = exit_T.bincount(minlength=p_TE.shape[1]).double()
@@ -99,7 +98,7 @@ def exit_frequencies(
 
 @torch.inference_mode()
 def judge(model: NviumForCausalLM, text: Text, params: SamplingParams) -> Judgement:
-    """What the model says of every token behind the prompt, from one forward pass over all of them."""
+    """For every token after the prompt, from one forward pass."""
     ids = [*text.prompt, *text.token_ids]
     out = model(torch.tensor([ids[:-1]], device=model.device), output_exit_logits=True)
     p_TE, exit_logits_TEV = (x[0, len(text.prompt) - 1 :].double() for x in (out.exit_probs, out.exit_logits))
@@ -110,7 +109,7 @@ def judge(model: NviumForCausalLM, text: Text, params: SamplingParams) -> Judgem
 
 
 def served(p_TE: Tensor, exit_logits_TEV: Tensor, log_mixture_TV: Tensor, params: SamplingParams) -> Tensor:
-    """The distribution a token is drawn from, [T, V], f being the temperature: Σ p_k f(π_k), or f(π_mix)."""
+    """The distribution a token is sampled from, [T, V], with f the temperature: Σ p_k f(π_k), or f(π_mix)."""
     if params.sampling == "mixture":
         return (log_mixture_TV / params.temperature).softmax(-1)
     return (p_TE[..., None] * (exit_logits_TEV / params.temperature).softmax(-1)).sum(-2)
@@ -122,7 +121,7 @@ def entropy(probs_TV: Tensor) -> Tensor:
 
 
 def repeated_grams(words: Sequence[str]) -> float:
-    """The share of runs of four words that have occurred before."""
+    """The share of 4-grams of words that occurred before."""
     grams = [tuple(words[i : i + GRAM_WORDS]) for i in range(len(words) - GRAM_WORDS + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 

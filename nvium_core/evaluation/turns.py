@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """Prompts by category as tokens, how long answers are, and how many prompts are cut."""
+    """Prompts by category as tokens, the length of answers, and the number of truncated prompts."""
 
     prompts: dict[str, list[list[int]]]
     max_new_tokens: int
@@ -26,7 +26,7 @@ class Questions:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many prompts there are of each category."""
+        """Prompts by category."""
         return {category: len(of_category) for category, of_category in self.prompts.items()}
 
 
@@ -37,8 +37,8 @@ def questions(
     num_tokens: int = MAX_NEW_TOKENS,
     max_prompt: int | None = None,
 ) -> Questions:
-    """Answers take at most half of the context. Prompts that leave no room for them lose their beginning; where
-    `max_prompt` bounds them, what comes after so many tokens."""
+    """Answers take at most half of the context. Prompts that leave no room lose their beginning; `max_prompt` cuts
+    their end instead."""
     num_tokens = min(num_tokens, context // 2)
     room = context - num_tokens
     kept = slice(-room, None) if max_prompt is None else slice(min(room, max_prompt))
@@ -49,7 +49,7 @@ def questions(
 
 
 def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """At least one: end-of-text where there is no text."""
+    """At least one: end-of-text for an empty text."""
     return list(tokenizer(text, verbose=False).input_ids) or [tokenizer.eos_token_id]
 
 
@@ -59,10 +59,8 @@ def take_turns(
     trials: int = TRIALS,
     show_progress: bool = True,
 ) -> dict[str, dict[str, list[Answer]]]:
-    """What each speaker, told a prompt and a seed, answers to every prompt in every trial, by category.
-
-    All answer a prompt before the next is asked, every other time in reverse order.
-    """
+    """Every speaker's answers to every prompt in every trial, by category. All answer a prompt before the next one,
+    every other time in reverse order."""
     answers: dict[str, dict[str, list[Answer]]] = {
         name: {category: [] for category in asked.prompts} for name in speakers
     }

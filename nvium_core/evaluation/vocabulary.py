@@ -1,9 +1,9 @@
-"""When do exits pay? The gain of `small` over its dense twin by the size of the vocabulary, at β 0, over seeds.
+"""When do exits pay? The gain of `small` over its dense twin by vocabulary size, at β 0, over seeds.
 
     python -m nvium_core.evaluation.vocabulary --data train.txt.xz --validation valid.txt.xz --json vocabulary.json
 
 A mixture of exits adds rank to the output, which a small vocabulary does not need (softmax bottleneck). Runs live in
-one folder and go on where they were stopped; the JSON has every pair that is done, and is written after each.
+one folder and continue where they stopped; the JSON has every finished pair and is written after each.
 """
 
 from argparse import ArgumentParser
@@ -21,7 +21,7 @@ from nvium_core.training.recipes.catalogue import DENSE, recipe_named
 from nvium_core.training.train import train
 
 SIZES = (512, 8192, 2048)
-"""The ends first."""
+"""The extremes first."""
 
 SEEDS = 3
 RECIPE = "small"
@@ -34,14 +34,14 @@ def settings_of(size: int, seed: int, changes: Sequence[str]) -> list[str]:
 def series(
     options: RunOptions, documents: Sequence[str], sizes: Sequence[int], seeds: int, changes: Sequence[str]
 ) -> Iterator[Figures]:
-    """Trains and evaluates an N-vium and its twin of each size, for one seed after another."""
+    """Train and evaluate an N-vium and its twin of each size, for one seed after another."""
     for seed in range(seeds):
         for size in sizes:
             yield pair(options, documents, size, seed, changes)
 
 
 def pair(options: RunOptions, documents: Sequence[str], size: int, seed: int, changes: Sequence[str]) -> Figures:
-    """The figures of `nvium evaluate --twin` that the question needs."""
+    """The figures of `nvium evaluate --twin` that matter here."""
     ours, dense = (
         load_model(str(trained(f"{RECIPE}{suffix}", options, size, seed, changes)), "cpu") for suffix in ("", DENSE)
     )
@@ -58,7 +58,7 @@ def pair(options: RunOptions, documents: Sequence[str], size: int, seed: int, ch
 
 
 def trained(name: str, options: RunOptions, size: int, seed: int, changes: Sequence[str]) -> Path:
-    """The model's folder, from an earlier start or of a run that begins or goes on now."""
+    """The model's folder, trained now unless it exists."""
     folder = options.folder / f"{name}-{size}-seed-{seed}"
     if (model := folder / "model").is_dir():
         return model
