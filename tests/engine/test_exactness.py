@@ -1,8 +1,8 @@
 """The pillar: whatever else runs and however it is scheduled, a request's tokens and exits are Algorithm 1's."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, PromptEvent, SamplingParams, TokenEvent
-from nvium_core.choices import Quantization
+from nvium_core.choices import Quantization, Schedule
 from nvium_core.engine.schedule import randomness
 from nvium_core.model import reference
 from nvium_core.model.quantized import quantize_model
@@ -97,7 +97,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 configs = st.builds(
     EngineConfig,
-    schedule=st.sampled_from(["optimal", "sweep", "synchronous"]),
+    schedule=st.sampled_from(get_args(Schedule)),
     max_sequences=st.integers(1, 4),
     max_rows_per_step=st.integers(1, 24),
     chunk_rows=st.integers(1, 24),
@@ -112,23 +112,12 @@ configs = st.builds(
 def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[tuple[int, int]]:
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {0})
-    wishes = reference.Params(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=params.logit_bias,
-        min_tokens=params.min_tokens,
-        stop_token_ids=stops,
-        constraint=params.constraint.rule if isinstance(params.constraint, Automaton) else None,
-        sampling=params.sampling,
-    )
+    rule = params.constraint.rule if isinstance(params.constraint, Automaton) else None
+    own = {"stop_token_ids": stops, "constraint": rule}
+    asked = {each.name: getattr(params, each.name) for each in fields(reference.Params) if each.name not in own}
     uniform = partial(randomness.uniform, params.seed, choice)
-    spoken = reference.sample(model, request.prompt, params.max_tokens, uniform, wishes)
-    return [(s.token_id, s.exit) for s in spoken]
+    sampled = reference.sample(model, request.prompt, params.max_tokens, uniform, reference.Params(**asked, **own))
+    return [(s.token_id, s.exit) for s in sampled]
 
 
 Told = dict[tuple[int, int], list[TokenEvent]]
