@@ -211,6 +211,14 @@ def test_a_read_of_the_environment_is_found(source):
     assert len(environment_reads(source)) == 1
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_a_sequence_is_a_request_s_in_the_engine_and_python_s_elsewhere(module):
+    names = set(imports(MODULES[module].read_text()))
+    is_renamed = "Sequence as Items" in MODULES[module].read_text()
+    has_both = f"{SCHEDULE}.sequence.Sequence" in names or is_within(module, (ENGINE,))
+    assert "collections.abc.Sequence" not in names or is_renamed == has_both
+
+
 def test_no_source_is_longer_than_a_few_screens():
     sources = [*MODULES.values(), *(ROOT / "tests").rglob("*.py")]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources}
