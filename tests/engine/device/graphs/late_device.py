@@ -32,7 +32,7 @@ class LateDevice:
     """
 
     def __init__(
-        self, *, waits_for_copies: bool = True, waits_for_reads: bool = True, deaf_fences: Items[int] = ()
+        self, *, waits_for_copies: bool = True, waits_for_reads: bool = True, deaf_fences: Sequence[int] = ()
     ) -> None:
         self.waits_for_copies = waits_for_copies
         self.waits_for_reads = waits_for_reads
