@@ -1,11 +1,13 @@
 """How long a server takes to be ready, and what memory it has then: `python -m loadtest.ready NAME='COMMAND' …`.
 
-Commands are started in turns, and ended once they say the word `ready`. Memory is of the process itself on Linux:
-`resident` when it is ready, `peak` until then, in bytes. The first turn of each warms caches up and is told apart.
+Commands are started in turns, and ended once they say the word `ready`. On Linux there is also what the process itself
+took until then: `processor` seconds of all its threads, and memory in bytes, `resident` when it is ready and at its
+`peak`. The first turn of each warms caches up and is told apart.
 """
 
 import argparse
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def started(command: str) -> Figures:
-    """Seconds until the word, and memory then. Raises `NeverReady`."""
+    """Seconds until the word, and what it took. Raises `NeverReady`."""
     begun = time.monotonic()
     arguments = shlex.split(command)
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:  # noqa: S603
@@ -46,7 +48,7 @@ def started(command: str) -> Figures:
         try:
             for line in process.stdout:
                 if READY.search(line):
-                    return {"seconds": round(time.monotonic() - begun, 3), **memory(process.pid)}
+                    return {"seconds": round(time.monotonic() - begun, 3), **taken(process.pid)}
             raise NeverReady(f"{arguments[0]} ended without saying that it is ready")
         finally:
             process.terminate()
@@ -56,13 +58,15 @@ def started(command: str) -> Figures:
                 process.kill()
 
 
-def memory(pid: int) -> Figures:
-    """Of a process, in bytes; nothing where the system does not tell."""
-    status = Path(f"/proc/{pid}/status")
+def taken(pid: int) -> Figures:
+    """Processor seconds and memory of a process; nothing where the system does not tell."""
+    status, stat = Path(f"/proc/{pid}/status"), Path(f"/proc/{pid}/stat")
     if not status.exists():
         return {}
     lines = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines())
-    return {name: 1024 * int(lines[field].split()[0]) for name, field in MEMORY.items()}
+    user, system = stat.read_text(encoding="ascii").rpartition(")")[2].split()[11:13]
+    processor = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return {"processor": processor, **{name: 1024 * int(lines[field].split()[0]) for name, field in MEMORY.items()}}
 
 
 def measured(commands: Sequence[str], turns: int) -> list[dict[str, Any]]:
