@@ -44,7 +44,7 @@ RATE = LearningRate(maximum=5e-5, warmup=0.05, final_ratio=0.05)
 
 ROUTER_RATE = 3e-4
 CLIP_NORM = 1.0
-FIRST_PRICE = 0.1
+FIRST_PRICE = 0.3
 SAVE_SECONDS = 300
 
 
