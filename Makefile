@@ -6,8 +6,10 @@ SERVE_ARGS ?=
 RELEASE_ARGS ?=
 # --json FILE keeps the table, --only NAME takes some of the faults.
 FAULTS_ARGS ?=
+# --seconds N for each of five readers, --json FILE, --keep what covers something new.
+FUZZING_ARGS ?= --seconds 30
 PYTEST_ARGS ?= -n auto --maxprocesses 8
-# --required makes `make check` fail where the database of advisories is not reached.
+# --required makes `make check` fail where the database of advisories is not reached; --advisories FILE is one of them.
 AUDIT_ARGS ?=
 
 # Where PyTorch comes from. Without a GPU its own index of CPU builds, falling back to what pip finds by itself
@@ -33,9 +35,10 @@ serve: .venv/serve.stamp
 test: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# What breaks a server, and what of it is seen: a table, some minutes.
+# What breaks a server, and what of it is seen; inputs that break what reads them: two tables, some minutes.
 faults: .venv/test.stamp
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
+	$(BIN)/python -m tests.fuzzing $(FUZZING_ARGS)
 
 check: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/ruff check $(SOURCES)

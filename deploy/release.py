@@ -35,6 +35,7 @@ STARTS_WITHIN_SECONDS = 180
 BY_HAND = """By hand:
   git tag --annotate v{version} --message 'nvium {version}' && git push --follow-tags
   upload dist/nvium-{version}* to the package index
+  sign dist/ and publish nvium-{version}.cdx.json and nvium-{version}.provenance.json beside it
   build, scan and push the image; docker compose up; look at the playground and at Grafana
   on a GPU: python -m pytest -m cuda, and the measurements that benchmarks/README.md lists
   install the chart in a cluster"""
@@ -188,6 +189,16 @@ def bare(release: Release) -> None:
     require("no native layers" in (release.folder / "server.log").read_text(), "nothing is said of native layers")
 
 
+def bill(release: Release) -> None:
+    """What the wheel's environment holds, as CycloneDX, and of which commit dist/ was made"""
+    [site] = (release.folder / "server").glob("lib/python*/site-packages")
+    script, name = release.root / "deploy" / "bill.py", f"nvium-{release.version}"
+    for what, folder, ending in (("materials", site, "cdx"), ("provenance", release.root / "dist", "provenance")):
+        made = release.root / "dist" / f"{name}.{ending}.json"
+        run(sys.executable, script, what, folder, made, cwd=release.root)
+        print(f"  {made.name}: {made.stat().st_size / 1e3:.0f} kB")
+
+
 @contextmanager
 def server(release: Release, **environment: str) -> Iterator[str]:
     """The address of a server of the embedded model; must exit cleanly on a signal."""
@@ -231,7 +242,7 @@ def fetch(url: str, body: dict[str, Any] | None = None) -> str:
 
 
 STEPS: dict[str, Callable[[Release], None]] = {
-    step.__name__: step for step in (version, changelog, clean, check, test, build, install, serve, client, bare)
+    step.__name__: step for step in (version, changelog, clean, check, test, build, install, bill, serve, client, bare)
 }
 
 

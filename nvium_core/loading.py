@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Device, Precision, Quantization, Weights
-from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, CheckpointError, resolve_folder
+from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, CheckpointError, one_line, resolve_folder
 from nvium_core.model.gguf import is_gguf, open_gguf
 from nvium_core.model.gguf_groups import has_groups, hold_groups
 from nvium_core.model.nvium import NviumForCausalLM
@@ -98,11 +98,16 @@ def gguf_precision(dtype: Precision, device: torch.device, *, in_groups: bool) -
 
 
 def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Raises `CheckpointError` for an unknown kind."""
+    """Raises `CheckpointError` for an unknown kind, or a damaged one."""
+    file = open_gguf(path)
     try:
-        return gguf_tokenizer(open_gguf(path).get)
+        return gguf_tokenizer(file.get)
     except TokenizerError as error:
         raise CheckpointError(f"{path}: {error}") from error
+    except Exception as error:  # whatever tokenizers makes of lists that do not go together
+        raise CheckpointError(
+            f"{path}: its tokenizer is damaged ({type(error).__name__}: {one_line(error)})"
+        ) from error
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: NviumForCausalLM, source: Path) -> None:

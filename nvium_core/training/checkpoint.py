@@ -7,7 +7,6 @@ replaces the last one, which is kept as `state.previous.pt`.
 import hashlib
 import io
 import os
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -155,9 +154,9 @@ def loaded(path: Path) -> State:
         if not is_intact(path):
             raise TrainingError(f"{path}: damaged (its digest is not that of its content)")
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        if isinstance(error, TrainingError):
-            raise
+    except TrainingError:
+        raise
+    except Exception as error:  # whatever torch makes of a file that is none of its own
         raise TrainingError(f"{path}: damaged ({error!r})") from error
     if not (isinstance(state, dict) and state.keys() >= PARTS):
         raise TrainingError(f"{path}: damaged (not a checkpoint of a run)")

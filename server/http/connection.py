@@ -180,7 +180,8 @@ class Connection(H11Protocol):
             named = [*response.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode())]
             reason = STATUS_PHRASES[error.status]
             head = h11.Response(status_code=error.status, headers=named, reason=reason)
-            for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+            body = b"" if self.conn.is_head else bytes(response.body)
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

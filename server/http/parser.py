@@ -21,17 +21,23 @@ VERSIONS = (b"1.0", b"1.1")
 
 
 class BoundedParser(h11.Connection):
-    """Raises `h11.RemoteProtocolError` for such a request too; `refusal` then says what is wrong with it."""
+    """Raises `h11.RemoteProtocolError` for such a request too; `refusal` then says what is wrong with it.
+
+    `is_head`: the answer to the present request has no body.
+    """
 
     refusal: ApiError | None = None
+    is_head = False
     _num_pieces = 0
     _num_bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         if self.their_state is h11.IDLE:
+            self.is_head = False
             self._check_head(self.trailing_data[0])
         event = super().next_event()
         if isinstance(event, h11.Request):
+            self.is_head = event.method == b"HEAD"
             self._check_framing(event)
             self._num_pieces = self._num_bytes = 0
         elif isinstance(event, h11.Data):

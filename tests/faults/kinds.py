@@ -5,14 +5,14 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Protocol
 
-from tests.server.forked_server import Prepare
+from tests.server.forked_server import Prepare, forked_server
 from tests.server.server_process import ServerProcess
 
 Inject = Callable[[ServerProcess, Random], Awaitable[None]]
@@ -21,11 +21,19 @@ SILENT_CLIENTS = 300
 FILES = 128
 
 
+class Start(Protocol):
+    """A server of a model folder that logs to a file, ready when entered; `prepare` as `forked_server` has it."""
+
+    def __call__(
+        self, model_folder: Path, log: Path, *, prepare: Prepare | None = None, **options: object
+    ) -> AbstractContextManager[ServerProcess]: ...
+
+
 @dataclass(frozen=True)
 class Kind:
     """`ends`: the exit codes of which one is to be seen, none if the server lives on; if it `may_live`, either.
 
-    `log`: where its log goes.
+    `log`: where its log goes. `needs` says what is missing for it here, nothing if all is there.
     """
 
     name: str
@@ -33,6 +41,9 @@ class Kind:
     ends: tuple[int, ...] = ()
     prepare: Prepare | None = None
     log: Callable[[Path], AbstractAsyncContextManager[Path]] | None = None
+    start: Start = forked_server
+    options: Mapping[str, object] = field(default_factory=dict)
+    needs: Callable[[], str] = str
     is_quick: bool = False
     may_live: bool = False
 
@@ -137,19 +148,3 @@ async def pipe_that_nobody_reads(folder: Path) -> AsyncIterator[Path]:
 def pipe(folder: Path) -> int:
     os.mkfifo(folder / "pipe")
     return os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-
-
-KINDS = [
-    Kind("more clients than files", silent_clients, prepare=partial(files_at_most, FILES), is_quick=True),
-    Kind("log on a full disk", nothing, log=full_disk, is_quick=True),
-    Kind("log's reader gone", nothing, log=pipe_without_reader),
-    Kind("log's reader asleep", nothing, log=pipe_that_nobody_reads),
-    Kind("no file may grow", nothing, prepare=no_file_may_grow),
-    Kind("no more memory", no_more_memory, ends=(1,), may_live=True),
-    Kind("SIGTERM", partial(signalled, signal.SIGTERM), ends=(0,), is_quick=True),
-    Kind("SIGINT", partial(signalled, signal.SIGINT), ends=(0,)),
-    Kind("SIGKILL", partial(signalled, signal.SIGKILL), ends=(-signal.SIGKILL,), is_quick=True),
-    Kind("SIGSTOP and SIGCONT", paused, is_quick=True),
-    Kind("slowed", slowed),
-    Kind("device thread dies", until_it_ends, ends=(1,), prepare=break_the_device_thread, is_quick=True),
-]

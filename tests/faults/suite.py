@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -77,7 +78,8 @@ class Suite:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             log = await stack.enter_async_context(kind.log(folder)) if kind.log else folder / "log"
-            server = stack.enter_context(forked_server(self._folder, log, prepare=kind.prepare, **OPTIONS))
+            start = partial(kind.start, self._folder, **OPTIONS, **kind.options)
+            server = stack.enter_context(start(log, prepare=kind.prepare))
             load = Load(self.expected, chance.randrange(2**31))
             running = asyncio.create_task(load.run(server.url, NUM_CLIENTS))
             await asyncio.sleep(BEFORE_SECONDS)
@@ -89,7 +91,7 @@ class Suite:
             await running
             assert code in kind.ends if code is not None else not kind.ends or kind.may_live, f"{kind.name}: {code}"
             if code is not None:
-                server = stack.enter_context(forked_server(self._folder, folder / "log-anew", **OPTIONS))
+                server = stack.enter_context(start(folder / "log-anew"))
             afterwards, recovery = await self._recovered(server, over)
             row.add(load.tally.counts, afterwards, recovery)
             return "lives" if code is None else str(code)

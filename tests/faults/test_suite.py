@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.kinds import KINDS, Kind
+from tests.faults.catalogue import KINDS
+from tests.faults.kinds import Kind
 from tests.faults.suite import Suite
 
 

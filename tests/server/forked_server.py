@@ -25,6 +25,9 @@ forking.set_forkserver_preload(["server.app", "tests.server.forked_server"])
 Prepare = Callable[[], object]
 """What the new process does before it serves; must be picklable."""
 
+Serving = Callable[[Settings], None]
+"""How it serves then; picklable too."""
+
 
 @dataclass(frozen=True)
 class ForkedProcess:
@@ -52,7 +55,7 @@ class ForkedProcess:
         return self.forked.exitcode
 
 
-def serve(log: str, environment: dict[str, str], prepare: Prepare | None) -> None:
+def serve(log: str, environment: dict[str, str], prepare: Prepare | None, serving: Serving) -> None:
     """In the new process: serve, with stderr at the file `log`."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 2)
@@ -62,19 +65,28 @@ def serve(log: str, environment: dict[str, str], prepare: Prepare | None) -> Non
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if prepare:
         prepare()
-    run(Settings())
+    serving(Settings())
 
 
 @contextmanager
 def forked_server(
-    model_folder: Path, log: Path, *, prepare: Prepare | None = None, waits: bool = True, **options: object
+    model_folder: Path,
+    log: Path,
+    *,
+    prepare: Prepare | None = None,
+    serving: Serving = run,
+    waits: bool = True,
+    **options: object,
 ) -> Iterator[ServerProcess]:
     """Ready when entered, if it is waited for; dead when left. `log` is where its stderr goes, a file or a pipe."""
-    options = {"model": model_folder, "port": free_port(), **options}
+    options = {"model": model_folder, "port": free_port(), "host": "127.0.0.1", **options}
     environment = {f"NVIUM_{name.upper()}": str(value) for name, value in options.items()}
-    process = ForkedProcess(forking.Process(target=serve, args=(str(log), environment, prepare), daemon=True))
+    has_children = bool(options.get("engine_process"))
+    process = ForkedProcess(
+        forking.Process(target=serve, args=(str(log), environment, prepare, serving), daemon=not has_children)
+    )
     process.forked.start()
-    with httpx.Client(base_url=f"http://127.0.0.1:{options['port']}", timeout=30) as http:
+    with httpx.Client(base_url=f"http://{options['host']}:{options['port']}", timeout=30) as http:
         server = ServerProcess(process, http, log)
         try:
             if waits:

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,11 +61,16 @@ class ServerProcess:
 
 @contextmanager
 def server_process(
-    model_folder: Path, log_folder: Path, code: str = CODE, **options: object
+    model_folder: Path,
+    log_folder: Path,
+    code: str = CODE,
+    variables: Mapping[str, str] | None = None,
+    **options: object,
 ) -> Iterator[ServerProcess]:
-    """Ready when entered, dead when left."""
+    """Ready when entered, dead when left. `variables` are more of the environment's."""
     options = {"model": model_folder, "port": free_port(), **options}
     environment = os.environ | {f"NVIUM_{name.upper()}": str(value) for name, value in options.items()}
+    environment |= variables or {}
     log_file = log_folder / "server.log"
     with log_file.open("wb") as log, httpx.Client(base_url=f"http://127.0.0.1:{options['port']}", timeout=30) as http:
         process = subprocess.Popen([sys.executable, "-c", code], stderr=log, env=environment)

@@ -1,5 +1,6 @@
 """A checkpoint is used as it was written, by the run that wrote it, or is refused by name."""
 
+import hashlib
 import random
 import shutil
 from pathlib import Path
@@ -55,6 +56,13 @@ def test_a_damaged_checkpoint_offers_the_one_before_which_ends_with_the_same_wei
         start(small_recipe(), resumed(stopped, folder))
     (folder / PREVIOUS).replace(folder / STATE)
     assert_equal(finished(start(small_recipe(), resumed(stopped, folder))), uninterrupted)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"PK\x03\x04", b"\x80\x02}u.", b"\x80\x02X\x01\x00\x00\x00\x99."])
+def test_a_file_that_is_as_it_was_written_and_yet_no_checkpoint_is_named(folder: Path, content: bytes) -> None:
+    (folder / STATE).write_bytes(content + hashlib.sha256(content).digest())
+    with pytest.raises(TrainingError, match=r"state\.pt: damaged"):
+        loaded(folder / STATE)
 
 
 def test_where_both_are_damaged_nothing_is_offered(folder: Path) -> None:

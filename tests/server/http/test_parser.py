@@ -80,6 +80,16 @@ async def test_what_a_proxy_may_read_in_another_way_is_refused(server: LiveServe
     assert answer.headers["connection"] == "close"
 
 
+async def test_a_refusal_has_no_body_where_a_head_was_asked_for_and_one_again_afterwards(server: LiveServer) -> None:
+    wrong = get().replace(b"HTTP/1.1", b"HTTP/9.9")
+    answer = await asked(server.url, wrong.replace(b"GET", b"HEAD"), method="HEAD")
+    assert (answer.status, answer.headers["connection"]) == (400, "close")
+    async with connected(server.url) as connection:
+        await connection.ask(get().replace(b"GET", b"HEAD"), method="HEAD")
+        later = await connection.ask(wrong)
+    assert (later.status, error_of(later)["code"]) == (400, "malformed_request")
+
+
 def fed(sizes: list[int]) -> BoundedParser:
     """A parser that has read a chunked body in pieces of these sizes."""
     parser = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)

@@ -1,0 +1,180 @@
+"""Replicas and a front, each a process of its own. In place of Ray, which finds and replaces replicas, there is a list.
+
+With networks of their own replicas can be cut off. That needs root, and is done in namespaces that end with them.
+"""
+
+import ctypes
+import os
+import subprocess
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from starlette.middleware import Middleware
+
+from server.app import STOP_SECONDS, assemble, listen, load, uvicorn_config
+from server.http.drain import DrainingServer
+from server.http.keys import KeyRing, read_keys
+from server.http.renewal import Renewal
+from server.replicas import trust
+from server.replicas.front import Front, front_app
+from server.replicas.pool import Address, NoReplica
+from server.replicas.trust import FromFront
+from server.settings import Settings
+from server.telemetry.logs import configure_logs
+from tests.server.forked_server import Prepare, forked_server
+from tests.server.live_server import wait_until
+from tests.server.server_process import ServerProcess, free_port
+
+SECRET = "of the replicas"
+READY_SECONDS = 120
+NEW_NETWORK = 0x40000000
+"""`CLONE_NEWNET`."""
+
+LINK_SECONDS = 30
+
+
+def serve_replica(settings: Settings) -> None:
+    """As a replica in a Ray actor serves."""
+    configure_logs()
+    with listen(settings.host, settings.port) as listener:
+        service = load(settings)
+        app = assemble(service, Middleware(FromFront, secret=SECRET, metrics=service.metrics))
+        config = uvicorn_config(app, settings, None, timeout_graceful_shutdown=STOP_SECONDS)
+        DrainingServer(config, service, Renewal(settings, KeyRing(), None)).run(sockets=[listener])
+
+
+def serve_front(urls: Sequence[str], settings: Settings) -> None:
+    """As `nvium serve --replicas` serves, of replicas that are listed."""
+    configure_logs()
+    with listen(settings.host, settings.port) as listener:
+        front, keys = Front(ListedPool(urls), settings), KeyRing(read_keys(settings))
+
+        config = uvicorn_config(front_app(front, keys), settings, None, timeout_graceful_shutdown=STOP_SECONDS)
+        DrainingServer(config, front, Renewal(settings, keys, None)).run(sockets=[listener])
+
+
+class ListedPool:
+    """Replicas that somebody else keeps; the least busy is chosen, of those that are not excluded if there are any."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._busy = {Address(name=url, url=url, secret=SECRET): 0 for url in urls}
+
+    @asynccontextmanager
+    async def chosen(self, beginnings: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
+        free = [address for address in self._busy if address.name not in excluded] or list(self._busy)
+        if not free:
+            raise NoReplica
+        address = min(free, key=self._busy.__getitem__)
+        self._busy[address] += 1
+        try:
+            yield address
+        finally:
+            self._busy[address] -= 1
+
+    async def all(self) -> list[Address]:
+        return list(self._busy)
+
+
+@dataclass(frozen=True)
+class Cluster(ServerProcess):
+    """The front, and what stands behind it; `links` are the front's ends of the replicas' networks."""
+
+    replicas: tuple[ServerProcess, ...] = ()
+    links: tuple[str, ...] = ()
+
+
+@contextmanager
+def cluster(
+    model_folder: Path,
+    log: Path,
+    *,
+    prepare: Prepare | None = None,
+    num_replicas: int = 2,
+    is_divided: bool = False,
+    **options: object,
+) -> Iterator[Cluster]:
+    """All replicas are ready when it is entered. If it `is_divided` each has a network of its own."""
+    with ExitStack() as stack:
+        logs = [log.with_name(f"{log.name}-{number}") for number in range(num_replicas)]
+        start = divided if is_divided else together
+        replicas = [stack.enter_context(start(model_folder, file, number, options)) for number, file in enumerate(logs)]
+        for replica in replicas:
+            wait_until(lambda replica=replica: is_ready(replica), seconds=READY_SECONDS)
+        front = stack.enter_context(fronted(model_folder, log, replicas, prepare=prepare, **options))
+        links = tuple(link_name(number) for number in range(num_replicas)) if is_divided else ()
+        yield Cluster(front.process, front.http, front.log_file, tuple(replicas), links)
+
+
+@contextmanager
+def fronted(
+    model_folder: Path, log: Path, replicas: Sequence[ServerProcess], **options: Any
+) -> Iterator[ServerProcess]:
+    """A front of replicas that are there."""
+    serving = partial(serve_front, [replica.url for replica in replicas])
+    with forked_server(model_folder, log, serving=serving, **options) as front:
+        yield front
+
+
+@contextmanager
+def together(folder: Path, log: Path, number: int, options: dict[str, object]) -> Iterator[ServerProcess]:
+    own = {name: value for name, value in options.items() if name not in ("api_keys", "port")}
+    with forked_server(folder, log, serving=serve_replica, waits=False, **own) as replica:
+        yield replica
+
+
+@contextmanager
+def divided(folder: Path, log: Path, number: int, options: dict[str, object]) -> Iterator[ServerProcess]:
+    """Behind a pair of interfaces, whose outer end can be taken down."""
+    net = 4 * number
+    ours, theirs, link = f"10.213.7.{net + 1}", f"10.213.7.{net + 2}", link_name(number)
+    own = {name: value for name, value in options.items() if name not in ("api_keys", "port")}
+    moved = partial(into_a_network_of_its_own, theirs)
+    own |= {"host": theirs, "port": free_port()}
+    with forked_server(folder, log, serving=serve_replica, prepare=moved, waits=False, **own) as replica:
+        pid = str(replica.process.pid)
+        own_network = Path("/proc/self/ns/net").readlink()
+        wait_until(lambda: Path(f"/proc/{pid}/ns/net").readlink() != own_network, seconds=LINK_SECONDS)
+        ip("link", "add", link, "type", "veth", "peer", "name", "inner", "netns", pid)
+        try:
+            ip("addr", "add", f"{ours}/30", "dev", link)
+            ip("link", "set", link, "up")
+            yield replica
+        finally:
+            ip("link", "del", link)
+
+
+def into_a_network_of_its_own(address: str) -> None:
+    """Of this process, once somebody has put an interface there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(NEW_NETWORK):
+        raise OSError(ctypes.get_errno(), "unshare")
+    deadline = time.monotonic() + LINK_SECONDS
+    while subprocess.run(["ip", "link", "show", "inner"], capture_output=True, check=False).returncode:
+        assert time.monotonic() < deadline, "no interface"
+        time.sleep(0.05)
+    ip("addr", "add", f"{address}/30", "dev", "inner")
+    ip("link", "set", "lo", "up")
+    ip("link", "set", "inner", "up")
+
+
+def link_name(number: int) -> str:
+    return f"nvium{os.getpid() % 100_000}-{number}"
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def is_ready(replica: ServerProcess) -> bool:
+    """To its front."""
+    assert replica.process.poll() is None, f"a replica ended with {replica.process.poll()}"
+    try:
+        return replica.http.get("/readyz", headers={trust.SECRET: SECRET}).status_code == 200
+    except httpx.TransportError:
+        return False

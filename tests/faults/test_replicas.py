@@ -1,0 +1,67 @@
+"""The same requests have the same tokens, however many replicas answer them, in any order, and one of them killed."""
+
+import asyncio
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cluster import Cluster, cluster, fronted
+from tests.faults.load import OPTIONS, Known, Spoken, all_right, judged, known_requests, quiet_answers
+from tests.server.forked_server import forked_server
+from tests.server.raw_client import connected
+
+NUM_KNOWN = 10
+KNOWN = known_requests(NUM_KNOWN, random.Random(3))
+
+
+@pytest.fixture(scope="module")
+def expected(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Known, Spoken]:
+    """What one server without a front says, asked one thing at a time."""
+    with forked_server(model_folder, tmp_path_factory.mktemp("alone") / "log", **OPTIONS) as server:
+        return asyncio.run(quiet_answers(server.url, KNOWN))
+
+
+@pytest.fixture(scope="module")
+def three(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(model_folder, tmp_path_factory.mktemp("three") / "log", num_replicas=3, **OPTIONS) as server:
+        yield server
+
+
+async def all_at_once(url: str, expected: dict[Known, Spoken], chance: random.Random) -> list[str]:
+    """How each request is judged, asked in any order, three at a time, half of them as streams."""
+    order, turns = random.Random(chance.random()).sample(KNOWN, len(KNOWN)), asyncio.Semaphore(3)
+
+    async def ask(known: Known, *, stream: bool) -> str:
+        async with turns, connected(url) as connection:
+            return judged(await connection.ask(known.data(stream=stream)), expected[known])
+
+    return await asyncio.gather(*(ask(known, stream=chance.random() < 0.5) for known in order))
+
+
+@pytest.mark.slow
+async def test_one_two_and_three_replicas_give_the_same_tokens_in_any_order(
+    three: Cluster, model_folder: Path, tmp_path: Path, expected: dict[Known, Spoken]
+) -> None:
+    with ExitStack() as stack:
+        for number in (1, 2):
+            log = tmp_path / f"log-{number}"
+            front = stack.enter_context(fronted(model_folder, log, three.replicas[:number], **OPTIONS))
+            assert set(await all_at_once(front.url, expected, random.Random(number))) == {"right"}
+    assert set(await all_at_once(three.url, expected, random.Random(3))) == {"right"}
+
+
+@pytest.mark.slow
+async def test_with_one_of_three_killed_the_others_give_the_same_tokens(
+    three: Cluster, expected: dict[Known, Spoken]
+) -> None:
+    asking = asyncio.create_task(all_at_once(three.url, expected, random.Random(4)))
+    await asyncio.sleep(0.2)
+    three.replicas[1].process.send_signal(signal.SIGKILL)
+    outcomes = await asking
+    assert set(outcomes) <= {"right", "failed"}  # a stream that had begun ends with an error
+    assert outcomes.count("right") >= NUM_KNOWN // 2
+    assert set(await all_right(three.url, expected)) == {"right"}

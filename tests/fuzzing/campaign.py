@@ -1,0 +1,90 @@
+"""One target's hunt in processes of its own, begun anew where native code, time or memory ended one."""
+
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+TARGETS = ("connection", "schemas", "grammar", "checkpoint", "gguf_file")
+CORPUS = Path(__file__).parent / "corpus"
+
+ENDLESS_SECONDS = 600
+"""On a machine that may have other things to do."""
+
+MEMORY_MB = 4096
+INPUT_BYTES = 16_384
+START_SECONDS = 20
+"""Below them it is not worth beginning again."""
+
+MAX_KEPT_BYTES = 4_096
+PROGRESS = re.compile(r"^#(\d+)\s+\w+\s+cov: (\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """`covered`: edges of our code and its readers, with the first inputs and at the end.
+
+    Minutes are of the processor, as a machine may have other things to do.
+    """
+
+    target: str
+    processor_minutes: float
+    inputs: int
+    covered_at_first: int
+    covered: int
+    findings: int
+
+
+class Campaign:
+    """In a folder: `corpus`, `findings`, and what the fuzzer said."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name = name
+        self._corpus, self.findings, self._log = folder / "corpus", folder / "findings", folder / "log"
+        for made in (self._corpus, self.findings):
+            made.mkdir(parents=True, exist_ok=True)
+
+    def hunt(self, seconds: float) -> Hunt:
+        started, used = time.monotonic(), processor_seconds()
+        num_inputs, covered = 0, list[int]()
+        for number, seed in enumerate(import_module(f"tests.fuzzing.targets.{self._name}").seeds()):
+            (self._corpus / f"seed-{number}").write_bytes(seed)
+        while (left := seconds - (time.monotonic() - started)) > (START_SECONDS if covered else 0):
+            said = self._run(left, f"-artifact_prefix={self.findings}/", str(self._corpus), *self._kept())
+            progress = PROGRESS.findall(said)
+            num_inputs += int(progress[-1][0]) if progress else 0
+            covered += [int(edges) for _, edges in progress] or [0]
+        minutes = round((processor_seconds() - used) / 60, 1)
+        return Hunt(self._name, minutes, num_inputs, covered[0], max(covered), len(list(self._found())))
+
+    def keep(self) -> None:
+        """Add to the corpus the small inputs that cover something which those in it do not."""
+        (CORPUS / self._name).mkdir(parents=True, exist_ok=True)
+        self._run(0, "-merge=1", f"-max_len={MAX_KEPT_BYTES}", str(CORPUS / self._name), str(self._corpus))
+
+    def _run(self, seconds: float, *options: str) -> str:
+        limits = [f"-timeout={ENDLESS_SECONDS}", f"-rss_limit_mb={MEMORY_MB}", f"-max_len={INPUT_BYTES}"]
+        command = [sys.executable, "-m", "tests.fuzzing.hunt", self._name, "--findings", str(self.findings), *limits]
+        duration = [f"-max_total_time={max(1, int(seconds))}"] if seconds else []
+        with self._log.open("w+") as log:
+            subprocess.run([*command, *duration, *options], stderr=log, stdout=log, check=False)
+            log.seek(0)
+            return log.read()
+
+    def _kept(self) -> Iterator[str]:
+        if (CORPUS / self._name).is_dir():
+            yield str(CORPUS / self._name)
+
+    def _found(self) -> Iterator[Path]:
+        return (path for path in self.findings.iterdir() if path.suffix != ".txt")
+
+
+def processor_seconds() -> float:
+    """Of processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

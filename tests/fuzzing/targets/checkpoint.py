@@ -1,0 +1,88 @@
+"""Folders of models and checkpoints of runs whose files are any bytes: loaded, or refused in a line that names one."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from nvium_core import CheckpointError, NviumForCausalLM
+from nvium_core.training.checkpoint import PARTS, loaded
+from nvium_core.training.errors import TrainingError
+from tests.random_models import random_model
+
+FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "generation_config.json", "state.pt")
+MAKES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+
+
+def seeds() -> Iterator[bytes]:
+    files = model_files()
+    configs = [json.loads(files["config.json"])]
+    plain = {name: value for name, value in configs[0].items() if "exit" not in name and "router" not in name}
+    configs += [plain | {"model_type": make, "architectures": ["X"]} for make in MAKES]
+    yield from (bytes([0]) + json.dumps(config, separators=(",", ":")).encode() for config in configs)
+    yield bytes([1]) + files["model.safetensors"]
+    yield bytes([1]) + save({"a": torch.zeros(2, 2), "b": torch.ones(3, dtype=torch.bfloat16)})
+    yield bytes([2]) + b'{"weight_map": {"a": "model.safetensors", "b": "../x", "c": 5}}'
+    yield bytes([3]) + b'{"eos_token_id": [0, 3], "bos_token_id": 1, "temperature": 0.5, "max_length": 20}'
+    yield from (bytes([4]) + state for state in run_states())
+
+
+def model_files() -> dict[str, bytes]:
+    """Those of a model that is as small as can be."""
+    with tempfile.TemporaryDirectory() as folder:
+        random_model([1, 2], vocab_size=5, width=8, num_heads=2, num_key_heads=1, dtype=torch.float32).save_pretrained(
+            folder
+        )
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def run_states() -> Iterator[bytes]:
+    """What stands before the digest."""
+    state: dict[str, Any] = dict.fromkeys(PARTS, 0) | {"model": {"a": torch.zeros(2)}, "optimizers": {"b": [1.0, "x"]}}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, written in enumerate((state, {"model": 1})):
+            path = Path(folder) / str(number)
+            torch.save(written, path)
+            yield path.read_bytes()
+
+
+def target() -> Callable[[bytes], None]:
+    folder = Path(tempfile.mkdtemp(dir=shared_memory()))
+    files = model_files()
+
+    def check(data: bytes) -> None:
+        name, content = FILES[data[0] % len(FILES) if data else 0], data[1:]
+        shutil.rmtree(folder)
+        folder.mkdir()
+        if name == "state.pt":
+            check_state(folder / name, content)
+            return
+        for file, intact in files.items():
+            (folder / file).write_bytes(intact)
+        (folder / name).write_bytes(content)
+        try:
+            NviumForCausalLM.from_pretrained(folder)
+        except CheckpointError as error:
+            if str(folder) not in str(error):
+                raise
+
+    return check
+
+
+def shared_memory() -> str | None:
+    """Where files cost least, if there is such a place."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def check_state(path: Path, content: bytes) -> None:
+    """Bytes that are as they were written, whatever that was."""
+    path.write_bytes(content + hashlib.sha256(content).digest())
+    with suppress(TrainingError):
+        assert loaded(path).keys() >= PARTS

@@ -1,0 +1,127 @@
+"""Every body that a client may send, through the layers before a route to what a route would ask of the engine."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import islice
+from random import Random
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+from starlette.types import Message
+
+from nvium_core.text.tool_calls import PLAIN
+from server.app import bare_app, layers
+from server.http.middleware import LastResort
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.generation import GenerationRequest, Limits
+from server.schemas.responses import ResponseRequest
+from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
+from tests.fuzzing.choices import Choices
+from tests.server.fuzz import ENDPOINTS, body, encoded
+
+BODIES: dict[str, Any] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponseRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+PATHS = list(BODIES)
+MADE = len(PATHS)
+"""The first byte of an input whose body is made by its other bytes; below, they are one, for that path."""
+
+LIMITS = Limits(max_n=8, max_prompts=4, max_new_tokens=1000)
+RESPONSE = {
+    "model": "default",
+    "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
+    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
+}
+
+
+def seeds() -> Iterator[bytes]:
+    chance = Random(0)
+    for number, path in enumerate(PATHS):
+        bodies = (body(path, chance) for _ in range(12)) if path in ENDPOINTS else [RESPONSE]
+        yield from (bytes([number]) + json.dumps(made).encode() for made in islice(bodies, 12))
+    yield from (bytes([MADE]) + chance.randbytes(60) for _ in range(12))
+
+
+def target() -> Callable[[bytes], None]:
+    loop = asyncio.new_event_loop()
+    app = schemas_app()
+
+    def check(data: bytes) -> None:
+        kind = data[0] % (MADE + 1) if data else 0
+        path, content = made(data[1:]) if kind == MADE else (PATHS[kind], data[1:])
+        status, told = loop.run_until_complete(answer(app, path, content))
+        assert status in (200, 400, 413), told
+        if status != 200:
+            error = json.loads(told)["error"]
+            assert list(error) == ["message", "type", "param", "code"]
+            assert len(told) < 10_000
+
+    return check
+
+
+def made(data: bytes) -> tuple[str, bytes]:
+    chance = Choices(data)
+    path = chance.choice(list(ENDPOINTS))
+    return path, encoded(body(path, chance), chance)
+
+
+def schemas_app() -> FastAPI:
+    """The server's, whose routes stop where the engine would be asked; what they fail with comes out."""
+    around = [layer for layer in layers(Settings(), Metrics([1.0], [1.0]), None) if layer.cls is not LastResort]
+    app = bare_app(lambda _: nullcontext(), around)
+    for path, kind in BODIES.items():
+        app.post(path)(reader(kind))
+    return app
+
+
+def reader(kind: Any) -> Callable[..., Any]:
+    async def read(body: Any) -> Response:
+        asked = body.as_chat([]) if isinstance(body, ResponseRequest) else body
+        if isinstance(asked, GenerationRequest):
+            check_generation(asked)
+        elif isinstance(asked, TokenizeRequest):
+            asked.check()
+        json.dumps(body.unknown_fields)
+        return Response("read")
+
+    read.__annotations__["body"] = kind
+    return read
+
+
+def check_generation(asked: GenerationRequest) -> None:
+    """As the routes do, less the grammar's compiling, which has a target of its own."""
+    asked.check(LIMITS)
+    assert asked.who is None or asked.who.isprintable()
+    if isinstance(asked, ChatRequest):
+        with asked.in_own_names():
+            asked.conversation()
+            asked.form(PLAIN, None)
+            asked.params(None, 100, ())
+    elif isinstance(asked, CompletionRequest):
+        asked.params(None)
+
+
+async def answer(app: FastAPI, path: str, content: bytes) -> tuple[int, bytes]:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": content}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    await app({**scope, "headers": headers, "state": {}, "http_version": "1.1"}, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])

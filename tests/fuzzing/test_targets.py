@@ -1,0 +1,30 @@
+"""What hunts have found, and what they begin with, breaks nothing; needs no fuzzer."""
+
+import random
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from transformers.utils.logging import disable_progress_bar
+
+from tests.fuzzing.campaign import CORPUS, TARGETS
+from tests.fuzzing.choices import Choices
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_known_input_breaks_what_reads_it(name: str) -> None:
+    disable_progress_bar()
+    module = import_module(f"tests.fuzzing.targets.{name}")
+    check, known = module.target(), sorted((CORPUS / name).iterdir())
+    assert known
+    for data in [*module.seeds(), *map(Path.read_bytes, known)]:
+        check(data)
+
+
+def test_the_same_bytes_make_the_same_choices_and_others_make_others() -> None:
+    data = random.Random(0).randbytes(40)
+    first, again, other = (
+        [chance.choice("abcdefgh") for _ in range(20)] for chance in map(Choices, (data, data, data[::-1]))
+    )
+    assert first == again != other
+    assert Choices(b"").sample(range(10), 10) == Choices(b"").sample(range(10), 10)
