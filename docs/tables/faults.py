@@ -22,23 +22,6 @@ def faults() -> Table:
 
 
 @table
-def fuzzing() -> Table:
-    rows = read("fuzzing")["rows"]
-    head = ["what", "processor, min", "inputs", "edges at first", "edges", "findings left"]
-    return head, [
-        [
-            row["target"].replace("_", " "),
-            digits(row["processor_minutes"], 1),
-            digits(row["inputs"]),
-            digits(row["covered_at_first"]),
-            digits(row["covered"]),
-            digits(row["findings"]),
-        ]
-        for row in rows
-    ]
-
-
-@table
 def soak_http() -> Table:
     samples = read("soak-http")["samples"]
     head = ["after, s", *HELD, "right so far", "median answer, s"]

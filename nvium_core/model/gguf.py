@@ -80,6 +80,15 @@ LLAMA_3_CONTEXT = 8192
 """The original context of Llama 3.1 and its successors; a file stores only the resulting factors."""
 
 
+class BoundedReader(gguf.GGUFReader):
+    """The library's reads nothing past a file's end without noticing, as often as a damaged length says."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        if int(offset) + np.dtype(dtype).itemsize * int(count) > self.data.nbytes:
+            raise ValueError("it ends too early")
+        return super()._get(offset, dtype, count, override_order)
+
+
 @dataclass(frozen=True)
 class GGUFFile:
     path: Path
@@ -122,7 +131,7 @@ def open_gguf(path: Path) -> GGUFFile:
 @lru_cache(1)
 def _open(path: Path, *written: int) -> GGUFFile:
     """Cached: tokenizer and weights of one file are read in turn."""
-    return GGUFFile(path, gguf.GGUFReader(path))
+    return GGUFFile(path, BoundedReader(path))
 
 
 def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype | None = None) -> Checkpoint:

@@ -1,6 +1,7 @@
 """GGUF files of random models: their numbers, under our names and in our order, give transformers' answers."""
 
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,34 @@ def test_every_kind_of_weight_is_read_as_the_library_reads_it(kind: str, tmp_pat
     expected = torch.from_numpy(gguf.dequantize(stored, KIND[kind])).view(256, 256)
     assert expected.abs().max() > 0
     assert torch.equal(ours.state_dict()[name], expected)
+
+
+def header(*, num_tensors: int = 0, num_fields: int = 1) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_fields)
+
+
+def field(kind: int, content: bytes) -> bytes:
+    return struct.pack("<Q", 1) + b"a" + struct.pack("<I", kind) + content
+
+
+ARRAY, STRING, UINT8, MANY = 9, 8, 0, 2**40
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "content",
+    [
+        header() + field(ARRAY, struct.pack("<IQ", UINT8, MANY)),
+        header() + field(ARRAY, struct.pack("<IQ", STRING, MANY) + struct.pack("<Q", 0) * 3),
+        header() + field(STRING, struct.pack("<Q", MANY)),
+        header(num_fields=MANY) + field(UINT8, b"x"),
+        header(num_tensors=MANY, num_fields=0),
+    ],
+)
+def test_a_length_beyond_the_files_end_is_refused_at_once(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.gguf: no GGUF file, or a damaged one"):
+        open_gguf(tmp_path / "model.gguf")
 
 
 PRECISIONS = [("F32", "float32"), ("F16", "float32"), ("BF16", "bfloat16"), ("Q4_0", "bfloat16")]

@@ -63,16 +63,19 @@ async def said(config: Any, loop: asyncio.AbstractEventLoop, pieces: list[bytes]
     for piece in pieces:
         if piece and not transport.is_closed:
             connection.data_received(piece)
-            await settled()
+            await settled(transport)
     connection.connection_lost(None)
-    await settled()
+    await settled(transport)
     told = bytes(transport.written)
     return [*STATUS.findall(told), *re.findall(rb"<[0-9a-f]+>", told)]
 
 
-async def settled() -> None:
-    for _ in range(8):
-        await asyncio.sleep(0)
+async def settled(transport: "Transport") -> None:
+    """Until nothing more is written, as requests of one piece are answered one after another."""
+    before = -1
+    while before < (before := len(transport.written)):
+        for _ in range(8):
+            await asyncio.sleep(0)
 
 
 async def digests(scope: Scope, receive: Receive, send: Send) -> None:
