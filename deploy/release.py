@@ -191,7 +191,7 @@ def bare(release: Release) -> None:
 
 def bill(release: Release) -> None:
     """What the wheel's environment holds, as CycloneDX, and of which commit dist/ was made"""
-    [site] = (release.folder / "server").glob("lib/python*/site-packages")
+    [site] = release.program("server", "python").parent.parent.glob("lib/python*/site-packages")
     script, name = release.root / "deploy" / "bill.py", f"nvium-{release.version}"
     for what, folder, ending in (("materials", site, "cdx"), ("provenance", release.root / "dist", "provenance")):
         made = release.root / "dist" / f"{name}.{ending}.json"

@@ -1,5 +1,6 @@
 """The release's check list: what it calls not ready, and what a wheel has in it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from deploy import bill
 from deploy import release as steps
 from deploy.release import NotReady, Release
 from tests.deploy.shipped import ROOT
@@ -97,7 +99,7 @@ def test_the_walk_ends_at_the_first_step_that_is_not_passed(
     assert "git tag --annotate v1.2.3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("step", ["serve", "client", "bare", "install"])
+@pytest.mark.parametrize("step", ["serve", "client", "bare", "install", "bill"])
 def test_a_step_that_needs_another_one_names_it(
     release: Release, step: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,3 +180,23 @@ def test_what_a_wheel_holds_serves_the_embedded_model_without_the_repository(unp
     [choice] = httpx.post(f"{served_from}/v1/completions", json=asked, timeout=60).json()["choices"]
     assert len(choice["nvium"]["exits"]) == 4
     assert 'id="prompt"' in httpx.get(served_from).text
+
+
+def test_materials_and_provenance_name_what_there_is_and_come_out_the_same_again(tmp_path: Path) -> None:
+    for folder, said in (("nvium-1.dist-info", "Requires-Dist: B_b>=2; python_version>'3'"), ("b_b-2.dist-info", "")):
+        (tmp_path / folder).mkdir()
+        name, version = folder.removesuffix(".dist-info").split("-")
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{said}\n"
+        (tmp_path / folder / "METADATA").write_text(text)
+    moment = datetime(2024, 2, 29, tzinfo=UTC)
+    listed = json.loads(bill.materials(tmp_path, moment))
+    assert bill.materials(tmp_path, moment) == json.dumps(listed, indent=1) + "\n"
+    assert (listed["bomFormat"], listed["metadata"]["component"]["name"]) == ("CycloneDX", "nvium")
+    assert [component["purl"] for component in listed["components"]] == ["pkg:pypi/b-b@2"]
+    assert {"ref": "pkg:pypi/nvium@1", "dependsOn": ["pkg:pypi/b-b@2"]} in listed["dependencies"]
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "a.whl").write_bytes(b"a")
+    told = json.loads(bill.provenance(tmp_path / "dist", "c0ffee", "git+file:nvium"))
+    digest = "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"
+    assert told["subject"] == [{"name": "a.whl", "digest": {"sha256": digest}}]
+    assert told["predicate"]["buildDefinition"]["resolvedDependencies"][0]["digest"] == {"gitCommit": "c0ffee"}
