@@ -30,6 +30,7 @@ Experiment = Literal[
     "peers",
     "prompts",
     "profile",
+    "host",
 ]
 
 Given = Mapping[str, Any]

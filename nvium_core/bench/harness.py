@@ -7,7 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, TypeVar
 
@@ -46,6 +46,7 @@ class Subject:
     name: str
     model: NviumForCausalLM
     prompt: list[int]
+    weights: Weights = "auto"
 
     @property
     def context(self) -> int:
@@ -65,6 +66,7 @@ class Subject:
             "model": self.name,
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
+            "weights": self.weights,
             "instructions": native.instructions() if self.model.device.type == "cpu" else None,
             "threads": torch.get_num_threads(),
         }
@@ -82,7 +84,7 @@ def load_subjects(
     forced routing. Raises `InvalidRequest` before the first is loaded."""
     require(routing is None or shape is not None, "routing", "can be forced on random weights only; give a shape too")
     if shape is None:
-        yield subject_of(load_model(model, device, dtype, weights=weights))
+        yield replace(subject_of(load_model(model, device, dtype, weights=weights)), weights=weights)
         return
     require(model is None, "shape", "cannot be given together with a model")
     shares = numbers(routing, "routing") if routing else PAPER_ROUTING
@@ -104,7 +106,7 @@ def random_subject(
         shape, num_exits=len(routing), routing=routing, dtype=resolve_dtype(dtype, place), device=place
     )
     quantize_as(model, weights)
-    return Subject(f"random-{shape}", model, list(range(1, PROMPT_TOKENS + 1)))
+    return Subject(f"random-{shape}", model, list(range(1, PROMPT_TOKENS + 1)), weights)
 
 
 @dataclass(slots=True)

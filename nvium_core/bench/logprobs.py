@@ -1,4 +1,8 @@
-"""What log-probabilities cost: throughput, time to first token, and how many tokens late they are reported."""
+"""What log-probabilities cost: throughput, time to first token, and how many tokens late they are reported.
+
+A scored token needs every block and every exit's head. Its limit is therefore a pass that computes just these, without
+the engine: rows of all sequences through all blocks, and their scores.
+"""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -8,12 +12,15 @@ from statistics import mean, median
 from rich.table import Table
 
 from nvium_core.bench.harness import Figures, Subject, Timed, interleaved, median_ratio, timed
+from nvium_core.engine.device.calibration import seconds, stand_ins, whole_pass
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, TokenEvent
 from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.sequence import Sequence
 
 NUM_LOGPROBS = 5
+
+LIMIT_TURNS = 20
 
 WAYS: dict[str, int | None] = {"without": None, "with": NUM_LOGPROBS}
 
@@ -39,9 +46,25 @@ def compare(subject: Subject, num_sequences: int, num_tokens: int, repeats: int)
         **{f"tokens_per_second_{name}": median(values) for name, values in rates.items()},
         **{f"first_token_ms_{name}": 1000 * median(values) for name, values in first.items()},
         "throughput_with_over_without": median_ratio(rates["with"], rates["without"]),
+        **share_of_limit(engine, num_sequences, median(rates["with"]), median(rates["without"])),
         "first_token_with_over_without": median_ratio(first["with"], first["without"]),
         "tokens_are_identical": tokens["with"] == tokens["without"],
         **delays(subject, engine, num_sequences, num_tokens),
+    }
+
+
+def share_of_limit(engine: Engine, num_sequences: int, with_scores: float, without: float) -> Figures:
+    """The tokens/s of scored passes alone, and what is reached of them."""
+    params = SamplingParams(logprobs=NUM_LOGPROBS)
+    sequences = stand_ins(num_sequences, engine.pool, engine.model_config, max_sequences=num_sequences, params=params)
+    step = whole_pass(sequences, engine.model_config.num_exits)
+    limit = num_sequences / min(seconds(engine.runner, step, turn) for turn in range(LIMIT_TURNS))
+    for sequence in sequences:
+        engine.pool.release(sequence)
+    return {
+        "limit_tokens_per_second": limit,
+        "share_of_limit": with_scores / limit,
+        "limit_over_without": limit / without,
     }
 
 
@@ -83,8 +106,8 @@ def delay_counter(engine: Engine, seen: list[int]) -> Callable[[list[Event]], No
 
 
 def table(figures: Figures) -> Table:
-    names = "throughput_with_over_without", "first_token_with_over_without", "mean_delay_tokens"
-    columns = "sequences", "throughput", "first token", "mean delay in tokens"
+    names = "throughput_with_over_without", "share_of_limit", "first_token_with_over_without", "mean_delay_tokens"
+    columns = "sequences", "throughput", "of its limit", "first token", "mean delay in tokens"
     result = Table(*columns, caption=f"With {figures['logprobs']} log-probabilities a token, over without.")
     for row in figures["rows"]:
         result.add_row(str(row["sequences"]), *(f"{row[name]:.3f}" for name in names))

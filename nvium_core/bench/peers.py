@@ -15,6 +15,7 @@ from rich.text import Text
 
 from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, Race
 from nvium_core.bench.contenders.lineup import BASELINE, OTHERS, OURS, TWIN, Lineup, lineup, peer_of
+from nvium_core.bench.contenders.llama_cpp import system_info
 from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
 from nvium_core.bench.limit import TokenCosts, measured_costs, share_of_gain
 from nvium_core.bench.machine import BUFFER_BYTES, ENOUGH_SECONDS, beside, demands, machine
@@ -55,6 +56,7 @@ def measure(
             "mlp_width": who.twin.config.intermediate_size,
         },
         "machine": {name: subject.as_dict()[name] for name in ("instructions", "threads")} | rates,
+        "llama_cpp": system_info(),
         "left_out": who.left_out,
         "rows": rows,
     }

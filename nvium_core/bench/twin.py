@@ -3,20 +3,30 @@
 Speed does not depend on weights, so a twin is measured untrained.
 """
 
+from typing import get_args
+
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from nvium_core.bench.shapes import random_weights
+from nvium_core.choices import Quantization, Weights
+from nvium_core.loading import quantize_as
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.quantized import GROUP
 from nvium_core.training.baselines.univium import as_llama, univium_config
 from nvium_core.training.recipes.twins import added_mlp_width
 
 
-def dense_twin(model: NviumForCausalLM) -> NviumForCausalLM:
-    """On the model's device and in its precision."""
-    return random_weights(twin_config(model.config), dtype=model.dtype, device=model.device)
+def dense_twin(model: NviumForCausalLM, weights: Weights = "auto") -> NviumForCausalLM:
+    """A univium on the model's device, in its precision and with its kind of weights."""
+    config = twin_config(model.config)
+    if weights in get_args(Quantization):
+        config.intermediate_size += -config.intermediate_size % GROUP
+    twin = random_weights(config, dtype=model.dtype, device=model.device)
+    quantize_as(twin, weights)
+    return twin
 
 
 def twin_config(config: NviumConfig) -> NviumConfig:

@@ -39,7 +39,7 @@ def bench(
     synchronous, measured and simulated; throughput: prefill included; memory: unused cache; prefix: first token with a
     cached prefix; chunking: gaps while a long prompt is prefilled; logprobs: their cost; determinism: differences in a
     batch; costs: of a Step, for nvium plan; heads: the exits' losses in training, whole logits or chunks; profile:
-    where a Step's time goes.
+    where a Step's time goes; host: overhead of the engine's Python.
     """
     from rich.console import Console
 

@@ -16,7 +16,7 @@ class TooCostly(Exception):
 
 
 class Constraint(Protocol):
-    """What may follow the tokens it has been told of. A request's own is a prototype, forked for each choice.
+    """Which token may follow those it has been advanced by. A request's own is a prototype, forked for each choice.
 
     Used by one thread at a time. Whatever it raises ends the sequence that it constrains, and no other.
     """
@@ -47,7 +47,7 @@ class ConstraintState:
         self.has_failed = False
         self.is_too_costly = False
         self._allowed: bytes | None = None
-        """None until somebody asks."""
+        """Computed at the first use."""
         with self._contained():
             self._constraint = prototype.fork()
 
@@ -60,7 +60,7 @@ class ConstraintState:
         return self._allowed or b""
 
     def advance(self, token_id: int) -> None:
-        """Take the token that was spoken."""
+        """Advance by an emitted token."""
         with self._contained():
             self._constraint.advance(token_id)
             self.is_over = self._constraint.is_over

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from itertools import chain
 from operator import attrgetter
 
 from nvium_core.engine.device.budget import Budget
@@ -25,6 +26,7 @@ from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import POLICIES, Policy
+from nvium_core.engine.schedule.policies.sweep import Sweep
 from nvium_core.engine.schedule.randomness import random_seed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
@@ -125,9 +127,9 @@ class Engine:
         scheduled = time.monotonic()
         results = self._run(step)
         self.runner_seconds = time.monotonic() - scheduled
-        events = [self._recorder.record(result) for result in results]
+        events = self._recorder.record(results)
         self._report(results, events, time.monotonic() - started)
-        return [event for each in events for event in each]
+        return events[0] if len(events) == 1 else list(chain.from_iterable(events))
 
     def generate(self, prompts: Iterable[Items[int]], params: SamplingParams | None = None) -> list[Completion]:
         """Run prompts to their ends together, on an otherwise idle engine.
@@ -170,12 +172,13 @@ class Engine:
         return costs
 
     def _measured(self, budget: Budget) -> StepCosts:
-        """The last fifth of the budget is for the engine's own costs, which are seen while it generates."""
+        """The last fifth of the budget is for the engine's own costs, which are seen while it generates block by block;
+        passes do not show a single Step's."""
         runner, pool, config, seats = self.runner, self.pool, self.model_config, self.config.max_sequences
         choose_threads(runner, pool, config, max_sequences=seats, budget=budget.share(0.2))
         choose_path(runner, pool, config, budget.share(0.4))
         costs = measure_costs(runner, pool, config, max_sequences=seats, budget=budget.share(0.6))
-        self.scheduler.policy = self._policy(costs.copy())
+        self.scheduler.policy = Sweep()
         return costs.with_own(own_costs(rehearsed(self, budget)))
 
     def check_integrity(self) -> None:
@@ -226,24 +229,25 @@ class Engine:
         is_measured = self._device_was_idle and self.runner.has_waited
         self._device_was_idle = self.runner.has_waited
         are_timed = all(result.seconds is not None for result in results[1:])
+        is_pass = is_whole_pass(results, self.scheduler.num_blocks)
         for result, told, own in zip(results, events, shares(results, seconds), strict=True):
             step = result.step
             self.scheduler.policy.observe(
                 step.block,
                 num_rows=step.num_rows,
-                seconds=own if is_measured and are_timed else None,
+                seconds=own if is_measured and are_timed and not is_pass else None,
                 num_asked=len(result.decisions),
-                num_left=sum(decision.token_id is not None for decision in result.decisions.values()),
+                num_left=sum([decision.token_id is not None for decision in result.decisions.values()]),
                 follows=result is not results[0],
             )
             self.speedup.end(own)
             self.reports.append(StepReport(step.block + 1, step.num_rows, len(step.runs), own, told))
-        if is_measured and is_whole_pass(results, self.scheduler.num_blocks):
+        if is_measured and is_pass:
             self.scheduler.policy.observe_pass(num_rows=results[0].step.num_rows, seconds=seconds)
 
 
 def shares(results: list[StepResult], seconds: float) -> list[float]:
-    """Of the time that Steps took together: the first is charged with what the others did not need, or all alike."""
+    """Of the time that Steps took together: the first has the rest if the others were timed; otherwise equal shares."""
     later = [result.seconds for result in results[1:]]
     known = [each for each in later if each is not None]
     return [seconds - sum(known), *known] if len(known) == len(later) else [seconds / len(results)] * len(results)

@@ -1,10 +1,10 @@
-"""What an engine tells: tokens, scores of the prompt, failures; and what becomes of them when they are collected."""
+"""Events of an engine: tokens, scores of the prompt, failures; and completions collected from them."""
 
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from nvium_core.engine.schedule.sequence import FinishReason
 
@@ -17,13 +17,12 @@ class Score:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """A token was spoken. `exit` counts from 1; `exit_probability` is p_k of the exit taken.
+class TokenEvent(NamedTuple):
+    """A token was emitted. `exit` counts from 1; `exit_probability` is p_k of the exit taken.
 
     `choice` is its number among the request's alternatives. `score` comes with requests that ask for logprobs; their
-    tokens are told once it is known. `is_stop` says that it is end-of-text or another stop token: an answer that stops
-    for its constraint has a last token like any other.
+    tokens are held back until it is known. `is_stop`: it is end-of-text or another stop token; the last token of an
+    answer that its constraint ends is neither.
     """
 
     sequence_id: str
@@ -53,7 +52,7 @@ FailureReason = Literal["failed", "stopped", "constraint_limit"]
 class FailureEvent:
     """A sequence ended because running it failed; others are not affected.
 
-    `reason`: its own fault or the model's, the engine was told to stop, or its constraint costs too much to follow.
+    `reason`: its own fault or the model's, the engine was stopped, or its constraint costs too much to follow.
     """
 
     sequence_id: str
@@ -78,7 +77,7 @@ class StepReport:
 
 @dataclass
 class Completion:
-    """All that one choice spoke. `exits` count from 1; `scores` and `prompt_scores` are there if asked for."""
+    """All that one choice emitted. `exits` count from 1; `scores` and `prompt_scores` are there if asked for."""
 
     token_ids: list[int] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
@@ -88,7 +87,6 @@ class Completion:
     finish_reason: FinishReason | None = None
 
     def append(self, event: TokenEvent | PromptEvent) -> None:
-        """Take the next event."""
         self.finish_reason = event.finish_reason
         if isinstance(event, PromptEvent):
             self.prompt_scores += event.scores
@@ -106,7 +104,7 @@ class Completion:
 
 
 def mean_logprob(scores: Items[Score]) -> float:
-    """Mean log π_mix per token; of no tokens -inf, so that who has said nothing ranks last."""
+    """Mean log π_mix per token; -inf without tokens, so that an empty choice ranks last."""
     return sum(score.logprob for score in scores) / len(scores) if scores else -math.inf
 
 

@@ -13,7 +13,7 @@ class DeviceLost(EngineError):
 
 
 class EngineStopped(EngineError):
-    """Not for its own sake: the engine was told to stop."""
+    """Ended because the engine was stopped."""
 
 
 class ConstraintLimit(EngineError):

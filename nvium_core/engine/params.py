@@ -34,7 +34,7 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 MAX_LOGPROBS = 20
-"""Alternatives a request may ask for beside each token's own log-probability."""
+"""Most alternatives that a request may ask for with each token's log-probability."""
 
 MAX_CHOICES = 1024
 MAX_BIASES = 1024
@@ -74,7 +74,7 @@ class Draw(NamedTuple):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """What a request asks of its draws. Together all but the lengths and the numbers of choices are f, which is applied
-    to the logits of the exit that speaks, in this order: penalties, `logit_bias`, `min_tokens`, `constraint`;
+    to the logits of the exit that emits, in this order: penalties, `logit_bias`, `min_tokens`, `constraint`;
     `temperature`; `min_p`, `top_k`, `top_p` of the mass that is left.
 
     `max_tokens` counts every token, end-of-text included; 0 is allowed where the prompt is scored.
@@ -88,7 +88,7 @@ class SamplingParams:
     random; `choice` is the number of the first alternative, and each has draws of its own. `n` alternatives are wanted,
     the best of `best_of` (None: n) by mean log π_mix.
     `sampling` "mixture" applies f to the explicit π_mix, so every token passes every exit.
-    `logprobs`: log π_mix before f of every token, with so many alternatives beside it; `prompt_logprobs`: of the
+    `logprobs`: log π_mix before f of every token, with that many alternatives with it; `prompt_logprobs`: of the
     prompt's tokens too.
     """
 

@@ -60,7 +60,7 @@ class Added(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a Step brought, or an idle look at the pipe."""
+    """The outcome of a Step, or of an idle poll of the pipe."""
 
     admissions: dict[Key, Admittance]
     events: list[Event]
@@ -126,27 +126,13 @@ def written(told: Told) -> bytes:
     """
     events: bytes | list[tuple[Any, ...]]
     if all(type(event) is TokenEvent and event.score is None for event in told.events):
-        events = [plain(event) for event in told.events]  # type: ignore[arg-type]
+        events = [tuple(event) for event in told.events]  # type: ignore[arg-type]
     else:
         events = pickle.dumps(told.events)
     admissions = [(*key, *astuple(admittance)) for key, admittance in told.admissions.items()]
     reports = [(r.block, r.num_rows, r.num_sequences, r.seconds, len(r.events)) for r in told.reports]
     state = [getattr(told.state, name) for name in WorkerState.__slots__]
     return marshal.dumps((admissions, events, reports, state))
-
-
-def plain(event: TokenEvent) -> tuple[Any, ...]:
-    """In the order of its fields."""
-    return (
-        event.sequence_id,
-        event.token_id,
-        event.exit,
-        event.exit_probability,
-        event.finish_reason,
-        event.choice,
-        None,
-        event.is_stop,
-    )
 
 
 def read(message: bytes) -> Told:
@@ -170,7 +156,7 @@ class EngineProcess:
     ) -> None:
         self.state = WorkerState()
         self.has_failed = False
-        """The process has ended without having been told to."""
+        """The process has ended without being stopped."""
         self._limits = limits
         self._observe = observe
         self._streams: dict[Key, TokenStream] = {}
@@ -253,7 +239,7 @@ class EngineProcess:
         self._sending.submit(write)
 
     def _read(self) -> None:
-        """On the loop: whatever the process has told."""
+        """On the loop: read what the process sent."""
         try:
             while self._pipe.poll():
                 self._take(read(self._pipe.recv_bytes()))

@@ -1,4 +1,4 @@
-"""What became of Steps: staircases move on, tokens, scores and endings become events. Torch-free.
+"""Records the results of Steps: advances staircases, turns tokens, scores and endings into events. Torch-free.
 
 A token whose score was asked for is held back until its row has passed every block.
 """
@@ -6,12 +6,11 @@ A token whose score was asked for is held back until its row has passed every bl
 import math
 from collections import deque
 from collections.abc import Sequence as Items
-from dataclasses import replace
 
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, Score, TokenEvent
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import FinishReason, Sequence
-from nvium_core.engine.schedule.speedup import PiggybackSpeedup
+from nvium_core.engine.schedule.speedup import PiggybackSpeedup, is_dense
 from nvium_core.engine.schedule.step import NO_TOKEN, FrontDecision, Run, Step, StepResult
 
 CONSTRAINT_LIMIT = "the request's constraint is too complex to be followed further"
@@ -47,13 +46,44 @@ class Recorder:
         if not self.requests[sequence.id]:
             del self.requests[sequence.id]
 
-    def record(self, result: StepResult) -> list[Event]:
+    def record(self, results: list[StepResult]) -> list[list[Event]]:
+        """Events of each result."""
+        runs = results[0].step.runs
+        if len(results) == self._scheduler.num_blocks > 1 and all(is_quick(result, runs) for result in results):
+            return self._record_pass(results, runs)
+        return [self._record(result) for result in results]
+
+    def _record_pass(self, results: list[StepResult], runs: list[Run]) -> list[list[Event]]:
+        """The same rows have passed every block, and nothing failed or was scored: each run is updated once."""
+        running = self._scheduler.running
+        if not is_dense(results[0].step, running):
+            for result in results:
+                self._speedup.begin(result.step, running)
+        events: list[list[Event]] = []
+        for block, result in enumerate(results):
+            of_block: list[Event] = []
+            events.append(of_block)
+            for sequence, decision in result.decisions.items():
+                self._decided(sequence, block, decision, of_block)
+        for sequence, rows, _ in runs:
+            assert sequence.filled[0] == rows.start and sequence.filled[-1] == rows.start
+            sequence.filled = [rows.stop] * len(results)
+            self._pool.publish(sequence, since=rows.start)
+            if sequence.finish_reason is not None and self._is_over(sequence):
+                self.end(sequence)
+        return events
+
+    def _record(self, result: StepResult) -> list[Event]:
         step = result.step
-        runs = [run for run in step.runs if run.sequence.seat is not None]  # others ended earlier in the same call
-        if not runs:
+        if None in [run.sequence.seat for run in step.runs]:  # they ended earlier in the same call
+            step = Step(step.block, [run for run in step.runs if run.sequence.seat is not None])
+        if not step.runs:
             return []
-        self._speedup.begin(Step(step.block, runs), self._scheduler.running)
-        return [event for run in runs for event in self._record_run(step.block, run, result)]
+        self._speedup.begin(step, self._scheduler.running)
+        events: list[Event] = []
+        for run in step.runs:
+            self._record_run(step.block, run, result, events)
+        return events
 
     def check_integrity(self) -> None:
         held = {*self._scheduler.waiting, *self._scheduler.running}
@@ -61,47 +91,44 @@ class Recorder:
         assert self._held_back.keys() <= held
         assert all(self.requests.values())
 
-    def _record_run(self, block: int, run: Run, result: StepResult) -> list[Event]:
+    def _record_run(self, block: int, run: Run, result: StepResult, events: list[Event]) -> None:
+        """Appends to the events."""
         sequence = run.sequence
         if sequence in result.errors:
-            return [self._fail(sequence, "running the model failed")]
+            events.append(self._fail(sequence, "running the model failed"))
+            return
         decision = result.decisions.get(sequence)
         sequence.advance(block, run.rows)
         if decision is not None and decision.token_id == NO_TOKEN:
-            return [self._fail_to_emit(sequence)]
+            events.append(self._fail_to_emit(sequence))
+            return
         if block == self._scheduler.num_blocks - 1:
             self._pool.publish(sequence, since=run.rows.start)
-        events = [] if decision is None else self._decided(sequence, block, decision)
-        if scores := result.scores.get(sequence):
+        if decision is not None:
+            self._decided(sequence, block, decision, events)
+        if result.scores and (scores := result.scores.get(sequence)):
             events += self._scored(sequence, scores)
         if sequence.finish_reason is not None and self._is_over(sequence):
             self.end(sequence)
-        return events
 
     def _is_over(self, sequence: Sequence) -> bool:
         """Neither scores nor the prompt that others wait for are due."""
         return not sequence.owes_scores and not self._scheduler.prefills_for_others(sequence)
 
-    def _decided(self, sequence: Sequence, block: int, decision: FrontDecision) -> list[Event]:
-        if decision.token_id is None:
-            sequence.log_reached += decision.log_continue
-            return []
-        probability = math.exp(sequence.log_reached + decision.log_exit)
-        sequence.append(decision.token_id)
-        sequence.finish_reason = finish_reason(sequence)
-        event = TokenEvent(
-            sequence.id,
-            decision.token_id,
-            block + 1,
-            probability,
-            sequence.finish_reason,
-            sequence.choice,
-            is_stop=decision.token_id in sequence.stop_token_ids,
-        )
+    def _decided(self, sequence: Sequence, block: int, decision: FrontDecision, events: list[Event]) -> None:
+        token_id, log_exit, log_continue = decision
+        if token_id is None:
+            sequence.log_reached += log_continue
+            return
+        probability = math.exp(sequence.log_reached + log_exit)
+        sequence.append(token_id)
+        sequence.finish_reason = reason = finish_reason(sequence)
+        is_stop = token_id in sequence.stop_token_ids
+        event = TokenEvent(sequence.id, token_id, block + 1, probability, reason, sequence.choice, is_stop=is_stop)
         if sequence.needs_logprobs:
             self._held_back.setdefault(sequence, deque()).append(event)
-            return []
-        return [event]
+        else:
+            events.append(event)
 
     def _scored(self, sequence: Sequence, scores: Items[Score]) -> list[Event]:
         """Events that waited for these scores."""
@@ -112,11 +139,11 @@ class Recorder:
         if of_prompt:
             reason = sequence.finish_reason if sequence.params.max_tokens == 0 and not sequence.owes_scores else None
             events.append(PromptEvent(sequence.id, tuple(of_prompt), reason, sequence.choice))
-        events += [replace(self._held_back[sequence].popleft(), score=score) for score in of_tokens]
+        events += [self._held_back[sequence].popleft()._replace(score=score) for score in of_tokens]
         return events
 
     def _fail(self, sequence: Sequence, message: str) -> FailureEvent:
-        """End it alone. Its pages may be what is wrong, so nobody may find them."""
+        """End it alone. Its pages may be corrupt, so they must not be found again."""
         self._pool.forget(sequence)
         self.end(sequence)
         return FailureEvent(sequence.id, message, sequence.choice)
@@ -133,9 +160,18 @@ class Recorder:
         return FailureEvent(sequence.id, f"the request's constraint {reason}", sequence.choice)
 
 
+def is_quick(result: StepResult, runs: list[Run]) -> bool:
+    """It is of these runs, and only tokens came of it."""
+    if result.step.runs is not runs or result.errors or result.scores or not result.is_complete:
+        return False
+    return NO_TOKEN not in [decision.token_id for decision in result.decisions.values()]
+
+
 def finish_reason(sequence: Sequence) -> FinishReason | None:
     """Why the token just appended is the last one, if it is."""
-    is_satisfied = sequence.constraint is not None and sequence.constraint.is_over
-    if is_satisfied or sequence.token_ids[-1] in sequence.stop_token_ids:
+    if sequence.constraint is not None and sequence.constraint.is_over:
         return "stop"
-    return "length" if sequence.num_generated == sequence.params.max_tokens else None
+    token_ids = sequence.token_ids
+    if token_ids[-1] in sequence.stop_token_ids:
+        return "stop"
+    return "length" if len(token_ids) - sequence.num_prompt_tokens == sequence.params.max_tokens else None

@@ -1,4 +1,4 @@
-"""What an engine takes for a Step beside its runner, from short generations on an idle engine."""
+"""Host overhead of a Step outside the runner, measured by short generations on an idle engine."""
 
 import time
 from collections.abc import Iterator

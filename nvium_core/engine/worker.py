@@ -70,7 +70,7 @@ class Admittance:
 
 
 class TokenStream:
-    """What the choices of some requests tell, for the event loop that submitted them.
+    """The events of some requests' choices, for the event loop that submitted them.
 
     It is over once every choice has ended or was cancelled. What has arrived is taken by `take`, when a listener is
     called or by waiting for `arrival`; or by iterating, which gives what `take` does and ends when the stream is over.
@@ -109,7 +109,7 @@ class TokenStream:
         return list(self._wanted(events))
 
     def cancel(self, key: Key) -> None:
-        """Free a choice, of which nothing more is told; without effect once it has ended. Never blocks."""
+        """Cancel a choice, which has no further events; no effect once it has ended. Never blocks."""
         if key in self._open:
             self._open.remove(key)
             self._cancel(key)
@@ -149,7 +149,7 @@ class TokenStream:
 
 
 def settle(future: asyncio.Future[None]) -> None:
-    """Let whoever waits for it go on, if nothing else has."""
+    """Wake the waiter, unless something else has."""
     if not future.done():
         future.set_result(None)
 
@@ -171,7 +171,7 @@ class EngineWorker:
         self._numbers = count()
         self._stopped = False
         self.has_failed = False
-        """The thread has ended, or is ending, without having been told to."""
+        """The thread has ended, or is ending, without being stopped."""
         self._beat = time.monotonic()
         self._thread = threading.Thread(target=self._loop, name="nvium-device", daemon=True)
 
@@ -243,7 +243,7 @@ class EngineWorker:
         self._note_admissions(started)
         if self._observe:
             for report in self.engine.reports:
-                self._observe(report)  # first, so that whoever has an answer finds it counted
+                self._observe(report)  # first: a client that has its answer must find it counted
         self._deliver(events)
         if not self.engine.has_work:
             self.engine.check_idle()
@@ -271,7 +271,7 @@ class EngineWorker:
         self.engine.cancel(*key)
 
     def _note_admissions(self, when: float) -> None:
-        """Tell the streams whose sequences the last Step was the first to let in."""
+        """Notify the streams whose sequences were admitted by the last Step."""
         for sequence in self.engine.scheduler.admitted:
             key = (sequence.id, sequence.choice)
             if stream := self._queued.pop(key, None):

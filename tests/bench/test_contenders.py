@@ -115,6 +115,7 @@ def test_llama_cpp_reads_the_twin_s_logits_from_its_file(
 def test_sixteen_bits_come_in_both_ways_and_the_rest_in_thirty_two() -> None:
     assert [kinds(dtype) for dtype in (torch.bfloat16, torch.float16)] == [("f16", "bf16")] * 2
     assert [kinds(dtype) for dtype in (torch.float32, torch.float64)] == [("f32",)] * 2
+    assert [kinds(torch.float32, weights) for weights in ("q8", "q4")] == [("q8_0",), ("q4_0",)]
 
 
 def test_an_absent_peer_is_named_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:

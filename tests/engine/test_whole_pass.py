@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
+from nvium_core.choices import Schedule
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.failures import DeviceLost
@@ -118,7 +120,8 @@ def problem(own: float, pass_seconds: float | None) -> Problem:
 def test_passes_are_chosen_where_they_emit_more_tokens_a_second(num_sequences: int) -> None:
     assert not solved(problem(own=0.0, pass_seconds=4.0), num_sequences).passes_whole(num_sequences)
     assert not solved(problem(own=5.0, pass_seconds=None), num_sequences).passes_whole(num_sequences)
-    assert isinstance(solved(problem(own=5.0, pass_seconds=2.0), num_sequences), WholePass)
+    best = WholePass if num_sequences > 1 else Table  # whose Steps share a call, as those of a pass do
+    assert isinstance(solved(problem(own=5.0, pass_seconds=2.0), num_sequences), best)
     kind = Threshold if num_sequences > 16 else Table
     assert isinstance(solved(problem(own=0.0, pass_seconds=40.0), num_sequences), kind)
 
@@ -138,6 +141,12 @@ def test_calibration_measures_passes_and_an_engine_may_choose_them() -> None:
     engine = Engine(random_model([1, 2]), EngineConfig(max_sequences=4))
     assert engine.calibrate().passes.keys() == {1, 2, 4}
     engine.check_idle()
+
+
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+def test_the_engine_s_own_costs_of_a_step_are_measured_where_passes_are_run(schedule: Schedule) -> None:
+    """Without them the next choice would be for staircases, whose Steps would seem to cost the engine nothing."""
+    assert sum(Engine(random_model([1, 2]), EngineConfig(schedule=schedule, max_sequences=8)).calibrate().own) > 0
 
 
 class Lost(LayersBackend):
@@ -196,3 +205,22 @@ class NeverWaits(Runner):
 
 def test_the_deepest_rows_go_before_a_pass() -> None:
     assert WholePass().choose([3, 1, 0]) == deepest([3, 1, 0]) == 1
+
+
+def test_a_lone_sequence_runs_no_whole_passes_where_its_steps_share_a_call() -> None:
+    """Each Step costs 1 by itself, half of it for the call: in one call a pass costs 2.5, and a staircase less."""
+    costs = StepCosts({block: {1: 1.0, 64: 1.0} for block in range(4)}, own=(0.5, 0.0), passes={1: 2.5, 64: 2.5})
+    policy = solved(Problem.of(costs, EXITS), 1)
+    assert isinstance(policy, Table)
+    assert policy.rate == pytest.approx(1 / (1.5 + 0.5 * 1.5), rel=0.05)
+
+
+def test_a_busy_machine_s_passes_do_not_make_staircases_look_cheaper() -> None:
+    costs = StepCosts({block: {1: 1.0, 8: 3.0} for block in range(4)}, passes={1: 3.0, 8: 9.0})
+    before = costs.copy()
+    for _ in range(100):
+        costs.observe_pass(8, 27.0)
+    assert costs.pass_seconds(8) == pytest.approx(27.0, rel=0.01)
+    for block in range(4):
+        assert costs.seconds(block, 8) / before.seconds(block, 8) == pytest.approx(3.0, rel=0.01)
+        assert costs.seconds(block, 1) == 1.0

@@ -11,7 +11,7 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines.univium import as_llama
 
-Kind = Literal["f32", "f16", "bf16"]
+Kind = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 """The matrices' type; vectors are float32."""
 
 

@@ -14,7 +14,7 @@ from nvium_core.bench.contenders.contender import Contender, NotAvailable, Race
 from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
 from nvium_core.bench.harness import Subject
 from nvium_core.bench.twin import dense_twin, usable_llama
-from nvium_core.choices import Schedule
+from nvium_core.choices import Schedule, Weights
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import require
 from nvium_core.model.nvium import NviumForCausalLM
@@ -30,6 +30,10 @@ GENERATE, CONTINUOUS, LLAMA_CPP = "generate", "continuous", "llama.cpp"
 
 OTHERS = SWEEP, TWIN, GENERATE, CONTINUOUS, LLAMA_CPP
 """Optional contenders; ours and the baseline always run."""
+
+
+QUANTIZED: dict[str, Kind] = {"q8": "q8_0", "q4": "q4_0"}
+"""llama.cpp's name for our weights."""
 
 
 def peer_of(name: str) -> str:
@@ -78,7 +82,7 @@ def lineup(subject: Subject, invited: Collection[str] = OTHERS) -> Iterator[Line
     known = BASELINE, *OTHERS
     for name in invited:
         require(name in known, "against", f"must be among {', '.join(known)}, got {name!r}")
-    found = Lineup(subject, dense_twin(subject.model), invited)
+    found = Lineup(subject, dense_twin(subject.model, subject.weights), invited)
     with TemporaryDirectory() as folder:
         try:
             if LLAMA_CPP in invited:
@@ -91,11 +95,13 @@ def lineup(subject: Subject, invited: Collection[str] = OTHERS) -> Iterator[Line
 def write_files(who: Lineup, folder: Path) -> None:
     """The twin for llama.cpp. Raises `NotAvailable` where it cannot run."""
     llama_cpp.check_available(who.subject.model.device.type)
-    for kind in kinds(who.subject.model.dtype):
+    for kind in kinds(who.subject.model.dtype, who.subject.weights):
         write_gguf(who.twin, file := folder / f"{kind}.gguf", kind)
         who.files[kind] = file
 
 
-def kinds(dtype: torch.dtype) -> tuple[Kind, ...]:
-    """File types that match a precision."""
+def kinds(dtype: torch.dtype, weights: Weights = "auto") -> tuple[Kind, ...]:
+    """Files with as many bits: either kind of 16, or the most that there is."""
+    if weights in QUANTIZED:
+        return (QUANTIZED[weights],)
     return ("f16", "bf16") if dtype.itemsize == 2 else ("f32",)

@@ -36,6 +36,14 @@ class Room:
     batch_tokens: int
 
 
+def system_info() -> str | None:
+    """What the build of llama.cpp that is here uses of this processor."""
+    if find_spec("llama_cpp") is None:
+        return None
+    said: bytes = import_module("llama_cpp").llama_print_system_info()
+    return said.decode()
+
+
 class LlamaCpp:
     """A model, its cache and threads. float32 files have a float32 cache and attention, others llama.cpp's defaults."""
 

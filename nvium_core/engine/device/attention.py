@@ -53,7 +53,7 @@ class Lookup(NamedTuple):
 
     @classmethod
     def of(cls, cache: PagedCache, table_BW: Tensor, position_BQ: Tensor) -> "Lookup":
-        """Keys beyond a run's last row are the null slot's, so nobody's NaN reaches it though masked."""
+        """Keys beyond a run's last row are the null slot's, so that no other's NaN gets through the mask."""
         within_page = torch.arange(cache.page_size, device=table_BW.device)
         slot_BS = (table_BW[:, :, None] * cache.page_size + within_page).flatten(1)
         key_S = torch.arange(slot_BS.shape[1], device=table_BW.device)

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from nvium_core.engine.events import Score
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Step, StepResult
 
@@ -38,3 +39,6 @@ class Backend(Protocol):
         self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
     ) -> list[int]:
         """A token for each of these rows of x_FD, from f of its logits."""
+
+    def score(self, slots: Items[int], targets: Items[int], num_top: Items[int]) -> list[Score]:
+        """log π_mix of a target in each of these slots, whose rows have passed every block, and alternatives."""

@@ -16,7 +16,6 @@ import torch
 
 from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.params import DEFAULT_CACHE_MEMORY, EngineConfig, require
-from nvium_core.engine.schedule.sequence import SCORE_WINDOW
 from nvium_core.model.config import NviumConfig
 
 SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.IGNORECASE)
@@ -112,15 +111,14 @@ def control_group_limits(root: Path, membership: str) -> Iterator[int]:
 
 
 def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one page of `page_size` rows: each row's keys and values in all layers, and twice its hidden state."""
+    """Bytes of one page of `page_size` rows: each row's keys and values in all layers, and its hidden state behind
+    every block."""
     heads = config.num_key_value_heads or config.num_attention_heads
-    numbers_per_row = 2 * config.num_hidden_layers * heads * (config.head_dim or 0) + 2 * config.hidden_size
+    numbers_per_row = 2 * config.num_hidden_layers * heads * (config.head_dim or 0)
+    numbers_per_row += config.num_exits * config.hidden_size
     return page_size * numbers_per_row * dtype.itemsize
 
 
 def seat_bytes(config: NviumConfig, max_sequences: int, dtype: torch.dtype) -> int:
-    """Bytes kept for sequences beside the cache: of rows to score, their states at all inner boundaries, and of each
-    seat's front what its exits say (`Ledger`, `PartialMixtures`)."""
-    states_each = (config.num_exits - 1) * SCORE_WINDOW + config.num_exits
-    bytes_each = states_each * config.hidden_size * dtype.itemsize + config.num_exits * torch.float64.itemsize
-    return max_sequences * bytes_each
+    """Bytes kept for sequences beside the cache: the outputs of each front's exits (`PartialMixtures`)."""
+    return max_sequences * config.num_exits * (config.hidden_size * dtype.itemsize + torch.float64.itemsize)

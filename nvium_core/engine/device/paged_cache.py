@@ -1,10 +1,10 @@
-"""The tensors of the key/value cache, and of the hidden states beside it.
+"""The tensors of the key/value cache, and of hidden states.
 
-A row's hidden state at the last boundary it has passed lies in the row's cache slot, in one of two buffers: boundaries
-alternate between them, so a Step overwrites nothing that it reads, and one that failed can be run again.
+A row's hidden state behind each block it has passed lies in the row's cache slot, so a Step overwrites nothing that it
+reads and can be run again, and a row that has passed every block can be scored.
 
 Shapes: L layers, S cache slots, B runs, Q rows of the longest, H query heads, G key heads, P head size, D width,
-R rows, W pages of the longest table.
+R rows, W pages of the longest table, N blocks.
 """
 
 import math
@@ -35,23 +35,23 @@ def best_page_size(like: Tensor) -> int:
 
 
 class PagedCache:
-    """keys and values [L, S, G, P]; states_2SD."""
+    """keys and values [L, S, G, P]; states_NSD."""
 
     def __init__(self, config: NviumConfig, *, num_pages: int, page_size: int, like: Tensor) -> None:
         """`like` gives precision and device."""
         self.page_size = page_size
         self.null_page = num_pages
         self.null_slot = num_pages * page_size
-        """Belongs to nobody and is always zero: what is masked must still not be another sequence's NaN."""
+        """Always zero: masked keys are read too, and must not be another sequence's NaN."""
         self.padding_slot = self.null_slot + 1
-        """Where padding rows write their keys and values, which nobody reads."""
+        """Where padding rows write their keys and values; never read."""
         self.num_slots = num_pages * page_size + max(2, page_size)
         """Whole pages, as kernels want them."""
         heads = config.num_key_value_heads or config.num_attention_heads
         shape = (config.num_hidden_layers, self.num_slots, heads, config.head_dim or 0)
         self.keys = untouched_zeros(shape, like)
         self.values = untouched_zeros(shape, like)
-        self.states_2SD = untouched_zeros((2, self.num_slots, config.hidden_size), like)
+        self.states_NSD = untouched_zeros((config.num_exits, self.num_slots, config.hidden_size), like)
 
     def write(self, layer: int, slot_R: Tensor, k_RGP: Tensor, v_RGP: Tensor) -> None:
         self.keys[layer, slot_R] = k_RGP
@@ -64,8 +64,8 @@ class PagedCache:
         return dense_attention(q_BQHP.transpose(1, 2), k_BGSP, v_BGSP, mask_B1QS).transpose(1, 2)
 
     def states_behind(self, block: int) -> Tensor:
-        """The buffer of hidden states at the boundary behind a block, [S, D]; block −1 is not there."""
-        return self.states_2SD[(block + 1) % 2]
+        """Hidden states behind a block, [S, D]."""
+        return self.states_NSD[block]
 
     def tables(self, runs: Items[Run]) -> Integers:
         """Each run's pages as far as its last row, [B, W], padded with the null page."""

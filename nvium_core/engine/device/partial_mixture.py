@@ -1,6 +1,6 @@
 """The mixture so far of sequences that need it explicitly: m_k = Σ_{j≤k} p_j g(π_j).
 
-Exits leave their head input here as they are passed. The head is evaluated where somebody wants the sum, for all exits
+Exits leave their head input here as they are passed. The head is evaluated where the sum is needed, for all exits
 up to there together: reading its weights is what it costs, and distributions need not be kept. All by seat; a Step at
 block k writes what belongs to k only, so it can be run again.
 

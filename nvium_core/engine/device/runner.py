@@ -20,7 +20,7 @@ from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.layers.fixed_order import FixedOrderBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.processor import use_threads
-from nvium_core.engine.device.scoring import Ledger
+from nvium_core.engine.device.scoring import next_tokens
 from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.sequence import Sequence
@@ -28,9 +28,6 @@ from nvium_core.engine.schedule.step import FrontDecision, Step, StepResult
 from nvium_core.model.nvium import NviumForCausalLM
 
 logger = logging.getLogger(__name__)
-
-MAX_SCORED_ROWS = 32
-"""Rows that are scored together."""
 
 MakeBackend = Callable[[NviumForCausalLM, PagedCache], Backend]
 
@@ -89,9 +86,8 @@ class Runner:
         self._is_asynchronous = model.device.type != "cpu"
         self.has_waited = True
         """Whether the device had nothing left to do when the last run() returned: only then is its time known."""
-        max_scored_rows = 1 if is_deterministic else MAX_SCORED_ROWS
         self._layer_seconds = self._router_seconds = self._head_seconds = 0.0
-        self._ledger = Ledger(model, max_sequences=max_sequences, rows_at_once=max_scored_rows)
+        self._last_block = model.config.num_exits - 1
 
     def prepare(self, max_rows: int) -> None:
         """Do beforehand what Steps of at most so many rows would do when they are first met."""
@@ -108,7 +104,7 @@ class Runner:
         results: list[StepResult] = []
         rest: Step | None = step
         decided: dict[Sequence, FrontDecision] = {}
-        reached = {run.sequence: run.sequence.log_reached for run in step.runs}
+        reached: dict[Sequence, float] = {}
         while rest is not None:
             try:
                 ran = self._run(rest, decided, reached)
@@ -143,7 +139,7 @@ class Runner:
     def _run(
         self, step: Step, decided: dict[Sequence, FrontDecision], reached: dict[Sequence, float]
     ) -> list[StepResult]:
-        """What the backend runs in one call. Adds to the decisions for exits, and to log_reached of those who go on."""
+        """What the backend runs in one call. Adds to the decisions for exits, and to what is known of log_reached."""
         started = time.perf_counter()
         with self._on_device():
             results = self._forward(step, decided, reached)
@@ -162,49 +158,47 @@ class Runner:
         results = self.backend.run(step)
         self._count_seconds(results, time.perf_counter() - started)
         for result in results:
-            self._decide(result, reached)
-            for sequence, decision in result.decisions.items():
-                if decision.token_id is None:
-                    reached[sequence] += decision.log_continue
-                else:
-                    decided[sequence] = decision
+            if not result.is_complete:
+                self._decide(result, reached)
+            decided.update([pair for pair in result.decisions.items() if pair[1].token_id is not None])
             self._score(result, decided)
         return results
 
     def _count_seconds(self, results: list[StepResult], elapsed: float) -> None:
         """Native calls are timed without what Python does for them."""
         known = [result.seconds for result in results if result.seconds is not None]
-        router, head = sum(result.router_seconds for result in results), sum(result.head_seconds for result in results)
+        router, head = sum([each.router_seconds for each in results]), sum([each.head_seconds for each in results])
         self._router_seconds += router
         self._head_seconds += head
         self._layer_seconds += (sum(known) if len(known) == len(results) else elapsed) - router - head
 
-    def _decide(self, result: StepResult, reached: Mapping[Sequence, float]) -> None:
+    def _decide(self, result: StepResult, reached: dict[Sequence, float]) -> None:
         """For the fronts that the backend has not decided for."""
         step = result.step
         asked = [run for run in step.runs if run.reaches_front and run.sequence not in result.decisions]
         if asked:
             own_slots = [slot for run in asked for slot in slots(run.sequence, run.rows[-1:], self.cache.page_size)]
-            of_asked = {run.sequence: reached[run.sequence] for run in asked}
-            result.decisions |= self._junctions.decide(step.block, of_asked, own_slots)
+            of_asked = {run.sequence: reached.get(run.sequence, run.sequence.log_reached) for run in asked}
+            decisions = self._junctions.decide(step.block, of_asked, own_slots)
+            reached |= {sequence: of_asked[sequence] + each.log_continue for sequence, each in decisions.items()}
+            result.decisions |= decisions
 
-    @torch.inference_mode()
     def _score(self, result: StepResult, decided: Mapping[Sequence, FrontDecision]) -> None:
-        """After the last block; until then keep what scores will need."""
+        """The rows that have just passed the last block and are to be scored."""
         step = result.step
-        wanted = {
-            run.sequence: rows
+        if step.block != self._last_block:
+            return
+        wanted = [
+            (run.sequence, rows)
             for run in step.runs
             if run.sequence.needs_logprobs and (rows := run.sequence.rows_to_score(run.rows))
-        }
+        ]
         if wanted:
-            page_size = self.cache.page_size
-            own_slots = [slot for sequence, rows in wanted.items() for slot in slots(sequence, rows, page_size)]
-            h_SD = self.cache.states_behind(step.block)[torch.tensor(own_slots, device=self.cache.keys.device)]
-            if step.block < self._ledger.last_block:
-                self._ledger.keep(step.block, wanted, h_SD)
-            else:
-                result.scores = self._ledger.score(wanted, h_SD, decided)
+            own_slots = [slot for sequence, rows in wanted for slot in slots(sequence, rows, self.cache.page_size)]
+            targets = [token for sequence, rows in wanted for token in next_tokens(sequence, rows, decided)]
+            num_top = [sequence.params.logprobs or 0 for sequence, rows in wanted for _ in rows]
+            scores = iter(self.backend.score(own_slots, targets, num_top))
+            result.scores = {sequence: [next(scores) for _ in rows] for sequence, rows in wanted}
 
 
 def is_device_lost(error: Exception) -> bool:

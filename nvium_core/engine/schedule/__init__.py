@@ -1,1 +1,1 @@
-"""What is decided on the host: whose rows run next, and on which pages. No PyTorch."""
+"""Decisions on the host: which rows run next, and on which pages. No PyTorch."""

@@ -136,24 +136,24 @@ class StepCosts:
         """t_k(r)."""
         return interpolated(self._rows[block], self._seconds[block], rows)
 
-    def observe(self, block: int, rows: int, fronts: int, seconds: float, *, follows: bool = False) -> None:
-        """Let a Step that was timed move the nearest points a little; junctions stay.
-
-        `follows`: it was run with the one before it.
-        """
-        expected = self.seconds_following if follows else self.seconds
-        surprise = seconds / expected(block, rows, fronts)
+    def observe(self, block: int, rows: int, fronts: int, seconds: float) -> None:
+        """Let a Step that was run by itself and timed move the nearest points a little; junctions stay."""
+        surprise = seconds / self.seconds(block, rows, fronts)
         surprise = min(max(surprise, 1 / MAX_SURPRISE), MAX_SURPRISE)
         for index, share in nearest(self._rows[block], rows):
             self._seconds[block][index] *= surprise ** (RATE * share)
 
     def observe_pass(self, rows: int, seconds: float) -> None:
-        """Let a pass that was timed move the nearest points a little."""
+        """Let a pass that was timed move the nearest points a little, and its blocks' alike: that it takes longer than
+        expected, on a busy machine, does not say that its Steps would take less by themselves."""
         if self.passes:
             surprise = min(max(seconds / self.pass_seconds(rows), 1 / MAX_SURPRISE), MAX_SURPRISE)
             measured = list(self.passes)
             for index, share in nearest(measured, rows):
                 self.passes[measured[index]] *= surprise ** (RATE * share)
+            for own_rows, own_seconds in zip(self._rows, self._seconds, strict=True):
+                for index, share in nearest(own_rows, rows):
+                    own_seconds[index] *= surprise ** (RATE * share)
 
 
 def around(measured: Items[int], rows: float) -> tuple[int, int]:

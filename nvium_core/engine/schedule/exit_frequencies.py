@@ -1,4 +1,4 @@
-"""How often tokens leave at each junction: from the routing, and from what is seen. Torch-free; blocks count from 0."""
+"""How often tokens leave at each junction, from the routing and as observed. Torch-free; blocks count from 0."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
@@ -21,7 +21,7 @@ class ExitFrequencies:
 
     @classmethod
     def even(cls, num_blocks: int) -> "ExitFrequencies":
-        """As if every exit spoke equally often."""
+        """As if every exit emitted equally often."""
         return cls(exit_probabilities([1 / num_blocks] * num_blocks))
 
     def observe(self, block: int, num_asked: int, num_left: int) -> None:

@@ -1,11 +1,11 @@
-"""Who owns which page of the key/value cache. Plain accounting; the tensors are the runner's.
+"""Ownership of the key/value cache's pages. Plain accounting; the runner has the tensors.
 
 A page holds `page_size` consecutive positions of a sequence, for all layers. Position t of a sequence lives in slot
 pages[t // page_size] · page_size + t % page_size. A page is in one of three states:
 
-    free      nobody owns it, and nothing in it is worth keeping
+    free      without owner or content worth keeping
     owned     by one sequence or, once it is full and has passed every block, by all that share its prefix
-    kept      full, complete, owned by nobody: found again by its content, or given away, least recently used first
+    kept      full, complete, without owner: found again by its content, or evicted, least recently used first
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ def slots(sequence: Sequence, positions: range, page_size: int) -> list[int]:
 
 
 class PagePool:
-    """`keeps_pages` False: a page's content is forgotten with its owner, and nobody shares."""
+    """`keeps_pages` False: pages are not kept after their owner leaves, nor shared."""
 
     def __init__(self, num_pages: int, page_size: int, *, keeps_pages: bool = True) -> None:
         self.num_pages = num_pages
@@ -38,12 +38,12 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be had, those kept for their content among them."""
+        """Available pages, kept ones included."""
         return len(self._free) + len(self._kept)
 
     @property
     def usage(self) -> float:
-        """Share of pages that somebody owns."""
+        """Share of pages with an owner."""
         return 1 - self.num_free / self.num_pages
 
     def num_pages_for(self, num_positions: int) -> int:
@@ -53,7 +53,7 @@ class PagePool:
         return num_positions // self.page_size * self.page_size
 
     def grow(self, sequence: Sequence, num_positions: int) -> bool:
-        """Give the sequence pages for its first `num_positions`; False, and nothing done, if too few are to be had."""
+        """Give the sequence pages for its first `num_positions`; False, and nothing done, if too few are available."""
         missing = self.num_pages_for(num_positions) - len(sequence.pages)
         if missing > self.num_free:
             return False
@@ -61,7 +61,7 @@ class PagePool:
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """Take all pages back. Later ones are given away before earlier ones, without which nobody could find them."""
+        """Take all pages back. Later pages are evicted before earlier ones, which lookups need first."""
         for page in reversed(sequence.pages):
             self._num_owners[page] -= 1
             if self._num_owners[page] == 0:
@@ -72,7 +72,7 @@ class PagePool:
         sequence.pages.clear()
 
     def publish(self, sequence: Sequence, since: int) -> None:
-        """Let others find the pages that the rows from `since` on have completed, unless the like are known."""
+        """Register the pages that the rows from `since` on have completed, unless their content is known."""
         complete = sequence.filled[-1] // self.page_size if self.keeps_pages else 0
         for index in range(since // self.page_size, complete):
             name, page = self._names(sequence, complete)[index], sequence.pages[index]
@@ -81,7 +81,7 @@ class PagePool:
                 self._name_of[page] = name
 
     def forget(self, sequence: Sequence) -> None:
-        """Let nobody find the sequence's pages any more, because what is in them cannot be trusted."""
+        """Unregister the sequence's pages, whose content cannot be trusted."""
         for page in sequence.pages:
             if page in self._name_of:
                 del self._page_named[self._name_of.pop(page)]
@@ -96,7 +96,7 @@ class PagePool:
         return found
 
     def num_free_without(self, pages: Iterable[int]) -> int:
-        """Pages that could still be had if these were owned."""
+        """Pages still available if these were owned."""
         return self.num_free - sum(page in self._kept for page in pages)
 
     def share(self, sequence: Sequence, pages: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Every random number the engine uses: a pure function of what is being decided, not of when or beside whom."""
+"""Every random number the engine uses: a pure function of what is decided, not of when or in which batch."""
 
 import secrets
 import struct
@@ -13,7 +13,7 @@ TOKEN: Purpose = b"token"
 def uniform(seed: int, choice: int, position: int, junction: int, purpose: Purpose) -> float:
     """A number in [0, 1) with 53 random bits.
 
-    `position` is that of the row that may speak, `junction` the 0-based exit it stands at. Routing and token have
+    `position` is that of the front row, `junction` the 0-based exit it stands at. Routing and token have
     numbers of their own: sharing one would correlate depth and word and bias the draw.
     """
     key = struct.pack("<qqqq", seed, choice, position, junction) + purpose

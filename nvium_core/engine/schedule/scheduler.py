@@ -1,7 +1,7 @@
-"""Who runs next: admission, the choice of a Step, and preemption when pages run out. Torch-free.
+"""Admission, the choice of the next Step, and preemption when pages run out. Torch-free.
 
-A run of many rows is *long*: a prompt on its way, or what an early leaver has put off. Long runs would stall everyone
-else, so while others are short they share a small part of a Step's rows, and take turns with Steps without them.
+A run of many rows is *long*: a prompt, or many deferred rows. Long runs would stall the others, so beside short runs
+they share a small part of a Step's rows, and only every other Step has any.
 """
 
 from bisect import insort
@@ -20,9 +20,9 @@ MAX_SHORT_RUN = 16
 
 
 class Scheduler:
-    """Sequences wait in turn, run, and leave; of those who run the older go first.
+    """Sequences wait in turn, run, and leave; older running sequences take precedence.
 
-    Preempted ones wait again and lose nothing but time.
+    Preempted ones wait again and are recomputed.
     """
 
     def __init__(self, policy: Policy, pool: PagePool, config: EngineConfig, *, num_blocks: int) -> None:
@@ -33,7 +33,7 @@ class Scheduler:
         self.waiting = WaitingLine()
         self.running: list[Sequence] = []
         self.admitted: list[Sequence] = []
-        """Whom the last `schedule` let in."""
+        """Sequences admitted by the last schedule()."""
         self.num_preemptions = 0
         self._seats = list(range(config.max_sequences - 1, -1, -1))
         self._num_steps = 0
@@ -44,7 +44,7 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next Step, or None when there is nothing to do."""
-        self.admitted = list(self._admit())
+        self.admitted = list(self._admit()) if self.waiting and self._seats else []
         while self.running:
             ready = {sequence: self._ready_block(sequence) for sequence in self.running}
             long = {sequence for sequence, block in ready.items() if is_long(sequence, block)}
@@ -54,7 +54,7 @@ class Scheduler:
         return None
 
     def remove(self, sequence: Sequence) -> None:
-        """Let a finished, cancelled or failed sequence go."""
+        """Remove a finished, cancelled or failed sequence."""
         sequence.siblings.remove(sequence)
         if sequence.seat is None:
             self.waiting.remove(sequence)
@@ -62,7 +62,7 @@ class Scheduler:
             self._vacate(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's pages and let it wait before everybody else."""
+        """Take a sequence's pages and requeue it at the front."""
         self._vacate(sequence)
         sequence.reset()
         self.waiting.put_back(sequence)
@@ -87,9 +87,7 @@ class Scheduler:
             assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
 
     def _admit(self) -> Iterator[Sequence]:
-        """Let waiting sequences in while there are seats, and pages for the tokens of all and one each to grow into."""
-        if not (self.waiting and self._seats):
-            return
+        """Admit waiting sequences while there are seats, and pages for all tokens and one more page each."""
         promised = sum(1 + self._missing_pages(sequence, len(sequence.pages)) for sequence in self.running)
         while self._seats and (sequence := self.waiting.first(self._is_held)):
             found = self.pool.find(sequence)
@@ -113,41 +111,46 @@ class Scheduler:
         insort(self.running, sequence, key=attrgetter("arrival"))
 
     def _is_held(self, sequence: Sequence) -> bool:
-        """It is to share the pages of a prompt that another choice of its request is about to complete."""
+        """It waits to share the pages of a prompt that another choice of its request is completing."""
         leader = sequence.siblings[0]
         return leader is not sequence and self.prefills_for_others(leader)
 
     def _ready_block(self, sequence: Sequence) -> int:
-        if sequence.must_catch_up or self.prefills_for_others(sequence):
+        if sequence.must_catch_up or (len(sequence.siblings) > 1 and self.prefills_for_others(sequence)):
             return sequence.deepest_pending_block
         return self.policy.ready_block(sequence)
 
     def _choose(self, ready: dict[Sequence, int], long: set[Sequence]) -> int:
-        """The policy's choice, unless somebody has waited too long. Long runs count every other time."""
+        """The policy's choice, unless a sequence is overdue. Long runs count every other time."""
         longest_waiting = min(self.running, key=attrgetter("last_step"))
         if self._is_overdue(longest_waiting):
             return ready[longest_waiting]
-        short = [block for sequence, block in ready.items() if sequence not in long]
-        counted = short if short and self._long_ran else list(ready.values())
+        counted = list(ready.values())
+        if self._long_ran:
+            counted = [block for sequence, block in ready.items() if sequence not in long] or counted
         return self.policy.choose([counted.count(block) for block in range(self.num_blocks)])
 
     def _is_overdue(self, sequence: Sequence) -> bool:
         return self._num_steps - sequence.last_step >= self.config.max_wait_steps
 
     def _runs(self, block: int, ready: dict[Sequence, int], long: set[Sequence]) -> Iterator[Run]:
-        """Pending rows of those who are ready, within the row budget and the pages to be had."""
+        """Pending rows of ready sequences, within the row budget and the available pages."""
         rows_left = chunk_left = self.config.max_rows_per_step
         if len(long) < len(ready):
             chunk_left = min(chunk_left, self.config.chunk_rows)
         granted: set[Sequence] = set()
+        page_size = self.pool.page_size
         for sequence in self._in_turn(block, ready, long):
             is_chunk = sequence in long
-            rows = sequence.pending_rows(block)[: min(rows_left, chunk_left) if is_chunk else rows_left]
-            if rows and sequence.seat is not None and self._make_room(sequence, rows.stop, granted):
+            rows = sequence.pending_rows(block)
+            if is_chunk or len(rows) > rows_left:
+                rows = rows[: min(rows_left, chunk_left) if is_chunk else rows_left]
+            has_room = rows.stop <= len(sequence.pages) * page_size
+            if rows and sequence.seat is not None and (has_room or self._make_room(sequence, rows.stop, granted)):
                 rows_left -= len(rows)
                 chunk_left -= len(rows) if is_chunk else 0
                 granted.add(sequence)
-                yield Run(sequence, rows, reaches_front=rows.stop == sequence.num_tokens)
+                yield Run(sequence, rows, rows.stop == len(sequence.token_ids))
 
     def _with_following(self, block: int, runs: list[Run]) -> Step:
         """A pass takes the rows through all later blocks, each with the rows that waited there; and a lone sequence's
@@ -156,31 +159,36 @@ class Scheduler:
         if not (is_pass or self._is_lone(runs)):
             return Step(block, runs)
         following: Step | None = None
+        runs_there = runs
+        is_deferred = any(run.sequence.filled[-1] < run.rows.start for run in runs)
         for later in range(self.num_blocks - 1, block, -1):
-            later_runs = [run._replace(rows=range(run.sequence.filled[later], run.rows.stop)) for run in runs]
-            step = Step(later, later_runs, following, is_pass)
+            if is_deferred:
+                runs_there = [Run(s, range(s.filled[later], rows.stop), reaches) for s, rows, reaches in runs]
+            step = Step(later, runs_there, following, is_pass)
             following = step if step.num_rows <= self.config.max_rows_per_step else None
         return Step(block, runs, following, is_pass)
 
     def _is_lone(self, runs: list[Run]) -> bool:
-        """One sequence that nobody may join before it comes back, and whose next token is all that is awaited."""
+        """A single running sequence, which no admission can join, about to emit."""
         may_be_joined = len(self.running) > 1 or (self.waiting and self._seats)
-        return not may_be_joined and runs[0].reaches_front and not runs[0].sequence.needs_logprobs
+        return not may_be_joined and runs[0].reaches_front
 
     def _in_turn(self, block: int, ready: dict[Sequence, int], long: set[Sequence]) -> list[Sequence]:
-        """Those who are overdue, then short runs, who waited longest before others, then long ones, the older first."""
+        """Overdue ones, then short runs, those that waited longest first, then long ones, the older first."""
+        here = [sequence for sequence, ready_block in ready.items() if ready_block == block]
+        here.sort(key=attrgetter("last_step"))
+        if not long:
+            return here
 
         def turn(sequence: Sequence) -> tuple[bool, bool, int]:
             if self._is_overdue(sequence):
                 return False, False, sequence.last_step
             return True, sequence in long, sequence.arrival if sequence in long else sequence.last_step
 
-        return sorted((sequence for sequence, ready_block in ready.items() if ready_block == block), key=turn)
+        return sorted(here, key=turn)
 
     def _make_room(self, sequence: Sequence, num_positions: int, granted: set[Sequence]) -> bool:
         """Pages for the first `num_positions`, preempting the youngest if need be; False if it must wait itself."""
-        if num_positions <= len(sequence.pages) * self.pool.page_size:
-            return True
         while not self.pool.grow(sequence, num_positions):
             victim = next((s for s in reversed(self.running) if s not in granted), sequence)
             self.preempt(victim)
@@ -205,4 +213,4 @@ class Scheduler:
 
 def is_long(sequence: Sequence, block: int) -> bool:
     """More rows wait for this block than a short run has."""
-    return len(sequence.pending_rows(block)) > MAX_SHORT_RUN
+    return sequence.num_pending_rows(block) > MAX_SHORT_RUN

@@ -5,8 +5,8 @@
     block 2  █████████████░░░        The front row, 15, has passed block 1 and did not exit there,
     block 1  ████████████████        so the sequence is ready for block 2, with 13 and 14 riding along.
 
-Row t, once it has passed every block, tells log π_mix of token t + 1: it can be *scored*. A sequence that was asked for
-log-probabilities *owes* its tokens until then.
+Row t, once it has passed every block, gives log π_mix of token t + 1: it can be *scored*. A sequence with
+log-probabilities *owes* scores until then.
 
 Blocks and positions count from 0 in code. Knows nothing of devices, models or pages, and of other sequences only that
 the choices of one request share a prompt.
@@ -42,10 +42,12 @@ class Sequence:
     ) -> None:
         self.id = request_id
         self.tenant = tenant
-        """Whose it is: who waits is let in by turns between tenants."""
+        """Waiting sequences are admitted tenant by tenant in turn."""
         self.choice = choice
         self.params = params
         self.draw = params.draw
+        self.draws_directly = self.draw.is_plain and not self.draw.is_ranked
+        """From an exit's logits as they are, unsorted."""
         self.needs_logprobs = params.needs_logprobs
         self.seed = seed
         self.arrival = arrival
@@ -56,7 +58,7 @@ class Sequence:
         self.siblings: list[Sequence] = [self]
         """The request's living choices, this one among them; the first leads and prefills for all."""
         self.finish_reason: FinishReason | None = None
-        """Set when the last token has been spoken; a sequence that owes no scores is then over."""
+        """Set when the last token has been emitted; a sequence that owes no scores then ends."""
         self.num_scored = 0 if params.prompt_logprobs and choice == params.choice else len(prompt) - 1
         """Rows before this one need no scores, or have been given them. A prompt is scored by its first choice."""
         self.filled = [0] * num_blocks
@@ -65,9 +67,9 @@ class Sequence:
         """What names the content of each full page of tokens; filled in by the pool as it needs them."""
         self.seat: int | None = None
         self.num_cached_prompt_tokens: int | None = None
-        """Rows of the prompt that were found when it was first let in; None until then."""
+        """Rows of the prompt found in the cache when it was first admitted; None until then."""
         self.num_prefill_rows = 0
-        """Rows of what it came with when it was last let in, whatever was found; later ones are of what it spoke."""
+        """Its rows when it was last admitted, cached ones included; later rows are of tokens emitted since."""
         self.last_step = 0
         """When it last was run, in Steps of its scheduler."""
         self.log_reached = 0.0
@@ -83,7 +85,7 @@ class Sequence:
 
     @property
     def num_rows(self) -> int:
-        """Rows worth computing: all, until the last token has been spoken, whose own row says nothing any more."""
+        """Rows worth computing: all but that of the last token once the sequence has finished."""
         return len(self.token_ids) - (self.finish_reason is not None)
 
     @property
@@ -93,11 +95,16 @@ class Sequence:
 
     def pending_rows(self, block: int) -> range:
         """Positions that have reached this block and not passed it, as far as they may go."""
-        return range(self.filled[block], self.filled[block - 1] if block else self._num_rows_let_in)
+        return range(self.filled[block], self._num_rows_before(block))
 
-    @property
-    def _num_rows_let_in(self) -> int:
-        num_rows = self.num_rows
+    def num_pending_rows(self, block: int) -> int:
+        return self._num_rows_before(block) - self.filled[block]
+
+    def _num_rows_before(self, block: int) -> int:
+        """Rows that have reached this block."""
+        if block:
+            return self.filled[block - 1]
+        num_rows = len(self.token_ids) - (self.finish_reason is not None)
         return min(num_rows, self.num_scored + SCORE_WINDOW) if self.needs_logprobs else num_rows
 
     @property
@@ -107,18 +114,24 @@ class Sequence:
         for block, filled in enumerate(self.filled):
             if filled < num_tokens:
                 return block
-        raise AssertionError("the front has passed every block and neither spoken nor gone on")
+        raise AssertionError("the front has passed every block and neither emitted nor continued")
 
     @property
     def deepest_pending_block(self) -> int:
         """The last block that any row waits for."""
-        return max(block for block in range(len(self.filled)) if self.pending_rows(block))
+        filled = self.filled
+        for block in range(len(filled) - 1, 0, -1):
+            if filled[block] < filled[block - 1]:
+                return block
+        assert self.num_pending_rows(0)
+        return 0
 
     @property
     def must_catch_up(self) -> bool:
-        """Scores are due: it has ended, or no further row is let in before some are told."""
-        is_held_up = self.needs_logprobs and self.filled[0] == self.num_scored + SCORE_WINDOW
-        return is_held_up or self.finish_reason is not None
+        """Scores are due: it has finished, or SCORE_WINDOW rows wait to be scored."""
+        if self.finish_reason is not None:
+            return True
+        return self.needs_logprobs and self.filled[0] == self.num_scored + SCORE_WINDOW
 
     @property
     def owes_scores(self) -> bool:
@@ -130,16 +143,16 @@ class Sequence:
 
     @property
     def num_deferred_rows(self) -> int:
-        """Rows that have not passed every block though a front at or after them has spoken."""
+        """Rows that have not passed every block though a front at or after them has emitted."""
         return self.num_tokens - 1 - min(self.filled[-1], self.num_tokens - 1) if self.num_generated else 0
 
     def advance(self, block: int, rows: range) -> None:
         """Record that these rows, the first of the block's pending ones, have passed it."""
-        assert rows.start == self.filled[block] and rows.stop <= self.pending_rows(block).stop
+        assert rows.start == self.filled[block] and rows.stop <= self._num_rows_before(block)
         self.filled[block] = rows.stop
 
     def append(self, token_id: int) -> None:
-        """Take the token the front row spoke; its own row becomes the front."""
+        """Append the token the front row emitted; its row becomes the front."""
         self.token_ids.append(token_id)
         self.log_reached = 0.0
         if self.constraint is not None:
@@ -150,7 +163,7 @@ class Sequence:
         self.filled = [num_rows] * len(self.filled)
 
     def note_admission(self) -> None:
-        """It has just been let in, and starts on what was found."""
+        """Called on admission, after shared pages were assigned."""
         self.num_prefill_rows = self.num_tokens
         if self.num_cached_prompt_tokens is None:
             self.num_cached_prompt_tokens = self.filled[0]

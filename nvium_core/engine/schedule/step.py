@@ -29,7 +29,7 @@ class Step:
 
     `following` is a Step of a later block for the same sequences, to run without coming back to the scheduler: it may
     run if a lone sequence's front goes on; it must if `goes_on_anyway`, which makes it and this one parts of a *pass*.
-    Fronts that have emitted are not routed again.
+    Fronts that have emitted are not routed again. Steps with the same rows share their list of runs.
     """
 
     block: int
@@ -49,12 +49,15 @@ class Step:
         return step
 
     def without_fronts(self, sequences: Collection[Sequence]) -> "Step":
-        """The same rows, without routing the fronts of these sequences."""
+        """The same rows, without routing the fronts of these sequences, here or later."""
+        if not sequences:
+            return self
+        following = self.following and self.following.without_fronts(sequences)
         runs = [
             run._replace(reaches_front=False) if run.reaches_front and run.sequence in sequences else run
             for run in self.runs
         ]
-        return replace(self, runs=runs)
+        return replace(self, runs=runs, following=following)
 
 
 class FrontDecision(NamedTuple):
@@ -67,10 +70,11 @@ class FrontDecision(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """What came of a Step: a decision for every front it reached, and scores of rows that were to be scored.
+    """What came of a Step: a decision for every front that was asked, and scores of rows that were to be scored.
 
     A sequence in `errors` failed alone. `seconds` is None where nobody measured; those of routers and heads are a part
-    of it, 0 unless the backend decided for fronts itself and timed that.
+    of it, 0 unless the backend decided for fronts itself and timed that. `is_complete`: no front that was reached is
+    still to be asked.
     """
 
     step: Step
@@ -80,3 +84,4 @@ class StepResult:
     seconds: float | None = None
     router_seconds: float = 0.0
     head_seconds: float = 0.0
+    is_complete: bool = False

@@ -1,4 +1,4 @@
-"""Who waits to run, and who is next: tenants take turns. Knows nothing of seats, pages or why somebody is held back.
+"""The queue of waiting sequences: tenants take turns. Knows nothing of seats, pages or why a sequence is held back.
 
 Within a tenant it is first come, first served. Whoever ran already and lost its place goes first of all. Nothing here
 takes longer when more wait; only finding the next one looks at every request that is held back.
@@ -19,16 +19,16 @@ class WaitingLine:
 
     def __init__(self) -> None:
         self._returned: OrderedDict[Sequence, None] = OrderedDict()
-        """Those who ran already, the last to come back first."""
+        """Preempted sequences, the most recent first."""
         self._tenants: OrderedDict[str, Requests] = OrderedDict()
-        """What waits for each, the tenant whose turn it is first."""
+        """Each tenant's queue; the tenant whose turn it is comes first."""
         self._num_waiting = 0
 
     def __len__(self) -> int:
         return self._num_waiting
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Those who ran already, then tenant by tenant."""
+        """Preempted ones, then tenant by tenant."""
         choices = (choices for requests in self._tenants.values() for choices in requests.values())
         return chain(self._returned, chain.from_iterable(choices))
 
@@ -39,13 +39,13 @@ class WaitingLine:
         self._num_waiting += 1
 
     def put_back(self, sequence: Sequence) -> None:
-        """Put one who ran already before everybody."""
+        """Put a preempted sequence at the front."""
         self._returned[sequence] = None
         self._returned.move_to_end(sequence, last=False)
         self._num_waiting += 1
 
     def first(self, is_held: Callable[[Sequence], bool]) -> Sequence | None:
-        """Who is next of those not held back; a tenant whose turn it is keeps it while its own are held.
+        """The next sequence that is not held back; a tenant keeps its turn while its sequences are held.
 
         Of newcomers that are choices of one request, those behind a held one must be held as well.
         """
@@ -59,7 +59,7 @@ class WaitingLine:
             self._tenants.move_to_end(sequence.tenant)
 
     def remove(self, sequence: Sequence) -> None:
-        """Let it go for good; nobody's turn is over."""
+        """Remove it; no tenant loses its turn."""
         self._num_waiting -= 1
         if sequence in self._returned:
             del self._returned[sequence]

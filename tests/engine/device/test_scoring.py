@@ -18,7 +18,6 @@ from nvium_core import (
     TokenEvent,
 )
 from nvium_core.choices import Schedule
-from nvium_core.engine.device import scoring
 from nvium_core.engine.schedule import sequence
 from nvium_core.engine.schedule.sequence import SCORE_WINDOW
 from tests.engine.driving import alone, drained, log_mixtures, logprobs_of
@@ -220,7 +219,6 @@ def test_scores_are_exact_whatever_the_schedule_and_the_window(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sequence, "SCORE_WINDOW", window)
-        patch.setattr(scoring, "SCORE_WINDOW", window)
         engine = Engine(MODEL, replace(config, context=32))
         for number, (prompt, params) in enumerate(plan):
             engine.add(str(number), prompt, params)

@@ -83,14 +83,11 @@ def test_the_engine_s_own_time_is_paid_for_every_step_but_those_that_follow_anot
     assert costs.seconds_following(0, 4, 2) == pytest.approx(1.2 + 1.0)
 
 
-@given(COSTS, st.integers(1, 64), st.integers(0, 8), st.booleans())
-def test_what_is_observed_as_it_was_expected_moves_nothing(
-    costs: StepCosts, rows: int, fronts: int, follows: bool
-) -> None:
+@given(COSTS, st.integers(1, 64), st.integers(0, 8))
+def test_what_is_observed_as_it_was_expected_moves_nothing(costs: StepCosts, rows: int, fronts: int) -> None:
     costs = costs.with_own((0.3, 0.01))
     before = costs.points
-    expected = (costs.seconds_following if follows else costs.seconds)(0, rows, fronts)
-    costs.observe(0, rows, fronts, expected, follows=follows)
+    costs.observe(0, rows, fronts, costs.seconds(0, rows, fronts))
     assert all(costs.points[0][r] == pytest.approx(t) for r, t in before[0].items())
 
 

@@ -58,16 +58,16 @@ LONG_RUN = 64
 """Rows of a sequence beyond which it attends by itself, rather than each row by itself. Assumed, not measured."""
 
 MANY_FRONTS = 4
-"""So many that one is likely to exit, and the head to be read for it anyway."""
+"""So many fronts that one is likely to exit, which needs the head anyway."""
 
 LOG_CONTINUE, LOG_EXIT, EMITTED = range(3)
 
 
 class GraphsBackend(LayersBackend):
     """Drawing *at once* means that head and draw run for every front before the router's output is known here, and all
-    comes back in one copy; the tokens of those that go on are dropped. It costs reading the head where nobody exits, so
-    it is done where everybody exits, where somebody most likely does and where the head is small. Otherwise the
-    router's output comes first, and a second copy brings the tokens if there are any.
+    comes back in one copy; the tokens of those that go on are dropped. It costs reading the head where no front exits,
+    so it is done where all exit, where one most likely does and where the head is small. Otherwise the router's output
+    comes first, and a second copy brings the tokens if there are any.
     """
 
     def __init__(

@@ -14,6 +14,8 @@ from nvium_core.engine.device.adjustments import adjust
 from nvium_core.engine.device.attention import ragged
 from nvium_core.engine.device.paged_cache import PagedCache, positions
 from nvium_core.engine.device.sampling import draw_tokens
+from nvium_core.engine.device.scoring import MAX_SCORED_ROWS, scores
+from nvium_core.engine.events import Score
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run, Step, StepResult
 from nvium_core.model.exits import Exit
@@ -23,6 +25,7 @@ from nvium_core.model.nvium import NviumForCausalLM
 
 class LayersBackend:
     max_native_rows = 0
+    max_scored_rows = MAX_SCORED_ROWS
     instructions: str | None = None
 
     def __init__(self, model: NviumForCausalLM, cache: PagedCache) -> None:
@@ -66,6 +69,10 @@ class LayersBackend:
         logits_RV = self.model.lm_head(o_RD).double()
         adjust(logits_RV, sequences)
         return draw_tokens(logits_RV, [sequence.draw for sequence in sequences], uniforms)
+
+    @torch.inference_mode()
+    def score(self, slots: Items[int], targets: Items[int], num_top: Items[int]) -> list[Score]:
+        return list(scores(self.model, self.cache.states_NSD, slots, targets, num_top, self.max_scored_rows))
 
     def tensor(self, values: Iterable[int]) -> Tensor:
         return torch.as_tensor(values, device=self.cache.keys.device, dtype=torch.long)

@@ -22,7 +22,7 @@ from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import NviumForCausalLM
 
 TILE_SIZES = (16, 8, 4, 2, 1)
-"""Tried in this order. Alone, a row is certainly alike; more rows share the reading of the weights."""
+"""Tried in this order. A single row always qualifies; larger tiles share the reading of weights."""
 
 KEYS_PER_SPLIT = 128
 
@@ -63,6 +63,8 @@ def rows_are_independent(product: nn.Linear, num_rows: int) -> bool:
 
 class FixedOrderBackend(LayersBackend):
     """Tiles of rows, every row alone over all its keys, split by split."""
+
+    max_scored_rows = 1
 
     def __init__(self, model: NviumForCausalLM, cache: PagedCache) -> None:
         super().__init__(model, cache)

@@ -10,9 +10,11 @@ from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.fronts import NativeFronts
 from nvium_core.engine.device.native.instructions import instructions as resolved
 from nvium_core.engine.device.native.library import native_library
+from nvium_core.engine.device.native.scorer import NativeScorer
 from nvium_core.engine.device.native.steps import NativeSteps
 from nvium_core.engine.device.native.threads import Threads
 from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.events import Score
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Step, StepResult
 from nvium_core.model.nvium import NviumForCausalLM
@@ -38,7 +40,8 @@ class NativeBackend:
         self.is_deterministic = is_deterministic
         if is_deterministic:
             self.steps.max_run_rows = sys.maxsize
-        self.fronts = NativeFronts(library, model, cache.states_2SD, self.steps.exits, self.threads)
+        self.fronts = NativeFronts(library, model, cache.states_NSD, self.steps.exits, self.threads)
+        self.scorer = NativeScorer(library, model, cache.states_NSD, self.steps.exits, self.threads)
         self._layers = LayersBackend(model, cache)
 
     @property
@@ -63,3 +66,6 @@ class NativeBackend:
         self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
     ) -> list[int]:
         return self.fronts.draw(block, x_FD, rows, sequences, uniforms)
+
+    def score(self, slots: Items[int], targets: Items[int], num_top: Items[int]) -> list[Score]:
+        return self.scorer.score(slots, targets, num_top)

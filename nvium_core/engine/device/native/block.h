@@ -4,7 +4,7 @@
 // Weights are read once for all rows of the call, as they are stored; sums and whatever lies between two layers are float32
 // or better. A row's results depend neither on the other rows nor on the number of threads.
 //
-// Shapes: R rows, D width, H query heads, G key heads, P head size, M inner width, S cache slots, L layers.
+// Shapes: R rows, D width, H query heads, G key heads, P head size, M inner width, S cache slots, L layers, N blocks.
 
 #pragma once
 
@@ -28,7 +28,7 @@ struct Shape {
   double eps;
 };
 
-// keys, values [L, S, G, P]; cos, sin [context, P]; states [2, S, D], boundaries taking turns; embedding [V, D].
+// keys, values [L, S, G, P]; cos, sin [context, P]; states [N, S, D], behind each block; embedding [V, D].
 template <typename T> struct Tensors {
   T *keys, *values;
   const Accumulator<T> *cos, *sin;
@@ -108,7 +108,7 @@ template <typename T> class Pass {
   }
 
   T* state(int64_t row, int64_t boundary) const {
-    return states_ + (boundary % 2 * shape_.num_slots + own_slot(row)) * shape_.width;
+    return states_ + ((boundary - 1) * shape_.num_slots + own_slot(row)) * shape_.width;
   }
 
   template <typename F> void share_out(int64_t count, F&& f) const { Team::shared().run(num_threads_, count, f); }

@@ -70,20 +70,25 @@ void route(const ExitShape& shape, const Exit<Accumulator<T>>& exit, const T* st
   }
 }
 
-// W (x + down(SiLU(up(x)))) [R, V], of normed rows.
+// x + down(SiLU(up(x))) in place of normed rows x [R, D].
+template <typename A>
+void adapt(const ExitShape& shape, const Exit<A>& exit, std::vector<A>& x, int num_threads) {
+  const int64_t width = shape.width, inner = shape.adapter_width, num_rows = x.size() / width;
+  if (!exit.up || !num_rows) return;
+  std::vector<A> mid(num_rows * inner), added(num_rows * width);
+  const std::vector<A> ones(inner, 1);
+  linear<A>(x, exit.up, nullptr, num_rows, width, inner, mid.data(), num_threads);
+  for (int64_t r = 0; r < num_rows; ++r) silu_times(&mid[r * inner], ones.data(), inner);
+  linear<A>(mid, exit.down, nullptr, num_rows, inner, width, added.data(), num_threads);
+  for (size_t i = 0; i < x.size(); ++i) x[i] += added[i];
+}
+
+// Of normed rows, [R, V].
 template <typename A>
 void logits(const ExitShape& shape, const Exit<A>& exit, const A* x, A* out, int64_t num_rows, int num_threads) {
-  const int64_t width = shape.width, inner = shape.adapter_width;
-  std::vector<A> o(x, x + num_rows * width);
-  if (exit.up) {
-    std::vector<A> mid(num_rows * inner), added(num_rows * width);
-    const std::vector<A> ones(inner, 1);
-    linear<A>(o, exit.up, nullptr, num_rows, width, inner, mid.data(), num_threads);
-    for (int64_t r = 0; r < num_rows; ++r) silu_times(&mid[r * inner], ones.data(), inner);
-    linear<A>(mid, exit.down, nullptr, num_rows, inner, width, added.data(), num_threads);
-    for (size_t i = 0; i < o.size(); ++i) o[i] += added[i];
-  }
-  linear<A>(o, exit.head, nullptr, num_rows, width, shape.vocab_size, out, num_threads);
+  std::vector<A> o(x, x + num_rows * shape.width);
+  adapt<A>(shape, exit, o, num_threads);
+  linear<A>(o, exit.head, nullptr, num_rows, shape.width, shape.vocab_size, out, num_threads);
 }
 
 // A token from each of these rows' logits.

@@ -23,7 +23,7 @@ class NativeFronts:
         self,
         library: ctypes.CDLL,
         model: NviumForCausalLM,
-        states_2SD: Tensor,
+        states_NSD: Tensor,
         weights: Items[Pointers] | None = None,
         threads: Threads | None = None,
     ) -> None:
@@ -34,14 +34,14 @@ class NativeFronts:
         self._route, self._logits, self._speak = (getattr(library, f"{name}_{precision}") for name in names)
         self._precise = torch.promote_types(dtype, torch.float32)
         self._weights = weights or Store(model, library.vector_bytes()).exits()
-        self._states = Pointers(list(states_2SD))
+        self._states = Pointers(list(states_NSD))
         self._shape = ExitShape.of(model)
 
     def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
         """In float32 or better."""
         count, log_w, threads = len(slots), array("d", bytes(16 * len(slots))), self._threads.of(len(slots))
         x_FD = torch.empty(count, self._shape.width, dtype=self._precise)
-        own_slots, states = array("q", slots), self._states.array[(block + 1) % 2]
+        own_slots, states = array("q", slots), self._states.array[block]
         self._route(*self._of(block), states, address(own_slots), count, x_FD.data_ptr(), address(log_w), threads)
         return x_FD, [[log_w[2 * row], log_w[2 * row + 1]] for row in range(count)]
 

@@ -1,5 +1,6 @@
 // What Python calls, once for every precision of caches, T.
 
+#include "score.h"
 #include "step.h"
 
 #define NVIUM_FUNCTIONS(T, type)                                                                                      \
@@ -25,6 +26,12 @@
     using A = nvium::Accumulator<T>;                                                                                  \
     nvium::speak<A>(*shape, *static_cast<const nvium::Exit<A>*>(weights), static_cast<const A*>(x), rows, num_rows,   \
                     asked, tokens, num_threads);                                                                      \
+  }                                                                                                                   \
+  extern "C" void score_##type(const nvium::ExitShape* shape, const void* exits, int64_t num_exits,                   \
+                               const void* states, int64_t num_slots, const nvium::Scores* asked,                     \
+                               int32_t num_threads) {                                                                 \
+    nvium::score<T>(*shape, static_cast<const nvium::Exit<nvium::Accumulator<T>>* const*>(exits), num_exits,          \
+                    static_cast<const T*>(states), num_slots, *asked, num_threads);                                   \
   }
 
 NVIUM_FUNCTIONS(double, float64)

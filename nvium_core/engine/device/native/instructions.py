@@ -8,7 +8,7 @@ from nvium_core.choices import Instructions
 from nvium_core.engine.params import require
 
 FLAGS = {"baseline": (), "avx2": ("-march=x86-64-v3",), "avx512": ("-march=x86-64-v4",), "neon": ()}
-"""What tells the compiler; baseline is what every processor of the architecture has."""
+"""Compiler flags; baseline is what every processor of the architecture has."""
 
 X86_64 = "baseline", "avx2", "avx512"
 NUM_OF_CAPABILITY = {"AVX2": 2, "AVX512": 3}

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 SOURCE = "functions.cpp"
-HEADERS = ("arithmetic.h", "block.h", "draw.h", "exits.h", "matrix.h", "randomness.h", "step.h", "team.h")
+HEADERS = ("arithmetic.h", "block.h", "draw.h", "exits.h", "matrix.h", "randomness.h", "score.h", "step.h", "team.h")
 COMPILER = ("c++", "-std=c++20", "-O3", "-pthread", "-shared", "-fPIC", "-Wno-psabi")
 
 PRECISIONS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -30,6 +30,7 @@ SIGNATURES = {
     "route": (None, [*[POINTER] * 4, COUNT, POINTER, POINTER, THREADS]),
     "logits": (None, [*[POINTER] * 4, COUNT, THREADS]),
     "speak": (None, [*[POINTER] * 4, COUNT, POINTER, POINTER, THREADS]),
+    "score": (None, [POINTER, POINTER, COUNT, POINTER, COUNT, POINTER, THREADS]),
 }
 """Of functions that there is one of for every precision."""
 

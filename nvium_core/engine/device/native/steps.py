@@ -1,6 +1,6 @@
 """A Step in one native call: its rows through the block, and decisions for fronts that draw plainly and unsorted.
 
-A Step of a lone sequence that says which one follows goes on to that in the same call, as long as its front does.
+A Step that says which one follows goes on to that in the same call, as long as a front does.
 
 Shapes: R rows, D width, S cache slots, F fronts.
 """
@@ -8,6 +8,7 @@ Shapes: R rows, D width, S cache slots, F fronts.
 import ctypes
 from array import array
 from collections.abc import Sequence as Items
+from itertools import accumulate, chain
 
 import torch
 
@@ -23,7 +24,7 @@ MAX_STEP_ROWS, MAX_RUN_ROWS = 128, 32
 """Rows of a Step, and of one sequence in it, that always run natively; for more, PyTorch's products may be faster."""
 
 GOES_ON, NOT_ASKED = -2, -3
-"""What stands in a token's place, beside `NO_TOKEN`."""
+"""Stand in a token's place, as `NO_TOKEN` may."""
 
 
 class BlockShape(ctypes.Structure):
@@ -68,7 +69,7 @@ class NativeSteps:
         positions = torch.arange(config.max_position_embeddings)
         cos_TP, sin_TP = (x.contiguous() for x in model.model.rotary(positions, precise))
         embedding = model.model.embed_tokens.weight.detach().contiguous()
-        self._tensors = Pointers([cache.keys, cache.values, cos_TP, sin_TP, cache.states_2SD, embedding])
+        self._tensors = Pointers([cache.keys, cache.values, cos_TP, sin_TP, cache.states_NSD, embedding])
         store = Store(model, library.vector_bytes())
         self._layers = [store.block(block) for block in config.blocks]
         self.exits = store.exits()
@@ -92,6 +93,7 @@ class NativeSteps:
         ]
         self.max_run_rows = MAX_RUN_ROWS
         """Rows of one sequence in a call."""
+        self._max_sequences = max_sequences
         self._log_w = [array("d", bytes(16 * max_sequences)) for _ in config.blocks]
         self._tokens = [array("q", bytes(8 * max_sequences)) for _ in config.blocks]
         self._steps = (NativeStep * config.num_exits)(*map(self._prepared, range(config.num_exits)))
@@ -103,14 +105,20 @@ class NativeSteps:
 
     def run(self, step: Step) -> list[StepResult]:
         """The Step, and those that follow it as far as they ran. Other fronts are left to the caller."""
+        is_complete = False not in [is_native(sequence) for sequence, _, reaches in step.runs if reaches]
         steps = [step]
-        while is_lone(step) and (following := steps[-1].following) and self.suits(following):
+        while is_complete and (following := steps[-1].following) and self.suits(following):
             steps.append(following)
-        kept = [self._fill(self._steps[each.block], each) for each in steps]
+        fronts, *kept = self._fill(self._steps[step.block], step)
+        for each in steps[1:]:
+            if each.runs is step.runs:
+                self._fill_as(self._steps[each.block], self._steps[step.block])
+            else:
+                kept += self._fill(self._steps[each.block], each)
         first = ctypes.byref(self._steps, step.block * ctypes.sizeof(NativeStep))
         threads = self._threads.of(step.num_rows)
         count = self._run(first, len(steps), step.goes_on_anyway, self._tensors.array, threads)
-        return [self._result(each, fronts) for each, (fronts, *_) in zip(steps[:count], kept, strict=False)]
+        return [self._result(each, fronts, is_complete=is_complete) for each in steps[:count]]
 
     def _prepared(self, block: int) -> NativeStep:
         """What is the same for all Steps of a block."""
@@ -124,55 +132,52 @@ class NativeSteps:
         )
 
     def _fill(self, native: NativeStep, step: Step) -> tuple[list[Sequence], "array[int]", "array[float]"]:
-        """Who is asked, in this order, and what the call reads, which has to be kept until then."""
-        places: list[int] = []
-        pages: list[int] = []
-        tokens: list[int] = []
-        asked: list[Sequence] = []
-        fronts: list[int] = []
-        truncations: list[float] = []
-        for sequence, rows, reaches_front in step.runs:
-            for position in rows:
-                places += (position, len(pages))
-            pages += sequence.pages
-            if step.block == 0:
-                tokens += sequence.token_ids[rows.start : rows.stop]
-            if reaches_front and is_native(sequence):
-                asked.append(sequence)
-                fronts += (len(places) // 2 - 1, sequence.seed, sequence.choice)
-                truncations += sequence.draw[:2]
-        assert len(asked) <= len(self._tokens[step.block])
-        whole, real = array("q", places + pages + tokens + fronts), array("d", truncations)
-        first = address(whole)
+        """Sequences whose fronts are routed, in order, and the arrays that the call reads, to be kept until then."""
+        runs, tables = step.runs, [run.sequence.pages for run in step.runs]
+        starts = accumulate(map(len, tables[:-1]), initial=0)
+        places = [word for run, start in zip(runs, starts, strict=True) for t in run.rows for word in (t, start)]
+        pages = list(chain.from_iterable(tables))
+        tokens = (
+            list(chain.from_iterable([s.token_ids[r.start : r.stop] for s, r, _ in runs])) if not step.block else []
+        )
+        last_rows = accumulate([len(run.rows) for run in runs], initial=-1)
+        next(last_rows)
+        asked = [(row, s) for row, (s, _, reaches) in zip(last_rows, runs, strict=True) if reaches and is_native(s)]
+        fronts = [word for row, s in asked for word in (row, s.seed, s.choice)]
+        assert len(asked) <= self._max_sequences
+        whole = array("q", places + pages + tokens + fronts)
+        real = array("d", [word for _, s in asked for word in s.draw[:2]])
         native.num_rows, native.num_fronts = len(places) // 2, len(asked)
-        native.places = first
+        native.places = first = address(whole)
         native.pages = first = first + 8 * len(places)
         first += 8 * len(pages)
         native.row_tokens = first if tokens else None
         native.fronts = first + 8 * len(tokens)
         native.truncations = address(real)
-        return asked, whole, real
+        return [s for _, s in asked], whole, real
 
-    def _result(self, step: Step, fronts: Items[Sequence]) -> StepResult:
-        log_w, tokens, native = self._log_w[step.block], self._tokens[step.block], self._steps[step.block]
+    def _fill_as(self, native: NativeStep, first: NativeStep) -> None:
+        """The same rows in a later block."""
+        native.num_rows, native.num_fronts = first.num_rows, first.num_fronts
+        native.places, native.pages, native.fronts = first.places, first.pages, first.fronts
+        native.truncations = first.truncations
+
+    def _result(self, step: Step, fronts: Items[Sequence], *, is_complete: bool) -> StepResult:
+        """The decisions of fronts that were routed; `is_complete`: there are no others."""
+        native, block = self._steps[step.block], step.block
+        tokens, log_w = self._tokens[block], self._log_w[block]
         router, head = native.router_seconds, native.head_seconds
         seconds = native.layer_seconds + router + head
-        if fronts and tokens[0] == NOT_ASKED:
-            step = Step(step.block, [run._replace(reaches_front=False) for run in step.runs])
-            return StepResult(step, seconds=seconds)
         decisions = {
-            sequence: FrontDecision(None if tokens[f] == GOES_ON else tokens[f], log_w[2 * f + 1], log_w[2 * f])
-            for f, sequence in enumerate(fronts)
+            sequence: FrontDecision(None if token == GOES_ON else token, log_w[2 * f + 1], log_w[2 * f])
+            for f, (sequence, token) in enumerate(zip(fronts, tokens, strict=False))
+            if token != NOT_ASKED
         }
-        return StepResult(step, decisions, seconds=seconds, router_seconds=router, head_seconds=head)
-
-
-def is_lone(step: Step) -> bool:
-    """One sequence that needs nothing between two blocks; scores need the hidden states there."""
-    [run, *others] = step.runs
-    return not others and is_native(run.sequence) and not run.sequence.needs_logprobs
+        return StepResult(
+            step, decisions, seconds=seconds, router_seconds=router, head_seconds=head, is_complete=is_complete
+        )
 
 
 def is_native(sequence: Sequence) -> bool:
     """Whether its tokens are drawn in the call."""
-    return sequence.draw.is_plain and not sequence.draw.is_ranked
+    return sequence.draws_directly

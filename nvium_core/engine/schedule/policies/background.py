@@ -16,7 +16,7 @@ Job = Callable[[], None]
 class Background:
     """The newest job first. A job that raises is logged and forgotten.
 
-    Between jobs the thread rests, so that those who are served meanwhile hardly notice, unless somebody waits.
+    Between jobs the thread sleeps, so that serving is hardly affected, unless wait() is called.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ def staircase(problem: Problem, num_sequences: int) -> tuple[Policy, float]:
 
 
 class Optimal(Policy):
-    """Which of the blocks to run, by table. One thread asks and tells; another one solves."""
+    """Which of the blocks to run, by table. One thread chooses and observes; another solves."""
 
     def __init__(self, costs: StepCosts, frequencies: ExitFrequencies, *, learns: bool = True) -> None:
         """Keeps both up to date from what it observes, unless they are known to be right: then every table is solved
@@ -107,8 +107,8 @@ class Optimal(Policy):
     ) -> None:
         self._num_observed += 1
         if self.learns and self._num_observed % LEARN_EVERY == 0:
-            if seconds is not None:
-                self.costs.observe(block, num_rows, num_asked, seconds, follows=follows)
+            if seconds is not None and not follows:  # a Step in another's call costs less than by itself
+                self.costs.observe(block, num_rows, num_asked, seconds)
             self.frequencies.observe(block, num_asked, num_left)
             if self._num_observed % (LEARN_EVERY * CHECK_EVERY) == 0:
                 self._refresh()
@@ -132,7 +132,7 @@ class Optimal(Policy):
         return Problem.of(self.costs, self.frequencies.exit_probabilities).rounded()
 
     def _start_over(self, problem: Problem, stale: dict[int, Policy] | None = None) -> None:
-        """Solve anew whatever is asked for from now on; meanwhile the stale policies serve."""
+        """Solve again what is needed from now on; stale policies serve until then."""
         self._problem = problem
         self._stale = stale or {}
         self._policies: dict[int, Policy] = {}

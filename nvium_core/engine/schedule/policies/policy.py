@@ -29,7 +29,7 @@ class Policy(ABC):
         """The block to run, given how many sequences are ready for each; at least one is."""
 
     def passes_whole(self, num_sequences: int) -> bool:
-        """Whether rows go through all blocks at once, so that no layer is put off: worth it where coming back to the
+        """Whether rows go through all blocks at once, so that no layer is deferred: worth it where returning to the
         scheduler costs more than the layers that tokens do not need."""
         return False
 

@@ -8,13 +8,16 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nvium_core.engine.schedule.costs import Line, StepCosts
+from nvium_core.engine.schedule.costs import Line, StepCosts, at
 from nvium_core.engine.schedule.exit_frequencies import reach_probabilities
 
 Floats = NDArray[np.float64]
 
 MAX_ROWS_PER_VISIT = 64.0
 """Rows one sequence is thought to bring along at most, however rarely its block is reached."""
+
+LEAST_SHARE = 0.1
+"""Of a Step's cost, that no call shared with others saves."""
 
 COST_TOLERANCE, EXIT_TOLERANCE = 0.10, 0.05
 """How far a cost (relative to all) and an exit probability may move before the problem is another one."""
@@ -61,12 +64,31 @@ class Problem:
     def visit_seconds(self, num_sequences: int) -> Floats:
         """What running block k for m sequences costs, [K, 0…n].
 
-        Every row passes every block once, so a visit brings 1 / P(depth ≥ k) rows on average.
+        Every row passes every block once, so a visit brings 1 / P(depth ≥ k) rows on average. A lone sequence's Steps
+        run in one call, so the first alone has the engine's own cost, and later ones cost less than by themselves.
         """
         rows_K = [min(1 / max(p, 1e-9), MAX_ROWS_PER_VISIT) for p in reach_probabilities(self.exit_probabilities)]
         moving = range(1, num_sequences + 1)
-        costs = self._costs
-        return np.array([[0.0, *(costs.seconds(k, m * rows, m) for m in moving)] for k, rows in enumerate(rows_K)])
+        costs, saved = self._costs, self._saved_by_following if num_sequences == 1 else 0.0
+
+        def seconds(block: int, moving: int) -> float:
+            rows = moving * rows_K[block]
+            if num_sequences > 1 or block == 0:
+                return costs.seconds(block, rows, moving)
+            alone = costs.seconds_following(block, rows, moving)
+            return max(alone - saved, LEAST_SHARE * alone)
+
+        return np.array([[0.0, *(seconds(block, m) for m in moving)] for block in range(self.num_blocks)])
+
+    @property
+    def _saved_by_following(self) -> float:
+        """Of a Step that runs in one call with the one before: what a whole pass takes less than its Steps."""
+        if not self.passes or self.num_blocks == 1:
+            return 0.0
+        costs, reached = self._costs, reach_probabilities(self.exit_probabilities)
+        bare = sum(costs.seconds_following(block, 1) for block in range(self.num_blocks))
+        asked = sum(p * at(junction, 1) for p, junction in zip(reached, self.junctions, strict=True))
+        return max(0.0, bare + asked + costs.own[0] + costs.own[1] - costs.pass_seconds(1)) / (self.num_blocks - 1)
 
     def pass_rate(self, num_sequences: int) -> float:
         """Tokens per second of whole passes; 0 if unknown."""

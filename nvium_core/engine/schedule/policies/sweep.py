@@ -1,4 +1,4 @@
-"""The paper's loop, batched: whoever is deepest first, deferred rows ride along."""
+"""The paper's loop, batched: the deepest block first, deferred rows are piggybacked."""
 
 from collections.abc import Sequence as Items
 

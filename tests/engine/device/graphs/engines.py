@@ -53,4 +53,4 @@ class Cached:
     def kept(self) -> list[Tensor]:
         """All that is somebody's, and what padding sees."""
         somebodys = slice(0, self.cache.null_slot + 1)
-        return [x[:, somebodys] for x in (self.cache.keys, self.cache.values, self.cache.states_2SD)]
+        return [x[:, somebodys] for x in (self.cache.keys, self.cache.values, self.cache.states_NSD)]

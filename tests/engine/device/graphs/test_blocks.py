@@ -48,7 +48,7 @@ def test_what_a_sequence_leaves_in_its_pages_does_not_reach_whoever_has_them_nex
     for cached in (clean, dirty):
         cached.carry(0, sequences, [range(20), range(3)])
     slots = [s.pages[t // 16] * 16 + t % 16 for s in sequences for t in range(len(s.token_ids))]
-    assert torch.equal(clean.cache.states_2SD[1, slots], dirty.cache.states_2SD[1, slots])
+    assert torch.equal(clean.cache.states_NSD[0, slots], dirty.cache.states_NSD[0, slots])
 
 
 def test_a_step_that_is_run_again_leaves_the_same() -> None:

@@ -40,17 +40,17 @@ SLOTS = [7, 0, 11, 3, 5, 2, 9, 10]
 
 
 def states(width: int, dtype: torch.dtype) -> Tensor:
-    """Of both boundaries, in slots of which some are asked for."""
-    return torch.randn(2, NUM_SLOTS, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+    """Behind every block, in slots of which some are asked for."""
+    return torch.randn(3, NUM_SLOTS, width, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
 def sequence(params: SamplingParams) -> Sequence:
     return Sequence("a", [1, 2], params, seed=0, num_blocks=2, arrival=0)
 
 
-def layers_over(model: NviumForCausalLM, states_2SD: Tensor) -> LayersBackend:
+def layers_over(model: NviumForCausalLM, states_NSD: Tensor) -> LayersBackend:
     cache = PagedCache(model.config, num_pages=1, page_size=1, like=model.lm_head.weight)
-    cache.states_2SD = states_2SD
+    cache.states_NSD = states_NSD
     return LayersBackend(model, cache)
 
 
@@ -62,8 +62,8 @@ def test_routes_and_logits_are_the_models(
     library: ctypes.CDLL, dtype: torch.dtype, exit_layers: list[int], num_rows: int
 ) -> None:
     model = random_model(exit_layers, dtype=dtype, width=48, vocab_size=50)
-    states_2SD = states(48, dtype)
-    plain, fast = layers_over(model, states_2SD), NativeFronts(library, model, states_2SD)
+    states_NSD = states(48, dtype)
+    plain, fast = layers_over(model, states_NSD), NativeFronts(library, model, states_NSD)
     for block in range(len(exit_layers)):
         x_FD, log_w = plain.route(block, SLOTS[:num_rows])
         fast_x_FD, fast_log_w = fast.route(block, SLOTS[:num_rows])
@@ -81,11 +81,11 @@ def test_routes_and_logits_are_the_models(
 def test_tokens_are_those_that_the_layers_draw(
     library: ctypes.CDLL, asked: list[tuple[int, dict[str, Any], int]]
 ) -> None:
-    model, states_2SD = MODEL, states(48, torch.float64)
+    model, states_NSD = MODEL, states(48, torch.float64)
     rows, sequences = [row for row, _, _ in asked], [sequence(SamplingParams(**each)) for _, each, _ in asked]
     uniforms = [bits * 2.0**-53 for _, _, bits in asked]
     told = []
-    for exits in (layers_over(model, states_2SD), NativeFronts(library, model, states_2SD)):
+    for exits in (layers_over(model, states_NSD), NativeFronts(library, model, states_NSD)):
         x_FD, _ = exits.route(1, SLOTS)
         told.append(exits.draw(1, x_FD, rows, sequences, uniforms))
     assert told[0] == told[1]
