@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from nvium_core.engine.params import SamplingParams as SamplingParams
     from nvium_core.engine.process import EngineProcess as EngineProcess
     from nvium_core.engine.process import warm_up as warm_up
-    from nvium_core.engine.worker import Admittance as Admittance
-    from nvium_core.engine.worker import EngineRequest as EngineRequest
+    from nvium_core.engine.token_stream import Admittance as Admittance
+    from nvium_core.engine.token_stream import ChoiceKey as ChoiceKey
+    from nvium_core.engine.token_stream import EngineRequest as EngineRequest
+    from nvium_core.engine.token_stream import TokenStream as TokenStream
     from nvium_core.engine.worker import EngineWorker as EngineWorker
-    from nvium_core.engine.worker import Key as Key
-    from nvium_core.engine.worker import TokenStream as TokenStream
+    from nvium_core.engine.worker import Worker as Worker
     from nvium_core.engine.worker import WorkerState as WorkerState
     from nvium_core.errors import NviumError as NviumError
     from nvium_core.llm import LLM as LLM
@@ -78,11 +79,12 @@ _HOME = {
     "SamplingParams": "engine.params",
     "EngineProcess": "engine.process",
     "warm_up": "engine.process",
-    "Admittance": "engine.worker",
-    "EngineRequest": "engine.worker",
+    "Admittance": "engine.token_stream",
+    "ChoiceKey": "engine.token_stream",
+    "EngineRequest": "engine.token_stream",
+    "TokenStream": "engine.token_stream",
     "EngineWorker": "engine.worker",
-    "Key": "engine.worker",
-    "TokenStream": "engine.worker",
+    "Worker": "engine.worker",
     "WorkerState": "engine.worker",
     "CheckpointError": "model.checkpoint",
     "NviumConfig": "model.config",

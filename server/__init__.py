@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP server. Knows the engine by what `nvium_core` exports, and no PyTorch."""
+"""The OpenAI-compatible HTTP server. Uses the engine through what `nvium_core` exports; imports no PyTorch."""

@@ -1,4 +1,4 @@
-"""The application: model and settings in, an ASGI app out; and `run`, which serves it until told to stop."""
+"""The ASGI app for a model and settings, and `run`, which serves it until it is told to stop."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ from server.http.bodies import Bodies
 from server.http.connection import Connection
 from server.http.cors import Cors
 from server.http.drain import DrainingServer
-from server.http.keys import ApiKeys, KeyRing, read_keys
+from server.http.keys import KeyGate, KeyRing, read_keys
 from server.http.listener import Listener
 from server.http.middleware import JsonBodies, LastResort, RequestFrame
 from server.http.protection import Protection
@@ -53,13 +53,13 @@ ENDPOINTS = {
 """Paths whose requests are recorded, and their names in metrics and logs."""
 
 BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+"""Connections waiting to be accepted."""
 
 FAILURE = 1
-"""The exit code of a server whose device thread has failed."""
+"""The exit code of a server whose engine has failed."""
 
 STOP_SECONDS = 5
-"""How long ending connections, and then the device thread, may take once nothing is waited for any more."""
+"""How long connections, and then the engine, may take to end once draining is over."""
 
 
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
@@ -69,7 +69,7 @@ def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
 
 
 def assemble(service: Service, gate: Middleware | None = None, provider: TracerProvider | None = None) -> FastAPI:
-    """The app around a service, for whoever the gate lets in, traced if there is a provider."""
+    """The app around a service, behind a gate, traced if there is a provider."""
     tracing = Tracing(provider, service.name) if provider else None
     app = bare_app(lifespan, layers(service.settings, service.metrics, gate, tracing))
     app.state.service = service
@@ -83,7 +83,7 @@ def assemble(service: Service, gate: Middleware | None = None, provider: TracerP
 
 
 def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware]) -> FastAPI:
-    """One without routes, whose errors have their form."""
+    """An app without routes, with the error handlers."""
     app = FastAPI(
         docs_url=None,
         redoc_url=None,
@@ -91,7 +91,7 @@ def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=list(middleware),
-        # FastAPI's own would repeat the messages of exceptions, and trace each request a second time
+        # FastAPI's own telemetry would repeat exception messages and trace each request twice
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     install_error_handlers(app)
@@ -101,7 +101,7 @@ def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware
 def layers(
     settings: Settings, metrics: Metrics, gate: Middleware | None, tracing: Tracing | None = None
 ) -> Iterator[Middleware]:
-    """What a request passes on its way to a route, the outermost first."""
+    """The layers around the routes, outermost first."""
     yield Middleware(RequestFrame, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
     yield Middleware(Protection)
     if settings.cors_origins:
@@ -121,13 +121,13 @@ def layers(
 
 
 def keys_gate(keys: KeyRing, settings: Settings, metrics: Metrics) -> Middleware | None:
-    """The layer that asks for one of the keys, if there are any."""
-    return Middleware(ApiKeys, keys=keys, metrics=metrics, metrics_open=settings.metrics_open) if keys else None
+    """The layer that requires a key, if there are any."""
+    return Middleware(KeyGate, keys=keys, metrics=metrics, metrics_open=settings.metrics_open) if keys else None
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Warm up, if that was not done, then run the device thread for as long as the app lives."""
+    """Warm up if necessary, then run the engine as long as the app lives."""
     service: Service = app.state.service
     if not service.is_warm:
         service.warm_up()
@@ -139,10 +139,10 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def run(settings: Settings) -> None:
-    """Load the model and serve it until SIGTERM or SIGINT, then let running requests finish.
+    """Load the model and serve it until SIGTERM or SIGINT, then finish running requests.
 
-    Raises `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` for a model, settings or an address that
-    cannot be used. Exits with a code of its own once the device thread has failed, for whoever starts it again.
+    Raises `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` for an unusable model, settings or address.
+    Exits with code `FAILURE` once the engine has failed, so that a supervisor restarts it.
     """
     configure_logs()
     disable_created_metrics()
@@ -162,7 +162,7 @@ def run(settings: Settings) -> None:
 
 
 def load(settings: Settings) -> Service:
-    """The model and what serves it; says what is loaded, and what was. Raises `CheckpointError`, `InvalidRequest`."""
+    """Load the model, and log that. Raises `CheckpointError` or `InvalidRequest`."""
     log.debug("loading", model=settings.model or "the embedded model")
     started = time.monotonic()
     loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights)
@@ -182,9 +182,9 @@ def load(settings: Settings) -> Service:
 def uvicorn_config(
     app: FastAPI, settings: Settings, tls: ssl.SSLContext | None, *, descriptors_each: int = 1, **more: Any
 ) -> uvicorn.Config:
-    """How connections are served, wherever they come from. Raises `SettingsError` where no files may be open for any.
+    """uvicorn's configuration. Raises `SettingsError` if the limit of open files allows no connection.
 
-    `descriptors_each` is how many of those a connection takes.
+    `descriptors_each` is how many file descriptors a connection takes.
     """
     room = room_for(settings.max_connections, descriptors_each)
     if room.num_connections < settings.max_connections:
@@ -199,7 +199,7 @@ def uvicorn_config(
         app,
         ssl_context_factory=(lambda *_: tls) if tls else None,
         http=connection,
-        loop="asyncio",  # whatever else is installed, connections behave the same
+        loop="asyncio",  # the same behaviour whether or not uvloop is installed
         ws="none",
         host=settings.host,
         log_config=None,
@@ -211,10 +211,10 @@ def uvicorn_config(
 
 
 def listen(host: str, port: int) -> Listener:
-    """The socket to serve on, taken before the model is loaded. Raises `OSError` naming the address.
+    """The socket to serve on, bound before the model is loaded. Raises `OSError` naming the address.
 
-    Connections send small pieces at once, which asyncio sees to only for sockets that it opens itself: without, the
-    first token would wait 40 ms for the client to acknowledge the status line.
+    TCP_NODELAY, which asyncio sets only on sockets that it opens itself, saves the first token from waiting 40 ms for
+    the client to acknowledge the status line.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

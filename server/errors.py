@@ -1,20 +1,20 @@
-"""Refusals and failures, in the one form that every answer other than 2xx has.
+"""Errors, and the one form in which every response other than 2xx is sent.
 
 ApiError
 ├── InvalidField      400  a field of the request is wrong
-├── MalformedRequest  400  no HTTP
-├── TooComplex        400  an answer's form cannot be followed within bounds
-├── InvalidKey        401  no key, or none that is known
+├── MalformedRequest  400  not HTTP, or a body that must not be parsed
+├── TooComplex        400  a grammar exceeds its bounds while it is followed
+├── InvalidKey        401  no key, or an unknown one
 ├── ModelNotFound     404
-├── RequestTimeout    408  did not arrive in time
+├── RequestTimeout    408  the request did not arrive in time
 ├── BodyTooLarge      413  found before parsing
 ├── HeadTooLarge      431  too long, or too many headers
 ├── RateLimited       429  too many requests with one key
 ├── Overloaded        503  queue full, draining or stopped; come back later
-│   ├── BodiesTooLarge     all that is being answered takes too much memory
-│   ├── EngineGone         it was told to stop, or has failed
+│   ├── BodiesTooLarge     the bodies of open requests take too much memory
+│   ├── EngineGone         stopped or failed
 │   └── TooManyConnections
-├── DeadlineExceeded  503  a request's time was over before anything could be told
+├── DeadlineExceeded  503  the request's time was over before its first token
 └── InternalError     500  says nothing about what happened inside
 """
 
@@ -32,7 +32,7 @@ from nvium_core import ConstraintLimit, ContextLengthExceeded, EngineError, Engi
 from nvium_core.text.chat_template import ConversationError
 
 MAX_MESSAGE_CHARACTERS = 1000
-"""Beyond this a message, which may quote what was asked, is cut."""
+"""Longer messages, which may quote the request, are cut."""
 
 log = structlog.get_logger("nvium.server")
 
@@ -41,11 +41,15 @@ RETRY_STOPPED_SECONDS = 5
 CONTEXT_EXCEEDED = "context_length_exceeded"
 
 NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
-"""Pydantic's types of complaints about what should be a JSON object."""
+"""Pydantic's error types for a value that should be a JSON object."""
+
+
+WRONG_FIELD = "wrong_field:"
+"""Begins the error type of a union none of whose members fits; the field that decides between them follows."""
 
 
 class ApiError(Exception):
-    """What the client is told."""
+    """An error that the client is told."""
 
     status = 400
     type = "invalid_request_error"
@@ -67,11 +71,11 @@ class ApiError(Exception):
 
 
 class InvalidField(ApiError):
-    """The message begins with the field's name; but for a context exceeded, as programs look for OpenAI's words."""
+    """The message begins with the field's name, except for an exceeded context: programs look for OpenAI's words."""
 
     def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
-        told = message if code == CONTEXT_EXCEEDED else f"{param}: {message}"
-        super().__init__(told, param=param, code=code)
+        text = message if code == CONTEXT_EXCEEDED else f"{param}: {message}"
+        super().__init__(text, param=param, code=code)
 
 
 class MalformedRequest(ApiError):
@@ -180,16 +184,16 @@ class InternalError(ApiError):
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Everything that routes raise is answered in the error form; what is not known here, `LastResort` answers."""
+    """Answer these exceptions in the error form; `LastResort` answers all others."""
     for kind in (ApiError, InvalidRequest, ConversationError, EngineError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, answer)
+        app.add_exception_handler(kind, respond)
 
 
-async def answer(request: Request, error: Exception) -> Response:
-    told = as_api_error(error)
+async def respond(request: Request, error: Exception) -> Response:
+    refusal = as_api_error(error)
     if record := request.scope.get("state", {}).get("record"):
-        record.refused(told)
-    return told.response()
+        record.refused(refusal)
+    return refusal.response()
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -211,21 +215,21 @@ def as_api_error(error: Exception) -> ApiError:
 
 def from_engine(error: EngineError) -> ApiError:
     if isinstance(error, ConstraintLimit):
-        log.warning("an answer's form was too complex to be followed")
+        log.warning("a grammar was too complex to be followed")
         return TooComplex(str(error))
     return EngineGone() if isinstance(error, EngineStopped) else InternalError(str(error))
 
 
 def from_http(error: HTTPException) -> ApiError:
-    """404 and 405 of the router, and a body that cannot be read."""
-    told = ApiError(str(error.detail))
-    told.status = error.status_code
-    told.headers = error.headers or {}
-    return told
+    """The router's 404 and 405, and unreadable bodies."""
+    refusal = ApiError(str(error.detail))
+    refusal.status = error.status_code
+    refusal.headers = error.headers or {}
+    return refusal
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
-    """The first thing wrong with a body, named by its field."""
+    """The first error in a body, named by its field."""
     first = error.errors()[0]
     place = first["loc"][1:]
     if first["type"] == "json_invalid":
@@ -234,13 +238,15 @@ def from_validation(error: RequestValidationError) -> ApiError:
         return ApiError("the body must be a JSON object, sent with content-type application/json")
     if not place:
         return ApiError(f"the body cannot be used: {first['msg']}")
+    if decisive := first["type"].partition(WRONG_FIELD)[2]:
+        return InvalidField(path(error.body, (*place, decisive), "missing"), first["msg"])
     return InvalidField(path(error.body, place, first["type"]), first["msg"])
 
 
 def path(body: Any, place: Sequence[str | int], kind: str) -> str:
-    """`messages[0].content`: what of a complaint's place is in the body, as pydantic names members of unions too.
+    """The place of an error as `messages[0].content`, without the members of unions, which pydantic also names.
 
-    An item of a list of numbers or strings is named by its field alone; `kind` is pydantic's type of the complaint.
+    An item in a list of numbers or strings is named by its field alone. `kind` is pydantic's type of the error.
     """
     is_within = any(isinstance(part, str) and part.isidentifier() for part in place[1:])
     if not is_within and kind not in NO_OBJECT:

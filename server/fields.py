@@ -1,8 +1,10 @@
-"""The table of all fields and what becomes of them: `python -m server.fields > docs/fields.md`."""
+"""The table of all request fields: `python -m server.fields > docs/fields.md`."""
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from copy import copy
+from itertools import chain
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -26,10 +28,10 @@ INTRODUCTION = """\
 
 Generated from the schemas by `python -m server.fields`.
 
-*Honoured*: does what it says; a value that it cannot have is answered with 400 that names the field. *Neutral only*:
-these values ask for nothing and pass, any other is answered with 400. *Refused*: only null passes, which is the default
-everywhere. Hints that change nothing here, and fields that are in no table, are accepted and named in the header
-`x-nvium-ignored-params`; unknown keys within `nvium` are refused.
+*Honoured*: the field works; an invalid value is a 400 that names the field. *Neutral only*: these values change nothing
+and are accepted, any other is a 400. *Refused*: only null is accepted, which is every field's default. Hints without
+effect here, and fields in no table, are accepted and named in the header `x-nvium-ignored-params`; unknown keys in
+`nvium` are refused.
 """
 
 
@@ -43,17 +45,30 @@ def section(title: str, body: type[RequestBody]) -> str:
 
 
 def fields(body: type[RequestBody], within: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """All fields by their path, those of nested objects after the field that holds them."""
+    """All fields by their path, nested ones after the field that holds them."""
     for name, field in body.model_fields.items():
         path = f"{within}{field.alias or name}"
         yield path, field
         is_list = "list[" in str(field.annotation)
-        for nested in nested_bodies(field.annotation):
-            yield from fields(nested, f"{path}[]." if is_list else f"{path}.")
+        yield from merged(
+            fields(nested, f"{path}[]." if is_list else f"{path}.") for nested in nested_bodies(field.annotation)
+        )
+
+
+def merged(variants: Iterable[Iterable[tuple[str, FieldInfo]]]) -> Iterator[tuple[str, FieldInfo]]:
+    """The fields of the members of a union: honoured if one honours it, required if all require it."""
+    by_path: dict[str, list[FieldInfo]] = {}
+    for path, field in chain.from_iterable(variants):
+        by_path.setdefault(path, []).append(field)
+    for path, alike in by_path.items():
+        field = copy(next((field for field in alike if not neutral(field)), alike[0]))
+        if not all(other.is_required() for other in alike):
+            field.default = None if field.is_required() else field.default
+        yield path, field
 
 
 def nested_bodies(annotation: Any) -> list[type[RequestBody]]:
-    """The kinds of objects that a field of this type may hold."""
+    """The models of objects that a field of this type may hold."""
     if isinstance(annotation, type) and issubclass(annotation, RequestBody):
         return [annotation]
     return [body for inner in get_args(annotation) for body in nested_bodies(inner)]

@@ -1,6 +1,6 @@
-"""The options of `nvium serve`, checked: from the command line, else NVIUM_… in the environment, which only this reads.
+"""The checked options of `nvium serve`: from the command line, else NVIUM_… in the environment, else the defaults.
 
-They are declared in `nvium_core/options.py`; here is what a type and a bound cannot say.
+They are declared in `nvium_core/options.py`; here are the checks that types and bounds do not cover.
 """
 
 import os
@@ -21,15 +21,15 @@ SECRET = ("api_keys", "otlp_endpoint")
 """Settings whose values are never shown."""
 
 RAY_DEFAULTS = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-"""Show every line of every replica, report nothing to Ray's makers, run replicas at normal priority."""
+"""Show every line of every replica, send no usage reports, run replicas at normal priority."""
 
 
 class SettingsError(NviumError, ValueError):
-    """A setting that is not one; the message names it."""
+    """An invalid setting; the message names it."""
 
 
 def as_sent(text: str) -> str:
-    """An origin, as browsers write it."""
+    """An origin in the form that browsers send."""
     origin = text.lower()
     if not ORIGIN.fullmatch(origin):
         raise ValueError("must be an origin such as https://example.org, without a path, or *")
@@ -56,7 +56,7 @@ class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen belo
     @field_validator("*", mode="before")
     @classmethod
     def _split_lists(cls, value: object, info: ValidationInfo) -> object:
-        """Text from the environment or the command line is a list with commas."""
+        """Split comma-separated text from the environment or the command line."""
         is_list = get_origin(cls.model_fields[str(info.field_name)].annotation) is tuple
         return [part.strip() for part in value.split(",")] if is_list and isinstance(value, str) else value
 
@@ -67,26 +67,26 @@ class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen belo
 
 
 def set_defaults(variables: Mapping[str, str]) -> None:
-    """Set environment variables that are not set, for libraries that read them when they are imported."""
+    """Set unset environment variables, for libraries that read them on import."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
-    """Settings from what was given, then the environment, then the defaults. Raises `SettingsError`."""
+    """Settings from `given`, then the environment, then the defaults. Raises `SettingsError`."""
     try:
         settings = Settings(**given)
         _ = settings.engine
     except ValidationError as error:
         first = error.errors()[0]
-        name, complaint = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-        value = f", got {first['input']!r}" if may_be_told(first["loc"][0]) else ""
-        raise SettingsError(f"{name}: {complaint}{value}") from error
+        name, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        value = f", got {first['input']!r}" if may_be_quoted(first["loc"][0]) else ""
+        raise SettingsError(f"{name}: {message}{value}") from error
     except InvalidRequest as error:
         raise SettingsError(str(error)) from error
     return settings
 
 
-def may_be_told(name: int | str) -> bool:
-    """Whether an error may repeat a setting's value: not what may hold a secret, nor what may be one misnamed."""
+def may_be_quoted(name: int | str) -> bool:
+    """Whether an error may quote a setting's value: not of a secret, nor of an unknown setting, which may be one."""
     return name in Settings.model_fields and name not in SECRET

@@ -1,42 +1,41 @@
-"""The device thread: owns an engine, takes commands from an asyncio program and hands it back events.
+"""Engines driven from an asyncio program: requests go in, each gets a stream of events. Neither side waits.
 
-Neither side waits for the other: commands go through a queue, events reach the loop with one hop per Step.
+`EngineWorker` runs an engine on a thread; `EngineProcess` (`process.py`) runs one in another process.
 """
 
-import asyncio
 import logging
 import math
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
+from typing import NamedTuple
 
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.events import Event, FailureEvent, FailureReason, PromptEvent, StepReport, TokenEvent
-from nvium_core.engine.failures import EngineStopped, error_of
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.events import Event, FailureEvent, FailureReason, StepReport
+from nvium_core.engine.failures import EngineStopped
+from nvium_core.engine.limits import Limits
+from nvium_core.engine.token_stream import Admittance, ChoiceKey, EngineRequest, TokenStream, key_of
 
 STOPPED = "the engine has stopped"
 FAILED = "the engine has failed"
 
-Key = tuple[str, int]
-"""A request's id and the number of one of its choices."""
-
 IDLE_WAIT_SECONDS = 0.5
 """How often an idle worker shows that it lives."""
+
+Deliveries = Mapping[TokenStream, list[Event]]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A snapshot for gauges and health checks, taken by the device thread between Steps."""
+    """A snapshot for gauges and health checks, taken between Steps."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -48,144 +47,64 @@ class WorkerState:
     """Time the same tokens would have taken block by block at full depth, over time spent; nan before any Step."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """A prompt and what is asked for it."""
+class EngineTurn(NamedTuple):
+    """The results of one `Engine.step()`; without work, only the state."""
 
-    token_ids: Items[int]
-    params: SamplingParams
-
-    def keys(self, sequence_id: str) -> list[Key]:
-        """Of its choices, under the id that the engine knows it by."""
-        first = self.params.choice
-        return [(sequence_id, choice) for choice in range(first, first + self.params.num_choices)]
+    admissions: Mapping[ChoiceKey, Admittance]
+    events: list[Event]
+    reports: list[StepReport]
+    state: WorkerState
 
 
-@dataclass(frozen=True, slots=True)
-class Admittance:
-    """How a choice left the queue: when, by `time.monotonic()`, and the rows of its prompt that needed no computing."""
-
-    at: float
-    num_cached_prompt_tokens: int
-
-
-class TokenStream:
-    """The events of some requests' choices, for the event loop that submitted them.
-
-    It is over once every choice has ended or was cancelled. What has arrived is taken by `take`, when a listener is
-    called or by waiting for `arrival`; or by iterating, which gives what `take` does and ends when the stream is over.
-    Whoever has a stream must close it, to free what still runs.
-    """
-
-    def __init__(self, keys: Items[Key], cancel: Callable[[Key], None]) -> None:
-        self.keys = list(keys)
-        """The choices, those of the first request first."""
-        self.admissions: dict[Key, Admittance] = {}
-        """Of the choices that have left the queue; there by the time a choice's first token arrives."""
-        self.loop = asyncio.get_running_loop()
-        self._cancel = cancel
-        self._open = set(keys)
-        self._events: list[Event] = []
-        self._listener: Callable[[], object] = lambda: None
-
-    @property
-    def is_over(self) -> bool:
-        return not self._open
-
-    def listen(self, listener: Callable[[], object]) -> None:
-        """Have it called on the loop, and only it, whenever there is something to take or the stream may be over."""
-        self._listener = listener
-
-    async def arrival(self) -> None:
-        """Wait until there is something to take or the stream may be over."""
-        if self._open and not self._events:
-            arrived = self.loop.create_future()
-            self.listen(partial(settle, arrived))
-            await arrived
-
-    def take(self) -> list[TokenEvent | PromptEvent]:
-        """All that has arrived since the last time. Raises `EngineError` if a choice has failed."""
-        events, self._events = self._events, []
-        return list(self._wanted(events))
-
-    def cancel(self, key: Key) -> None:
-        """Cancel a choice, which has no further events; no effect once it has ended. Never blocks."""
-        if key in self._open:
-            self._open.remove(key)
-            self._cancel(key)
-            self.loop.call_soon(self._listener)  # which may be what cancels
-
-    def close(self) -> None:
-        """Cancel all that still runs."""
-        for key in list(self._open):
-            self.cancel(key)
-
-    def deliver(self, events: list[Event]) -> None:
-        """Called on the loop."""
-        self._events += events
-        self._listener()
-
-    async def __aiter__(self) -> AsyncIterator[list[TokenEvent | PromptEvent]]:
-        try:
-            while self._open:
-                await self.arrival()
-                if told := self.take():
-                    yield told
-        finally:
-            self.close()
-
-    def _wanted(self, events: list[Event]) -> Iterator[TokenEvent | PromptEvent]:
-        """The events of choices that are still wanted; raises for a failure."""
-        for event in events:
-            key = key_of(event)
-            if key not in self._open:
-                continue
-            if isinstance(event, FailureEvent):
-                self._open.remove(key)
-                raise error_of(event)
-            if event.finish_reason:
-                self._open.remove(key)
-            yield event
+def run_turn(engine: Engine) -> EngineTurn:
+    if not engine.has_work:
+        return EngineTurn({}, [], [], state_of(engine))
+    started = time.monotonic()
+    events = engine.step()
+    admissions = {
+        (sequence.id, sequence.choice): Admittance(started, sequence.num_cached_prompt_tokens or 0)
+        for sequence in engine.scheduler.admitted
+    }
+    return EngineTurn(admissions, events, engine.reports, state_of(engine))
 
 
-def settle(future: asyncio.Future[None]) -> None:
-    """Wake the waiter, unless something else has."""
-    if not future.done():
-        future.set_result(None)
+class Worker(ABC):
+    """Queues requests for an engine and delivers its events. `observe`, if given, gets every `StepReport`."""
 
-
-def key_of(event: Event) -> Key:
-    return event.sequence_id, event.choice
-
-
-class EngineWorker:
-    """Runs an engine on a thread of its own. `observe`, if given, gets every `StepReport`, on that thread."""
-
-    def __init__(self, engine: Engine, observe: Callable[[StepReport], None] | None = None) -> None:
-        self.engine = engine
+    def __init__(self, limits: Limits, observe: Callable[[StepReport], None] | None = None) -> None:
         self.state = WorkerState()
-        self._observe = observe
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._streams: dict[Key, TokenStream] = {}
-        self._queued: dict[Key, TokenStream] = {}
-        self._numbers = count()
-        self._stopped = False
         self.has_failed = False
-        """The thread has ended, or is ending, without being stopped."""
+        """The engine has ended, or is ending, without having been told to."""
+        self._limits = limits
+        self._observe = observe
+        self._streams: dict[ChoiceKey, TokenStream] = {}
+        self._numbers = count()
+        self._has_ended = False
         self._beat = time.monotonic()
-        self._thread = threading.Thread(target=self._loop, name="nvium-device", daemon=True)
 
+    @abstractmethod
     def start(self) -> None:
-        self._thread.start()
+        """Called on the event loop."""
 
+    @abstractmethod
     def stop(self, timeout: float | None = None) -> None:
-        """End the thread after its current Step; running requests fail."""
-        self._commands.put(None)
-        self._thread.join(timeout)
+        """End after the current Step; running requests fail."""
 
     @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
+    @abstractmethod
+    def is_alive(self) -> bool: ...
+
+    @abstractmethod
+    def _queue(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
+        """Pass requests to the engine, by their ids. Raises `EngineStopped`."""
+
+    @abstractmethod
+    def _cancel(self, key: ChoiceKey) -> None:
+        """Called on the event loop."""
+
+    @abstractmethod
+    def _hand_over(self, deliveries: Deliveries) -> None:
+        """Put events into their streams, each on its own event loop."""
 
     @property
     def seconds_since_progress(self) -> float:
@@ -193,41 +112,92 @@ class EngineWorker:
         return time.monotonic() - self._beat
 
     def excuse(self) -> None:
-        """Count progress from now on: it could not make any while the process was stopped."""
+        """Count progress from now: there could be none while the whole process was stopped."""
         self._beat = time.monotonic()
 
-    def submit(self, requests: Items[EngineRequest], tenant: str = "") -> TokenStream:
+    def submit(self, requests: Sequence[EngineRequest], tenant: str = "") -> TokenStream:
         """Queue requests, all or none, from the running event loop and without blocking it.
 
-        Raises `InvalidRequest`, or `EngineError` once the thread has ended, at once.
+        Raises `InvalidRequest`, or `EngineError` once the engine has ended, at once.
         """
         for request in requests:
-            self.engine.check(request.token_ids, request.params)
+            self._limits.check(request.token_ids, request.params)
         by_id = {f"request-{next(self._numbers)}": request for request in requests}
-        stream = TokenStream([key for name, request in by_id.items() for key in request.keys(name)], self._cancel_soon)
-        self._commands.put(lambda: self._add(by_id, tenant, stream))
-        if self._stopped:  # looked at last, as the thread may have ended in between and taken no more commands
-            raise EngineStopped(STOPPED)
+        stream = TokenStream([key for name, request in by_id.items() for key in request.keys(name)], self._cancel)
+        self._queue(by_id, tenant, stream)
         return stream
 
-    def _cancel_soon(self, key: Key) -> None:
-        self._commands.put(lambda: self._cancel(key))
+    def _take(self, turn: EngineTurn) -> None:
+        self.state, self._beat = turn.state, time.monotonic()
+        for key, admittance in turn.admissions.items():
+            if stream := self._streams.get(key):
+                stream.admissions.setdefault(key, admittance)
+        if self._observe:
+            for report in turn.reports:
+                self._observe(report)  # before delivery, so that a token is counted by the time it is seen
+        self._deliver(turn.events)
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        deliveries: defaultdict[TokenStream, list[Event]] = defaultdict(list)
+        for event in events:
+            key = key_of(event)
+            if stream := self._streams.get(key):
+                deliveries[stream].append(event)
+                if isinstance(event, FailureEvent) or event.finish_reason:
+                    del self._streams[key]
+        if deliveries:
+            self._hand_over(deliveries)
+
+    def _fail_streams(self) -> None:
+        reason: FailureReason = "failed" if self.has_failed else "stopped"
+        message = FAILED if self.has_failed else STOPPED
+        self._deliver([FailureEvent(name, message, choice, reason) for name, choice in self._streams])
+
+
+class EngineWorker(Worker):
+    """Runs an engine on a thread of its own, where `observe` is called."""
+
+    def __init__(self, engine: Engine, observe: Callable[[StepReport], None] | None = None) -> None:
+        super().__init__(engine.limits, observe)
+        self.engine = engine
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="nvium-device", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> None:
+        self._commands.put(None)
+        self._thread.join(timeout)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _queue(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
+        self._commands.put(lambda: self._add(requests, tenant, stream))
+        if self._has_ended:  # checked last: the thread may have ended in between and taken no more commands
+            raise EngineStopped(STOPPED)
+
+    def _cancel(self, key: ChoiceKey) -> None:
+        self._commands.put(lambda: self._drop(key))
 
     def _loop(self) -> None:
         try:
             while self._take_commands():
-                if self.engine.has_work:
-                    self._step()
-                self._look()
+                self._take(run_turn(self.engine))
+                if not self.engine.has_work:
+                    self.engine.check_idle()
         except Exception:
             logger.exception("the device thread has failed")
             self.has_failed = True
         finally:
-            self._stopped = True
-            self._fail_everything()
+            self._has_ended = True
+            self._drain_commands()
+            self._fail_streams()
 
     def _take_commands(self) -> bool:
-        """Carry out queued commands, waiting a while for one if there is nothing else to do; False to stop."""
+        """Run queued commands; without other work, wait a while for one. False to stop."""
         try:
             command = self._commands.get(block=not self.engine.has_work, timeout=IDLE_WAIT_SECONDS)
             while command is not None:
@@ -237,67 +207,32 @@ class EngineWorker:
         except queue.Empty:
             return True
 
-    def _step(self) -> None:
-        started = time.monotonic()
-        events = self.engine.step()
-        self._note_admissions(started)
-        if self._observe:
-            for report in self.engine.reports:
-                self._observe(report)  # first: a client that has its answer must find it counted
-        self._deliver(events)
-        if not self.engine.has_work:
-            self.engine.check_idle()
-
-    def _fail_everything(self) -> None:
-        """End every stream, those still in the queue included."""
+    def _drain_commands(self) -> None:
+        """Register the streams that are still in the queue, so that they fail too."""
         while not self._commands.empty():
             if command := self._commands.get():
                 with suppress(Exception):  # the engine may be what is broken
                     command()
-        reason: FailureReason = "failed" if self.has_failed else "stopped"
-        message = FAILED if self.has_failed else STOPPED
-        self._deliver([FailureEvent(name, message, choice, reason) for name, choice in self._streams])
 
     def _add(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
-        by_key = dict.fromkeys(stream.keys, stream)
-        self._streams |= by_key
-        self._queued |= by_key
+        self._streams |= dict.fromkeys(stream.keys, stream)
         for sequence_id, request in requests.items():
             self.engine.add(sequence_id, request.token_ids, request.params, tenant=tenant)
 
-    def _cancel(self, key: Key) -> None:
+    def _drop(self, key: ChoiceKey) -> None:
         self._streams.pop(key, None)
-        self._queued.pop(key, None)
         self.engine.cancel(*key)
 
-    def _note_admissions(self, when: float) -> None:
-        """Notify the streams whose sequences were admitted by the last Step."""
-        for sequence in self.engine.scheduler.admitted:
-            key = (sequence.id, sequence.choice)
-            if stream := self._queued.pop(key, None):
-                stream.admissions[key] = Admittance(when, sequence.num_cached_prompt_tokens or 0)
-
-    def _deliver(self, events: list[Event]) -> None:
-        """Hand events to their streams, with one call into each loop concerned."""
-        deliveries: defaultdict[TokenStream, list[Event]] = defaultdict(list)
-        for event in events:
-            key = key_of(event)
-            if stream := self._streams.get(key):
-                deliveries[stream].append(event)
-                if isinstance(event, FailureEvent) or event.finish_reason:
-                    del self._streams[key]
+    def _hand_over(self, deliveries: Deliveries) -> None:
+        """With one call into each event loop."""
         for loop in {stream.loop for stream in deliveries}:
-            with suppress(RuntimeError):  # a loop that has closed wants nothing more
-                loop.call_soon_threadsafe(hand_over, {s: told for s, told in deliveries.items() if s.loop is loop})
-
-    def _look(self) -> None:
-        """Refresh the snapshot and the heartbeat."""
-        self.state = state_of(self.engine)
-        self._beat = time.monotonic()
+            own = {stream: events for stream, events in deliveries.items() if stream.loop is loop}
+            with suppress(RuntimeError):  # the loop has closed
+                loop.call_soon_threadsafe(hand_over, own)
 
 
-def hand_over(deliveries: dict[TokenStream, list[Event]]) -> None:
-    """On the loop: put the events into their streams."""
+def hand_over(deliveries: Deliveries) -> None:
+    """Called on the event loop."""
     for stream, events in deliveries.items():
         stream.deliver(events)
 

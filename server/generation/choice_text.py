@@ -1,13 +1,13 @@
-"""The text of one choice, token by token: what the prompt's echo puts before it, and the stop string that ends it."""
+"""The text of one choice, token by token: the echoed prompt before it, and the stop string that ends it."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
 from nvium_core import TokenEvent
 from nvium_core.text.detokenizer import REPLACEMENT, Detokenizer, FinishReason, StopStrings
+from server.generation.delta import Delta
 
 
 @dataclass(frozen=True)
@@ -18,39 +18,28 @@ class Prompt:
     text: str | None = None
 
     def truncated(self, num_tokens: int) -> "Prompt":
-        """The last so many tokens."""
         return self if len(self.token_ids) <= num_tokens else Prompt(self.token_ids[-num_tokens:])
 
 
-class Piece(NamedTuple):
-    """Text that is certain, the tokens of that moment with the places of their characters, and whether it is the last.
-
-    The text of a token may still be held back; `text_offsets` count from the beginning of the choice's text.
-    """
-
-    text: str
-    tokens: list[TokenEvent]
-    text_offsets: list[int]
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None = None
-    """The stop string or stop token that ended the choice; None for any other end."""
-
-
 class ChoiceText:
+    """`index` is the choice's number in its request. `end_token_ids` end it without being its `stop_reason`."""
+
     def __init__(
         self,
         tokenizer: Tokenizer,
-        prompt: Prompt,
         stops: Sequence[str],
+        index: int,
+        prompt: Prompt,
         *,
         include_stop: bool,
         echo: bool,
         skips_special: bool = True,
         end_token_ids: Collection[int] = (),
     ) -> None:
+        self.index = index
+        self.prompt = prompt
         self._end_token_ids = end_token_ids
         self._tokenizer = tokenizer
-        self._prompt = prompt
         self._includes_stop = include_stop
         self._stops = StopStrings(stops, include=include_stop)
         echoes_tokens = echo and prompt.text is None
@@ -64,28 +53,30 @@ class ChoiceText:
     def prompt_offsets(self) -> list[int]:
         """Where the characters of each of the prompt's tokens begin."""
         detokenizer, num_characters, offsets = Detokenizer(self._tokenizer), 0, []
-        for token_id in self._prompt.token_ids:
+        for token_id in self.prompt.token_ids:
             offsets.append(num_characters)
             num_characters += len(detokenizer.push(token_id))
         return offsets
 
-    def take(self, events: Sequence[TokenEvent]) -> Piece:
-        """What these tokens give, up to the one that ends the choice."""
-        text, self._echo = self._echo, ""
-        offsets: list[int] = []
+    def take(self, events: Sequence[TokenEvent]) -> Delta:
+        """The text of these tokens, up to the one that ends the choice."""
+        delta = Delta(self.index, self._echo)
+        self._echo = ""
         for event in events:
-            offsets.append(self._num_characters)
-            text += self._push(event)
+            delta.tokens.append(event)
+            delta.text_offsets.append(self._num_characters)
+            delta.text += self._push(event)
             if self._stops.matched is not None or event.finish_reason:
-                reason = "stop" if self._stops.matched is not None else event.finish_reason
-                text += self._stops.flush()
-                return Piece(text, [*events[: len(offsets)]], offsets, reason, self._stop_reason(event))
-        return Piece(text, [*events], offsets, None)
+                delta.text += self._stops.flush()
+                delta.finish_reason = "stop" if self._stops.matched is not None else event.finish_reason
+                delta.stop_reason = self._stop_reason(event)
+                break
+        return delta
 
-    def end(self, reason: FinishReason) -> Piece:
-        """What was held back, for an end that no token brings."""
-        text = self._echo + self._stops.push(self._detokenizer.flush())
-        return Piece(text + self._stops.flush(), [], [], reason)
+    def end(self, reason: FinishReason) -> Delta:
+        """The text that was held back, for an end without a token."""
+        text = self._echo + self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+        return Delta(self.index, text, finish_reason=reason)
 
     def _stop_reason(self, event: TokenEvent) -> int | str | None:
         if self._stops.matched is not None:

@@ -1,6 +1,6 @@
-"""Answers that must have a form: compiles grammars into constraints on tokens, by llguidance.
+"""Structured answers: compiles grammars into constraints on tokens, with llguidance.
 
-Knows a tokenizer, and nothing of models, sequences or HTTP.
+Knows a tokenizer, but no model, sequence or HTTP.
 """
 
 import re
@@ -25,15 +25,15 @@ LIMITS = LLParserLimits(
     max_grammar_size=25_000,
     verbose_errors=False,
 )
-"""What compiling and one token may take; most bound time on the device thread, where constraints are asked."""
+"""Bounds on compiling and on each token. Most bound time on the device thread, where constraints are evaluated."""
 
 NOT_ALLOWED = "doesn't satisfy the grammar"
-"""In what llguidance says of a token that was not allowed. It knows no other error than that and a limit."""
+"""In llguidance's message for a token that was not allowed. Its only other error is an exceeded limit."""
 
 MAX_REASON_CHARACTERS = 200
 
 MAX_ATTEMPTS = 200
-"""Parts of a grammar that are compiled to find what is wrong with it."""
+"""Parts of a grammar that are compiled to locate an error."""
 
 PLACE = re.compile(r"^at \d+\(\d+\): ")
 LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)
@@ -41,20 +41,20 @@ DETAIL = re.compile(r"^error: (.*)$", re.MULTILINE)
 
 
 class Constraints:
-    """Compiles for one tokenizer and its end-of-text. Making one takes seconds where the vocabulary is large."""
+    """Compiles for one tokenizer and its end-of-text tokens. Takes seconds to make for a large vocabulary."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, end_token_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self._added = frozenset(tokenizer.added_tokens_decoder)
         self._tokens: LLTokenizer | None = None
-        with suppress(ValueError):  # it is neither byte-level nor falls back to bytes
+        with suppress(ValueError):  # the tokenizer is neither byte-level nor falls back to bytes
             self._tokens = from_tokenizer(tokenizer, eos_token=sorted(end_token_ids) or None)
 
     def compile(self, field: str, grammar: Grammar) -> Constraint:
-        """The constraint that answers obey. Takes milliseconds, at worst a good part of a second, so not on a loop.
+        """The constraint for an answer. Takes milliseconds, at worst most of a second: keep it off the event loop.
 
-        Raises `InvalidField`, naming the field, for what is malformed, unsupported, too large or satisfied by nothing.
-        A constraint is for one request: all its forks share tables, and end together where those reach their limits.
+        Raises `InvalidField`, for a grammar that is malformed, unsupported, too large or unsatisfiable.
+        A constraint is for one request: its forks share tables, and fail together when those reach their limits.
         """
         matcher = self._matcher(field, grammar)
         if matcher.is_error():
@@ -64,11 +64,11 @@ class Constraints:
         return GrammarConstraint(matcher, grammar.text())
 
     def restore(self) -> None:
-        """Let this process restore constraints that another one has compiled for the same tokenizer."""
+        """Let this process unpickle constraints compiled by another process for the same tokenizer."""
         GrammarConstraint.tokens = self._tokens
 
     def _complaint(self, field: str, grammar: Grammar, error: str) -> str:
-        """What is wrong, with the place of the innermost part that it is wrong with."""
+        """The error, located in the innermost part that has it."""
         place, budget = "", MAX_ATTEMPTS
         parts = grammar.parts()
         while budget and (part := next(parts, None)):
@@ -80,14 +80,14 @@ class Constraints:
 
     def _matcher(self, field: str, grammar: Grammar) -> LLMatcher:
         if self._tokens is None:
-            raise InvalidField(field, "answers of this model cannot be given a form: its tokens are not made of bytes")
+            raise InvalidField(field, "not supported: the tokens of this model are not bytes")
         try:
             return LLMatcher(self._tokens, grammar.text(), log_level=0, limits=LIMITS)
         except UnusableGrammar as error:
             raise InvalidField(field, str(error)) from error
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text; of a special token, its name; of one that the tokenizer lacks, nothing."""
+        """The bytes that a token adds to a text: a special token's name, nothing for an id without a token."""
         if token_id >= len(self._tokenizer):
             return b""
         if self._tokens is None:
@@ -98,13 +98,13 @@ class Constraints:
 
 
 class GrammarConstraint:
-    """A place in a text that obeys a grammar. Raises `TooCostly` where following it further would.
+    """A position in a text that follows a grammar. Raises `TooCostly` where the next token would be.
 
     Pickled as its grammar, so only before its first token.
     """
 
     tokens: ClassVar[LLTokenizer | None] = None
-    """With which this process restores them."""
+    """Of this process, for unpickling."""
 
     def __init__(self, matcher: LLMatcher, grammar: str) -> None:
         self._matcher = matcher
@@ -141,7 +141,7 @@ def restored(grammar: str) -> GrammarConstraint:
 
 
 class AllowedTokens:
-    """Only these tokens may come, as far as another constraint lets them. They are as many bits as a mask has."""
+    """Restricts another constraint, if any, to these tokens, given as the bits of a mask."""
 
     def __init__(self, mask: int, num_bytes: int, also: Constraint | None) -> None:
         self._mask = mask
@@ -150,7 +150,7 @@ class AllowedTokens:
 
     @classmethod
     def of(cls, token_ids: Collection[int], vocab_size: int, also: Constraint | None) -> "AllowedTokens":
-        """Raises `InvalidField` for tokens that there are not."""
+        """Raises `InvalidField` for ids outside the vocabulary."""
         if not token_ids or not all(0 <= token_id < vocab_size for token_id in token_ids):
             raise InvalidField("allowed_token_ids", f"must be token ids below {vocab_size}, at least one")
         mask = sum(1 << token_id for token_id in set(token_ids))
@@ -173,7 +173,7 @@ class AllowedTokens:
 
 
 def first_error(matcher: LLMatcher) -> str:
-    """What goes wrong with the first token, or behind it, where an object has all its properties to choose from."""
+    """The error at the first token or the one after it, where an object may choose among all its properties."""
     probe = matcher.deep_copy()
     mask = int.from_bytes(probe.compute_bitmask(), "little")
     if not probe.is_error():
@@ -182,7 +182,7 @@ def first_error(matcher: LLMatcher) -> str:
 
 
 def reason(error: str) -> str:
-    """What llguidance has against a grammar, in a line."""
+    """llguidance's error in one line."""
     text = LISTING.sub("", PLACE.sub("", error))
     detail = DETAIL.search(text)
     line = detail.group(1) if detail else text.removeprefix("failed to compile JSON schema: ").split("\n")[0]

@@ -7,12 +7,14 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
-from nvium_core import Admittance, EngineRequest, Key, PromptEvent, SamplingParams, Score, TokenEvent, TokenStream
+from nvium_core import Admittance, ChoiceKey, EngineRequest, PromptEvent, SamplingParams, TokenEvent, TokenStream
 from nvium_core.text.detokenizer import FinishReason
 from server.errors import DeadlineExceeded
-from server.generation.choice_text import ChoiceText, Piece, Prompt
+from server.generation.choice_text import ChoiceText, Prompt
+from server.generation.delta import Delta
 from server.generation.service import Service
 from server.schemas.generation import GenerationRequest
 from server.telemetry.record import RequestRecord
@@ -20,59 +22,34 @@ from server.telemetry.record import RequestRecord
 Events = Sequence[TokenEvent | PromptEvent]
 
 
-@dataclass(slots=True)
-class Delta:
-    """What a choice gained: text that is certain, the tokens of that moment, and scores of further prompt tokens."""
-
-    choice: "Choice"
-    text: str = ""
-    tokens: list[TokenEvent] = field(default_factory=list)
-    text_offsets: list[int] = field(default_factory=list)
-    prompt_scores: list[Score] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-
-    def extend(self, later: "Delta") -> None:
-        """Take in what the choice gained afterwards."""
-        self.text += later.text
-        self.tokens += later.tokens
-        self.text_offsets += later.text_offsets
-        self.prompt_scores += later.prompt_scores
-        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
-
-
 class Choice:
-    """One sequence of the engine and the text it becomes. A prompt's first choice is its leader."""
+    """One sequence of the engine and the text it becomes. A prompt's first choice is its leader.
+
+    `num_unscored` is how many of the prompt's tokens still wait for their scores.
+    """
 
     def __init__(
-        self,
-        index: int,
-        prompt: Prompt,
-        text: ChoiceText,
-        record: RequestRecord,
-        *,
-        is_leader: bool = True,
-        num_unscored: int = 0,
+        self, text: ChoiceText, record: RequestRecord, *, is_leader: bool = True, num_unscored: int = 0
     ) -> None:
-        self.index = index
-        self.num_unscored = num_unscored
-        """Tokens of the prompt whose scores are owed."""
-        self._is_leader = is_leader
-        self.prompt = prompt
+        self.index = text.index
+        self.prompt = text.prompt
         self.text = text
+        self.num_unscored = num_unscored
         self.num_cached_tokens = 0
+        self._is_leader = is_leader
         self._has_begun = False
         self._record = record
         self._submitted = time.monotonic()
         self._last_arrival: float | None = None
 
     def take(self, events: Events, admission: Admittance) -> Delta:
-        """What becomes of the next events."""
+        """The delta that these events make."""
         self.note(admission)
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         if tokens:
             self._note_arrival(len(tokens))
-        delta = self._delta(self.text.take(tokens))
+        delta = self.text.take(tokens)
+        self._record.served(delta.tokens, delta.finish_reason)
         if len(tokens) < len(events):
             self._take_scores([event for event in events if isinstance(event, PromptEvent)], delta)
         return delta
@@ -85,14 +62,12 @@ class Choice:
 
     def end(self, reason: FinishReason) -> Delta:
         """The last delta of a choice that ends without a token."""
-        return self._delta(self.text.end(reason))
-
-    def _delta(self, piece: Piece) -> Delta:
-        self._record.served(piece.tokens, piece.finish_reason)
-        return Delta(self, piece.text, piece.tokens, piece.text_offsets, [], piece.finish_reason, piece.stop_reason)
+        delta = self.text.end(reason)
+        self._record.served([], reason)
+        return delta
 
     def note(self, admission: Admittance) -> None:
-        """Tell the record, once, when the choice left the queue; also of one that will not speak."""
+        """Record, once, when the choice left the queue; also for one that ends before its first token."""
         if not self._has_begun:
             self._has_begun = True
             self.num_cached_tokens = admission.num_cached_prompt_tokens
@@ -110,16 +85,17 @@ class Choice:
 
 
 class Generation:
-    """All choices of one request. Whoever has it must close it, which frees what still runs.
+    """All choices of one request. Must be closed, which cancels the unfinished ones.
 
-    At `deadline`, by the event loop's clock, what runs ends with "length"; what has not begun, or still owes scores of
-    its prompt, is refused, as half of them would look like all.
+    At `deadline`, by the event loop's clock, running choices end with "length". If none has begun, or scores of a
+    prompt are still missing, the request fails instead: half of the scores would look like all of them.
     """
 
     def __init__(
         self, stream: TokenStream, choices: Sequence[Choice], leave: Callable[[], None], deadline: float | None
     ) -> None:
         self.choices = list(choices)
+        self.listen = stream.listen
         self._stream = stream
         self._leave = leave
         self._open = dict(zip(stream.keys, choices, strict=True))
@@ -129,27 +105,26 @@ class Generation:
     def is_over(self) -> bool:
         return not self._open
 
-    def listen(self, listener: Callable[[], object]) -> None:
-        """Have it called whenever there is something to take."""
-        self._stream.listen(listener)
-
     def take(self) -> list[Delta]:
-        """What was gained since the last time, a delta for each choice that gained something.
+        """What arrived since the last call, one delta for each choice that gained something.
 
-        Raises `EngineError` if a choice fails, `DeadlineExceeded` if none began in time or scores of a prompt are still
-        owed then.
+        Raises `EngineError` if a choice fails, `DeadlineExceeded` if the request fails at its deadline.
         """
-        deltas = [self._take(key, told) for key, told in by_key(self._stream.take()).items()]
+        deltas = []
+        for key, events in by_key(self._stream.take()).items():
+            deltas.append(delta := self._open[key].take(events, self._stream.admissions[key]))
+            if delta.finish_reason:
+                self._end(key)
         return deltas + self._expire() if self._stream.is_over and self._open else deltas
 
     async def collect(self) -> list[Delta]:
-        """What each choice gained in all. Raises as `take`."""
-        gained = {choice: Delta(choice) for choice in self.choices}
+        """All that each choice gained, once the last has ended. Raises as `take`."""
+        gained = [Delta(choice.index) for choice in self.choices]
         while not self.is_over:
             await self._stream.arrival()
             for delta in self.take():
-                gained[delta.choice].extend(delta)
-        return list(gained.values())
+                gained[delta.index].extend(delta)
+        return gained
 
     def close(self) -> None:
         if self._alarm:
@@ -158,12 +133,6 @@ class Generation:
         for key in list(self._open):
             self._end(key)
 
-    def _take(self, key: Key, events: Events) -> Delta:
-        delta = self._open[key].take(events, self._stream.admissions[key])
-        if delta.finish_reason:
-            self._end(key)
-        return delta
-
     def _expire(self) -> list[Delta]:
         if not self._stream.admissions or any(choice.num_unscored for choice in self._open.values()):
             raise DeadlineExceeded
@@ -171,7 +140,7 @@ class Generation:
         self.close()
         return deltas
 
-    def _end(self, key: Key) -> None:
+    def _end(self, key: ChoiceKey) -> None:
         self._stream.cancel(key)
         choice = self._open.pop(key)
         if admission := self._stream.admissions.get(key):
@@ -179,12 +148,12 @@ class Generation:
         self._leave()
 
 
-def by_key(events: Events) -> dict[Key, list[TokenEvent | PromptEvent]]:
-    """Events of the same choice together, in their order."""
-    together: dict[Key, list[TokenEvent | PromptEvent]] = {}
+def by_key(events: Events) -> dict[ChoiceKey, list[TokenEvent | PromptEvent]]:
+    """Events grouped by choice, in their order."""
+    grouped: dict[ChoiceKey, list[TokenEvent | PromptEvent]] = {}
     for event in events:
-        together.setdefault((event.sequence_id, event.choice), []).append(event)
-    return together
+        grouped.setdefault((event.sequence_id, event.choice), []).append(event)
+    return grouped
 
 
 def start(
@@ -198,55 +167,48 @@ def start(
     echo: bool = False,
     stops: Sequence[str] = (),
 ) -> Generation:
-    """Submit every choice of a request that was let in, or raise and leave none behind. `stops` are beside its own.
+    """Submit every choice of an admitted request, or raise and leave none behind. `stops` come on top of its own.
 
     Without a seed each prompt gets one of its own, shared by its choices, as if it had been sent alone.
     """
-    num_choices = len(prompts) * params.num_choices
-    asked = [EngineRequest(p.token_ids, replace(params, seed=seed_for(request))) for p in prompts]
-    num_new = num_choices * params.max_tokens
-    num_scored = params.num_choices * sum(len(p.token_ids) for p in prompts) if params.prompt_logprobs else 0
-    for prompt in asked:
-        service.engine.check(prompt.token_ids, prompt.params)
-    service.check_new_tokens(num_new)
-    service.check_scored_tokens(num_scored)
-    service.check_alternatives((num_new + num_scored) * (params.logprobs or 0))
+    asked = [EngineRequest(prompt.token_ids, replace(params, seed=seed_of(request))) for prompt in prompts]
+    check_size(service, params, asked)
     owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
-    texts = [choice_text(service, request, prompt, stops, echo=echo) for prompt in owners]
-    stream = service.worker.submit(asked, tenant)
-    record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
-    choices = [
-        Choice(
-            number,
-            prompt,
-            text,
-            record,
-            is_leader=number % params.num_choices == 0,
-            num_unscored=len(prompt.token_ids) - 1 if params.prompt_logprobs else 0,
-        )
-        for number, (prompt, text) in enumerate(zip(owners, texts, strict=True))
-    ]
-    return Generation(stream, choices, service.admission.leave, service.deadline(record.arrived))
-
-
-def seed_for(request: GenerationRequest) -> int:
-    return secrets.randbits(63) if request.seed is None else request.seed
-
-
-def choice_text(
-    service: Service,
-    request: GenerationRequest,
-    prompt: Prompt,
-    stops: Sequence[str],
-    *,
-    echo: bool,
-) -> ChoiceText:
-    return ChoiceText(
+    text_of = partial(
+        ChoiceText,
         service.tokenizer,
-        prompt,
         [*request.stops, *stops],
         include_stop=request.include_stop_str_in_output,
         echo=echo,
         skips_special=request.skip_special_tokens,
         end_token_ids=service.engine.end_token_ids,
     )
+    texts = [text_of(index, prompt) for index, prompt in enumerate(owners)]
+    stream = service.worker.submit(asked, tenant)
+    record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
+    choices = [
+        Choice(
+            text,
+            record,
+            is_leader=text.index % params.num_choices == 0,
+            num_unscored=len(text.prompt.token_ids) - 1 if params.prompt_logprobs else 0,
+        )
+        for text in texts
+    ]
+    return Generation(stream, choices, service.admission.leave, service.deadline(record.arrived))
+
+
+def check_size(service: Service, params: SamplingParams, asked: Sequence[EngineRequest]) -> None:
+    """Raise `InvalidRequest` if the request asks for more than the engine or the server allows."""
+    num_new = len(asked) * params.num_choices * params.max_tokens
+    num_prompt = sum(len(prompt.token_ids) for prompt in asked)
+    num_scored = params.num_choices * num_prompt if params.prompt_logprobs else 0
+    for prompt in asked:
+        service.engine.check(prompt.token_ids, prompt.params)
+    service.check_new_tokens(num_new)
+    service.check_scored_tokens(num_scored)
+    service.check_alternatives((num_new + num_scored) * (params.logprobs or 0))
+
+
+def seed_of(request: GenerationRequest) -> int:
+    return secrets.randbits(63) if request.seed is None else request.seed

@@ -1,9 +1,8 @@
-"""What an answer may be asked to be, and the grammar that says so in llguidance's language.
+"""The forms that an answer may be asked to have, as grammars in llguidance's language.
 
-JSON is written without whitespace between its parts, so that a small model cannot write blanks for ever; the order of
-properties is that of the schema. Since a grammar costs time when it is compiled and again with every token, what is
-asked is bounded here; the bounds stand where compiling takes a fraction of a second and a token some milliseconds.
-Knows nothing of tokens, engines or HTTP.
+JSON has no whitespace between its parts, so that a small model cannot write blanks forever; properties come in the
+schema's order. A grammar costs time when it is compiled and again at every token, so its size is bounded: compiling
+takes a fraction of a second at most, a token a few milliseconds. Knows no tokens, engines or HTTP.
 """
 
 import json
@@ -25,26 +24,26 @@ Schema = Mapping[str, Any]
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 100
 MAX_ALTERNATIVES = 32
-"""Of one `anyOf` or `oneOf`, constants aside: those of a recursive schema cost their square with every token."""
+"""Of one `anyOf` or `oneOf`, not counting constants: in a recursive schema each token costs their square."""
 
 MAX_OPTIONAL_PROPERTIES = 500
 """Of one object: any of them may come next."""
 
 MAX_PATTERNS = 16
-"""Different ones in a schema. Where schemas are merged they are intersected, which costs two to their number."""
+"""Different ones in a schema. Merged schemas intersect them, at a cost of two to the power of their number."""
 
 MAX_MULTIPLE = 10_000
-"""Of the least common multiple of all `multipleOf`, decimal places aside: as many states the number then has."""
+"""Of the least common multiple of all `multipleOf`, without decimal places: the number of states of a number."""
 
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
-"""Unforced, what must come is still spelled as the model likes; looking for it would cost as much as it is long."""
+"""Without forcing, the model chooses the tokens of fixed text too; searching for them costs as much as it is long."""
 
 BLANK = r"[ \n]*"
-"""What may precede a call at the beginning of an answer."""
+"""Allowed before a call at the beginning of an answer."""
 
 KEY = '"name"'
 
@@ -52,22 +51,22 @@ COMPACT = {"whitespace_flexible": False}
 
 
 class UnusableGrammar(ValueError):
-    """What is asked of the answer cannot be had; the message says why."""
+    """The message says why the grammar cannot be used."""
 
 
 class Grammar(Protocol):
-    """One thing that can be asked of an answer."""
+    """A form that an answer can be asked to have."""
 
     def text(self) -> str:
         """In llguidance's variant of Lark. Raises `UnusableGrammar`."""
         ...
 
     def parts(self) -> "Iterator[tuple[str, Grammar]]":
-        """Smaller grammars that this one is made of, by their place in it, to find what is wrong with it."""
+        """Its smaller grammars, by their place in it, to locate an error."""
         ...
 
 
-class Whole:
+class SinglePart:
     """A grammar of one part."""
 
     def parts(self) -> Iterator[tuple[str, Grammar]]:
@@ -76,7 +75,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class JsonSchema:
-    """JSON that a schema describes; the default is any object. See `json_schema` for what is read differently."""
+    """JSON of a schema; `json_schema.py` says where it is read differently from the standard."""
 
     schema: Schema
     closes: bool = True
@@ -95,8 +94,8 @@ ANY_OBJECT = JsonSchema({"type": "object"})
 
 
 @dataclass(frozen=True)
-class Regex(Whole):
-    """Text that the pattern matches as a whole, in the syntax of Rust's regex crate; there are no look-arounds."""
+class Regex(SinglePart):
+    """Text that a pattern matches completely, in the syntax of Rust's regex crate, without look-arounds."""
 
     pattern: str
 
@@ -109,8 +108,8 @@ class Regex(Whole):
 
 
 @dataclass(frozen=True)
-class Choice(Whole):
-    """One of these texts."""
+class OneOf(SinglePart):
+    """One of several texts."""
 
     options: Sequence[str]
 
@@ -122,8 +121,8 @@ class Choice(Whole):
 
 
 @dataclass(frozen=True)
-class Lark(Whole):
-    """A grammar as the client writes it, in llguidance's variant of Lark or in llama.cpp's GBNF."""
+class Lark(SinglePart):
+    """The client's own grammar, in llguidance's variant of Lark or in llama.cpp's GBNF."""
 
     grammar: str
 
@@ -132,12 +131,12 @@ class Lark(Whole):
         check_text(self.grammar)
         try:
             return str(any_to_lark(self.grammar))
-        except Exception as error:  # whatever the converter makes of it
+        except Exception as error:  # the converter raises anything
             raise UnusableGrammar("is neither Lark nor GBNF") from error
 
 
 @dataclass(frozen=True)
-class Without(Whole):
+class Without(SinglePart):
     """Any text that contains none of these."""
 
     words: Sequence[str]
@@ -149,8 +148,8 @@ class Without(Whole):
 
 
 @dataclass(frozen=True)
-class Function:
-    """What may be called: arguments are as the schema describes them (None: any object)."""
+class Signature:
+    """The arguments of a function that may be called (None: any object)."""
 
     parameters: Schema | None = None
     is_strict: bool = False
@@ -166,11 +165,11 @@ class Function:
 class ToolCalls:
     """Calls of these functions, by name, in the format of the model's template.
 
-    `is_optional`: any text is an answer too, or JSON of the schema `otherwise`, and what begins as a call must become
-    one. `marker_id` is the token that may precede calls.
+    `is_optional`: text, or JSON of the schema `otherwise`, is an answer too, but what begins as a call must become one.
+    `marker_id` is the token that may precede calls.
     """
 
-    functions: Mapping[str, Function]
+    functions: Mapping[str, Signature]
     form: CallFormat = PLAIN
     marker_id: int | None = None
     is_optional: bool = False
@@ -189,7 +188,7 @@ class ToolCalls:
             yield f"{name}.parameters", function.schema
 
     def _start(self) -> Iterator[str]:
-        """Text and what a call begins with are one lexeme each, so that the lexer can tell them apart."""
+        """Text and the opening of a call are one lexeme each, so that the lexer can tell them apart."""
         form = self.form
         more = f"({quoted(form.between + form.trigger)} call)*" if self.is_parallel else ""
         calls = f"first {more} {quoted(form.after)}"
@@ -210,7 +209,7 @@ class ToolCalls:
     def _calls(self, *, is_first: bool) -> str:
         return " | ".join(self._call(name, function, is_first) for name, function in self.functions.items())
 
-    def _call(self, name: str, function: Function, is_first: bool) -> str:
+    def _call(self, name: str, function: Signature, is_first: bool) -> str:
         is_name = FUNCTION_NAME.fullmatch(name) is not None
         check(is_name, f"a function's name must be 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
         schema = function.schema
@@ -232,7 +231,7 @@ class ToolCalls:
 
 
 def quoted(text: str) -> str:
-    """A literal of Lark; nothing for no text."""
+    """A literal of Lark; empty for an empty text."""
     return json.dumps(text) if text else ""
 
 
@@ -258,7 +257,7 @@ def json_rule(schema: Schema, *, closes: bool, is_strict: bool) -> str:
 
 
 def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """The schemas within one, by their place in it."""
+    """The schemas inside a schema, by their place."""
     for key, value in schema.items():
         if key in DEFINITIONS:
             continue
@@ -275,7 +274,7 @@ def check_depth(schema: Schema) -> None:
 
 
 def check_bounds(schema: Schema) -> None:
-    """Refuse what would take long to compile or to follow."""
+    """Refuse a schema that would take long to compile or to follow."""
     patterns, multiples = set[str](), set[int]()
     for node in nodes(schema):
         check_alternatives(node)
@@ -289,7 +288,7 @@ def check_bounds(schema: Schema) -> None:
 
 
 def nodes(schema: Schema) -> Iterator[Mapping[str, Any]]:
-    """Every object in a schema. Raises `UnusableGrammar` where it is nested too deeply."""
+    """Every object in a schema, breadth first. Raises `UnusableGrammar` where it is nested too deeply."""
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
         yield from (node for node in level if isinstance(node, Mapping))
@@ -325,7 +324,7 @@ def is_constant(schema: Any) -> bool:
 
 
 def patterns_of(node: Schema) -> Iterator[str]:
-    """The regular expressions that a schema's node brings along, formats among them."""
+    """The regular expressions of a schema's node, formats included."""
     yield from (node[keyword] for keyword in ("pattern", "format") if isinstance(node.get(keyword), str))
     by_pattern = node.get("patternProperties")
     yield from by_pattern if isinstance(by_pattern, Mapping) else ()

@@ -1,12 +1,12 @@
-"""A JSON schema as clients write it, made ready for llguidance: the same texts, but for what is said here.
+"""Prepares a client's JSON schema for llguidance. It describes the same texts, with these exceptions:
 
-- Objects that declare `properties` are closed unless they say otherwise: read as open, as JSON Schema has it, they
-  invite a model to invent keys until its length runs out. What `$ref` and `allOf` merge counts as one object.
+- Objects that declare `properties` are closed unless they say otherwise. Open, as JSON Schema has it, they let a model
+  invent keys until its length runs out. Objects merged by `$ref` and `allOf` count as one.
 - A `format` that llguidance cannot check, and `uniqueItems`, are annotations.
 - `oneOf` whose alternatives exclude each other is `anyOf`.
-- A pattern of `patternProperties` that stands for a few names is these properties, which cannot be repeated.
+- A pattern of `patternProperties` that matches only a few names becomes these properties, which cannot be repeated.
 
-Knows nothing of tokens, engines or HTTP.
+Knows no tokens, engines or HTTP.
 """
 
 import json
@@ -21,18 +21,18 @@ Names = dict[str, None]
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
 )
-"""Those that llguidance checks."""
+"""Formats that llguidance checks."""
 
 OPEN_SUFFIX = "-merged"
-"""Of a definition's copy that is not closed, for the schemas that it is merged into."""
+"""Marks the copy of a definition that is left open, for schemas that merge it."""
 
 OPEN_REFERENCE = re.compile(rf'"\$ref": "([^"]*{OPEN_SUFFIX})"')
 
 MAX_VISITS = 500_000
-"""Of schemas, to find what is merged with what."""
+"""Of schemas, while following what is merged."""
 
 MAX_EXCLUSIVE = 100
-"""Alternatives that are looked at for whether they exclude each other."""
+"""Alternatives that are compared with each other."""
 
 LITERALS = re.compile(r"\^(?:\((?:\?:)?([\w -]+(?:\|[\w -]+)*)\)|([\w -]+))\$")
 
@@ -55,11 +55,11 @@ ANNOTATIONS = (
 
 
 class SchemaTooLarge(ValueError):
-    """More is merged than is allowed."""
+    """The schema merges too many others."""
 
 
 def prepared(schema: Schema, *, closes: bool = True, is_strict: bool = False) -> dict[str, Any]:
-    """The schema that is compiled. `is_strict` closes objects that declare nothing as well. Raises `SchemaTooLarge`."""
+    """The schema to compile. `is_strict` also closes objects that declare nothing. Raises `SchemaTooLarge`."""
     return Preparation(schema, closes=closes, is_strict=is_strict).root()
 
 
@@ -80,7 +80,7 @@ class Preparation:
         return ready
 
     def _prepare(self, node: Any, *, is_merged: bool = False) -> Any:
-        """A schema in its place; one that is merged with others leaves it to their common place to be closed."""
+        """A prepared schema. One that is merged stays open; the schema that merges it is closed instead."""
         if not isinstance(node, Mapping):
             return node
         if only := only_member(node):
@@ -114,7 +114,7 @@ class Preparation:
         return ready | {"properties": any_value | ready.get("properties", {}), "additionalProperties": False}
 
     def _declared(self, node: Schema) -> tuple[Names | None, bool]:
-        """The properties of all that is merged in one place (None: none declared), and whether it says it is open."""
+        """The properties of a schema and all that it merges (None: none declared), and whether any says it is open."""
         members = list(self._merged(node))
         declaring = [member for member in members if isinstance(member.get("properties"), Mapping)]
         keys = (*CLOSING, "patternProperties")
@@ -124,7 +124,7 @@ class Preparation:
         return (names if declaring or is_strict else None), is_open
 
     def _merged(self, node: Schema) -> Iterator[Schema]:
-        """The node, first, and what applies to the same value; its own alternatives if it declares properties too."""
+        """The node, then every schema that applies to the same value; alternatives only beside declared properties."""
         waiting, seen = [node], set[int]()
         while waiting:
             member = waiting.pop(0)
@@ -140,7 +140,7 @@ class Preparation:
             waiting += [child for child in children if isinstance(child, Mapping)]
 
     def _target(self, reference: Any) -> Any:
-        """What a `$ref` within the document names; None if it cannot be followed."""
+        """The target of a `$ref` inside the document; None if it cannot be followed."""
         if not isinstance(reference, str) or not reference.startswith("#/"):
             return self._schema if reference == "#" else None
         found: Any = self._schema
@@ -165,27 +165,27 @@ class Preparation:
         return {**own, "properties": {**node.get("properties", {}), **named}, **is_closed, **more}
 
     def _are_disjoint(self, alternatives: Any) -> bool:
-        """Whether no value can fit two of them, as far as this looks."""
+        """Whether no value can match two of them. False also where that is not known."""
         if not isinstance(alternatives, list) or len(alternatives) > MAX_EXCLUSIVE:
             return False
         resolved = [self._resolved(alternative) for alternative in alternatives]
         return all(exclude(one, other) for one, other in combinations(resolved, 2))
 
     def _resolved(self, node: Any) -> Schema:
-        """The node, or the definition it names; a property of it is resolved where it is asked for."""
+        """The node, or the definition that it refers to."""
         target = self._target(node.get("$ref")) if isinstance(node, Mapping) and "$ref" in node else node
         return target if isinstance(target, Mapping) else {}
 
 
 def only_member(node: Schema) -> Schema | None:
-    """Of an `allOf` that only annotates another schema."""
+    """The member of an `allOf` that only annotates it."""
     members = node.get("allOf")
     is_wrapper = isinstance(members, list) and len(members) == 1 and not set(node) - {"allOf", *ANNOTATIONS}
     return members[0] if is_wrapper and isinstance(members, list) and isinstance(members[0], Mapping) else None
 
 
 def needed(definitions: Mapping[str, Any], users: list[Any]) -> dict[str, Any]:
-    """Those of the definitions that are referred to, by others of them too."""
+    """The definitions that are referred to, directly or by each other."""
     found: dict[str, Any] = {}
     while users:
         names = {name.rsplit("/", 1)[-1] for name in OPEN_REFERENCE.findall(json.dumps(users))}
@@ -210,13 +210,13 @@ def is_kept(key: str, value: Any) -> bool:
 
 
 def literals(pattern: str) -> list[str]:
-    """The names that a pattern such as `^x$` or `^(x|y)$` stands for; none if there may be others."""
+    """The names that a pattern such as `^x$` or `^(x|y)$` matches; empty if it may match others."""
     matched = LITERALS.fullmatch(pattern)
     return (matched[1] or matched[2]).split("|") if matched else []
 
 
 def exclude(one: Schema, other: Schema) -> bool:
-    """Whether the two are constants, types or tagged objects that no value can both be."""
+    """Whether the two are constants, types or tagged objects without a common value."""
     values, others = constants(one), constants(other)
     if values is not None and others is not None:
         return not values & others

@@ -1,4 +1,4 @@
-"""What an app serves with: one model on its device thread, and the bookkeeping around it. Knows no HTTP."""
+"""One served model: its engine, tokenizer, templates, limits and metrics. Knows no HTTP."""
 
 import asyncio
 import hashlib
@@ -19,6 +19,7 @@ from nvium_core import (
     InvalidRequest,
     LoadedModel,
     StepReport,
+    Worker,
     load_model,
     warm_up,
 )
@@ -29,7 +30,7 @@ from server.generation.choice_text import Prompt
 from server.generation.constraints import AllowedTokens, Constraints
 from server.http.admission import Admission, draining
 from server.schemas.formats import Form
-from server.schemas.generation import Limits
+from server.schemas.generation import RequestLimits
 from server.schemas.models import Model
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
@@ -41,16 +42,16 @@ log = structlog.get_logger("nvium.server")
 
 ALIAS = "default"
 MAX_ALTERNATIVES = 2_000_000
-"""Log-probabilities of other tokens that one answer may hold, at some 200 bytes each."""
+"""Log-probabilities of other tokens in one answer, at some 200 bytes each."""
 
-LONG_TEXT = 10_000
-"""Characters beyond which a text is tokenized off the event loop."""
+MAX_INLINE_CHARACTERS = 10_000
+"""Longer texts are tokenized off the event loop."""
 
-NUM_ASIDE = 2
-"""Threads that tokenize what is long and compile forms, for those who want an answer of the model."""
+NUM_ASIDE_THREADS = 2
+"""Threads that tokenize long texts and compile grammars for generating requests."""
 
 PAUSE_SECONDS = 1
-"""Without a tick, after which the process is taken to have been stopped and continued."""
+"""Without a tick, after which the process is taken to have been suspended and resumed."""
 
 FINGERPRINT_SAMPLES = 64
 
@@ -80,14 +81,14 @@ class Service:
         self.vocabulary = TokenBytes(self.constraints.token_bytes)
         self.chat_template = ChatTemplate(loaded.tokenizer)
         self._longest_token = longest_token(self.tokenizer)
-        self.limits = Limits(**{name: getattr(settings, name) for name in Limits.model_fields})
-        self._aside = ThreadPoolExecutor(NUM_ASIDE, thread_name_prefix="nvium-aside")
+        self.limits = RequestLimits(**{name: getattr(settings, name) for name in RequestLimits.model_fields})
+        self._aside = ThreadPoolExecutor(NUM_ASIDE_THREADS, thread_name_prefix="nvium-aside")
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="nvium-tokenize")
         self.is_warm = False
         self._ticked: float | None = None
 
     def introduce(self) -> None:
-        """Say what is served and what its cache takes."""
+        """Log what is served and what its cache takes."""
         cache = self.engine.cache_size
         log.info(
             "serving",
@@ -103,7 +104,7 @@ class Service:
             log.warning("the cache is smaller than the context; longer requests are refused", tokens=cache.num_tokens)
 
     def warm_up(self) -> None:
-        """Run a few tokens through every block and measure what Steps cost, before the engine takes requests."""
+        """Run a few tokens through every block and measure the costs of Steps, before the first request."""
         log.info("warming up")
         measured = self.worker.launch() if isinstance(self.worker, EngineProcess) else warm_up(self.engine)
         log.info(
@@ -118,17 +119,17 @@ class Service:
 
     @property
     def is_live(self) -> bool:
-        """The device thread runs and makes progress, as far as it has had the chance."""
+        """The engine makes progress, or the whole process was suspended until just now."""
         has_progressed = self.worker.seconds_since_progress < self.settings.stall_seconds
         return self.worker.is_alive and (has_progressed or self._has_paused)
 
     @property
     def _has_paused(self) -> bool:
-        """The whole process has just stood still, its device thread with it."""
+        """The whole process was suspended until just now."""
         return self._ticked is not None and time.monotonic() - self._ticked > PAUSE_SECONDS
 
     def tick(self) -> None:
-        """Called again and again, by a loop that stands still when the process does."""
+        """Called ten times a second by the event loop, which stands still while the process is suspended."""
         if self._has_paused:
             self.worker.excuse()
         self._ticked = time.monotonic()
@@ -139,63 +140,63 @@ class Service:
 
     @property
     def has_failed(self) -> bool:
-        """The device thread has ended unasked, and nothing can be answered any more."""
+        """The engine has ended by itself; nothing can be answered any more."""
         return self.worker.has_failed
 
     def give_up(self) -> None:
-        """End what still runs: its requests fail."""
+        """Stop the engine at once; running requests fail."""
         self.worker.stop(timeout=0)
 
     def check_accepting(self) -> None:
-        """Refuse early what could not be run."""
+        """Raise `Overloaded` if the server drains or its engine has stopped."""
         if self.admission.is_draining:
             raise draining()
         if not self.worker.is_alive:
             raise EngineGone
 
     def check_model(self, name: str) -> str:
-        """The name that answers to a request for this one."""
+        """The served name for a requested one. Raises `ModelNotFound`."""
         if name not in (*self.names, ALIAS):
             raise ModelNotFound(name, self.name)
         return name if name in self.names else self.name
 
     def check_new_tokens(self, num_tokens: int) -> None:
-        """Refuse a request that asks for too many in all."""
+        """Raise `InvalidRequest` for too many tokens over all choices."""
         allowed = self.limits.max_new_tokens
         message = f"prompts × choices × max_tokens is {num_tokens}, more than the {allowed} allowed"
         if num_tokens > allowed:
             raise InvalidRequest("max_tokens", message)
 
     def check_scored_tokens(self, num_tokens: int) -> None:
-        """Refuse a request that asks for the scores of too much text in all."""
+        """Raise `InvalidRequest` for too many prompt tokens to score."""
         allowed = self.limits.max_new_tokens
         if num_tokens > allowed:
             raise InvalidRequest("prompt", f"{num_tokens} tokens are to be scored, more than the {allowed} allowed")
 
     def check_alternatives(self, num_alternatives: int) -> None:
-        """Refuse a request that asks for the scores of too many other tokens in all."""
+        """Raise `InvalidRequest` for too many log-probabilities of other tokens."""
         message = f"{num_alternatives} alternatives (tokens × each) are more than the {MAX_ALTERNATIVES} allowed"
         if num_alternatives > MAX_ALTERNATIVES:
             raise InvalidRequest("logprobs", message)
 
-    def room(self, num_prompt_tokens: int, num_choices: int) -> int:
-        """How many tokens each choice may have where nothing is said; at least one, for the engine to refuse."""
+    def default_max_tokens(self, num_prompt_tokens: int, num_choices: int) -> int:
+        """Tokens of each choice where `max_tokens` is not given: at least one, so that a full context is refused."""
         of_context = self.engine.context - num_prompt_tokens
         return max(1, min(of_context, self.limits.max_new_tokens // num_choices))
 
     def deadline(self, arrived: float) -> float | None:
-        """When a request that arrived then, both by `time.monotonic()`, has had its time."""
+        """When the time of a request that arrived at `arrived` is over, both by `time.monotonic()`."""
         seconds = self.settings.request_seconds
         return None if seconds is None else arrived + seconds
 
     def check_length(self, param: str, text: str) -> None:
-        """Refuse what the context cannot hold before it takes the time to be tokenized."""
+        """Raise `InvalidField` for a text that is too long for the context, without tokenizing it."""
         if self._longest_token and len(text) > self.engine.context * self._longest_token:
             message = f"This model's maximum context length is {self.engine.context} tokens, and the text has more."
             raise InvalidField(param, message, code="context_length_exceeded")
 
     async def read_prompts(self, prompts: Sequence[str | list[int]], last: int | None = None) -> list[Prompt]:
-        """Tokenize those that are text, and keep the last so many tokens of each."""
+        """Tokenize prompts that are text, and keep the `last` tokens of each."""
         read = await self._read_whole(prompts)
         return read if last is None else [prompt.truncated(last) for prompt in read]
 
@@ -203,37 +204,37 @@ class Service:
         for prompt in prompts:
             if isinstance(prompt, str):
                 self.check_length("prompt", prompt)
-        if sum(map(len, prompts)) > LONG_TEXT:
+        if sum(map(len, prompts)) > MAX_INLINE_CHARACTERS:
             return await self.aside(self._read, prompts)
         return self._read(prompts)
 
     async def read_messages(self, conversation: Conversation, last: int | None = None) -> Prompt:
-        """The prompt that the chat template makes of a conversation, or its last so many tokens."""
+        """The prompt that the chat template makes of a conversation, or its `last` tokens."""
         check = partial(self.check_length, "messages")
         prompt = Prompt(await self.aside(partial(self.chat_template.prompt, conversation, check=check)))
         return prompt if last is None else prompt.truncated(last)
 
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text, after those that the model's texts begin with."""
+        """The tokens of a text, after the tokenizer's leading special tokens."""
         token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
         return token_ids
 
     async def constraint(self, form: Form | None, allowed: Sequence[int] | None = None) -> Constraint | None:
-        """What holds an answer to its form and to the tokens allowed. Raises `InvalidField`."""
+        """The constraint of an answer's form and of the tokens allowed. Raises `InvalidField`."""
         asked = None if form is None else await self.aside(self.constraints.compile, form.param, form.grammar)
         return asked if allowed is None else AllowedTokens.of(allowed, self.vocab_size, asked)
 
     async def aside(self, work: Callable[..., Result], *given: Any) -> Result:
-        """Done on one of few threads beside the event loop, so that a flood of it leaves the rest its time."""
+        """Run `work` on one of a few threads, so that a flood of it leaves time for the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._aside, partial(work, *given))
 
     async def aside_alone(self, work: Callable[[], Result]) -> Result:
-        """The same on a single thread, for what may take seconds and asks nothing of the model."""
+        """The same on a single thread, for work that may take seconds and needs no generation."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
 
     def card(self, name: str) -> Model:
         """The model's entry in the list of models, by one of its names."""
-        names = (*Limits.model_fields, "max_queue", "max_body_bytes")
+        names = (*RequestLimits.model_fields, "max_queue", "max_body_bytes")
         return Model(
             id=name,
             created=self.created,
@@ -246,9 +247,7 @@ class Service:
         return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
 
 
-def worker_for(
-    engine: Engine, settings: Settings, observe: Callable[[StepReport], None]
-) -> EngineWorker | EngineProcess:
+def worker_for(engine: Engine, settings: Settings, observe: Callable[[StepReport], None]) -> Worker:
     """A thread for this engine, or a process for another like it."""
     if not settings.engine_process:
         return EngineWorker(engine, observe)
@@ -258,7 +257,7 @@ def worker_for(
 
 
 def built(settings: Settings) -> Engine:
-    """In the engine's own process."""
+    """Called in the engine's own process."""
     configure_logs()
     loaded = load_model(settings.model, settings.device, settings.dtype)
     engine = Engine(loaded.model, settings.engine)
@@ -278,7 +277,7 @@ def milliseconds(costs: Sequence[float]) -> list[float]:
 
 
 def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:
-    """Names weights, precision, a CPU's instructions and threads, and schedule; every tensor is sampled."""
+    """Identifies weights (by samples of every tensor), precision, a CPU's instructions and threads, and schedule."""
     digest = hashlib.sha256()
     for name, tensor in sorted(loaded.model.state_dict().items()):
         digest.update(f"{name} {list(tensor.shape)} {sample(tensor)}".encode())

@@ -1,4 +1,4 @@
-"""Who may come in: a bound on the choices running and waiting, and the end of admissions when the server drains."""
+"""Admission: a bound on the choices that run and wait, and no more of them once the server drains."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +17,10 @@ class Admission:
         self.is_draining = False
 
     def enter(self, num_choices: int) -> None:
-        """Take in a request's choices, all or none."""
+        """Admit a request's choices, all or none. Raises `InvalidField` or `Overloaded`."""
         if num_choices > self.capacity:
             raise InvalidField(
-                "n", f"{num_choices} choices (prompts × n) are more than the {self.capacity} kept at once"
+                "n", f"{num_choices} choices (prompts × n) are more than the {self.capacity} accepted at once"
             )
         if self.is_draining:
             raise draining()
@@ -31,7 +31,7 @@ class Admission:
 
     @contextmanager
     def entered(self, num_choices: int) -> Iterator[None]:
-        """Taken in before any work is done for them; out again if that fails. Else they leave one by one."""
+        """Admit choices before any work is done for them; they leave at once if that fails, else as they end."""
         self.enter(num_choices)
         try:
             yield
@@ -40,12 +40,11 @@ class Admission:
             raise
 
     def leave(self, num_choices: int = 1) -> None:
-        """Choices have ended."""
         self.num_present -= num_choices
         assert self.num_present >= 0
 
     def drain(self) -> None:
-        """Take nobody in any more."""
+        """Admit nothing from now on."""
         self.is_draining = True
 
 

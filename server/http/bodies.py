@@ -1,4 +1,4 @@
-"""The layer that reads bodies: how large one may be and all together, and how many are begun with at a time."""
+"""The layer that reads bodies: bounds on the size of each and of all, and on how many are parsed in a turn."""
 
 import asyncio
 from collections import deque
@@ -12,19 +12,19 @@ from server.telemetry.metrics import Metrics
 
 LARGE_BYTES = 100_000
 BYTES_PER_SECOND = 10_000_000
-"""At which large bodies are let in. Parsing them, which holds up everything else, is some times as fast."""
+"""The rate at which large bodies are let in. Parsing them blocks the event loop but is several times as fast."""
 
-MOST_IN_A_TURN = 8
+MAX_BEGUN_IN_A_TURN = 8
 
 MAX_CONTAINERS = 50_000
-"""Lists and objects of one body: parsed, an empty list takes thirty times the room and hundreds of times the time."""
+"""Lists and objects of one body. Parsed, `[]` takes thirty times the memory of text, and hundreds of times the time."""
 
 
 class Bodies:
-    """Reads a body whole before anything parses it, and refuses one that is too large as soon as that is known.
+    """Reads each body completely before it is parsed, and refuses it as soon as it is too large.
 
-    `max_bytes` is of one body, `max_bytes_present` of those of all requests that are not answered yet: what is made of
-    a body takes up to fifteen times as much memory.
+    `max_bytes` bounds one body, `max_bytes_present` the bodies of all unanswered requests: a parsed body takes up to
+    fifteen times its size.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_bytes_present: int, metrics: Metrics) -> None:
@@ -58,7 +58,7 @@ class Bodies:
             record.aborted("disconnected")
 
     async def _read(self, body: bytearray, headers: Headers, receive: Receive) -> bool:
-        """Whether there was all of it; else the client went away before its end."""
+        """False if the client disconnected before the end of the body."""
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max_bytes:
             raise BodyTooLarge(self._max_bytes)
@@ -83,21 +83,21 @@ class Bodies:
 class Turnstile:
     """Lets few requests begin in one turn of the event loop, so that streams are written between them.
 
-    Large ones have a line of their own before it, in which each waits for a moment that grows with its size.
+    Large bodies wait in a queue of their own first, each for a time that grows with its size.
     """
 
     def __init__(self) -> None:
         self._line_of_large = asyncio.Lock()
         self._line = deque[asyncio.Future[None]]()
         self._num_begun = 0
-        """In this turn."""
+        """Requests begun in this turn."""
 
     async def pass_through(self, num_bytes: int) -> None:
         if num_bytes > LARGE_BYTES:
             async with self._line_of_large:
                 await asyncio.sleep(num_bytes / BYTES_PER_SECOND)
         loop = asyncio.get_running_loop()
-        if self._num_begun == MOST_IN_A_TURN:
+        if self._num_begun == MAX_BEGUN_IN_A_TURN:
             self._line.append(place := loop.create_future())
             await place
             return
@@ -107,9 +107,9 @@ class Turnstile:
 
     def _begin_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._num_begun = 0
-        while self._line and self._num_begun < MOST_IN_A_TURN:
+        while self._line and self._num_begun < MAX_BEGUN_IN_A_TURN:
             place = self._line.popleft()
-            if not place.done():  # by being cancelled
+            if not place.done():  # cancelled meanwhile
                 place.set_result(None)
                 self._num_begun += 1
         if self._num_begun:
@@ -117,13 +117,13 @@ class Turnstile:
 
 
 def check_structure(body: bytearray) -> None:
-    """Refuse what would take long to parse. Only a body with many brackets is looked at closely, less its strings."""
+    """Refuse a body that would take long to parse. Brackets inside strings are only discounted where there are many."""
     if num_containers(body) > MAX_CONTAINERS and num_containers(without_strings(body)) > MAX_CONTAINERS:
         raise MalformedRequest(f"the body has more than {MAX_CONTAINERS} lists and objects")
 
 
 def without_strings(body: bytearray) -> bytes:
-    """What stands between the strings of a JSON text."""
+    """A JSON text without its strings."""
     return b"".join(bytes(body).replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
 
 
@@ -132,7 +132,7 @@ def num_containers(text: bytes | bytearray) -> int:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body in one message, and then what comes after it."""
+    """A `receive` that gives the body in one message, then the messages after it."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

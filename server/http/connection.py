@@ -1,4 +1,4 @@
-"""A client's connection: uvicorn's, with bounds on how slow a client is. Knows framing, and no request's meaning."""
+"""A client's connection: uvicorn's, with bounds on slow clients. Knows framing, not what a request means."""
 
 import asyncio
 import time
@@ -16,27 +16,27 @@ from server.http.protection import protect
 from server.http.room import Room
 from server.telemetry.logs import SeldomLine
 
-SHORT_WAY = "nvium.http.response.short_way"
-"""The extension by which an application adds to the body of an answer that has begun, a `ShortWay`."""
+FAST_PATH = "nvium.http.response.fast_path"
+"""The ASGI extension that holds a connection's `FastPath`."""
 
 MAX_BYTES_AHEAD = 65_536
-"""How much is read of further requests while one is answered."""
+"""Read of further requests while one is being answered."""
 
 GRACE_SECONDS = 1
-"""For whoever writes to notice first that the client is slow, and say so."""
+"""Lets the writer notice a slow client first, and record it."""
 
 SECONDS_BEYOND = 1
-"""How long a connection beyond the bound may say nothing."""
+"""How long a connection beyond the bound may be silent."""
 
 log = structlog.get_logger("nvium.server")
 too_many = SeldomLine("too many connections")
 
 
-class ShortWay:
-    """Adds to the body of an answer, once it has begun and as long as the client takes what it is sent.
+class FastPath:
+    """Writes to the body of an answer that has begun, while the client keeps up.
 
-    What is written is what a message `http.response.body` would have sent: past the layers between, which have nothing
-    to do with one, past h11, which looks for all that could be wrong with each, and without waiting.
+    The bytes are those of an `http.response.body` message, written without waiting, past the layers between, which pass
+    such messages on unchanged, and past h11, which would check each one.
     """
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, *, is_chunked: bool) -> None:
@@ -49,22 +49,21 @@ class ShortWay:
         return not self._flow.write_paused and not self._transport.is_closing()
 
     def write(self, piece: bytes) -> None:
-        """Add a piece, which must not be empty: to HTTP that would be the end."""
+        """Add a piece. It must not be empty: in HTTP that ends the body."""
         assert piece
         self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._is_chunked else piece)
 
 
 class Connection(H11Protocol):
-    """Beyond uvicorn's:
+    """uvicorn's connection, and:
 
-    A request must have arrived whole `arrival_seconds` after the connection was made or the last answer given.
-    A client that takes nothing of what it is sent for `slow_client_seconds` is cut off.
-    A client that has sent more than its request is still seen to go while that is answered.
-    What is no HTTP, or more of it than a client has use for, is refused in the form of all errors; so is what a
-    connection asks for that there was no room for, unless that is a probe.
-    A request knows when its first bytes were read, which is before its turn on the event loop comes: `received_at` of
-    its state, by `time.monotonic()`.
-    An answer of many pieces has a `ShortWay` to the client, among the extensions of its scope.
+    - A request must arrive completely within `arrival_seconds` of the connection or of the last answer.
+    - A client that reads nothing for `slow_client_seconds` is disconnected.
+    - A disconnect is noticed while a request is answered, even if the client has sent more than that request.
+    - Malformed or oversized HTTP is refused in the error form, and so are requests beyond the bound on connections,
+      probes excepted.
+    - A request's state has `received_at`: when its first bytes were read, by `time.monotonic()`.
+    - A scope's extensions have the connection's `FastPath`.
     """
 
     conn: BoundedParser
@@ -109,7 +108,7 @@ class Connection(H11Protocol):
             scope["state"]["received_at"] = self._received_at
             self._received_at = self._received_at if self.conn.trailing_data[0] else None
             is_chunked = scope["http_version"] >= "1.1"
-            scope["extensions"] = {SHORT_WAY: ShortWay(self.transport, self.flow, is_chunked=is_chunked)}
+            scope["extensions"] = {FAST_PATH: FastPath(self.transport, self.flow, is_chunked=is_chunked)}
         self._time_arrival()
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < MAX_BYTES_AHEAD:
             self.flow.resume_reading()
@@ -123,7 +122,7 @@ class Connection(H11Protocol):
         self._cut_off = self.loop.call_later(self._cut_off_seconds, self._cut_off_unless_below, waiting)
 
     def _cut_off_unless_below(self, num_bytes: int) -> None:
-        """A client that took something in all the time may go on."""
+        """A client that has read something meanwhile may go on."""
         if self.transport.get_write_buffer_size() < num_bytes:
             self._time_cut_off()
         else:
@@ -136,13 +135,13 @@ class Connection(H11Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self.loop.call_later(self._cut_off_seconds, self.transport.abort)  # what is not taken cannot be closed
+        self.loop.call_later(self._cut_off_seconds, self.transport.abort)  # unread data would keep it open
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self.conn.refusal or MalformedRequest(msg))
 
     def _time_arrival(self) -> None:
-        """Let the time run while a request is awaited or arriving."""
+        """Run the timer while a request is awaited or arriving."""
         is_arriving = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
         if is_arriving and self._arrival is None:
             self._arrival = self.loop.call_later(self._arrival_seconds, self._end_arrival)
@@ -151,14 +150,14 @@ class Connection(H11Protocol):
             self._arrival = None
 
     def _end_arrival(self) -> None:
-        """Close without a word if nothing was said."""
+        """Answer 408; close silently if nothing has arrived."""
         if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
             self._refuse(RequestTimeout(self._arrival_seconds))
         else:
             self.transport.close()
 
     def refuse_as_too_many(self) -> None:
-        """Called for a connection that there was no room for."""
+        """Called for a connection beyond the bound."""
         self._room.release(self)
         self._refuse(TooManyConnections(self._room.num_connections))
 
@@ -168,10 +167,10 @@ class Connection(H11Protocol):
             self.refuse_as_too_many()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer in place of the application, and close."""
+        """Answer in place of the application and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
-            begun = cast("dict[str, Any] | None", self.scope) or {}
-            response, request_id = error.response(), begun.get("state", {}).get("request_id") or uuid.uuid4().hex
+            scope = cast("dict[str, Any] | None", self.scope) or {}
+            response, request_id = error.response(), scope.get("state", {}).get("request_id") or uuid.uuid4().hex
             if isinstance(error, TooManyConnections):
                 too_many.tell(allowed=self._room.num_connections)
             else:

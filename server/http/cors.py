@@ -1,4 +1,4 @@
-"""Leave for pages of other origins to call this server from a browser. Off unless origins are named."""
+"""CORS: which origins' pages may call this server from a browser. Off unless origins are configured."""
 
 from collections.abc import Collection
 
@@ -17,11 +17,11 @@ EXPOSED = (
     "x-ratelimit-reset-requests",
     "x-request-id",
 )
-"""Headers of ours that such a page may read."""
+"""Response headers that such a page may read."""
 
 
 class Cors(CORSMiddleware):
-    """Any header may be sent, as clients have their own; cookies mean nothing here, so none are asked for."""
+    """Allows any request header, as clients have their own; the server uses no cookies, so no credentials."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         super().__init__(
@@ -33,7 +33,7 @@ class Cors(CORSMiddleware):
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Starlette's, but refusals in the error form."""
+        """Starlette's response, with refusals in the error form."""
         response = super().preflight_response(request_headers)
         if response.status_code < 400:
             return response

@@ -1,4 +1,4 @@
-"""Noticing that a client has gone, by the ASGI message that says so."""
+"""Noticing the ASGI message that a client has disconnected."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client has gone."""
+    """Return when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """The work's result; None, and the work cancelled, if the client goes first."""
+    """The result of the work; None, with the work cancelled, if the client disconnects first."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

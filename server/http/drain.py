@@ -1,4 +1,4 @@
-"""A uvicorn server that, told to stop, goes on answering until what runs has finished."""
+"""A uvicorn server that finishes running requests before it stops."""
 
 import gc
 import socket
@@ -19,18 +19,18 @@ log = structlog.get_logger("nvium.server")
 
 
 FAILED_SECONDS = 5
-"""For telling whoever is present that the service has failed."""
+"""For answering open requests once the service has failed."""
 
 
 def url_of(settings: Settings, port: int) -> str:
-    """Where this machine reaches the server."""
+    """The server's URL on this machine."""
     scheme = "https" if settings.ssl_certfile else "http"
     host = ANY_INTERFACE.get(settings.host, settings.host)
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class Drainable(Protocol):
-    """What an app serves with."""
+    """The service or gateway behind an app."""
 
     settings: Settings
     admission: Admission
@@ -43,13 +43,13 @@ class Drainable(Protocol):
         """Called ten times a second."""
 
     def give_up(self) -> None:
-        """End what still runs: its requests fail. Called on the event loop."""
+        """Fail the requests that still run. Called on the event loop."""
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal drains, a second one stops at once. Either way the process ends with exit code 0.
+    """The first signal drains, the second stops at once; the exit code is 0 either way.
 
-    A service that has failed drains as well, for a while that is short, as nothing is left to be computed.
+    A service that has failed drains too, but only briefly, as nothing can be computed any more.
     """
 
     def __init__(self, config: uvicorn.Config, service: Drainable, renewal: Renewal | None = None) -> None:
@@ -57,7 +57,7 @@ class DrainingServer(uvicorn.Server):
         self._renewal = renewal
         self._service = service
         self._drains_until: float | None = None
-        self._was_told = False
+        self._is_logged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drains_until is not None:
@@ -74,7 +74,7 @@ class DrainingServer(uvicorn.Server):
         if self._renewal:
             self._renewal.listen()
         gc.collect()
-        gc.freeze()  # what is here now stays; looking through it again and again would hold up every stream
+        gc.freeze()  # the model stays for good; each collection would scan it and hold up every stream
         settings = self._service.settings
         url = url_of(settings, self.config.port)
         log.info("ready", host=self.config.host, port=self.config.port, url=url, playground=settings.playground)
@@ -94,12 +94,12 @@ class DrainingServer(uvicorn.Server):
         log.info("stopped", at_once=self.force_exit)
 
     def _drain(self) -> None:
-        """Stop when nobody is left, or when those who are have had their time: their requests fail then."""
+        """Stop once no request is left, or when the time is over: remaining requests fail."""
         num_present = self._service.admission.num_present
         assert self._drains_until is not None
-        if not self._was_told:
+        if not self._is_logged:
             log.info("draining", choices=num_present, seconds=self._service.settings.drain_seconds)
-            self._was_told = True
+            self._is_logged = True
         if num_present == 0:
             self.should_exit = True
         elif time.monotonic() > self._drains_until:

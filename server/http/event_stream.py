@@ -1,4 +1,4 @@
-"""A response of server-sent events that ends when its client goes away, and says that it lives while it waits."""
+"""A response of server-sent events that ends when its client disconnects, with keep-alive comments while it waits."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.http.connection import SHORT_WAY, ShortWay
+from server.http.connection import FAST_PATH, FastPath
 from server.http.disconnect import disconnected
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -16,29 +16,28 @@ DONE = b"[DONE]"
 
 
 class EventSource(Protocol):
-    """Where events come from."""
+    """The source of a stream's events."""
 
     @property
     def is_over(self) -> bool:
-        """All have been taken."""
+        """All events have been taken."""
 
     def listen(self, listener: Callable[[], object]) -> None:
-        """Have it called whenever there is something to take."""
+        """Call this when events arrive."""
 
     def take(self) -> list[bytes]:
-        """Those that came since the last time. Raises what has failed."""
+        """The events since the last call. Raises if the source has failed."""
 
 
 class EventStream(Response):
-    """Sends the events of a source, those that come at the same time together.
+    """Sends the events of a source; events that arrive together are sent together.
 
-    The status line waits for the first of them or for the first keep-alive, so that what fails before can still be
-    answered with a status of its own; `on_failure` gives the last events for a later failure. A client that does not
-    take what it is sent for `slow_client_seconds` is given up. `on_close` is called in every case, even if nothing
-    could be sent.
+    The status line waits for the first event or keep-alive, so that an earlier failure gets its own status;
+    `on_failure` gives the last events after a later one. A client that does not read for `slow_client_seconds` is
+    disconnected. `on_close` is always called, even if nothing could be sent.
 
-    Once the answer has begun, and as long as its client keeps up, events are written in the turn of the event loop
-    that brings them. For all else there is a task, which costs twice as much for an event.
+    Once the answer has begun, and while its client keeps up, events are written in the same turn of the event loop in
+    which they arrive. Everything else is written by a task, which costs twice as much per event.
     """
 
     media_type = "text/event-stream"
@@ -70,7 +69,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
-        self._short_way: ShortWay | None = scope.get("extensions", {}).get(SHORT_WAY)
+        self._fast_path: FastPath | None = scope.get("extensions", {}).get(FAST_PATH)
         jobs = self._stream(), disconnected(receive), self._live(), self._watch()
         tasks = [asyncio.create_task(job) for job in jobs]
         leaving = tasks[1]
@@ -89,7 +88,7 @@ class EventStream(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stream(self) -> None:
-        """Send what comes: the first events, the last, and those between that cannot go the short way."""
+        """Send the first events, the last, and those between that cannot take the fast path."""
         try:
             self._source.listen(self._arrived)
             while (events := self._source.take()) or not self._source.is_over:
@@ -106,23 +105,20 @@ class EventStream(Response):
         await self._send({"type": "http.response.body", "body": b""})
 
     def _arrived(self) -> None:
-        """Called where events come from, so nothing is raised here. A task that is not waiting will look by itself."""
+        """Called by the source, so nothing may be raised. A task that is not waiting takes the events by itself."""
         if self._turn is None or self._turn.done():
             return
+        is_between_pieces = self._has_started and self._sending_since is None
         try:
-            if not self._went_short_way() or self._source.is_over:
-                self._turn.set_result(None)
+            if is_between_pieces and self._fast_path and self._fast_path.is_open:
+                if events := self._source.take():
+                    self._fast_path.write(framed(events))
+                    self._sent_at = time.monotonic()
+                if not self._source.is_over:
+                    return
+            self._turn.set_result(None)
         except Exception as error:
             self._turn.set_exception(error)
-
-    def _went_short_way(self) -> bool:
-        is_between_pieces = self._has_started and self._sending_since is None
-        if not (is_between_pieces and self._short_way and self._short_way.is_open):
-            return False
-        if events := self._source.take():
-            self._short_way.write(framed(events))
-            self._sent_at = time.monotonic()
-        return True
 
     async def _tell(self, piece: bytes) -> None:
         self._sending_since = self._sending_since or time.monotonic()
@@ -133,7 +129,7 @@ class EventStream(Response):
         self._sending_since, self._sent_at = None, time.monotonic()
 
     async def _live(self) -> None:
-        """A comment whenever nothing else was sent for a while."""
+        """Send a comment when nothing else was sent for a while."""
         self._sent_at = time.monotonic()
         while True:
             await asyncio.sleep(self._sent_at + self._keep_alive_seconds - time.monotonic())
@@ -143,7 +139,7 @@ class EventStream(Response):
                 await self._tell(KEEP_ALIVE)
 
     async def _watch(self) -> None:
-        """Raise once a piece has been waiting for too long. One timer for the stream is cheaper than one for each."""
+        """Raise `SlowClient` once a piece has waited too long. One timer per stream is cheaper than one per piece."""
         while True:
             since = self._sending_since
             await asyncio.sleep(self._slow_client_seconds + (since - time.monotonic() if since else 0))
@@ -152,7 +148,7 @@ class EventStream(Response):
 
 
 class SlowClient(Exception):
-    """The client has not taken what it was sent."""
+    """The client has not read what it was sent."""
 
 
 def framed(events: list[bytes]) -> bytes:

@@ -1,6 +1,6 @@
-"""API keys: where they come from, whose a key is, and the layer that lets nobody in without one.
+"""API keys: reading them, finding a key's owner, and the layer that requires one.
 
-What is kept of a key is its hash. Without any key the server is open.
+Only hashes of keys are kept. Without keys the server is open.
 """
 
 import hmac
@@ -29,15 +29,15 @@ READING = ("GET", "HEAD")
 
 
 @dataclass(frozen=True)
-class Key:
-    """A key's id, which may be told, and its SHA-256. Keys of one name share an id, so that either can be replaced."""
+class ApiKey:
+    """A key's public id and its SHA-256. Keys of the same name share an id, so that one can replace the other."""
 
     id: str
     digest: bytes = field(repr=False)
 
 
-def read_keys(settings: Settings) -> list[Key]:
-    """The keys of the settings and of their file. Raises `SettingsError`, which names the place and never the key."""
+def read_keys(settings: Settings) -> list[ApiKey]:
+    """The keys in the settings and in their file. Raises `SettingsError` naming the place, never the key."""
     entries = [(f"api_keys, entry {n}", key) for n, key in enumerate(settings.api_keys, start=1)]
     if settings.api_keys_file is not None:
         entries += lines_of(settings.api_keys_file)
@@ -45,7 +45,7 @@ def read_keys(settings: Settings) -> list[Key]:
 
 
 def lines_of(file: Path) -> list[tuple[str, str]]:
-    """Each line that says something, with its place."""
+    """Each line that is not empty, with its place."""
     lines = [COMMENT.sub("", line).strip() for line in contents(file).splitlines()]
     if not any(lines):
         raise SettingsError(f"api_keys_file: {file} holds no keys")
@@ -61,18 +61,18 @@ def contents(file: Path) -> str:
         raise SettingsError(f"api_keys_file: {file} is not UTF-8 text") from None
 
 
-def parsed(place: str, text: str) -> Key:
+def parsed(place: str, text: str) -> ApiKey:
     if not text:
         raise SettingsError(f"{place}: the key is empty")
     if not (entry := ENTRY.fullmatch(text)):
         raise SettingsError(f"{place}: must be KEY or NAME:KEY, of visible ASCII characters without : # and ,")
     digest = sha256(entry["key"].encode()).digest()
-    return Key(entry["name"] or digest.hex()[:8], digest)
+    return ApiKey(entry["name"] or digest.hex()[:8], digest)
 
 
-def without_duplicates(keys: Iterable[tuple[str, Key]]) -> list[Key]:
+def without_duplicates(keys: Iterable[tuple[str, ApiKey]]) -> list[ApiKey]:
     places: dict[bytes, str] = {}
-    kept: list[Key] = []
+    kept: list[ApiKey] = []
     for place, key in keys:
         if key.digest in places:
             raise SettingsError(f"{place}: the same key as {places[key.digest]}")
@@ -82,26 +82,26 @@ def without_duplicates(keys: Iterable[tuple[str, Key]]) -> list[Key]:
 
 
 class KeyRing:
-    """Keys that may be replaced by others while they are asked for."""
+    """Keys, replaceable while the server runs."""
 
-    def __init__(self, keys: Iterable[Key] = ()) -> None:
+    def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
         self.replace(keys)
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def replace(self, keys: Iterable[Key]) -> None:
+    def replace(self, keys: Iterable[ApiKey]) -> None:
         self._keys = list(keys)
 
     def owner(self, presented: str) -> str | None:
-        """The id of a key, None if it is none of ours. Looks at all of them, however early it is found."""
+        """The id of a key; None if it is unknown. Always compares with all keys, in constant time."""
         digest = sha256(presented.encode()).digest()
         matches = [hmac.compare_digest(key.digest, digest) for key in self._keys]
         return next((key.id for key, matched in zip(self._keys, matches, strict=True) if matched), None)
 
 
-class ApiKeys:
-    """Answers 401 before a body is read, whatever the path or method, unless it is public; else notes whose key it was.
+class KeyGate:
+    """Answers 401 to non-public requests without a known key, before reading the body; else records the key's id.
 
     `metrics_open`: /metrics is public too.
     """
@@ -127,12 +127,12 @@ class ApiKeys:
     def _owner(self, headers: Headers) -> str:
         key_id = self._keys.owner(bearer(headers))
         if key_id is None:
-            raise InvalidKey("the key is not known here")
+            raise InvalidKey("the key is unknown")
         return key_id
 
 
 def is_public(scope: Scope) -> bool:
-    """The probes, and the page with its assets, may be read by anybody."""
+    """Whether this is a probe, or the page or its assets."""
     path: str = scope["path"]
     is_shown = path in PROBES or path == PAGE or path.startswith(ASSETS)
     return is_shown and scope["method"] in READING
@@ -143,11 +143,11 @@ def is_metrics(scope: Scope) -> bool:
 
 
 def bearer(headers: Headers) -> str:
-    """The key that a request shows. Raises `InvalidKey`; also for several, of which a proxy may have seen another."""
+    """The key of a request. Raises `InvalidKey`, also for several headers: a proxy may have checked another one."""
     shown = headers.getlist("authorization")
     scheme, _, key = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not key.strip():
-        raise InvalidKey("a key is needed")
+        raise InvalidKey("a key is required")
     return key.strip()
 
 

@@ -1,4 +1,4 @@
-"""The socket that connections come in at, which sheds those for which there is no descriptor left."""
+"""The listening socket, which sheds connections when no file descriptor is left."""
 
 import errno
 import os
@@ -12,9 +12,9 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener(socket.socket):
-    """To whoever accepts, a connection that was shed is one that never came.
+    """Accepts connections. One that is shed raises `BlockingIOError`, as if none were waiting.
 
-    Left waiting, it would wake the event loop again and again. To close it takes a descriptor, so one is kept.
+    Left waiting, it would wake the event loop again and again. Closing it takes a descriptor, so one is kept spare.
     """
 
     def __init__(self, taken: socket.socket) -> None:

@@ -1,6 +1,6 @@
-"""The layers around the app, in pure ASGI: a frame that names and records requests, a last resort, and content types.
+"""Layers around the app, in pure ASGI: request ids and records, unexpected errors, and content types.
 
-Those for keys, rates, origins and bodies have files of their own.
+The layers for keys, rates, origins and bodies have files of their own.
 """
 
 import re
@@ -23,9 +23,9 @@ log = structlog.get_logger("nvium.server")
 
 
 class RequestFrame:
-    """The outermost layer: gives each request an id, which its answer and its log lines carry, and some a record.
+    """The outermost layer: gives each request an id, for its answer and log lines, and records some requests.
 
-    `endpoints` maps the paths that are recorded when posted to, to their names.
+    `endpoints` maps paths to names; requests that POST to them are recorded.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RequestFrame:
 
 
 class LastResort:
-    """Answers what nothing inside could."""
+    """Answers 500 for an exception that nothing inside has handled."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -101,7 +101,7 @@ class LastResort:
 
 
 class JsonBodies:
-    """Takes a body for JSON where its content type says nothing, or form, as `curl -d` does unasked."""
+    """Treats a body as JSON if it has no content type, or that of a form, which `curl -d` sends by default."""
 
     TAKEN_FOR_JSON = ("", "application/x-www-form-urlencoded")
 
@@ -117,7 +117,7 @@ class JsonBodies:
 
 
 async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Receive, send: Send) -> None:
-    """Turn a request away from a layer around the app, and count it, whether it is recorded or not."""
+    """Answer with an error from a layer around the app, and count it, whether the request is recorded or not."""
     if record := scope["state"]["record"]:
         record.refused(error)
     else:
@@ -126,5 +126,5 @@ async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Recei
 
 
 def sanitized(request_id: str | None) -> str:
-    """The client's id if it is harmless in logs and headers, else a fresh one."""
+    """The client's id if it is safe in logs and headers, else a fresh one."""
     return request_id if request_id and REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex

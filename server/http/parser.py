@@ -1,4 +1,4 @@
-"""HTTP as a client may write it: h11's, less what costs a server more than it costs to send. Knows no connection."""
+"""HTTP parsing by h11, with bounds on requests that cost more to parse than to send. Knows no connection."""
 
 import re
 
@@ -11,7 +11,7 @@ MAX_HEAD_LINES = 128
 
 FREE_PIECES = 2_000
 BYTES_PER_PIECE = 256
-"""A body may come in so many pieces of any size; beyond them each has to bring so many bytes, on average."""
+"""A body may have `FREE_PIECES` chunks of any size; further chunks must average `BYTES_PER_PIECE`."""
 
 BLANK_LINE = re.compile(rb"\n\r?\n")
 BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
@@ -21,9 +21,9 @@ VERSIONS = (b"1.0", b"1.1")
 
 
 class BoundedParser(h11.Connection):
-    """Raises `h11.RemoteProtocolError` for such a request too; `refusal` then says what is wrong with it.
+    """Raises `h11.RemoteProtocolError` for such requests too; `refusal` then has the error to answer with.
 
-    `is_head`: the answer to the present request has no body.
+    `is_head`: the answer to the current request has no body.
     """
 
     refusal: ApiError | None = None
@@ -45,7 +45,7 @@ class BoundedParser(h11.Connection):
         return event
 
     def _check_head(self, data: bytes) -> None:
-        """Before h11 takes it apart, which is slow where it has many lines."""
+        """Called before h11 parses the head, which is slow if it has many lines."""
         end = BLANK_LINE.search(data)
         head = data[: end.start()] if end else data
         if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEAD_LINES:
@@ -53,23 +53,23 @@ class BoundedParser(h11.Connection):
         if BARE_LINE_FEED.search(data[: end.end()] if end else data):
             self._refuse(MalformedRequest("a line ends without a carriage return"))
         if FOLDED_LINE.search(head):
-            self._refuse(MalformedRequest("a header goes on in a second line"))
+            self._refuse(MalformedRequest("a header continues on a second line"))
 
     def _check_framing(self, request: h11.Request) -> None:
-        """Of a body with two lengths, or none that its version knows, a proxy may have seen another."""
+        """Refuse ambiguous framing: a proxy may have read the body differently."""
         if request.http_version not in VERSIONS:
-            self._refuse(MalformedRequest("only HTTP/1.1 and HTTP/1.0 are spoken here"))
+            self._refuse(MalformedRequest("only HTTP/1.1 and HTTP/1.0 are supported"))
         names = {name for name, _ in request.headers}
         if b"transfer-encoding" in names and request.http_version == b"1.0":
             self._refuse(MalformedRequest("HTTP/1.0 has no transfer-encoding"))
         if {b"content-length", b"transfer-encoding"} <= names:
-            self._refuse(MalformedRequest("there is a content-length beside a transfer-encoding"))
+            self._refuse(MalformedRequest("content-length and transfer-encoding must not be combined"))
 
     def _count(self, num_bytes: int) -> None:
         self._num_pieces += 1
         self._num_bytes += num_bytes
         if self._num_pieces > FREE_PIECES + self._num_bytes // BYTES_PER_PIECE:
-            self._refuse(MalformedRequest("the body comes in pieces that are too small"))
+            self._refuse(MalformedRequest("the body's chunks are too small"))
 
     def _refuse(self, error: ApiError) -> None:
         self.refusal = error

@@ -1,4 +1,4 @@
-"""Headers that tell a browser to make nothing of an answer but what it is. A route's own come first."""
+"""Security headers for browsers; a route's own headers take precedence."""
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,7 +13,7 @@ PROTECTIVE = {
 
 
 class Protection:
-    """The layer that adds them to whatever is answered."""
+    """The layer that adds them to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

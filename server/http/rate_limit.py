@@ -1,4 +1,4 @@
-"""How many requests a key may send in any 60 seconds, told in OpenAI's headers. Without keys all share one count."""
+"""A limit on each key's requests in any 60 seconds, with OpenAI's headers. Without keys all clients share it."""
 
 import math
 import time
@@ -16,9 +16,9 @@ from server.telemetry.metrics import Metrics
 
 
 class RateLimit:
-    """Answers 429 before a body is read. What is public and /metrics are not counted, nor is what was refused.
+    """Answers 429 before a body is read. Public routes, /metrics and refused requests are not counted.
 
-    Keeps the time of each request of the last minute: at most `requests_per_minute` for each key.
+    Keeps the times of at most `requests_per_minute` requests for each key.
     """
 
     def __init__(self, app: ASGIApp, requests_per_minute: int, metrics: Metrics) -> None:
@@ -48,7 +48,7 @@ class RateLimit:
             await refuse(error, self._metrics, scope, receive, limited_send)
 
     def _window(self, key_id: str) -> tuple[int, float]:
-        """Requests left, and seconds until the oldest one counted leaves the window and makes room."""
+        """Requests left, and seconds until the oldest counted request leaves the window."""
         window = self._limiter.get_window_stats(self._limit, key_id)
         return window.remaining, max(0.0, window.reset_time - time.time())
 

@@ -1,4 +1,4 @@
-"""Room for connections: as many as are allowed, as far as there are file descriptors, and a few more for probes."""
+"""Room for connections: the configured number, as far as file descriptors allow, and a few more for probes."""
 
 import re
 import resource
@@ -12,13 +12,13 @@ from typing import Protocol
 from server.settings import SettingsError
 
 RESERVE = 96
-"""Descriptors kept for files and for connections beyond the bound; of a low limit a quarter."""
+"""Descriptors kept for files and for connections beyond the bound; at most a quarter of the limit."""
 
 SHARE_BEYOND = 3
-"""One in so many of the reserve is for connections beyond the bound."""
+"""One in this many of the reserve is for connections beyond the bound."""
 
 DESCRIPTORS_PRESUMED = 64
-"""In use at the start, where the system does not tell."""
+"""In use at the start, on systems that do not say."""
 
 OWN_DESCRIPTORS = Path("/proc/self/fd")
 PROBE = re.compile(rb"(?:GET|HEAD) /(?:livez|readyz|health) HTTP/1\.")
@@ -32,15 +32,15 @@ class Refusable(Protocol):
 
 @dataclass(eq=False)
 class Room:
-    """For `num_connections`, and `num_beyond` more that may ask for a probe's answer and nothing else."""
+    """For `num_connections`, and `num_beyond` more that are answered probes only."""
 
     num_connections: int
     num_beyond: int = RESERVE // SHARE_BEYOND
     _beyond: OrderedDict[Refusable, bool] = field(default_factory=OrderedDict)
-    """Whether each is being answered."""
+    """Whether each is being answered a probe."""
 
     def hold(self, connection: Refusable) -> None:
-        """Take one in beyond the bound. The one that has been silent for the longest time makes way if need be."""
+        """Accept one beyond the bound. If there are too many, the one that has been silent the longest is refused."""
         self._beyond[connection] = False
         if len(self._beyond) > self.num_beyond:
             silent = next(held for held, is_answered in self._beyond.items() if not is_answered)
@@ -50,19 +50,19 @@ class Room:
         return connection in self._beyond
 
     def admits(self, connection: Refusable, data: bytes) -> bool:
-        """Whether what one of those beyond the bound says is answered."""
+        """Whether the request of a connection beyond the bound is a probe, which is answered."""
         self._beyond[connection] = PROBE.match(data) is not None
         return self._beyond[connection]
 
     def release(self, connection: Refusable) -> None:
-        """It has gone, or is one of the others now."""
+        """The connection is closed, or counts as an ordinary one now."""
         self._beyond.pop(connection, None)
 
 
 def room_for(wanted: int, descriptors_each: int = 1, count: Callable[[], int] | None = None) -> Room:
-    """As many connections as are wanted and can be had. Raises `SettingsError` if there is room for none.
+    """As many connections as are wanted and possible. Raises `SettingsError` if none is.
 
-    `count` tells how many descriptors are in use.
+    `count` gives the number of descriptors in use.
     """
     limit = raised_limit()
     if limit == resource.RLIM_INFINITY:
@@ -75,17 +75,17 @@ def room_for(wanted: int, descriptors_each: int = 1, count: Callable[[], int] | 
 
 
 def raised_limit() -> int:
-    """How many files may be open, once that is as many as this process may allow itself."""
+    """The limit of open files, after raising the soft limit to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(OSError, ValueError):  # as where the system has a bound of its own
+        with suppress(OSError, ValueError):  # the system has a lower bound of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             return hard
     return soft
 
 
 def num_descriptors() -> int:
-    """In use now."""
+    """Descriptors in use."""
     try:
         return len(list(OWN_DESCRIPTORS.iterdir()))
     except OSError:

@@ -1,4 +1,4 @@
-"""What is answered while the model loads: probes, and to everything else that the server is not ready yet."""
+"""Answers while the model loads: probes, and 503 to everything else."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ RETRY_SECONDS = 2
 
 
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """The process is live and not ready. Connections close, so that the next request reaches the server itself."""
+    """Live but not ready. Closes connections, so that the next request reaches the server itself."""
     response = JSONResponse({"status": "ok"}) if scope["path"] == "/livez" else not_ready().response()
     response.headers["connection"] = "close"
     await response(scope, receive, send)
@@ -29,7 +29,7 @@ def not_ready() -> Overloaded:
 
 @contextmanager
 def answered_while_starting(listener: socket.socket, tls: ssl.SSLContext | None) -> Iterator[None]:
-    """Answers from a thread, on a duplicate of the socket; what then still waits is left to whoever serves next."""
+    """Answer from a thread, on a duplicate of the socket; connections still waiting are left to the server."""
     config = uvicorn.Config(
         starting_app,
         ssl_context_factory=(lambda *_: tls) if tls else None,

@@ -1,4 +1,4 @@
-"""TLS: a certificate and its key from files, checked before anything is served."""
+"""TLS: a certificate and its key from files, checked before serving."""
 
 import ssl
 from pathlib import Path
@@ -7,22 +7,22 @@ from server.settings import Settings, SettingsError
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """What connections are encrypted with, None if they are not. Raises `SettingsError`."""
+    """None without a certificate. Raises `SettingsError`."""
     certificate, key = settings.ssl_certfile, settings.ssl_keyfile
     if certificate is None:
         if key is not None:
-            raise SettingsError("ssl_keyfile: needs ssl_certfile beside it")
+            raise SettingsError("ssl_keyfile: needs ssl_certfile too")
         return None
     for name, file in (("ssl_certfile", certificate), ("ssl_keyfile", key or certificate)):
         check_readable(name, file)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load(context, certificate, key)
+    load_certificate(context, certificate, key)
     return context
 
 
-def load(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    """Have connections from now on encrypted with these. Raises `SettingsError`."""
+def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    """Use these files for new connections. Raises `SettingsError`."""
     try:
         context.load_cert_chain(certificate, key, refuse_to_ask)
     except ssl.SSLError as error:
@@ -38,5 +38,5 @@ def check_readable(name: str, file: Path) -> None:
 
 
 def refuse_to_ask() -> str:
-    """In place of OpenSSL, which would ask for a password on the terminal."""
+    """Keeps OpenSSL from asking for a password on the terminal."""
     raise SettingsError("ssl_keyfile: the key is encrypted; give one that is not, in a file that only the server reads")

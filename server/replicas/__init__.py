@@ -1,4 +1,4 @@
-"""One server of many processes: a front that holds the contract, and replicas that each run a model.
+"""One server of many processes: a gateway with the public interface, and replicas that each run a model.
 
-What knows Ray is in `router`, `replica`, `deployment` and `launch`; all else would work with any other pool.
+Only `router`, `replica`, `deployment` and `launch` know Ray; the rest works with any pool.
 """

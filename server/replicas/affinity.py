@@ -1,8 +1,7 @@
-"""Which replica has seen a prompt's beginning, and whether that is worth its queue. Knows neither Ray nor HTTP.
+"""Which replica to prefer because it has a prompt's prefix in its cache. Knows neither Ray nor HTTP.
 
-A replica that has computed a beginning finds it in its cache. Who computed which is remembered by digests of the text,
-one for every `BLOCK_CHARACTERS`, so no tokenizer is needed; one that is out of date, because the page was given away or
-the replica is gone, costs nothing but the hit.
+Prefixes are remembered as digests of the text, one per `BLOCK_CHARACTERS`, so no tokenizer is needed. An outdated
+entry, because the page was evicted or the replica is gone, only costs the hit.
 """
 
 import json
@@ -15,17 +14,17 @@ BLOCK_CHARACTERS = 64
 """About a page of the cache."""
 
 MAX_BLOCKS = 128
-"""What differs only later counts as the same."""
+"""Prompts that differ only later count as the same."""
 
 MAX_AHEAD = 4
-"""Requests that a replica may be busy with beyond the idlest, and still be preferred for what it has seen."""
+"""Requests by which a preferred replica may be busier than the idlest."""
 
 MAX_REMEMBERED = 100_000
-"""Beginnings that are remembered, the latest ones."""
+"""Prefixes remembered, the latest ones."""
 
 
 def beginnings(body: bytes) -> list[bytes]:
-    """Digests of what a request's prompt begins with, the shortest first; none if it is short or missing."""
+    """Digests of the prefixes of a request's prompt, shortest first; none if it is short or missing."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
@@ -39,7 +38,7 @@ def beginnings(body: bytes) -> list[bytes]:
 
 
 def opening(asked: Mapping[str, Any]) -> str:
-    """What a request's prompt begins with, as a text that two prompts share as far as they are the same."""
+    """The beginning of a request's prompt as text; equal for two prompts as far as they are."""
     prompt = asked.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         prompt = prompt[0]
@@ -48,8 +47,8 @@ def opening(asked: Mapping[str, Any]) -> str:
     return prompt if isinstance(prompt, str) else json.dumps([asked.get("tools"), asked.get("messages")])
 
 
-class Memory:
-    """Which replica a beginning was last sent to."""
+class PrefixHolders:
+    """The replica that each prefix was last sent to."""
 
     def __init__(self, capacity: int = MAX_REMEMBERED) -> None:
         self._capacity = capacity
@@ -63,14 +62,14 @@ class Memory:
             self._holders.popitem(last=False)
 
     @property
-    def holders(self) -> Mapping[bytes, str]:
+    def by_prefix(self) -> Mapping[bytes, str]:
         return self._holders
 
 
 def preferred(beginnings: Sequence[bytes], holders: Mapping[bytes, str], loads: Mapping[str, int]) -> str:
-    """The replica that has the longest of the beginnings and is not much busier than the idlest; else the idlest.
+    """The replica with the longest prefix that is not much busier than the idlest; else the idlest.
 
-    `loads` are the requests that each replica is busy with; of equally idle ones the first is taken.
+    `loads` are the requests of each replica; of equally idle ones the first is taken.
     """
     bound = min(loads.values()) + MAX_AHEAD
     for beginning in reversed(beginnings):

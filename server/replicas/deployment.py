@@ -1,4 +1,4 @@
-"""What Ray is told: replicas that grow and shrink in number, and for a cluster a front beside them."""
+"""Ray deployments: autoscaled replicas, and for a cluster a gateway beside them."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp
 
 from server.http.keys import KeyRing, read_keys
-from server.replicas.front import Front, front_app
+from server.replicas.gateway import Gateway, gateway_app
 from server.replicas.pool import Address, NoReplica
 from server.replicas.replica import Replica
 from server.replicas.router import AffineRouter
@@ -22,22 +22,22 @@ from server.settings import Settings
 from server.telemetry.logs import configure_logs
 
 HEALTH_SECONDS = 2
-"""Between looks at a replica; three in vain and it is replaced."""
+"""Between health checks of a replica, which is replaced after three failures."""
 
 HEALTH_TIMEOUT_SECONDS = 2.5
 LOOK_BACK_SECONDS = 15
-"""Over which the number of sequences is averaged."""
+"""The window over which the number of sequences is averaged."""
 
 DRAIN_LOOK_SECONDS = 0.2
-FRONT_REQUESTS = 10_000
-"""At a front at once, before more of them wait at Ray's proxy."""
+MAX_GATEWAY_REQUESTS = 10_000
+"""At one gateway at a time; more wait at Ray's proxy."""
 
-FRONT_CPUS = 0
-"""A front has a place wherever there is one for a replica, and is light."""
+GATEWAY_CPUS = 0
+"""A gateway is light and fits wherever a replica does."""
 
 
 def replicas(settings: Settings, host: str | None = None) -> serve.Application:
-    """The replicas alone, which listen at `host`. One without a GPU has one CPU, one with is alone on it."""
+    """The replicas alone, listening at `host`. Each has one CPU, and on a GPU that GPU for itself."""
     least = settings.replicas or 1
     own = settings.model_copy(update={"cors_origins": (), "requests_per_minute": None, "api_keys": ()})
     return serve.deployment(
@@ -67,30 +67,30 @@ def replicas(settings: Settings, host: str | None = None) -> serve.Application:
 
 
 def application(settings: Settings) -> serve.Application:
-    """The replicas behind a front that Ray's proxy passes requests to."""
+    """The replicas behind a gateway, which gets its requests from Ray's proxy."""
     deployment = serve.deployment(
-        serve.ingress()(IngressFront),
+        serve.ingress()(IngressGateway),
         name="Front",
-        max_ongoing_requests=FRONT_REQUESTS,
+        max_ongoing_requests=MAX_GATEWAY_REQUESTS,
         graceful_shutdown_timeout_s=settings.drain_seconds,
         graceful_shutdown_wait_loop_s=DRAIN_LOOK_SECONDS,
-        ray_actor_options={"num_cpus": FRONT_CPUS},
+        ray_actor_options={"num_cpus": GATEWAY_CPUS},
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
     )
     return deployment.bind(settings, replicas(settings))
 
 
-class IngressFront:
+class IngressGateway:
     def __init__(self, settings: Settings, handle: DeploymentHandle[Any]) -> None:
         configure_logs()
-        self._app = front_app(Front(RayPool(handle), settings), KeyRing(read_keys(settings)))
+        self._app = gateway_app(Gateway(RayPool(handle), settings), KeyRing(read_keys(settings)))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app
 
 
 class RayPool:
-    """The pool of a deployment's replicas."""
+    """The replicas of a deployment."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
@@ -109,7 +109,7 @@ class RayPool:
 
     async def all(self) -> list[Address]:
         try:
-            told = await self._handle.broadcast("address").results_async(return_exceptions=True)
+            answers = await self._handle.broadcast("address").results_async(return_exceptions=True)
         except (RayError, RayServeException) as error:
             raise NoReplica from error
-        return [Address(**address) for address in told if isinstance(address, dict)]
+        return [Address(**address) for address in answers if isinstance(address, dict)]

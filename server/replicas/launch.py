@@ -1,4 +1,4 @@
-"""`nvium serve --replicas N`: a Ray of this machine's own, and the front in this process."""
+"""`nvium serve --replicas N`: a local Ray, and the gateway in this process."""
 
 import logging
 import re
@@ -18,7 +18,7 @@ from server.http.keys import KeyRing, read_keys
 from server.http.renewal import Renewal
 from server.http.tls import tls_context
 from server.replicas.deployment import RayPool, replicas
-from server.replicas.front import Front, front_app
+from server.replicas.gateway import Gateway, gateway_app
 from server.replicas.reaper import reaper_of
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
@@ -27,18 +27,18 @@ APPLICATION = "nvium"
 LOCAL = "127.0.0.1"
 
 OF_EACH_CLIENT = 2
-"""Connections: its own, and one to a replica."""
+"""Descriptors of a client: its connection, and one to a replica."""
 
 COMPLAINT = re.compile(r"^(?:nvium_core|server)\.[\w.]+: (.+)$", re.MULTILINE)
-"""The last line of a traceback, for what the user can get wrong."""
+"""The last line of a traceback for a user's mistake."""
 
 log = structlog.get_logger("nvium.server")
 
 
 def run(settings: Settings) -> None:
-    """Serve from several processes until SIGTERM or SIGINT, then let running requests finish.
+    """Serve from several processes until SIGTERM or SIGINT, then finish running requests.
 
-    Raises `SettingsError` or `OSError` for a model, settings or an address that cannot be used.
+    Raises `SettingsError` or `OSError` for an unusable model, settings or address.
     """
     configure_logs()
     disable_created_metrics()
@@ -49,20 +49,20 @@ def run(settings: Settings) -> None:
         start_ray(most)
         stack.enter_context(reaper_of(session_folder()))
         try:
-            front = Front(RayPool(started(settings)), settings)
+            gateway = Gateway(RayPool(started(settings)), settings)
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
-            app = front_app(front, keys)
+            app = gateway_app(gateway, keys)
             port = listener.getsockname()[1]
             stopping = {"timeout_graceful_shutdown": STOP_SECONDS}
             config = uvicorn_config(app, settings, tls, descriptors_each=OF_EACH_CLIENT, port=port, **stopping)
-            DrainingServer(config, front, Renewal(settings, keys, tls)).run(sockets=[listener])
+            DrainingServer(config, gateway, Renewal(settings, keys, tls)).run(sockets=[listener])
         finally:
             serve.shutdown()
             ray.shutdown()
 
 
 def started(settings: Settings) -> "DeploymentHandle[Any]":
-    """The replicas, ready. Raises `SettingsError` with what one of them complained of."""
+    """The replicas, once they are ready. Raises `SettingsError` with a replica's error."""
     try:
         return serve.run(replicas(settings, LOCAL), name=APPLICATION, route_prefix=None)
     except RuntimeError as error:
@@ -72,20 +72,20 @@ def started(settings: Settings) -> "DeploymentHandle[Any]":
 
 
 def check_devices(device: str, num_replicas: int) -> None:
-    """Raise `SettingsError` where replicas would wait for GPUs that never come."""
+    """Raise `SettingsError` if there are fewer GPUs than replicas, which would wait forever."""
     available = torch.cuda.device_count() if device == "cuda" else num_replicas
     if available < num_replicas:
         raise SettingsError(f"replicas: {num_replicas} of them need a GPU each, and this machine has {available}")
 
 
 def session_folder() -> str:
-    """What all processes of this Ray have on their command lines."""
+    """The session's folder, which is on the command lines of all processes of this Ray."""
     folder: str = ray.worker.global_worker.node.get_session_dir_path()
     return folder
 
 
 def start_ray(num_replicas: int, *, shows_logs: bool = True) -> None:
-    """As many places as replicas, whatever number of processors this machine has."""
+    """With as many CPUs as replicas, whatever this machine has."""
     ray.init(
         address="local",
         num_cpus=num_replicas,

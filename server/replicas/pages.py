@@ -1,4 +1,4 @@
-"""The metrics of many processes on one page, each sample with the name of its replica. Knows no network."""
+"""Merges metrics pages: each sample gets a label with its replica's name. Knows no network."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -11,7 +11,7 @@ LABEL = "replica"
 
 
 def merged(pages: Mapping[str, str]) -> bytes:
-    """One page of several, which are given by the names of their replicas."""
+    """One page from pages by replica name."""
     registry = CollectorRegistry()
     registry.register(Families(pages))
     return generate_latest(registry)
@@ -31,7 +31,7 @@ class Families(Collector):
         yield from families.values()
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what there is depends on who serves."""
+        """Nothing, as the metrics depend on the replicas."""
         return ()
 
 

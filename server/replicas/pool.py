@@ -1,4 +1,4 @@
-"""Where replicas are to be found, whoever keeps them. Knows no Ray and no HTTP."""
+"""The interface of a set of replicas. Knows no Ray and no HTTP."""
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """A replica: its name, the beginning of its URLs, and what a request must show to be answered there."""
+    """A replica's name, base URL, and the secret that it requires."""
 
     name: str
     url: str
@@ -16,15 +16,15 @@ class Address:
 
 
 class NoReplica(Exception):
-    """There is none at the moment."""
+    """There is no replica at the moment."""
 
 
 class Pool(Protocol):
     def chosen(self, beginnings: Sequence[bytes], excluded: Collection[str]) -> AbstractAsyncContextManager[Address]:
-        """The replica for a request that begins so (`affinity.beginnings`), which counts as busy with it meanwhile.
+        """The replica for a request with these prefixes (`affinity.beginnings`), which counts in its load meanwhile.
 
-        None of the excluded, unless there is no other. Waits for one. Raises `NoReplica` if there will be none.
+        Not an excluded one, unless there is no other. Waits for one. Raises `NoReplica` if there will be none.
         """
 
     async def all(self) -> list[Address]:
-        """Those that serve now."""
+        """The replicas that serve now."""

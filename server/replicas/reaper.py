@@ -1,6 +1,6 @@
-"""`python -m server.replicas.reaper FOLDER`: ends what a killed front leaves of its Ray. Knows nothing of either.
+"""`python -m server.replicas.reaper FOLDER`: kills the Ray processes that a killed gateway leaves behind.
 
-It waits for the end of its standard input, which comes when its parent has gone. Told goodbye before, it does nothing.
+It waits for the end of its standard input, which comes when its parent is gone. After a goodbye it does nothing.
 """
 
 import os
@@ -14,12 +14,12 @@ from pathlib import Path
 
 GOODBYE = b"."
 ROUNDS, ROUND_SECONDS = 20, 0.5
-"""Processes may still be starting others."""
+"""Repeated, as processes may still be starting others."""
 
 
 @contextmanager
 def reaper_of(folder: str) -> Iterator[None]:
-    """While whatever names this folder on its command line is not to outlive this process."""
+    """While open, processes with this folder on their command line do not outlive this process."""
     command = [sys.executable, "-m", "server.replicas.reaper", folder]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 (our own)
     assert process.stdin
@@ -33,7 +33,7 @@ def reaper_of(folder: str) -> Iterator[None]:
 
 
 def named(folder: str) -> Iterator[int]:
-    """The processes that have it on their command lines, this one left out."""
+    """The processes with the folder on their command lines."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             if entry.name.isdecimal() and folder.encode() in (entry / "cmdline").read_bytes():

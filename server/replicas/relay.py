@@ -1,7 +1,7 @@
-"""Passes requests on to replicas and their answers back, and begins anew elsewhere where nothing has been told yet.
+"""Passes requests to replicas and their answers back; a request without an answer yet is retried at another replica.
 
-An answer of one piece is passed on when it is there as a whole, a stream event by event; only a stream whose replica is
-lost after its first event ends with an error. Knows framing, and no request's meaning but where its prompt begins.
+A response is passed on once it is complete, a stream event by event, so only a stream whose replica is lost after its
+first event ends with an error. Knows framing, and of a request's meaning only the prefixes of its prompt.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from yarl import URL
 
 from server.errors import ApiError, Overloaded
 from server.http.admission import Admission
-from server.http.connection import SHORT_WAY, ShortWay
+from server.http.connection import FAST_PATH, FastPath
 from server.http.disconnect import unless_disconnected
 from server.http.event_stream import DONE, framed
 from server.replicas.affinity import beginnings
@@ -32,37 +32,37 @@ from server.replicas.watch import Watch
 from server.telemetry.record import RequestRecord
 
 MAX_ATTEMPTS = 5
-"""To find a replica that is there."""
+"""At reaching a replica."""
 
 MAX_DELIVERIES = 3
-"""Of one request. What three replicas were lost with may be what they were lost by."""
+"""Of one request: if three replicas were lost with it, it may be the cause."""
 
 CHOOSING_SECONDS = 3
-"""Of waiting for a replica, after which it is chosen again: one that hangs keeps Ray waiting."""
+"""Timeout for choosing a replica, after which it is chosen again: a hanging one keeps Ray waiting."""
 
 ANY_NUMBER = 2**31
-"""Of requests under way: queues, and the bounds on them, are the replicas'."""
+"""Of open requests: replicas bound their own queues."""
 
 RETRY_SECONDS = 5
 
 PATIENCE_SECONDS = 30
-"""How long a request waits for there to be a replica."""
+"""How long a request waits for a replica to exist."""
 
 IDLE_SECONDS = 15
-"""How long an unused connection is kept, which is less than a replica keeps it."""
+"""How long an unused connection is kept: less than a replica keeps it."""
 
 TARGET = re.compile(rb"/[!-~]*")
 PASSED_ON = ("accept", "content-type", "traceparent", "tracestate")
 OWN = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding")
-"""What this side's connection says for itself."""
+"""Headers that this server's connection sets itself."""
 
 DEAD_PEER = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-"""A machine that is gone says nothing; its connections are given up after 25 seconds."""
+"""Connections to a machine that is gone are given up after 25 seconds."""
 
 END_OF_EVENT = b"\n\n"
 
 STOPPED = b'"code": "engine_stopped"'
-"""In what a replica answers that answers no more."""
+"""In the answer of a replica whose engine has stopped."""
 
 log = structlog.get_logger("nvium.server")
 
@@ -82,15 +82,15 @@ class ReplicasLost(ApiError):
     code = "replicas_lost"
 
     def __init__(self) -> None:
-        super().__init__(f"{MAX_DELIVERIES} replicas were lost with this request, which is not begun again")
+        super().__init__(f"{MAX_DELIVERIES} replicas were lost with this request, which is not retried")
 
 
 class ReplicaFailed(OSError):
-    """It says itself that it cannot answer any more."""
+    """The replica reports that its engine has stopped."""
 
 
 class Relay:
-    """`admission` counts what is under way; `num_moved` requests were begun anew, `num_broken` streams failed."""
+    """`admission` counts open requests; `num_moved` requests were retried, `num_broken` streams failed."""
 
     def __init__(self, pool: Pool, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._pool = pool
@@ -106,7 +106,7 @@ class Relay:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """While requests are passed on."""
+        """Open while requests are passed on."""
         connector = aiohttp.TCPConnector(
             limit=0, keepalive_timeout=IDLE_SECONDS, use_dns_cache=False, socket_factory=new_socket
         )
@@ -121,19 +121,19 @@ class Relay:
         await asyncio.gather(*self._released, return_exceptions=True)
 
     async def get(self, address: Address, path: str) -> str:
-        """What a replica says. Raises `OSError` or `aiohttp.ClientError`."""
+        """A replica's page. Raises `OSError` or `aiohttp.ClientError`."""
         async with self._connected().get(URL(address.url + path), headers={SECRET: address.secret}) as answer:
             answer.raise_for_status()
             return await answer.text()
 
     def give_up(self) -> None:
-        """End what is under way with an error. Called on the event loop."""
+        """End open requests with an error. Called on the event loop."""
         self._is_given_up = True
         for passing in self._passing:
             passing.reschedule(0)
 
     def _leave_silent(self, name: str) -> None:
-        """Begin anew elsewhere what waits for a replica that says nothing, if others do."""
+        """Move the requests that wait for a silent replica, if others answer."""
         for passing, (chosen, passage) in list(self._passing.items()):
             if chosen == name and not passage.has_begun and self.watch.others_answer:
                 passing.reschedule(0)
@@ -172,17 +172,17 @@ class Relay:
                 if num_deliveries == MAX_DELIVERIES:
                     raise ReplicasLost from error
                 self.num_moved += 1
-        raise nobody()
+        raise no_replica()
 
     @asynccontextmanager
     async def _at_some(self, opening: list[bytes]) -> AsyncIterator[Address]:
-        """A replica, which is left behind the back of whoever was answered."""
+        """A chosen replica, released in the background after the answer."""
         stack = AsyncExitStack()
         try:
             async with asyncio.timeout(self._patience_seconds):
                 address = await self._chosen(stack, opening)
         except (NoReplica, TimeoutError) as error:
-            raise nobody() from error
+            raise no_replica() from error
         self.watch.follow(address)
         try:
             yield address
@@ -213,7 +213,7 @@ class Relay:
 
 
 class Passage:
-    """One request on its way, and its answer on the way back."""
+    """One request to a replica, and its answer back to the client."""
 
     def __init__(self, scope: Scope, send: Send, body: bytes) -> None:
         self.body = body
@@ -226,11 +226,11 @@ class Passage:
         headers = Headers(scope=scope)
         self._headers = {name: headers[name] for name in PASSED_ON if name in headers}
         self._headers |= {"x-request-id": self.request_id, KEY_ID: scope["state"]["key_id"]}
-        self._short_way: ShortWay | None = scope.get("extensions", {}).get(SHORT_WAY)
+        self._fast_path: FastPath | None = scope.get("extensions", {}).get(FAST_PATH)
         self._send = send
 
     async def take(self, session: aiohttp.ClientSession, address: Address) -> None:
-        """There and back. Raises `aiohttp.ClientError` or `OSError` for a replica that is lost."""
+        """Pass the request on and its answer back. Raises `aiohttp.ClientError` or `OSError` if the replica is lost."""
         url = URL(address.url + self._target, encoded=True)
         self.note(is_passed_on=True)
         async with session.request(
@@ -243,7 +243,7 @@ class Passage:
             await self._give(answer)
 
     def abort(self) -> None:
-        """The client has gone."""
+        """The client has disconnected."""
         if self._record:
             self._record.aborted("disconnected")
 
@@ -278,35 +278,35 @@ class Passage:
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
     async def _add(self, piece: bytes) -> None:
-        if self._short_way and self._short_way.is_open and self._is_flowing:
-            self._short_way.write(piece)
+        if self._fast_path and self._fast_path.is_open and self._is_flowing:
+            self._fast_path.write(piece)
         else:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
             self._is_flowing = True
 
     _is_flowing = False
-    """The head has gone out, which is with the first piece, so that pieces may go the short way."""
+    """The head has been sent, which happens with the first piece, so the fast path may be taken."""
 
     async def _end(self) -> None:
         await self._send({"type": "http.response.body", "body": b""})
 
     def note(self, *, is_passed_on: bool) -> None:
-        """Who records the request."""
+        """Set whether the replica records the request."""
         if self._record:
             self._record.is_passed_on = is_passed_on
 
 
-def nobody() -> Overloaded:
+def no_replica() -> Overloaded:
     return Overloaded("no replica can answer", code="no_replica", retry_after_seconds=RETRY_SECONDS)
 
 
 def new_socket(address: tuple[Any, ...]) -> socket.socket:
-    """For a connection to a replica: small pieces are sent at once, and a dead machine is noticed."""
+    """For a connection to a replica: sends small pieces at once and notices a dead machine."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)
     for name, value in DEAD_PEER.items():
-        with suppress(AttributeError):  # not every system has all of them
+        with suppress(AttributeError):  # some systems lack some of them
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made

@@ -1,4 +1,4 @@
-"""A replica: the ordinary server of one model, in a thread of a Ray actor, on a port that only the front knows."""
+"""A replica: the ordinary server of one model, in a thread of a Ray actor, on a port known to the gateway only."""
 
 import secrets
 import threading
@@ -15,19 +15,19 @@ from nvium_core import load_model
 from server.app import STOP_SECONDS, assemble, listen, uvicorn_config
 from server.generation.service import Service
 from server.replicas.scaling import SEQUENCES
-from server.replicas.trust import FromFront
+from server.replicas.trust import GatewayOnly
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
 from server.telemetry.tracing import tracer_provider
 
 KEEP_ALIVE_SECONDS = 60
-"""How long a connection of the front may be unused."""
+"""How long an unused connection of the gateway is kept."""
 
 LOOK_SECONDS = 0.05
 
 
 class Replica:
-    """Made by Ray, which calls all of it; `host` is where it listens, None this machine's address in the cluster.
+    """Made and called by Ray. `host` is where it listens; None is this machine's address in the cluster.
 
     Raises what `server.app.run` raises.
     """
@@ -39,7 +39,7 @@ class Replica:
         self._secret = secrets.token_urlsafe(32)
         loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights)
         self._service = Service(loaded, settings)
-        gate = Middleware(FromFront, secret=self._secret, metrics=self._service.metrics)
+        gate = Middleware(GatewayOnly, secret=self._secret, metrics=self._service.metrics)
         app = assemble(self._service, gate, tracer_provider(settings))
         stopping = {"timeout_keep_alive": KEEP_ALIVE_SECONDS, "timeout_graceful_shutdown": STOP_SECONDS}
         self._server = uvicorn.Server(uvicorn_config(app, settings, None, **stopping))
@@ -54,25 +54,25 @@ class Replica:
     _thread: threading.Thread | None = None
 
     def address(self) -> dict[str, str]:
-        """What `pool.Address` is made of."""
+        """The fields of a `pool.Address`."""
         host, port = self._listener.getsockname()[:2]
         name = serve.get_replica_context().replica_id.unique_id
         return {"name": name, "url": f"http://{f'[{host}]' if ':' in host else host}:{port}", "secret": self._secret}
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """What the front is told when it chooses this replica."""
+        """What the gateway gets when it chooses this replica."""
         return self.address()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         return {SEQUENCES: self._service.admission.num_present}
 
     def check_health(self) -> None:
-        """Raises for a replica that is to be replaced."""
+        """Raises if the replica must be replaced."""
         if not (self._thread and self._thread.is_alive() and self._service.is_live):
             raise RuntimeError("the device thread makes no progress")
 
     def __del__(self) -> None:
-        """Called when nothing is answered here any more, or has ever been."""
+        """Called after the last request, or after `__init__` failed."""
         if self._thread:
             self._server.should_exit = True
             self._thread.join(STOP_SECONDS)

@@ -1,24 +1,24 @@
-"""Ray's request router, which sends a request where its beginning has been seen, and else where least is to be done."""
+"""Ray's request router: prefers the replica with a request's prefix in its cache, else the idlest."""
 
 import random
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from server.replicas.affinity import Memory, preferred
+from server.replicas.affinity import PrefixHolders, preferred
 
 
 class AffineRouter(RequestRouter):  # type: ignore[misc]
-    """The arguments of a request are its beginnings (`affinity.beginnings`) and the names of who is not to have it."""
+    """A request's arguments are its prefixes (`affinity.beginnings`) and the names of excluded replicas."""
 
     def initialize_state(self, *, is_affine: bool = True) -> None:
-        """Called by Ray once, before the first request."""
+        """Called once by Ray, before the first request."""
         self._is_affine = is_affine
-        self._memory = Memory()
+        self._prefixes = PrefixHolders()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The preferred one first, then all others, for when it is full."""
+        """The preferred one first, then the others in case it is full."""
         beginnings, excluded = pending_request.args if pending_request and pending_request.args else ([], [])
         if pending_request:
             pending_request.routing_context.should_backoff = True
@@ -26,13 +26,13 @@ class AffineRouter(RequestRouter):  # type: ignore[misc]
         for name in excluded if replicas.keys() - set(excluded) else ():
             replicas.pop(name, None)
         loads = {name: self._load(replicas[name]) for name in random.sample(list(replicas), len(replicas))}
-        chosen = preferred(beginnings, self._memory.holders, loads)
+        chosen = preferred(beginnings, self._prefixes.by_prefix, loads)
         if self._is_affine:
-            self._memory.note(beginnings, chosen)
+            self._prefixes.note(beginnings, chosen)
         first = replicas.pop(chosen)
-        self.on_send_request(first.replica_id)  # for those that come before it has said how many it has
+        self.on_send_request(first.replica_id)  # counts before the replica reports its load
         return [[first], list(replicas.values())]
 
     def _load(self, replica: RunningReplica) -> int:
-        """Requests it is busy with, by what it said last and what was sent since."""
+        """Its requests: those it last reported and those sent since."""
         return self.replica_queue_len_cache.get(replica.replica_id) or 0

@@ -1,4 +1,4 @@
-"""How many replicas are wanted: as many as give each its share of the sequences that run and wait. Knows no HTTP."""
+"""How many replicas are wanted, from the sequences that run and wait. Knows no HTTP."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 SEQUENCES = "sequences"
-"""The name under which a replica tells how many it has, running and waiting."""
+"""The statistic in which a replica reports its sequences, running and waiting."""
 
 
 class BySequences:
-    """Ray's autoscaling policy. The bounds and the delays are Ray's to apply."""
+    """Ray's autoscaling policy; Ray applies bounds and delays."""
 
     def __init__(self, sequences_per_replica: int) -> None:
         self._sequences_per_replica = sequences_per_replica

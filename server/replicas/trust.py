@@ -1,4 +1,4 @@
-"""The layer around a replica that answers nobody but its front, and believes what that says of a request."""
+"""The layer around a replica that answers only its gateway, and trusts what that says about a request."""
 
 import hmac
 
@@ -14,8 +14,8 @@ SECRET = "x-nvium-secret"  # noqa: S105 (a header's name)
 KEY_ID = "x-nvium-key-id"
 
 
-class FromFront:
-    """In the place of the layer for keys: the front has seen the key, and tells whose it was."""
+class GatewayOnly:
+    """Replaces the layer for keys: the gateway has checked the key and passes on its id."""
 
     def __init__(self, app: ASGIApp, secret: str, metrics: Metrics) -> None:
         self._app = app
@@ -26,7 +26,7 @@ class FromFront:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             if not hmac.compare_digest(headers.get(SECRET, "").encode(), self._secret.encode()):
-                await refuse(InvalidKey("this is not the server's front"), self._metrics, scope, receive, send)
+                await refuse(InvalidKey("this is not the server's gateway"), self._metrics, scope, receive, send)
                 return
             note_key(scope, headers.get(KEY_ID, ""))
         await self._app(scope, receive, send)

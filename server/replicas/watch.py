@@ -1,4 +1,4 @@
-"""Which replicas do not answer, found out by asking each of them directly. Knows neither Ray nor what requests mean."""
+"""Finds replicas that do not answer by probing each directly. Knows neither Ray nor what requests mean."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,39 +8,39 @@ import aiohttp
 from server.replicas.pool import Address
 
 PERIOD_SECONDS = 1
-"""Between questions to a replica."""
+"""Between probes of a replica."""
 
 ANSWER_SECONDS = 2
-"""How long it may take to answer one."""
+"""Timeout of a probe."""
 
 MAX_MISSES = 30
-"""In a row, after which a replica is asked no more, as it has been replaced."""
+"""In a row, after which a replica has been replaced and is no longer probed."""
 
 
 class Watch:
-    """`ask` is how one is asked; `on_silence` is called with the name of one that has just missed an answer."""
+    """`ask` probes a replica; `on_silence` is called with the name of one that has just missed a probe."""
 
     def __init__(self, ask: Callable[[Address], Awaitable[object]], on_silence: Callable[[str], None]) -> None:
         self._ask = ask
         self._on_silence = on_silence
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.silent: set[str] = set()
-        """Those that did not answer when they were last asked."""
+        """Replicas that missed their last probe."""
 
     def follow(self, address: Address) -> None:
-        """Ask this one too, from now on. Called on the event loop."""
+        """Probe this replica too from now on. Called on the event loop."""
         if address.name not in self._tasks:
             self._tasks[address.name] = asyncio.create_task(self._follow(address))
 
     def note_silence(self, name: str) -> None:
-        """One is not to be chosen until it answers again."""
+        """Exclude a replica until it answers again."""
         if name in self._tasks:
             self.silent.add(name)
             self._on_silence(name)
 
     @property
     def others_answer(self) -> bool:
-        """Some that are asked answer."""
+        """At least one probed replica answers."""
         return self._tasks.keys() > self.silent
 
     async def close(self) -> None:

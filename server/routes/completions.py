@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: parse, admit, and answer whole or as a stream."""
+"""`POST /v1/completions`."""
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -20,4 +20,4 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         tenant = request.state.key_id
         generated = start(service, body, params, prompts, record, tenant=tenant, echo=body.echo)
     writer = CompletionWriter(service, body, generated, f"cmpl-{record.request_id}")
-    return await answer(request, body, generated, writer)
+    return await answer(request, body, writer)

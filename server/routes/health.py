@@ -1,4 +1,4 @@
-"""Probes: whether the process makes progress, whether it wants traffic, and which version it is."""
+"""Probes: liveness, readiness and version."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `/v1/models/{id}`: the one model served."""
+"""`GET /v1/models` and `/v1/models/{id}`: the served model under its names."""
 
 from fastapi import APIRouter, Request
 

@@ -1,6 +1,6 @@
-"""`GET /openapi.json`: every route but the page's, what it takes and all that it may answer.
+"""`GET /openapi.json`: every route but the page's, with its request and all its responses.
 
-Everything is said in one place, and a test holds it against the routes there are.
+A test compares the table below with the app's routes.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ router = APIRouter()
 REF = "#/components/schemas/{model}"
 
 REFUSALS_OF_PROBES = (400, 405, 408, 500, 503)
-"""No HTTP, the wrong method, a request that does not arrive whole, a failure; and no."""
+"""Not HTTP, the wrong method, an incomplete request, a failure, and a negative answer."""
 
 REFUSALS = (400, 401, 405, 408, 429, 500)
-"""What any other route may answer: also no key, and too many requests."""
+"""Of any other route: also no key, and too many requests."""
 
 REFUSALS_OF_BODIES = (404, 413, 503)
 
@@ -46,7 +46,7 @@ class Error(ResponseBody):
     error: ErrorDetails
 
 
-class Said(ResponseBody):
+class Status(ResponseBody):
     status: Literal["ok"]
 
 
@@ -56,7 +56,7 @@ class Version(ResponseBody):
 
 @dataclass(frozen=True)
 class Route:
-    """A route; `chunk` is what the events of its stream hold, if it streams."""
+    """`chunk` is the content of a stream's events, if the route streams."""
 
     method: str
     path: str
@@ -93,9 +93,9 @@ ROUTES = (
     Route("post", "/detokenize", "Tokens' text", Detokenized, DetokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),
     Route("get", "/v1/models", "The models served", ModelList),
     Route("get", "/v1/models/{model_id}", "A model by its id", Model, refusals=(*REFUSALS, 404)),
-    Route("get", "/livez", "Whether the process makes progress", Said, refusals=REFUSALS_OF_PROBES),
-    Route("get", "/readyz", "Whether requests are wanted", Said, refusals=REFUSALS_OF_PROBES),
-    Route("get", "/health", "Both", Said, refusals=REFUSALS_OF_PROBES),
+    Route("get", "/livez", "Whether the process makes progress", Status, refusals=REFUSALS_OF_PROBES),
+    Route("get", "/readyz", "Whether requests are wanted", Status, refusals=REFUSALS_OF_PROBES),
+    Route("get", "/health", "Both", Status, refusals=REFUSALS_OF_PROBES),
     Route("get", "/version", "The version served", Version),
     Route("get", "/metrics", "Metrics for Prometheus", None),
     Route("get", "/openapi.json", "This document", Json),
@@ -156,8 +156,8 @@ def contents(route: Route, refs: dict[Any, Json]) -> Json:
 
 def event(chunk: Json, error: Json) -> Json:
     """One event of a stream, as OpenAPI 3.1 describes event streams."""
-    told = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [chunk, error]}}
-    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, told]}
+    content = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [chunk, error]}}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, content]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 

@@ -1,4 +1,4 @@
-"""`GET /` and `GET /assets/…`: one static page, for which nothing is loaded from elsewhere and nothing is computed."""
+"""`GET /` and `GET /assets/…`: a static page that loads nothing from other origins."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Of the files that are served; a file of any other kind is not."""
+"""Of served files; other kinds of files are not served."""
 
 POLICY = "; ".join(
     (
@@ -44,7 +44,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
-"""Of every file. It may be kept, but whoever keeps it asks whether it is still the same, as a new server may differ."""
+"""Of every file. Caches must revalidate, as another version of the server may have changed it."""
 
 router = APIRouter()
 
@@ -59,7 +59,7 @@ class Asset:
         return f'"{sha256(self.body).hexdigest()[:32]}"'
 
     def response(self, known: str) -> Response:
-        """The file, or that it is one of those that the client knows, a list of tags."""
+        """The file; 304 if its tag is in `known`, the tags that the client has."""
         headers = {**HEADERS, "etag": self.etag}
         if self.etag in known or known.strip() == "*":
             return Response(status_code=304, headers=headers)
@@ -67,7 +67,7 @@ class Asset:
 
 
 def read_assets() -> Iterator[tuple[str, Asset]]:
-    """Every file of the page by its name."""
+    """Every served file by name."""
     for file in FOLDER.iterdir():
         if media_type := MEDIA_TYPES.get(file.suffix):
             yield file.name, Asset(file.read_bytes(), media_type)
@@ -78,15 +78,15 @@ ASSETS = dict(read_assets())
 
 @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 async def page(request: Request) -> Response:
-    return answer(request, INDEX)
+    return served(request, INDEX)
 
 
 @router.api_route("/assets/{name}", methods=["GET", "HEAD"], include_in_schema=False)
 async def asset(request: Request, name: str) -> Response:
-    return answer(request, name)
+    return served(request, name)
 
 
-def answer(request: Request, name: str) -> Response:
+def served(request: Request, name: str) -> Response:
     if name not in ASSETS:
         raise HTTPException(404)
     return ASSETS[name].response(request.headers.get("if-none-match", ""))

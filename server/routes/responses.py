@@ -1,20 +1,17 @@
-"""`POST /v1/responses`: a chat by another name, whose answers can be continued by their id for a while."""
+"""`POST /v1/responses`: a chat in another form, whose responses can be continued by id for a while."""
 
 import json
 from collections import OrderedDict
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response as HttpResponse
 
 from server.errors import ApiError
-from server.generation.generation import start
-from server.schemas.responses import Response, ResponseRequest, added
+from server.generation.chat import start_chat
+from server.schemas.responses import Json, Response, ResponseRequest, added
 from server.writers.answer import answer, opened
 from server.writers.response_writer import ResponseWriter
-
-Json = dict[str, Any]
 
 MAX_KEPT = 10_000
 MAX_KEPT_CHARACTERS = 64_000_000
@@ -23,9 +20,9 @@ router = APIRouter()
 
 
 class KeptResponses:
-    """The conversations of the latest responses, by the key that asked and the response's id.
+    """The conversations of the latest responses, by the id of the API key and of the response.
 
-    In this process's memory only: a replica knows its own, and a restart forgets them.
+    Kept in this process's memory: each replica has its own, and a restart loses them.
     """
 
     def __init__(self) -> None:
@@ -33,9 +30,9 @@ class KeptResponses:
         self._num_characters = 0
 
     def find(self, owner: str, response_id: str) -> list[Json]:
-        """Raises `ApiError` for one that is not kept, or was asked for with another key."""
+        """Raises `ApiError` for one that is not kept, or belongs to another key."""
         if (owner, response_id) not in self._conversations:
-            message = f"there is no response {response_id[:100]!r} here, or none any more"
+            message = f"there is no response {response_id[:100]!r}, or it is no longer kept"
             raise ApiError(message, param="previous_response_id", code="previous_response_not_found")
         self._conversations.move_to_end((owner, response_id))
         messages: list[Json] = json.loads(self._conversations[owner, response_id])
@@ -58,14 +55,7 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
     earlier = kept.find(owner, body.previous_response_id) if body.previous_response_id else []
     chat = body.as_chat(earlier)
     service, record = opened(request, chat)
-    template = service.chat_template
-    with service.admission.entered(1), chat.in_own_names():
-        prompt = await service.read_messages(chat.conversation())
-        form = chat.form(template.call_format, template.call_marker_id)
-        constraint = await service.constraint(form)
-        stops = template.stops if (form is None or form.is_text) and not chat.ignore_eos else ()
-        params = chat.params(constraint, service.room(len(prompt.token_ids), 1), template.stop_token_ids)
-        generated = start(service, chat, params, [prompt], record, tenant=owner, stops=stops)
+    generated = await start_chat(service, chat, record, owner)
     keep = partial(kept.keep, owner, [*earlier, *body.messages()]) if body.store else lambda _: None
     writer = ResponseWriter(service, body, chat, generated, f"resp_{record.request_id}", keep)
-    return await answer(request, body, generated, writer)
+    return await answer(request, body, writer)

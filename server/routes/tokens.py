@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`: what a model makes of a text, and back."""
+"""`POST /tokenize` and `/detokenize`."""
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -57,5 +57,5 @@ def detokenized(service: Service, token_ids: list[int]) -> Detokenized:
     return Detokenized(prompt=service.tokenizer.decode(token_ids, skip_special_tokens=False))
 
 
-def json_response(told: ResponseBody, asked: RequestBody) -> Response:
-    return Response(told.json_text(), headers=ignored_params(asked), media_type="application/json")
+def json_response(answer: ResponseBody, asked: RequestBody) -> Response:
+    return Response(answer.json_text(), headers=ignored_params(asked), media_type="application/json")

@@ -1,1 +1,1 @@
-"""The bodies of requests and responses, a module for each endpoint."""
+"""Bodies of requests and responses, a module for each endpoint."""

@@ -1,7 +1,7 @@
-"""What all bodies share: null means the default, unknown fields are named, some fields take neutral values only."""
+"""What all bodies share: null means the default, unknown fields are reported, some take neutral values only."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 from pydantic import (
@@ -9,6 +9,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     GetJsonSchemaHandler,
     ValidatorFunctionWrapHandler,
@@ -18,16 +19,16 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, ValidationError
 
-from server.errors import InvalidField
+from server.errors import WRONG_FIELD, InvalidField
 
 MAX_FIELDS = 1_000
 """Of one object, known and unknown."""
 
 
 class NeutralOnly:
-    """Marks a field of the protocol that cannot be honoured: null and these values ask for nothing, others are refused.
+    """Marks a field that is not supported: null and these values, which change nothing, pass; others are refused.
 
-    `why` ends the sentence "not supported".
+    `why` continues the message "not supported".
     """
 
     def __init__(self, *values: Any, why: str = "") -> None:
@@ -47,17 +48,17 @@ class NeutralOnly:
 
 
 class Hint(NeutralOnly):
-    """Marks a field that changes nothing here: what it asks for is named as not honoured, unless it is neutral."""
+    """Marks a field without effect: other values than neutral ones are reported as ignored."""
 
     def check(self, param: str, value: Any) -> None:
-        """Anything may be hinted at."""
+        """Accept anything."""
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return handler(core_schema)
 
 
 class RequestBody(BaseModel):
-    """Fields nobody knows are accepted and can be named."""
+    """Unknown fields are accepted and reported."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
 
@@ -81,18 +82,18 @@ class RequestBody(BaseModel):
 
     @property
     def unknown_fields(self) -> list[str]:
-        """Names of the fields not honoured, those of nested objects with a dot."""
+        """Names of ignored fields, with a dot for nested objects."""
         unknown_within = [f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields]
         return [*self._hints(), *(self.model_extra or {}), *unknown_within]
 
     def _hints(self) -> Iterator[str]:
-        """Hints that were given."""
+        """Fields given that are hints."""
         for name, field in type(self).model_fields.items():
             if any(isinstance(mark, Hint) and not mark.is_neutral(getattr(self, name)) for mark in field.metadata):
                 yield name
 
     def check_neutral(self, within: str = "") -> None:
-        """Raise `InvalidField` for what is part of the protocol and cannot be honoured."""
+        """Raise `InvalidField` for fields that are not supported."""
         for name, field in type(self).model_fields.items():
             for mark in field.metadata:
                 if isinstance(mark, NeutralOnly):
@@ -110,9 +111,9 @@ class RequestBody(BaseModel):
 
 
 class ResponseBody(BaseModel):
-    """Fields are sent if they were set, so null is said on purpose.
+    """Only fields that were set are sent, so a null is deliberate.
 
-    What is sent token by token is a `TypedDict` instead, which costs nothing to make and little to write.
+    Bodies with tokens are `TypedDict`s instead, which are cheaper to make and to write.
     """
 
     def json_text(self) -> str:
@@ -120,7 +121,7 @@ class ResponseBody(BaseModel):
 
 
 def or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
-    """The schema of a field that may also be null; what is said about the field stays outside."""
+    """The schema of a field that may also be null; title, description and default stay outside."""
     about = {key: value for key, value in schema.items() if key in ("title", "description", "default")}
     kind = {key: value for key, value in schema.items() if key not in about}
     kinds = kind.get("anyOf", [kind])
@@ -128,7 +129,7 @@ def or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def described(message: str) -> WrapValidator:
-    """One plain message in place of one for each member of a union."""
+    """Gives one message in place of one for each member of a union."""
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -139,8 +140,16 @@ def described(message: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
+def told_apart(kind: Callable[[Any], str | None], message: str, by: str = "") -> Discriminator:
+    """Chooses the member of a union by `kind`, which gives a member's tag, or None if none fits.
+
+    The error for None names the field `by`. Tags must not be names of fields, so that `errors.path` can skip them.
+    """
+    return Discriminator(kind, custom_error_type=WRONG_FIELD + by, custom_error_message=message)
+
+
 def encodable(text: str) -> str:
-    """JSON can hold halves of surrogate pairs, which are no characters."""
+    """Refuse lone surrogates, which JSON can hold and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -149,7 +158,7 @@ def encodable(text: str) -> str:
 
 
 def at_most(num_items: int) -> BeforeValidator:
-    """Refuses a list or object by its size alone: a long one with something wrong in every item takes seconds."""
+    """Refuses a list or object by its size before looking at its items, each of which may have errors to report."""
 
     def validate(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > num_items:
@@ -160,8 +169,8 @@ def at_most(num_items: int) -> BeforeValidator:
 
 
 Text = Annotated[str, AfterValidator(encodable)]
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""For what is calculated with: JSON's numbers may have more digits than Python prints."""
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""For numbers that are calculated with: JSON's may have more digits than Python prints."""
 
 
 def check(condition: bool, param: str, message: str) -> None:

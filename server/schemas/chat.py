@@ -9,10 +9,17 @@ from nvium_core import Constraint, SamplingParams
 from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.generation.grammars import JsonSchema, ToolCalls
-from server.schemas.body import Hint, NeutralOnly, Text, Whole, at_most, check
+from server.schemas.body import Hint, Int64, NeutralOnly, Text, at_most, check
 from server.schemas.formats import Form
-from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits, PromptTokenIds, loggable
-from server.schemas.messages import Messages, check_messages
+from server.schemas.generation import (
+    Generated,
+    GeneratedChoice,
+    GenerationRequest,
+    PromptTokenIds,
+    RequestLimits,
+    loggable,
+)
+from server.schemas.messages import Messages
 from server.schemas.tools import NamedTool, Tool, ToolChoice, Tools, callable_tools
 
 MAX_TEMPLATE_VARIABLES = 64
@@ -20,10 +27,10 @@ MAX_TEMPLATE_VARIABLES = 64
 
 class ChatRequest(GenerationRequest):
     messages: Messages
-    max_completion_tokens: Whole | None = None
+    max_completion_tokens: Int64 | None = None
     """Without one, the rest of the context, within the server's limit."""
-    max_tokens: Whole | None = None
-    """The old name of `max_completion_tokens`; both are taken if they agree."""
+    max_tokens: Int64 | None = None
+    """The old name of `max_completion_tokens`; both are accepted if they agree."""
     logprobs: bool = False
     """log π_mix of every token."""
     top_logprobs: int | None = None
@@ -36,16 +43,16 @@ class ChatRequest(GenerationRequest):
     """Whether several calls may be made."""
 
     add_generation_prompt: bool | None = None
-    """Whether the prompt begins the assistant's turn; it does, unless the last message is continued."""
+    """Whether the prompt begins the assistant's turn; the default unless the last message is continued."""
     continue_final_message: bool = False
     """Whether the answer continues the last message, which is the assistant's."""
     chat_template_kwargs: Annotated[dict[str, Any], at_most(MAX_TEMPLATE_VARIABLES)] = {}
     """Variables of the chat template."""
 
     safety_identifier: Text | None = None
-    """Stands in the log line of the request, before `user`."""
+    """In the request's log line, in place of `user`."""
     prompt_cache_key: Text | None = None
-    """Prefixes are always shared, whatever their key."""
+    """Prefixes are always shared, whatever the key."""
     prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
     prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
     service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
@@ -72,7 +79,7 @@ class ChatRequest(GenerationRequest):
         return super().who if self.safety_identifier is None else loggable(self.safety_identifier)
 
     def conversation(self) -> Conversation:
-        """As the chat template takes it; tools that may not be called are not shown."""
+        """As chat templates expect it; tools that may not be called are not shown."""
         tools = [] if self.tool_choice == "none" else self.tools
         adds_prompt = (
             not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
@@ -101,7 +108,7 @@ class ChatRequest(GenerationRequest):
         is_schema = asked is None or (self.may_answer_in_text and isinstance(asked.grammar, JsonSchema))
         check(is_schema, "tool_choice", "a call has a form of its own; give no other")
         grammar = ToolCalls(
-            {tool.function.name: tool.function.callable(closes=not self.nvium.open_objects) for tool in tools},
+            {tool.function.name: tool.function.signature(closes=not self.nvium.open_objects) for tool in tools},
             calls,
             marker_id,
             is_optional=self.may_answer_in_text,
@@ -110,18 +117,19 @@ class ChatRequest(GenerationRequest):
         )
         return Form("tools", grammar, is_text=self.may_answer_in_text and asked is None)
 
-    def params(self, constraint: Constraint | None, room: int, end_of_turn: Sequence[int]) -> SamplingParams:
-        """What this asks of the engine, whose context has so much room left. Raises `InvalidRequest`."""
+    def params(
+        self, constraint: Constraint | None, default_max_tokens: int, end_of_turn: Sequence[int]
+    ) -> SamplingParams:
+        """Raises `InvalidRequest`."""
         asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         also_stops_at = () if self.ignore_eos else end_of_turn
         return self.sampling(
-            room if asked is None else asked, constraint, also_stops_at=also_stops_at, logprobs=logprobs
+            default_max_tokens if asked is None else asked, constraint, also_stops_at=also_stops_at, logprobs=logprobs
         )
 
-    def check(self, limits: Limits) -> None:
+    def check(self, limits: RequestLimits) -> None:
         super().check(limits)
-        check_messages(self.messages)
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         check(len(given) < 2, "max_tokens", "differs from max_completion_tokens, which replaced it")
         continues = self.continue_final_message
@@ -132,7 +140,7 @@ class ChatRequest(GenerationRequest):
 
 
 class TopLogprob(TypedDict):
-    """A token by name, log π_mix, and its bytes, which may be a part of a character."""
+    """A token's name, log π_mix and bytes, which may be part of a character."""
 
     token: str
     logprob: float
@@ -154,7 +162,7 @@ class CalledFunction(TypedDict):
 
 
 class MadeToolCall(TypedDict):
-    """A call, whole or, of a chunk, what is new of the one with this index."""
+    """A call, or in a chunk the new part of the call with this index."""
 
     index: NotRequired[int]
     id: NotRequired[str]
@@ -163,12 +171,12 @@ class MadeToolCall(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """What the assistant says or calls, whole or, of a chunk, what is new."""
+    """The assistant's content and calls, or in a chunk their new part."""
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
     reasoning_content: NotRequired[str]
-    """What the model thought before; where it did."""
+    """The model's thoughts before the content, if any."""
     refusal: NotRequired[None]
     tool_calls: NotRequired[list[MadeToolCall]]
 

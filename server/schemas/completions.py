@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams
-from server.schemas.body import NeutralOnly, Text, Whole, check, described
-from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, Limits, PromptTokenIds
+from server.schemas.body import Int64, NeutralOnly, Text, check, described
+from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, PromptTokenIds, RequestLimits
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Prompts = Annotated[
@@ -20,18 +20,18 @@ Prompts = Annotated[
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
-    max_tokens: Whole = 16
-    """0 where an echoed prompt is scored."""
+    max_tokens: Int64 = 16
+    """0 to score an echoed prompt only."""
     best_of: int | None = None
     """Ranked by mean log π_mix; not above `n` in a stream."""
     echo: bool = False
     logprobs: int | None = None
-    """0 to 20: log π_mix, and so many alternatives."""
+    """0 to 20: log π_mix, and this many alternatives."""
     suffix: Annotated[str, NeutralOnly("", why=": the model cannot fill in")] = ""
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, each alone; [] is one prompt without tokens."""
+        """A list of prompts; [] is one prompt without tokens."""
         if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
             return [self.prompt]  # type: ignore[list-item]
         return list(self.prompt)
@@ -41,28 +41,25 @@ class CompletionRequest(GenerationRequest):
         return self.best_of or self.n
 
     def params(self, constraint: Constraint | None) -> SamplingParams:
-        """What this asks of the engine, within a constraint. Raises `InvalidRequest`.
-
-        An echoed prompt is scored if log-probabilities are asked for, or nothing but the echo is.
-        """
+        """An echoed prompt is scored with `logprobs`, or if only the echo is asked for. Raises `InvalidRequest`."""
         scores_prompt = self.echo and (self.logprobs is not None or self.max_tokens == 0)
         logprobs = 0 if scores_prompt and self.logprobs is None else self.logprobs
         return self.sampling(
             self.max_tokens, constraint, best_of=self.best_of, logprobs=logprobs, prompt_logprobs=scores_prompt
         )
 
-    def check(self, limits: Limits) -> None:
+    def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         num_prompts = len(self.prompts)
         allowed = limits.max_prompts
         check(num_prompts <= allowed, "prompt", f"{num_prompts} prompts are more than the {allowed} allowed")
-        if self.best_of is not None:  # that it is not below n, the engine's parameters say
+        if self.best_of is not None:  # `SamplingParams` checks that it is not below n
             check(self.best_of <= limits.max_n, "best_of", f"must be at most {limits.max_n}, got {self.best_of}")
             check(not self.stream or self.best_of == self.n, "best_of", "more than n cannot be ranked in a stream")
 
 
 class CompletionLogprobs(TypedDict):
-    """Arrays aligned token by token: log π_mix, null for a prompt's first token. `text_offset` counts characters."""
+    """Arrays aligned by token: log π_mix, null for a prompt's first token. `text_offset` counts characters."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -1,4 +1,4 @@
-"""What form an answer shall have: `response_format` as OpenAI has it, and `structured_outputs` beyond it."""
+"""The form of an answer: OpenAI's `response_format`, and `structured_outputs` beyond it."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -7,24 +7,24 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from server.errors import InvalidField
-from server.generation.grammars import ANY_OBJECT, Choice, Grammar, JsonSchema, Lark, Regex
+from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex
 from server.schemas.body import RequestBody, Text, check, described
 
 FormatName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Form(NamedTuple):
-    """A form asked for, and the field that asks for it."""
+    """The grammar of an answer, and the field that asks for it."""
 
     param: str
     grammar: Grammar
     is_text: bool = False
-    """The answer is text that may end where the chat template's turns end."""
+    """The answer is text, which also ends where the chat template's turns end."""
 
 
 class JsonSchemaFormat(RequestBody):
     name: FormatName
-    """For the client's own use, as is `description`."""
+    """For the client's own use, like `description`."""
     description: Text | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     """Without one, any object."""
@@ -66,7 +66,7 @@ class StructuredOutputs(RequestBody):
     """In llguidance's variant of Lark, or in llama.cpp's GBNF."""
 
     def form(self, *, closes: bool, param: str = "") -> Form:
-        """The form of the field that is given, which another field's name may stand for. Raises `InvalidField`."""
+        """The form of the one field given, which errors call `param` if it has an older name. Raises `InvalidField`."""
         given = {"regex": self.regex, "choice": self.choice, "json": self.json_schema, "grammar": self.grammar}
         names = [name for name, value in given.items() if value is not None]
         check(len(names) == 1, "structured_outputs", "must have exactly one of regex, choice, json and grammar")
@@ -74,7 +74,7 @@ class StructuredOutputs(RequestBody):
         if self.regex is not None:
             return Form(param, Regex(self.regex))
         if self.choice is not None:
-            return Form(param, Choice(self.choice))
+            return Form(param, OneOf(self.choice))
         if self.grammar is not None:
             return Form(param, Lark(self.grammar))
         return Form(param, JsonSchema(as_schema(param, self.json_schema), closes=closes))
@@ -91,14 +91,14 @@ GUIDED = {
 
 
 def guided(given: Mapping[str, Any]) -> Iterator[tuple[str, StructuredOutputs]]:
-    """What is asked by older names."""
+    """Fields given by older names."""
     for name, value in given.items():
         if value is not None:
             yield name, StructuredOutputs.model_validate({GUIDED[name]: value})
 
 
 def as_schema(param: str, schema: Any) -> dict[str, Any]:
-    """The object that a text holds. Raises `InvalidField` naming the parameter."""
+    """A schema from an object or from JSON text. Raises `InvalidField` naming the parameter."""
     if isinstance(schema, dict):
         return schema
     try:

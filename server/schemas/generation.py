@@ -1,4 +1,4 @@
-"""What completions and chat have in common: how to sample, when to stop, what to tell."""
+"""Fields of completions and chat: how to sample, when to stop, what to return."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.generation.grammars import Without
-from server.schemas.body import NeutralOnly, RequestBody, ResponseBody, Text, Whole, at_most, check, described
+from server.schemas.body import Int64, NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
 from server.schemas.formats import GUIDED, Form, ResponseFormat, StructuredOutputs, guided
 
 MAX_STOP_STRINGS = 4
@@ -31,8 +31,8 @@ Stops = Annotated[
 ]
 
 
-class Limits(ResponseBody):
-    """What one request may ask for."""
+class RequestLimits(ResponseBody):
+    """Bounds on one request."""
 
     max_n: int
     max_prompts: int
@@ -47,22 +47,22 @@ class StreamOptions(RequestBody):
 
 
 class NviumOptions(RequestBody):
-    """Other keys are refused."""
+    """Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
     sampling: Literal["exits", "mixture"] = "exits"
-    """Whether the exit that speaks or the explicit mixture is sampled."""
+    """Whether to sample from the exit taken or from the explicit mixture."""
     metadata: bool = True
-    """Whether exits are told."""
+    """Whether to return exits."""
     text_offsets: bool = False
-    """Whether it is told beside the exits where each token's characters begin in the text."""
+    """Whether to return, beside the exits, where each token's characters begin in the text."""
     open_objects: bool = False
-    """Whether objects of a schema that declare `properties` may have others too where it does not say."""
+    """Whether objects that declare `properties` may have others too unless the schema says otherwise."""
 
 
 class OtherServers(RequestBody):
-    """Fields of other servers that would change what is drawn or told, and cannot be honoured."""
+    """Fields of other servers that would change tokens or the response, and are not supported."""
 
     use_beam_search: Annotated[Any, NeutralOnly(False)] = None
     length_penalty: Annotated[Any, NeutralOnly(1, 1.0)] = None
@@ -93,7 +93,7 @@ class GenerationRequest(OtherServers):
     n: int = 1
     """Choices that share one prompt; choice j draws from (seed, j)."""
     seed: int | None = None
-    """64 bits; without one, draws are fresh."""
+    """64 bits; random by default."""
     temperature: float = 1.0
     """0 to 2; 0 is the argmax of the mixture."""
     top_p: float = 1.0
@@ -106,12 +106,12 @@ class GenerationRequest(OtherServers):
     """By token id, −100 to 100."""
 
     stop: Stops = []
-    """At most four strings, of at most 10,000 characters."""
+    """At most four strings of at most 10,000 characters."""
     stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKENS)] = []
     min_tokens: int = 0
-    """No end before so many."""
+    """Tokens before the text may end."""
     ignore_eos: bool = False
-    """Neither end-of-text nor what ends a turn of the chat template ends the text."""
+    """The text ends neither at end-of-text nor at the end of a turn of the chat template."""
     include_stop_str_in_output: bool = False
 
     response_format: ResponseFormat | None = None
@@ -127,23 +127,23 @@ class GenerationRequest(OtherServers):
     grammar: Text | None = None
     """llama.cpp's name of `structured_outputs.grammar`."""
     bad_words: Annotated[list[Text], at_most(MAX_BAD_WORDS)] = []
-    """Texts that the answer shall not contain."""
+    """Texts that the answer must not contain."""
     allowed_token_ids: Annotated[list[int], at_most(MAX_ALLOWED_TOKENS)] | None = None
     """Tokens that the answer may have; end-of-text only if it is among them."""
-    truncate_prompt_tokens: Annotated[Whole, Field(ge=1)] | None = None
-    """Only the last so many tokens of a prompt are read."""
+    truncate_prompt_tokens: Annotated[Int64, Field(ge=1)] | None = None
+    """Only this many last tokens of a prompt are used."""
     skip_special_tokens: bool = True
     """Whether special tokens have no text."""
     metadata: Annotated[dict[Text, Text], at_most(MAX_METADATA)] | None = None
-    """Comes back with the answer."""
+    """Returned with the answer."""
 
     stream: bool = False
     stream_options: StreamOptions | None = None
     """Only with `stream`."""
     return_token_ids: bool = False
-    """Adds those of the prompt and of each choice."""
+    """Adds the token ids of the prompt and of each choice."""
     user: Text | None = None
-    """Stands in the log line of the request, its first 64 characters."""
+    """In the request's log line, its first 64 characters."""
     nvium: NviumOptions = NviumOptions()
 
     @property
@@ -157,11 +157,11 @@ class GenerationRequest(OtherServers):
 
     @property
     def own_names(self) -> dict[str, str]:
-        """What this endpoint calls fields of the engine's, where it has other names."""
+        """This endpoint's names of the engine's fields, where they differ."""
         return {}
 
     def form(self) -> Form | None:
-        """The form that the answer shall have. Raises `InvalidField` if there are two."""
+        """The form of the answer, if any. Raises `InvalidField` if there are two."""
         closes = not self.nvium.open_objects
         forms = [self.response_format.form(closes=closes)] if self.response_format else []
         forms += [self.structured_outputs.form(closes=closes)] if self.structured_outputs else []
@@ -176,12 +176,12 @@ class GenerationRequest(OtherServers):
 
     @property
     def who(self) -> str | None:
-        """The client's user, made safe for a log."""
+        """The client's user, safe to log."""
         return None if self.user is None else loggable(self.user)
 
     @contextmanager
     def in_own_names(self) -> Iterator[None]:
-        """What the engine refuses within is told of this endpoint's fields."""
+        """Name this endpoint's fields in the engine's errors."""
         try:
             yield
         except InvalidRequest as error:
@@ -191,7 +191,7 @@ class GenerationRequest(OtherServers):
     def sampling(
         self, max_tokens: int, constraint: Constraint | None, *, also_stops_at: Sequence[int] = (), **more: Any
     ) -> SamplingParams:
-        """What this asks of the engine. Raises `InvalidRequest`."""
+        """Raises `InvalidRequest`."""
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -212,8 +212,8 @@ class GenerationRequest(OtherServers):
             **more,
         )
 
-    def check(self, limits: Limits) -> None:
-        """Raise `InvalidField` for what is out of bounds or cannot be honoured."""
+    def check(self, limits: RequestLimits) -> None:
+        """Raise `InvalidField` for a field that is out of bounds or not supported."""
         self.check_neutral()
         check(1 <= self.n <= limits.max_n, "n", f"must be between 1 and {limits.max_n}, got {self.n}")
         check(len(self.stops) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} stop strings are allowed")
@@ -233,12 +233,12 @@ class GenerationRequest(OtherServers):
 
 
 def loggable(name: str) -> str:
-    """What can be printed of it, and no more than a line has room for."""
+    """Its printable characters, cut to the length of a log field."""
     return "".join(character if character.isprintable() else "?" for character in name[:MAX_LOGGED_CHARACTERS])
 
 
 class TokenExits(TypedDict):
-    """Arrays aligned token by token. `exits` count from 1, `exit_layers` are depths in layers, `text_offsets` count
+    """Arrays aligned by token. `exits` count from 1, `exit_layers` are depths in layers, `text_offsets` count
     characters from the beginning of the choice's text.
     """
 
@@ -250,7 +250,7 @@ class TokenExits(TypedDict):
 
 
 class ExitSummary(TypedDict):
-    """Over all choices: tokens per exit, and the mean of the depths as a share of all layers."""
+    """Over all choices: tokens per exit, and the mean depth as a share of all layers."""
 
     exit_counts: list[int]
     mean_depth: float
@@ -268,13 +268,13 @@ class Usage(TypedDict):
 
 
 class PromptTokenIds(TypedDict, total=False):
-    """Told once of a prompt, if asked for."""
+    """Returned once per prompt, on request."""
 
     prompt_token_ids: list[int]
 
 
 class GeneratedChoice(TypedDict):
-    """Fields of any choice, whole or of a chunk."""
+    """Fields of any choice, in a response or a chunk."""
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
@@ -284,7 +284,7 @@ class GeneratedChoice(TypedDict):
 
 
 class Generated(TypedDict):
-    """Fields of any response, whole or a chunk of a stream."""
+    """Fields of any response or chunk."""
 
     id: str
     created: int

@@ -1,80 +1,63 @@
-"""What was said before: the messages of a chat, each with text and, of the assistant, calls of functions."""
+"""The messages of a chat: one model for each kind of turn, told apart by its role and by what the assistant gave.
+
+The published schema is that of these models, so every combination that it allows is accepted and no other.
+"""
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field, Tag
 
-from server.schemas.body import NeutralOnly, RequestBody, Text, at_most, check, described, encodable
+from server.schemas.body import NeutralOnly, RequestBody, Text, at_most, encodable, told_apart
 
 MAX_MESSAGES = 4096
 MAX_CALLS = 128
 
-ROLES_WITH_CONTENT = ("system", "developer", "user", "tool")
-"""An assistant may have called a function instead."""
-
-
 Name = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$"), AfterValidator(encodable)]
-
-NO_CALLS = {"type": ["array", "null"], "maxItems": 0}
-"""These say of a schema what `check` and `said` demand: which fields a role has, and a part of a content."""
-NOTHING = {"type": "null"}
-SAID = {"type": ["string", "array"]}
-
-
-def turn(*roles: str, needs: Sequence[str], **fields: Any) -> dict[str, Any]:
-    return {"properties": {"role": {"enum": list(roles)}, **fields}, "required": list(needs)}
+NoRefusal = Annotated[Any, NeutralOnly(why=": only the assistant refuses")]
+NoReasoning = Annotated[Any, NeutralOnly(why=": only the assistant thinks")]
+NoToolCalls = Annotated[Any, NeutralOnly([], why=": only the assistant calls functions")]
+NoToolCallId = Annotated[Any, NeutralOnly(why=": only role tool answers a call")]
 
 
-TURNS: list[Any] = [
-    turn(
-        *("system", "developer", "user"),
-        needs=["content"],
-        content=SAID,
-        tool_call_id=NOTHING,
-        refusal=NOTHING,
-        tool_calls=NO_CALLS,
-    ),
-    turn(
-        "tool",
-        needs=["content", "tool_call_id"],
-        content=SAID,
-        tool_call_id={"type": "string"},
-        refusal=NOTHING,
-        tool_calls=NO_CALLS,
-    ),
-    turn("assistant", needs=["content"], content=SAID, tool_call_id=NOTHING),
-    turn("assistant", needs=["refusal"], refusal={"type": "string"}, tool_call_id=NOTHING),
-    turn("assistant", needs=["tool_calls"], tool_calls={"type": "array", "minItems": 1}, tool_call_id=NOTHING),
-]
-PARTS: list[Any] = [
-    {"properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}
-    for kind in ("text", "refusal")
-]
-
-
-class ContentPart(RequestBody):
-    model_config = ConfigDict(json_schema_extra={"anyOf": PARTS})
-
-    type: Text
-    """`text`, or of the assistant `refusal`; images, sounds and files are refused."""
-    text: Text | None = None
-    refusal: Text | None = None
+class Part(RequestBody):
     prompt_cache_breakpoint: dict[str, Any] | None = None
     """Prefixes are always shared, wherever they end."""
 
-    def said(self, param: str) -> str:
-        """Its text. Raises `InvalidField` for images, sounds and files."""
-        check(self.type in ("text", "refusal"), f"{param}.type", f"{self.type!r} is not supported; only text is")
-        text = self.text if self.type == "text" else self.refusal
-        check(text is not None, f"{param}.{self.type}", "is missing")
-        return text or ""
+
+class TextPart(Part):
+    type: Literal["text"]
+    """`text`, or `refusal`; images, sounds and files are refused."""
+    text: Text
 
 
+class RefusalPart(Part):
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def kind_of_part(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return f"{kind} part" if kind in ("text", "refusal") else None
+
+
+def kind_of_content(content: Any) -> str | None:
+    if isinstance(content, str):
+        return "one text"
+    return "text parts" if isinstance(content, list) and all(isinstance(part, dict) for part in content) else None
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("text part")] | Annotated[RefusalPart, Tag("refusal part")],
+    told_apart(kind_of_part, by="type", message="is not supported; only text is"),
+]
 Content = Annotated[
-    Text | Annotated[list[ContentPart], Field(fail_fast=True)],
-    described("must be a string or a list of text parts, valid Unicode"),
+    Annotated[Text, Tag("one text")] | Annotated[list[ContentPart], Field(fail_fast=True), Tag("text parts")],
+    told_apart(kind_of_content, message="must be a string or a list of text parts"),
 ]
 
 
@@ -83,7 +66,7 @@ class FunctionCall(RequestBody):
     arguments: Text
 
     def for_template(self) -> dict[str, Any]:
-        """Arguments as an object, as chat templates expect them; those that are none, as they came."""
+        """Arguments as an object, as chat templates expect them; text that is not JSON stays text."""
         try:
             arguments = json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -101,53 +84,102 @@ class ToolCall(RequestBody):
 
 
 class Message(RequestBody):
-    """One turn. What a content's parts say is joined by newlines; a refusal is what the assistant said."""
+    """Fields of every turn. Content in parts is joined by newlines."""
 
-    model_config = ConfigDict(json_schema_extra={"anyOf": TURNS})
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    """A developer's is a system message."""
+    role: str
     content: Content | None = None
-    refusal: Text | None = None
-    reasoning_content: Text | None = None
-    """What the assistant thought before; templates may show it."""
+    refusal: NoRefusal = None
+    reasoning_content: NoReasoning = None
     name: Name | None = None
-    tool_call_id: Text | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(MAX_CALLS)] = []
+    tool_call_id: NoToolCallId = None
+    tool_calls: NoToolCalls = []
     audio: Annotated[Any, NeutralOnly(why=": there is no sound here")] = None
     function_call: Annotated[Any, NeutralOnly(why="; `tool_calls` replaced it")] = None
 
-    def said(self, param: str) -> str | None:
-        """Its text; None if it has none. Raises `InvalidField` for content that is no text."""
-        if isinstance(self.content, list):
-            return "\n".join(part.said(f"{param}.content[{number}]") for number, part in enumerate(self.content))
-        return self.refusal if self.content is None else self.content
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it; a developer's is a system message."""
         role = "system" if self.role == "developer" else self.role
         named = {name: getattr(self, name) for name in ("name", "tool_call_id", "reasoning_content")}
-        fields = {"role": role, "content": self.said("") or "", **{k: v for k, v in named.items() if v is not None}}
+        fields = {"role": role, "content": self.text, **{k: v for k, v in named.items() if v is not None}}
         return fields | ({"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {})
 
-    def check(self, param: str) -> None:
-        """Raise `InvalidField` for what does not go together."""
-        has_said = self.said(param) is not None
-        check(has_said or self.role not in ROLES_WITH_CONTENT, f"{param}.content", "is missing")
-        check(has_said or bool(self.tool_calls), f"{param}.content", "must be there where there are no tool_calls")
-        is_assistant = self.role == "assistant"
-        check(is_assistant or not self.tool_calls, f"{param}.tool_calls", "only the assistant calls functions")
-        check(is_assistant or self.refusal is None, f"{param}.refusal", "only the assistant refuses")
-        has_thought = self.reasoning_content is not None
-        check(is_assistant or not has_thought, f"{param}.reasoning_content", "only the assistant thinks")
-        answers = self.tool_call_id is not None
-        check(answers == (self.role == "tool"), f"{param}.tool_call_id", "must be given by role tool, and only by it")
+
+class PromptMessage(Message):
+    role: Literal["system", "developer", "user"]
+    """A developer's is a system message."""
+    content: Content
 
 
-Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]
+class ToolMessage(Message):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: Text
+    """Of the call that it answers."""
 
 
-def check_messages(messages: list[Message]) -> None:
-    """Raise `InvalidField` naming the message and its field."""
-    for number, message in enumerate(messages):
-        message.check(f"messages[{number}]")
+class AssistantTurn(Message):
+    role: Literal["assistant"]
+    refusal: Text | None = None
+    reasoning_content: Text | None = None
+    """The assistant's earlier thoughts; templates may show them."""
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(MAX_CALLS)] = []
+
+
+class AssistantMessage(AssistantTurn):
+    content: Content
+
+
+class AssistantRefusal(AssistantTurn):
+    """A refusal without content."""
+
+    content: None = None
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class AssistantCalls(AssistantTurn):
+    """Calls without content."""
+
+    content: None = None
+    refusal: None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True), at_most(MAX_CALLS)]
+
+
+def kind_of_message(message: Any) -> str | None:
+    if not isinstance(message, dict):
+        return "prompt message"  # which refuses it as no object
+    match message.get("role"):
+        case "system" | "developer" | "user":
+            return "prompt message"
+        case "tool":
+            return "tool message"
+        case "assistant":
+            return kind_of_assistant(message)
+        case _:
+            return None
+
+
+def kind_of_assistant(message: dict[str, Any]) -> str:
+    if message.get("content") is not None:
+        return "assistant message"
+    if message.get("refusal") is not None:
+        return "assistant refusal"
+    return "assistant calls" if message.get("tool_calls") else "assistant message"
+
+
+AnyMessage = Annotated[
+    Annotated[PromptMessage, Tag("prompt message")]
+    | Annotated[ToolMessage, Tag("tool message")]
+    | Annotated[AssistantMessage, Tag("assistant message")]
+    | Annotated[AssistantRefusal, Tag("assistant refusal")]
+    | Annotated[AssistantCalls, Tag("assistant calls")],
+    told_apart(kind_of_message, by="role", message="must be system, developer, user, assistant or tool"),
+]
+Messages = Annotated[list[AnyMessage], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]

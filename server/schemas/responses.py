@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: what it takes, as a chat, and what it tells, whole and as typed events."""
+"""`POST /v1/responses`: requests, as chats, and responses, whole and as typed events."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
 from server.errors import InvalidField
-from server.schemas.body import Hint, NeutralOnly, RequestBody, Text, Whole, at_most, check, described
+from server.schemas.body import Hint, Int64, NeutralOnly, RequestBody, Text, at_most, check, described
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import MAX_METADATA, ExitSummary, NviumOptions, TokenExits
 from server.schemas.messages import MAX_MESSAGES
@@ -20,12 +20,12 @@ CHAT_FIELDS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "stream"),
     *("user", "safety_identifier", "metadata", "parallel_tool_calls"),
 )
-"""Those that a chat has too, by the same name."""
+"""Fields that a chat has by the same name."""
 
 
 class ResponseTool(RequestBody):
     type: Text
-    """`function`; there are no others here."""
+    """Only `function` is supported."""
     name: FunctionName | None = None
     description: Text | None = None
     parameters: Json | None = None
@@ -65,7 +65,7 @@ class ResponseStreamOptions(RequestBody):
 
 
 class ResponseRequest(RequestBody):
-    """What agents ask for. Sampling fields beyond OpenAI's are those of the other endpoints."""
+    """Sampling fields beyond OpenAI's are those of the other endpoints."""
 
     model: Text
     input: Annotated[
@@ -76,10 +76,10 @@ class ResponseRequest(RequestBody):
     instructions: Text | None = None
     """A system message before the others; not kept for later responses."""
     previous_response_id: Text | None = None
-    """Of one of this server's latest responses, which it keeps in memory."""
+    """One of this server's latest responses, which it keeps in memory."""
     store: bool = True
     """Whether the response may be continued by its id."""
-    max_output_tokens: Whole | None = None
+    max_output_tokens: Int64 | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -100,7 +100,7 @@ class ResponseRequest(RequestBody):
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
-    """Prefixes are always shared, whatever their key."""
+    """Prefixes are always shared, whatever the key."""
     nvium: NviumOptions = NviumOptions()
 
     reasoning: Annotated[Any, Hint({})] = None
@@ -127,7 +127,7 @@ class ResponseRequest(RequestBody):
         return said
 
     def as_chat(self, earlier: Sequence[Json]) -> ChatRequest:
-        """The same of a chat, after the messages of earlier responses. Raises `InvalidField`."""
+        """The chat that this asks for, after the messages of earlier responses. Raises `InvalidField`."""
         self.check_neutral()
         for number, tool in enumerate(self.tools):
             check(tool.type == "function", f"tools[{number}].type", f"{tool.type!r} is not supported; only function is")
@@ -168,7 +168,7 @@ class ChatAsResponse(ChatRequest):
 
 
 def added(said: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
-    """The messages with an item; calls in a row, and the text before them, are one message of the assistant."""
+    """The messages with an item; successive calls, and the text before them, are one message of the assistant."""
     match item.get("type", "message"):
         case "message":
             return [*said, {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}]
@@ -188,7 +188,7 @@ def added(said: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
 
 
 def content(parts: Any, param: str) -> str | None:
-    """The text of content. Raises `InvalidField` for what is no text."""
+    """The text of content. Raises `InvalidField` for other content."""
     if parts is None or isinstance(parts, str):
         return parts
     check(isinstance(parts, list), param, "must be a string or a list of text parts")
@@ -231,7 +231,7 @@ class ResponseUsage(TypedDict):
 
 
 class ResponseExits(TokenExits, ExitSummary):
-    """Of all tokens, in order, and their summary."""
+    """For all tokens in order, with the summary."""
 
 
 class Response(TypedDict):
@@ -260,7 +260,7 @@ class Response(TypedDict):
 
 
 class ResponseEvent(TypedDict):
-    """One event of a stream, by its type; all but the two first are there where the type has them."""
+    """An event of a stream. Its type decides which of the optional fields it has."""
 
     type: str
     sequence_number: int

@@ -5,12 +5,12 @@ from typing import Annotated
 from pydantic import Field
 
 from server.schemas.body import RequestBody, ResponseBody, Text, check
-from server.schemas.messages import Messages, check_messages
+from server.schemas.messages import Messages
 from server.schemas.tools import Tools
 
 
 class TokenizeRequest(RequestBody):
-    """A prompt or messages. `add_special_tokens` is for a prompt (None: yes); a chat template brings its own."""
+    """A prompt or messages. `add_special_tokens` is for a prompt (None: yes); a chat template has its own."""
 
     model: Text | None = None
     prompt: Text | None = None
@@ -27,11 +27,10 @@ class TokenizeRequest(RequestBody):
         check(self.messages is not None or not self.tools, "tools", "only allowed with messages")
         adds = bool(self.messages and self.add_special_tokens)
         check(not adds, "add_special_tokens", "not supported with messages: the chat template brings its own")
-        check_messages(self.messages or [])
 
 
 class Tokens(ResponseBody):
-    """`token_strs` are tokens as the vocabulary writes them, null if not asked for."""
+    """`token_strs` are the vocabulary's names of the tokens, null if not requested."""
 
     count: int
     max_model_len: int

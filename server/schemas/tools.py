@@ -1,4 +1,4 @@
-"""The functions that a chat may call, and which of them it is made to call."""
+"""The functions that a chat may or must call."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,15 +15,15 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 
 class Function(RequestBody):
-    """Without `parameters` it has none. Their schema always holds; `strict` closes objects that declare nothing too."""
+    """Takes no arguments without `parameters`. Their schema always holds; `strict` closes objects that declare none."""
 
     name: FunctionName
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
 
-    def callable(self, *, closes: bool) -> grammars.Function:
-        return grammars.Function(self.schema_of_parameters, is_strict=self.strict, closes=closes)
+    def signature(self, *, closes: bool) -> grammars.Signature:
+        return grammars.Signature(self.schema_of_parameters, is_strict=self.strict, closes=closes)
 
     @property
     def schema_of_parameters(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ ToolChoice = Annotated[
 
 
 def callable_tools(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
-    """Those that may be called, with "auto" (None) and "none" among others. Raises `InvalidField`."""
+    """The tools that may be called. Raises `InvalidField`."""
     names = [tool.function.name for tool in tools]
     check(len(set(names)) == len(names), "tools", "two functions have the same name")
     if choice is None or choice == "auto":

@@ -1,4 +1,4 @@
-"""Log lines for a person at a terminal: a sentence for each event that is known here, the fields of any other."""
+"""Log lines for a terminal: a sentence for each known event, the fields of any other."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ SENTENCES = {
     "{total_seconds:.2f} s",
     "access": "",
 }
-"""What has an empty sentence is not told."""
+"""An event with an empty sentence is not shown."""
 
 HIDDEN = ("event", "level", "timestamp", "exception")
 

@@ -1,7 +1,7 @@
-"""One line on stderr for each thing worth knowing: JSON, or words if a person reads it.
+"""Log lines on stderr: JSON, or sentences at a terminal.
 
-An exception's message may quote a request, so exceptions are told by type and place. Only those of the engine's own
-lines keep their messages, as the engine knows no text.
+An exception's message may quote a request, so exceptions are logged by type and place. Only exceptions in the engine's
+own lines keep their messages, as the engine knows no text.
 """
 
 import logging
@@ -18,12 +18,12 @@ from server.telemetry.human import in_words
 from server.telemetry.sink import sink
 
 ENGINE = "nvium_core"
-LONGEST_CHAIN = 10
-"""Exceptions told of a chain of causes."""
+MAX_CAUSES = 10
+"""Exceptions shown of a chain of causes."""
 
 
 def configure_logs() -> None:
-    """For the whole process: structlog's own lines, and warnings of the standard library's loggers, look the same."""
+    """For the whole process. Warnings of the standard library's loggers look like structlog's lines."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -45,7 +45,7 @@ def configure_logs() -> None:
 
 
 class SeldomLine:
-    """A warning that is written once a second at most, with how often there was reason to since the last time."""
+    """A warning logged at most once a second, with the number of times it occurred since the last line."""
 
     def __init__(self, event: str, seconds: float = 1) -> None:
         self._event = event
@@ -62,27 +62,27 @@ class SeldomLine:
 
 
 def without_reprs(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """asyncio says what happened in the first line, and in the others shows tasks with their exceptions."""
+    """Keep the first line of asyncio's messages; the others show tasks with their exceptions."""
     if event["_record"].name == "asyncio":
         event["event"] = event["event"].partition("\n")[0]
     return event
 
 
 def add_exception(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """The exception of a line, as text."""
+    """Add a line's exception as text."""
     is_engine = "_record" in event and event["_record"].name.startswith(ENGINE)
     add = structlog.processors.format_exc_info if is_engine else add_types_and_places
     return add(logger, method, event)
 
 
 def types_and_places(exc_info: ExcInfo) -> str:
-    """An exception and what caused it, the first cause first, without their messages."""
-    told: list[str] = []
+    """An exception after its causes, the first cause first, without their messages."""
+    shown: list[str] = []
     error: BaseException | None = exc_info[1]
-    while error is not None and len(told) < LONGEST_CHAIN:
-        told.append("".join(traceback.format_tb(error.__traceback__)) + type(error).__qualname__)
+    while error is not None and len(shown) < MAX_CAUSES:
+        shown.append("".join(traceback.format_tb(error.__traceback__)) + type(error).__qualname__)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "\n\n".join(reversed(told))
+    return "\n\n".join(reversed(shown))
 
 
 add_types_and_places = structlog.processors.ExceptionRenderer(types_and_places)

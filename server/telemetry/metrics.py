@@ -25,13 +25,13 @@ REASONS = (
     "queue_full",
     "rate_limit_exceeded",
 )
-"""Codes of the errors that turn a request away."""
+"""Codes of errors that reject a request."""
 
 
 class Metrics:
-    """`depth_ratios` are the depths of the exits over that of the model.
+    """`depth_ratios` are the exits' depths divided by the model's.
 
-    Requests are observed on the event loop, Steps, by `steps`, on the device thread.
+    Requests are observed on the event loop, Steps (by `steps`) where the engine is observed.
     """
 
     def __init__(self, depth_ratios: Sequence[float], latency_buckets: Sequence[float]) -> None:
@@ -49,7 +49,7 @@ class Metrics:
         self.requests = Counter(
             "nvium_requests", "Requests by how they ended.", ["endpoint", "outcome"], registry=registry
         )
-        self.rejected = Counter("nvium_rejected", "Requests turned away.", ["reason"], registry=registry)
+        self.rejected = Counter("nvium_rejected", "Requests rejected.", ["reason"], registry=registry)
         self.time_to_first_token = Histogram(
             "nvium_time_to_first_token_seconds",
             "From a request's arrival to its first token.",
@@ -76,14 +76,14 @@ class Metrics:
         )
 
     def foresee(self, endpoints: Iterable[str]) -> None:
-        """Show at zero whatever may be counted, as growth is only seen of a series that was there before."""
+        """Create all series at zero: an increase is only visible in a series that existed before."""
         for endpoint, outcome in product(endpoints, get_args(Outcome)):
             self.requests.labels(endpoint, outcome)
         for reason in REASONS:
             self.rejected.labels(reason)
 
     def watch(self, state: Callable[[], WorkerState], heartbeat_age: Callable[[], float]) -> None:
-        """Report the device thread's own view of the engine, and how old that is in seconds, at every scrape."""
+        """Report the engine's state, and its age in seconds, at every scrape."""
         self.registry.register(WorkerCollector(state, heartbeat_age))
 
     def page(self) -> bytes:
@@ -91,14 +91,14 @@ class Metrics:
 
 
 class LogCollector(Collector):
-    """What could not be logged, which no line can say."""
+    """Lost log lines."""
 
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily("nvium_dropped_log_lines", "Log lines that could not be written.", sink.num_dropped)
 
 
 class WorkerCollector(Collector):
-    """Gauges from one snapshot, so that they agree with each other."""
+    """Gauges from one snapshot, so that they are consistent."""
 
     def __init__(self, state: Callable[[], WorkerState], heartbeat_age: Callable[[], float]) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""What happened to one request: timed as it happens, counted and logged in one line at its end. Holds no text."""
+"""The record of one request: timed as it runs, counted and logged in one line at its end. Holds no text."""
 
 import time
 from collections import Counter
@@ -17,11 +17,11 @@ log = structlog.get_logger("nvium.request")
 
 
 class RequestRecord:
-    """Opened when a request arrives, closed when its answer is out or its client gone.
+    """Opened when a request arrives, closed when it is answered or its client has disconnected.
 
-    One that is passed on is counted and logged where it is answered, not here.
+    A request that is passed on is counted and logged by the replica that answers it.
 
-    What happened when is told by `time.monotonic()`, and for the first choice it happened to; None if it never did.
+    Times are by `time.monotonic()`, for the first choice that got so far; None if none did.
     """
 
     def __init__(self, metrics: Metrics, *, request_id: str, endpoint: str, received_at: float | None = None) -> None:
@@ -47,25 +47,25 @@ class RequestRecord:
         self.closed: float | None = None
 
     def admitted(self, num_prompt_tokens: int) -> None:
-        """All choices are in the queue."""
+        """Called when all choices are queued."""
         self.queued = time.monotonic()
         self.num_prompt_tokens = num_prompt_tokens
         self._metrics.prompt_tokens.inc(num_prompt_tokens)
 
     def left_queue(self, seconds: float) -> None:
-        """A choice began to run; the request's own wait is that of its first."""
+        """A choice began to run; the request's queue time is that of its first choice."""
         assert self.queued is not None
-        seconds = max(0.0, seconds)  # the device thread may be faster than the one that notes the submission
+        seconds = max(0.0, seconds)  # the device thread may be ahead of the event loop
         self._metrics.queue_time.observe(seconds)
         left = self.queued + seconds
         self.left = left if self.left is None else min(left, self.left)
 
     def found_in_cache(self, num_prompt_tokens: int) -> None:
-        """So many rows of a prompt need not be computed."""
+        """Rows of a prompt came from the cache."""
         self.num_cached_prompt_tokens = num_prompt_tokens + (self.num_cached_prompt_tokens or 0)
 
     def first_tokens(self, now: float) -> None:
-        """A choice spoke for the first time."""
+        """A choice emitted its first tokens."""
         if self.spoke is None:
             self.spoke = now
             self._metrics.time_to_first_token.observe(now - self.arrived)
@@ -82,13 +82,13 @@ class RequestRecord:
             self.finish_reasons.append(finish_reason)
 
     def refused(self, error: ApiError) -> None:
-        """Answered with an error before the status line, or with one in the stream."""
+        """The request got an error, before the status line or in the stream."""
         self.abort_cause = error.code or error.type
         if error.status in REJECTED and error.code:
             self._metrics.rejected.labels(error.code).inc()
 
     def aborted(self, cause: str) -> None:
-        """The answer ends before its end, for the client's sake: `disconnected` or `slow_client`."""
+        """The client ended the answer early: `disconnected` or `slow_client`."""
         self.abort_cause = cause
 
     @property

@@ -1,6 +1,6 @@
-"""Where log lines go: written by a thread of their own, so that whoever logs neither waits nor fails.
+"""Log lines are written by a thread of their own, so that logging neither waits nor fails.
 
-A full disk, a pipe that nobody reads and one whose reader has gone cost lines, which are counted, and nothing else.
+A full disk, an unread pipe or a closed one only loses lines, which are counted.
 """
 
 import atexit
@@ -13,27 +13,27 @@ from collections.abc import Callable
 from typing import TextIO
 
 MAX_BYTES = 4_000_000
-"""Of lines that wait to be written."""
+"""Of lines waiting to be written."""
 
 EXIT_SECONDS = 1
-"""How long the end of the process waits for them."""
+"""How long the process waits for them at its end."""
 
 Write = Callable[[bytes], object]
 
 
 class LogSink:
-    """A stream for lines, of which `num_dropped` could not be written. Nothing here raises or waits for the outside."""
+    """A stream for log lines; `num_dropped` could not be written. Its methods never raise or block."""
 
     def __init__(self) -> None:
         self.num_dropped = 0
-        self._write_out: Write = refuse
+        self._write_out: Write = discard
         self._lines: deque[bytes] = deque()
         self._num_bytes = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def open(self, stream: TextIO | None) -> None:
-        """Write to this stream from now on, or nowhere: it is None where the process was started without."""
+        """Write to this stream from now on; None, if the process has no stderr, drops lines."""
         self._write_out = writer_to(stream)
 
     def write(self, line: str) -> None:
@@ -50,10 +50,10 @@ class LogSink:
                 self._thread.start()
 
     def flush(self) -> None:
-        """Part of being a stream."""
+        """Required of a stream."""
 
     def drain(self, seconds: float = EXIT_SECONDS) -> None:
-        """Wait until everything is written, but no longer than so many seconds."""
+        """Wait until everything is written, for at most `seconds`."""
         until = time.monotonic() + seconds
         with self._changed:
             while self._num_bytes and (left := until - time.monotonic()) > 0:
@@ -80,9 +80,9 @@ class LogSink:
 
 
 def writer_to(stream: TextIO | None) -> Write:
-    """What writes to a stream past its own buffer, which would keep what a full disk has not taken."""
+    """Writes to a stream past its own buffer, which would keep lines that a full disk refuses."""
     if stream is None:
-        return refuse
+        return discard
     try:
         descriptor = stream.fileno()
     except (io.UnsupportedOperation, ValueError):
@@ -95,7 +95,7 @@ def write_all(descriptor: int, line: bytes) -> None:
         line = line[os.write(descriptor, line) :]
 
 
-def refuse(_: bytes) -> None:
+def discard(_: bytes) -> None:
     raise OSError
 
 

@@ -1,5 +1,5 @@
-"""Metrics of Steps and their tokens: an observation is a few additions, without a lock, as only the device thread makes
-them. Prometheus' own histograms took 20 µs of a token's time there."""
+"""Metrics of Steps and their tokens. Only one thread observes, so an observation is a few additions without a lock;
+Prometheus' own histograms took 20 µs per token."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class Tally:
-    """How many values fell into each bucket, whose upper bounds are given, and beyond the last; and their sum."""
+    """The number of values in each bucket, given by upper bounds, and above the last; and their sum."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.counts = [0] * (len(bounds) + 1)
@@ -28,13 +28,13 @@ class Tally:
         self._sum += value
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
-        """As Prometheus has it: counts are of all values up to a bound."""
+        """With cumulative counts, as in Prometheus."""
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
         family.add_metric(labels, list(zip(bounds, map(float, accumulate(self.counts)), strict=True)), self._sum)
 
 
 class StepMetrics(Collector):
-    """`depth_ratios` are the depths of the exits over that of the model; blocks and exits are counted from 1."""
+    """`depth_ratios` are the exits' depths divided by the model's; blocks and exits count from 1."""
 
     def __init__(self, depth_ratios: Sequence[float]) -> None:
         self._depth_ratios = depth_ratios
@@ -42,7 +42,6 @@ class StepMetrics(Collector):
         self._depths = Tally(depth_ratios)
 
     def observe(self, report: StepReport) -> None:
-        """Called on the device thread."""
         seconds, rows = self._blocks[report.block - 1]
         seconds.observe(report.seconds)
         rows.observe(report.num_rows)

@@ -1,7 +1,7 @@
-"""OpenTelemetry traces: a span for each recorded request, with queue, prefill and decode in it. Holds no text.
+"""OpenTelemetry traces: a span for each recorded request, with spans for queue, prefill and decode. Holds no text.
 
-Spans are made when a request is over, from the times in its record, so a request that is not traced costs nothing. They
-are named after OpenTelemetry's conventions for generative AI; what those have no name for begins with `nvium.`.
+Spans are made at a request's end from the times in its record, so requests that are not traced cost nothing. Names
+follow OpenTelemetry's conventions for generative AI; attributes beyond those begin with `nvium.`.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from server.telemetry.record import RequestRecord
 SERVICE = "nvium"
 TRACES = "/v1/traces"
 EXPORT_SECONDS = 3
-"""How long a batch of spans may take, retries included; at the end the process waits for as much as four batches."""
+"""How long exporting a batch may take, retries included; at its end the process waits for up to four batches."""
 
 OPERATIONS = {"completions": "text_completion", "chat_completions": "chat"}
 """The conventions' names of our endpoints."""
@@ -36,7 +36,7 @@ Phase = tuple[str, float, float]
 
 
 def tracer_provider(settings: Settings) -> TracerProvider | None:
-    """Where spans go: to the endpoint of the settings, else where the process was set up to send them, else nowhere.
+    """A provider for the endpoint in the settings, else the process's own provider, else None.
 
     Raises `SettingsError` for an endpoint without the SDK.
     """
@@ -47,7 +47,7 @@ def tracer_provider(settings: Settings) -> TracerProvider | None:
 
 
 def exporting_to(endpoint: str) -> TracerProvider:
-    """A provider that sends spans in the background, and what is left of them when the process ends."""
+    """A provider that exports spans in the background, and the rest when the process ends."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk import trace as sdk
@@ -62,21 +62,21 @@ def exporting_to(endpoint: str) -> TracerProvider:
 
 
 class Tracing:
-    """`model` is the name of the one served."""
+    """`model` is the served model's name."""
 
     def __init__(self, provider: TracerProvider, model: str) -> None:
         self._tracer = provider.get_tracer(SERVICE)
         self._model = model
 
     def trace(self, record: RequestRecord, headers: Headers) -> None:
-        """Tell of a request that is over, as part of the trace that its `traceparent` names."""
+        """Export a finished request as part of the trace in its `traceparent`."""
         assert record.closed is not None
         operation = OPERATIONS.get(record.endpoint, record.endpoint)
         request = self._tracer.start_span(
             f"{operation} {self._model}",
             context=TraceContextTextMapPropagator().extract(headers),
             kind=SpanKind.SERVER,
-            attributes={"gen_ai.operation.name": operation, "gen_ai.provider.name": SERVICE} | self._told(record),
+            attributes={"gen_ai.operation.name": operation, "gen_ai.provider.name": SERVICE} | self._attributes(record),
             start_time=unix_ns(record, record.arrived),
         )
         if record.outcome == "failed":
@@ -88,9 +88,9 @@ class Tracing:
     def _phase(self, name: str, start_ns: int, end_ns: int, context: Context) -> None:
         self._tracer.start_span(name, context=context, start_time=start_ns).end(end_ns)
 
-    def _told(self, record: RequestRecord) -> Attributes:
-        """What is known of a request; nothing of a model or of tokens where none was asked to speak."""
-        told: dict[str, AttributeValue | None] = {
+    def _attributes(self, record: RequestRecord) -> Attributes:
+        """The known attributes; none of a model or of tokens if nothing was queued."""
+        known: dict[str, AttributeValue | None] = {
             "http.response.status_code": record.status,
             "error.type": record.abort_cause if record.outcome == "failed" else None,
             "nvium.abort_cause": record.abort_cause,
@@ -99,8 +99,8 @@ class Tracing:
             "nvium.outcome": record.outcome,
         }
         if record.queued is not None:
-            told |= self._usage(record)
-        return {name: value for name, value in told.items() if value is not None}
+            known |= self._usage(record)
+        return {name: value for name, value in known.items() if value is not None}
 
     def _usage(self, record: RequestRecord) -> dict[str, AttributeValue | None]:
         exits = {f"nvium.exit_counts.{number}": count for number, count in sorted(record.exit_counts.items())}
@@ -116,10 +116,10 @@ class Tracing:
 
 
 def phases(record: RequestRecord) -> Iterator[Phase]:
-    """What a request went through, by the record's clock.
+    """The phases of a request, by the record's clock.
 
-    A request that was cut short was in its last phase until its end. One that was completed decoded until its last
-    token, the rest is writing; if it spoke none, as it only scored its prompt, then when it did what is not known.
+    An aborted request stays in its last phase until its end. A completed one decodes until its last token; the rest is
+    writing. If it only scored its prompt, without emitting tokens, its phases are not known.
     """
     assert record.closed is not None
     is_whole = record.outcome == "completed"
@@ -133,5 +133,5 @@ def phases(record: RequestRecord) -> Iterator[Phase]:
 
 
 def unix_ns(record: RequestRecord, moment: float) -> int:
-    """A moment of the record's clock, by the calendar's."""
+    """A time of the record's clock as Unix time."""
     return record.arrived_unix_ns + round((moment - record.arrived) * 1e9)

@@ -1,11 +1,14 @@
 """The bodies of `/v1/chat/completions`, from the deltas of one request."""
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
-from nvium_core.text.tool_calls import CallPiece, ToolCallReader
-from server.generation.generation import Delta, Generation
+from pydantic_core import to_json
+
+from nvium_core.text.tool_calls import CallPiece, Spoken, ToolCallReader
+from server.generation.delta import Delta
+from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import (
     AnyChatChoice,
@@ -19,15 +22,14 @@ from server.schemas.chat import (
     MadeToolCall,
 )
 from server.schemas.generation import PromptTokenIds
+from server.writers.chunk_writer import ChunkWriter
 from server.writers.logprobs import chat_logprobs
-from server.writers.writer import Writer
 
 CHUNK: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+NO_TOKEN_IDS: PromptTokenIds = {}
 
-NO_MORE: PromptTokenIds = {}
 
-
-class ChatWriter(Writer):
+class ChatWriter(ChunkWriter):
     def __init__(self, service: Service, request: ChatRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation, response_id)
         self._request = request
@@ -35,64 +37,61 @@ class ChatWriter(Writer):
         self._has_tools = bool(request.callable_tools())
         self._is_text_first = not self._has_tools or request.may_answer_in_text
         template, choices = service.chat_template, generation.choices
-        self._thoughts = {choice: template.reasoning_reader(choice.prompt.token_ids) for choice in choices}
-        self._readers = {choice: ToolCallReader(template.call_format) for choice in choices}
+        self._thoughts = [template.reasoning_reader(choice.prompt.token_ids) for choice in choices]
+        self._readers = [ToolCallReader(template.call_format) for _ in choices]
 
-    def whole(self, gained: Sequence[Delta]) -> Chat:
+    def whole(self, gained: Sequence[Delta]) -> bytes:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in gained]
-        return {**self._whole(), "object": "chat.completion", "choices": choices, **self._prompt_token_ids()}
+        fields = self._whole_fields()
+        response: Chat = {**fields, "object": "chat.completion", "choices": choices, **self._prompt_token_ids()}
+        return to_json(response)
 
-    def opening(self) -> Iterable[ChatChunk]:
-        """A chunk for each choice that says who speaks."""
-        for choice in self.generation.choices:
-            message: ChatMessage = {"role": "assistant", "content": "" if self._is_text_first else None}
-            yield self._chunk_of(Delta(choice), message, self._prompt_token_ids() if choice.index == 0 else {})
+    def _opening(self) -> list[bytes]:
+        """A chunk for each choice with its role."""
+        message: ChatMessage = {"role": "assistant", "content": "" if self._is_text_first else None}
+        first, *others = [self._chunk_of(Delta(choice.index), message) for choice in self.generation.choices]
+        return [to_json({**first, **self._prompt_token_ids()}), *map(to_json, others)]
 
-    def chunk(self, delta: Delta) -> ChatChunk:
-        thought, said, calls = self._read(delta)
+    def _chunk(self, delta: Delta) -> ChatChunk:
+        thought, content, calls = self._read(delta)
         is_empty = delta.finish_reason or self._has_tools or thought
-        message: ChatMessage = {"content": said} if said or not is_empty else {}
+        message: ChatMessage = {"content": content} if content or not is_empty else {}
         if thought:
             message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = [{"index": number, **call} for number, call in joined(calls).items()]
         return self._chunk_of(delta, message)
 
-    def usage_chunk(self) -> ChatChunk:
-        return {**self._usage_chunk(), "object": CHUNK, "choices": [], **NO_MORE}
+    def _usage_chunk(self) -> ChatChunk:
+        return {**self._usage_fields(), "object": CHUNK, "choices": [], **NO_TOKEN_IDS}
 
     def _message(self, delta: Delta) -> ChatMessage:
-        thought, said, calls = self._read(delta)
-        message: ChatMessage = {"role": "assistant", "content": said, "refusal": None}
+        thought, content, calls = self._read(delta)
+        message: ChatMessage = {"role": "assistant", "content": content, "refusal": None}
         if thought:
             message["reasoning_content"] = thought
         if self._has_tools and (calls or not self._is_text_first):
-            message["content"] = said or None
+            message["content"] = content or None
         if calls:
             message["tool_calls"] = [*joined(calls).values()]
         return message
 
     def _read(self, delta: Delta) -> tuple[str, str, list[CallPiece]]:
-        """What is thought, the text that is content, and what is new of calls; of a call nothing before its name is
-        whole."""
-        thoughts, reader = self._thoughts[delta.choice], self._readers[delta.choice]
+        """The reasoning, the content and the new parts of calls."""
+        thoughts, reader = self._thoughts[delta.index], self._readers[delta.index] if self._has_tools else None
         thought, text = thoughts.push(delta.text)
         if delta.finish_reason:
             rest = thoughts.flush()
             thought, text = thought + rest.reasoning, text + rest.answer
-        if not self._has_tools:
-            return thought, text, []
-        spoken = reader.push(text)
-        held = reader.flush() if delta.finish_reason and self._is_text_first else ""
-        return thought, spoken.content + held, spoken.calls
+        return thought, *content_and_calls(reader, text, is_whole=bool(delta.finish_reason) and self._is_text_first)
 
-    def _chunk_of(self, delta: Delta, message: ChatMessage, more: PromptTokenIds = NO_MORE) -> ChatChunk:
+    def _chunk_of(self, delta: Delta, message: ChatMessage) -> ChatChunk:
         choice: ChatChunkChoice = {**self._chat_choice(delta), "delta": message}
-        return {**self._chunk(), "object": CHUNK, "choices": [choice], **more}
+        return {**self._chunk_fields(), "object": CHUNK, "choices": [choice], **NO_TOKEN_IDS}
 
     def _chat_choice(self, delta: Delta) -> AnyChatChoice:
-        fields = self._choice(delta, delta.choice.index)
-        if delta.finish_reason == "stop" and self._readers[delta.choice].is_complete:
+        fields = self._choice(delta, delta.index)
+        if delta.finish_reason == "stop" and self._readers[delta.index].is_complete:
             fields["finish_reason"] = "tool_calls"
         return {**fields, "logprobs": self._logprobs(delta)}
 
@@ -104,14 +103,22 @@ class ChatWriter(Writer):
         return chat_logprobs(self._vocabulary, token_ids, scores, self._request.top_logprobs or 0)
 
     def _prompt_token_ids(self) -> PromptTokenIds:
-        """Told beside the choices, which have it in common."""
+        """Written beside the choices, which share the prompt."""
         if not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": self.generation.choices[0].prompt.token_ids}
 
 
+def content_and_calls(reader: ToolCallReader | None, text: str, *, is_whole: bool) -> Spoken:
+    """The content and the pieces of calls that a text adds; without a reader all of it is content."""
+    if reader is None:
+        return Spoken(text, [])
+    content, calls = reader.push(text)
+    return Spoken(content + (reader.flush() if is_whole else ""), calls)
+
+
 def joined(pieces: Sequence[CallPiece]) -> dict[int, MadeToolCall]:
-    """What is new of each call, by its number; the piece that brings a call's name gives it an id."""
+    """The new part of each call, by its number; the piece with a call's name gives it an id."""
     calls: dict[int, MadeToolCall] = {}
     for piece in pieces:
         call = calls.setdefault(piece.number, {"function": {"arguments": ""}})

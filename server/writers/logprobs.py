@@ -7,8 +7,8 @@ from nvium_core.text.token_bytes import TokenBytes
 from server.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from server.schemas.completions import CompletionLogprobs
 
-LEAST = -9999.0
-"""What stands for log 0, which JSON has no number for."""
+MIN_LOGPROB = -9999.0
+"""Stands for log 0: JSON has no infinity."""
 
 
 def completion_logprobs(
@@ -17,7 +17,7 @@ def completion_logprobs(
     scores: Iterable[Score | None],
     text_offsets: Sequence[int],
 ) -> CompletionLogprobs:
-    """The arrays of `/v1/completions`; a token without a score, the first of a prompt, has null."""
+    """The arrays of `/v1/completions`, with null for the first token of a prompt, which has no score."""
     scores = list(scores)
     return {
         "tokens": [vocabulary.name(token_id) for token_id in token_ids],
@@ -43,21 +43,21 @@ def alternatives(vocabulary: TokenBytes, token_id: int, score: Score) -> dict[st
 def chat_logprobs(
     vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score | None], num_alternatives: int
 ) -> ChatLogprobs:
-    """The entries of `/v1/chat/completions`, each with so many alternatives."""
+    """The entries of `/v1/chat/completions`, each with `num_alternatives`."""
     scored = [(token_id, score) for token_id, score in zip(token_ids, scores, strict=True) if score]
     entries: list[TokenLogprob] = [
         {
-            **described(vocabulary, token_id, score.logprob),
-            "top_logprobs": [described(vocabulary, *other) for other in score.top[:num_alternatives]],
+            **entry(vocabulary, token_id, score.logprob),
+            "top_logprobs": [entry(vocabulary, *other) for other in score.top[:num_alternatives]],
         }
         for token_id, score in scored
     ]
     return {"content": entries, "refusal": None}
 
 
-def described(vocabulary: TokenBytes, token_id: int, logprob: float) -> TopLogprob:
+def entry(vocabulary: TokenBytes, token_id: int, logprob: float) -> TopLogprob:
     return {"token": vocabulary.name(token_id), "logprob": clamped(logprob), "bytes": list(vocabulary[token_id])}
 
 
 def clamped(logprob: float) -> float:
-    return max(logprob, LEAST)
+    return max(logprob, MIN_LOGPROB)

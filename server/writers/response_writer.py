@@ -2,19 +2,23 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from nvium_core.text.tool_calls import Spoken, ToolCallReader
-from server.generation.generation import Delta, Generation
+from pydantic_core import to_json
+
+from nvium_core.text.tool_calls import ToolCallReader
+from server.generation.delta import Delta
+from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
-from server.schemas.responses import OutputItem, OutputText, Response, ResponseEvent, ResponseRequest
+from server.schemas.responses import OutputItem, OutputText, Response, ResponseEvent, ResponseRequest, ResponseUsage
+from server.writers.chat_writer import content_and_calls
 from server.writers.writer import Writer
 
 
 class ResponseWriter(Writer):
-    """`keep` is told of a response that has ended, so that it can be continued."""
+    """A delta makes any number of typed events. `keep` is called with the finished response."""
 
     def __init__(
         self,
@@ -25,72 +29,42 @@ class ResponseWriter(Writer):
         response_id: str,
         keep: Callable[[Response], None],
     ) -> None:
-        super().__init__(service, chat, generation, response_id)
+        super().__init__(service, chat, generation)
         self._keep = keep
         self._reader = ToolCallReader(service.chat_template.call_format) if chat.callable_tools() else None
         self._is_text_first = chat.may_answer_in_text or self._reader is None
         self._num_events = 0
-        self._deltas = Delta(generation.choices[0])
-        self._response: Response = {
-            "id": response_id,
-            "object": "response",
-            "created_at": int(time.time()),
-            "status": "in_progress",
-            "error": None,
-            "incomplete_details": None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "model": self._envelope["model"],
-            "output": [],
-            "parallel_tool_calls": asked.parallel_tool_calls,
-            "previous_response_id": asked.previous_response_id,
-            "store": asked.store,
-            "temperature": asked.temperature,
-            "text": asked.text.model_dump(by_alias=True, exclude_none=True),
-            "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else asked.tool_choice.model_dump(),
-            "tools": [tool.model_dump() for tool in asked.tools],
-            "top_p": asked.top_p,
-            "truncation": "disabled",
-            "metadata": asked.metadata,
-            "usage": None,
-        }
+        self._gained = Delta(index=0)
+        self._response = new_response(asked, response_id, self._model)
 
-    def whole(self, gained: Sequence[Delta]) -> Any:
+    def whole(self, gained: Sequence[Delta]) -> bytes:
         for delta in gained:
-            list(self.chunks(delta))
-        return self._response
+            self._events(delta)
+        return to_json(self._response)
 
-    def opening(self) -> Iterable[Any]:
-        yield self._event("response.created", response=self._response)
-        yield self._event("response.in_progress", response=self._response)
+    def _opening(self) -> list[bytes]:
+        return [self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress")]
 
-    def chunk(self, delta: Delta) -> Any:
-        raise NotImplementedError("a delta makes several events")
+    def _events(self, delta: Delta) -> list[bytes]:
+        """The last delta ends the response."""
+        return list(self._each_event(delta))
 
-    def usage_chunk(self) -> Any:
-        raise NotImplementedError("the last event tells the usage")
-
-    def closing(self) -> Iterable[Any]:
-        return ()
-
-    def chunks(self, delta: Delta) -> Iterator[ResponseEvent]:
-        """The events of one delta; the last delta ends the response."""
-        self._choice(delta, 0)
-        self._deltas.extend(delta)
-        content, calls = self._reader.push(delta.text) if self._reader else Spoken(delta.text, [])
-        if self._reader:
-            content += self._reader.flush() if delta.finish_reason and self._is_text_first else ""
+    def _each_event(self, delta: Delta) -> Iterator[bytes]:
+        self._count(delta)
+        self._gained.extend(delta)
+        is_whole = bool(delta.finish_reason) and self._is_text_first
+        content, calls = content_and_calls(self._reader, delta.text, is_whole=is_whole)
         if content:
-            yield from self._say(content)
+            yield from self._add_text(content)
         for piece in calls:
             if piece.name:
                 yield from self._begin_call(piece.name)
             if piece.arguments:
-                yield self._grow_call(piece.arguments)
+                yield self._add_arguments(piece.arguments)
         if delta.finish_reason:
             yield from self._end(is_cut=delta.finish_reason == "length")
 
-    def _say(self, text: str) -> Iterator[ResponseEvent]:
+    def _add_text(self, text: str) -> Iterator[bytes]:
         if not self._response["output"]:
             item: OutputItem = {
                 "id": f"msg_{uuid.uuid4().hex}",
@@ -106,7 +80,7 @@ class ResponseWriter(Writer):
         part["text"] += text
         yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
 
-    def _begin_call(self, name: str) -> Iterator[ResponseEvent]:
+    def _begin_call(self, name: str) -> Iterator[bytes]:
         yield from self._finish_item("completed")
         call: OutputItem = {
             "id": f"fc_{uuid.uuid4().hex}",
@@ -118,32 +92,33 @@ class ResponseWriter(Writer):
         }
         yield self._add(call)
 
-    def _grow_call(self, arguments: str) -> ResponseEvent:
+    def _add_arguments(self, arguments: str) -> bytes:
         self._item["arguments"] += arguments
         return self._of_item("response.function_call_arguments.delta", delta=arguments)
 
-    def _end(self, *, is_cut: bool) -> Iterator[ResponseEvent]:
+    def _end(self, *, is_cut: bool) -> Iterator[bytes]:
         yield from self._finish_item("incomplete" if is_cut else "completed")
-        response, usage = self._response, self._usage()
+        response = self._response
         response["status"] = "incomplete" if is_cut else "completed"
         response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-        response["usage"] = {
+        response["usage"] = self._response_usage()
+        if self._tells_exits:
+            response["nvium"] = {**self._token_exits(self._gained), **self._exit_summary()}
+        self._keep(response)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def _response_usage(self) -> ResponseUsage:
+        usage = self._usage()
+        cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {
-                "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
-                "cache_write_tokens": 0,
-            },
+            "input_tokens_details": {"cached_tokens": cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
         }
-        if self._tells_exits:
-            summary = self._summed_up(self._envelope.copy())["nvium"]
-            response["nvium"] = {**self._token_exits(self._deltas), **summary}
-        self._keep(response)
-        yield self._event(f"response.{response['status']}", response=response)
 
-    def _finish_item(self, status: Any) -> Iterator[ResponseEvent]:
+    def _finish_item(self, status: Any) -> Iterator[bytes]:
         if not self._response["output"]:
             return
         item = self._item
@@ -152,8 +127,8 @@ class ResponseWriter(Writer):
             yield self._of_part("response.output_text.done", text=self._part["text"], logprobs=[])
             yield self._of_part("response.content_part.done", part=self._part)
         else:
-            told = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._of_item("response.function_call_arguments.done", **told)
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._of_item("response.function_call_arguments.done", **call)
         yield self._event("response.output_item.done", output_index=self._index, item=item)
 
     @property
@@ -168,17 +143,44 @@ class ResponseWriter(Writer):
     def _part(self) -> OutputText:
         return self._item["content"][0]
 
-    def _add(self, item: OutputItem) -> ResponseEvent:
+    def _add(self, item: OutputItem) -> bytes:
         self._response["output"].append(item)
         return self._event("response.output_item.added", output_index=self._index, item=item)
 
-    def _of_part(self, kind: str, **more: Any) -> ResponseEvent:
+    def _of_part(self, kind: str, **more: Any) -> bytes:
         return self._of_item(kind, content_index=0, **more)
 
-    def _of_item(self, kind: str, **more: Any) -> ResponseEvent:
+    def _of_item(self, kind: str, **more: Any) -> bytes:
         return self._event(kind, item_id=self._item["id"], output_index=self._index, **more)
 
-    def _event(self, kind: str, **more: Any) -> ResponseEvent:
+    def _event(self, kind: str, **more: Any) -> bytes:
+        event: ResponseEvent = {"type": kind, "sequence_number": self._num_events, **more}  # type: ignore[typeddict-item]
         self._num_events += 1
-        event: Any = {"type": kind, "sequence_number": self._num_events - 1, **more}
-        return event
+        return to_json(event)
+
+
+def new_response(asked: ResponseRequest, response_id: str, model: str) -> Response:
+    """The response before its first token."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": asked.parallel_tool_calls,
+        "previous_response_id": asked.previous_response_id,
+        "store": asked.store,
+        "temperature": asked.temperature,
+        "text": asked.text.model_dump(by_alias=True, exclude_none=True),
+        "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else asked.tool_choice.model_dump(),
+        "tools": [tool.model_dump() for tool in asked.tools],
+        "top_p": asked.top_p,
+        "truncation": "disabled",
+        "metadata": asked.metadata,
+        "usage": None,
+    }

@@ -11,7 +11,7 @@ TARGET_LABELS = {"instance", "job", "namespace", "pod"}
 """Labels that Prometheus adds to whatever it scrapes, in Kubernetes also the last two."""
 
 LABEL = "replica"
-"""What a front adds, by which nothing is told apart that a single server would not tell apart."""
+"""What a gateway adds, by which nothing is told apart that a single server would not tell apart."""
 
 Labels = dict[str, set[str]]
 """Values by name."""

@@ -30,7 +30,8 @@ from nvium_core import (
 )
 from nvium_core.engine.events import Event
 from nvium_core.engine.failures import EngineStopped
-from nvium_core.engine.process import Told, read, written
+from nvium_core.engine.process import decode, encode
+from nvium_core.engine.worker import EngineTurn
 from tests.random_models import random_model
 
 PARAMS = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
@@ -131,18 +132,18 @@ async def test_a_process_that_dies_fails_what_runs_at_once_and_takes_nothing_mor
 
 
 @pytest.mark.parametrize("is_scored", [True, False])
-def test_what_is_read_is_what_was_written(is_scored: bool) -> None:
+def test_a_turn_survives_the_pipe(is_scored: bool) -> None:
     events: list[Event] = [
         TokenEvent("a", 7, 2, 0.25, "stop", 1, Score(-1.5, ((7, -1.5),)) if is_scored else None, is_stop=True),
         TokenEvent("b", 8, 1, 0.5, None),
     ]
-    told = Told(
+    turn = EngineTurn(
         {("a", 1): Admittance(3.5, 16)},
         events,
         [StepReport(1, 9, 2, 0.5, []), StepReport(2, 3, 2, 0.25, events)],
         WorkerState(num_running=3, piggyback_speedup=1.25),
     )
-    assert read(written(told)) == told
+    assert decode(encode(turn)) == turn
 
 
 def failing_engine() -> Engine:

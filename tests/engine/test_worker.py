@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 
 from nvium_core import (
+    ChoiceKey,
     Engine,
     EngineConfig,
     EngineError,
     EngineRequest,
     EngineWorker,
     InvalidRequest,
-    Key,
     NviumForCausalLM,
     SamplingParams,
     StepReport,
@@ -175,7 +175,7 @@ async def test_requests_submitted_together_tell_one_stream_each_choice_by_its_ke
 ) -> None:
     requests = [EngineRequest([1, 2], replace(PARAMS, n=2)), EngineRequest([3], PARAMS)]
     stream = worker.submit(requests)
-    told: dict[Key, list[int]] = {key: [] for key in stream.keys}
+    told: dict[ChoiceKey, list[int]] = {key: [] for key in stream.keys}
     async for events in stream:
         for event in events:
             assert isinstance(event, TokenEvent)
@@ -189,7 +189,7 @@ async def test_requests_submitted_together_tell_one_stream_each_choice_by_its_ke
 async def test_a_cancelled_choice_tells_no_more_and_the_others_go_on(worker: EngineWorker) -> None:
     stream = worker.submit([EngineRequest([1], replace(PARAMS, n=3, max_tokens=100))])
     cancelled, *others = stream.keys
-    told: Counter[Key] = Counter()
+    told: Counter[ChoiceKey] = Counter()
     async for events in stream:
         told.update((event.sequence_id, event.choice) for event in events)
         stream.cancel(cancelled)

@@ -22,9 +22,9 @@ from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.renewal import Renewal
 from server.replicas import trust
-from server.replicas.front import Front, front_app
+from server.replicas.gateway import Gateway, gateway_app
 from server.replicas.pool import Address, NoReplica
-from server.replicas.trust import FromFront
+from server.replicas.trust import GatewayOnly
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
 from tests.server.forked_server import Prepare, forked_server
@@ -44,7 +44,7 @@ def serve_replica(settings: Settings) -> None:
     configure_logs()
     with listen(settings.host, settings.port) as listener:
         service = load(settings)
-        app = assemble(service, Middleware(FromFront, secret=SECRET, metrics=service.metrics))
+        app = assemble(service, Middleware(GatewayOnly, secret=SECRET, metrics=service.metrics))
         config = uvicorn_config(app, settings, None, timeout_graceful_shutdown=STOP_SECONDS)
         DrainingServer(config, service, Renewal(settings, KeyRing(), None)).run(sockets=[listener])
 
@@ -53,9 +53,9 @@ def serve_front(urls: Sequence[str], settings: Settings) -> None:
     """As `nvium serve --replicas` serves, of replicas that are listed."""
     configure_logs()
     with listen(settings.host, settings.port) as listener:
-        front, keys = Front(ListedPool(urls), settings), KeyRing(read_keys(settings))
+        front, keys = Gateway(ListedPool(urls), settings), KeyRing(read_keys(settings))
 
-        config = uvicorn_config(front_app(front, keys), settings, None, timeout_graceful_shutdown=STOP_SECONDS)
+        config = uvicorn_config(gateway_app(front, keys), settings, None, timeout_graceful_shutdown=STOP_SECONDS)
         DrainingServer(config, front, Renewal(settings, keys, None)).run(sockets=[listener])
 
 

@@ -16,7 +16,7 @@ from server.errors import (
     RateLimited,
 )
 from server.http.admission import Admission, draining
-from server.replicas.relay import nobody
+from server.replicas.relay import no_replica
 from server.settings import Settings, read_settings
 from server.telemetry.metrics import REASONS, Outcome
 from server.telemetry.record import REJECTED
@@ -84,7 +84,7 @@ def test_what_may_be_counted_is_there_at_zero(byte_model: LoadedModel) -> None:
 
 def test_every_reason_to_turn_a_request_away_is_foreseen() -> None:
     of_requests = [InvalidKey(""), BodyTooLarge(1), BodiesTooLarge(1), RateLimited(1, 1), DeadlineExceeded()]
-    known = [draining(), EngineGone(), nobody(), *of_requests]
+    known = [draining(), EngineGone(), no_replica(), *of_requests]
     admission = Admission(capacity=1)
     admission.enter(1)
     with pytest.raises(Overloaded) as full:

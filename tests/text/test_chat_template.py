@@ -1,12 +1,13 @@
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import load_model
 from nvium_core.text.chat_template import ChatTemplate, ConversationError
-from server.schemas.messages import Message
+from server.schemas.messages import AnyMessage
 from tests.byte_model import END_OF_TEXT, byte_tokenizer, token_ids
 
 TEMPLATE = (
@@ -16,6 +17,8 @@ TEMPLATE = (
 )
 
 Json = dict[str, Any]
+
+MESSAGE = TypeAdapter[Any](AnyMessage)
 
 
 def template(source: str | None = None) -> ChatTemplate:
@@ -96,7 +99,7 @@ def test_the_plain_template_reads_like_a_script() -> None:
         {"role": "assistant", "refusal": "No."},
         {"role": "user", "content": "Why?"},
     ]
-    messages = [Message.model_validate(message).for_template() for message in said]
+    messages = [MESSAGE.validate_python(message).for_template() for message in said]
     assert text_of(template().token_ids(messages, [{"type": "function", "function": {"name": "look"}}])) == (
         'Functions:\n{"name": "look"}\n\n'
         "Be kind.\n\n"
@@ -113,7 +116,7 @@ def test_tools_and_calls_are_given_to_the_tokenizers_template() -> None:
     source = "{{ messages[0].tool_calls[0].function.arguments.x }}{{ tools[0].function.name }}"
     for arguments, seen in (('{"x": 5}', "5"), ("not json", "")):
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        message = Message.model_validate({"role": "assistant", "tool_calls": [call]}).for_template()
+        message = MESSAGE.validate_python({"role": "assistant", "tool_calls": [call]}).for_template()
         tools = [{"type": "function", "function": {"name": "g"}}]
         assert text_of(template(source).token_ids([message], tools)) == f"{seen}g"
 

@@ -9,7 +9,7 @@ from nvium_core import TooCostly
 from nvium_core.text.tool_calls import HERMES, LLAMA, MISTRAL, PLAIN
 from server.errors import InvalidField
 from server.generation.constraints import Constraints, GrammarConstraint
-from server.generation.grammars import Choice, Function, Grammar, JsonSchema, Lark, Regex, ToolCalls, Without
+from server.generation.grammars import Grammar, JsonSchema, Lark, OneOf, Regex, Signature, ToolCalls, Without
 from tests.byte_model import load_byte_model
 from tests.fuzzing.choices import Choices
 from tests.server.fuzz import BAD_REGEXES, BAD_SCHEMAS, REGEXES, SCHEMAS, with_something_odd
@@ -80,7 +80,7 @@ def asked(kind: str, content: bytes) -> Grammar | None:
 
 OF_TEXT: dict[str, Callable[[str], Grammar]] = {
     "regex": Regex,
-    "choice": lambda text: Choice(text.split("\n")),
+    "choice": lambda text: OneOf(text.split("\n")),
     "lark": Lark,
     "without": lambda text: Without(text.split("\n")),
 }
@@ -91,7 +91,7 @@ def plain(schema: dict[str, Any], number: int) -> Grammar:
 
 
 def calls(schema: dict[str, Any], number: int) -> Grammar:
-    functions = {"f": Function(schema), "g": Function()}
+    functions = {"f": Signature(schema), "g": Signature()}
     return ToolCalls(functions, FORMATS[number % len(FORMATS)], is_optional=number % 3 == 0)
 
 

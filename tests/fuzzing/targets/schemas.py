@@ -17,7 +17,7 @@ from server.app import bare_app, layers
 from server.http.middleware import LastResort
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
-from server.schemas.generation import GenerationRequest, Limits
+from server.schemas.generation import GenerationRequest, RequestLimits
 from server.schemas.responses import ResponseRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings
@@ -36,7 +36,7 @@ PATHS = list(BODIES)
 MADE = len(PATHS)
 """The first byte of an input whose body is made by its other bytes; below, they are one, for that path."""
 
-LIMITS = Limits(max_n=8, max_prompts=4, max_new_tokens=1000)
+LIMITS = RequestLimits(max_n=8, max_prompts=4, max_new_tokens=1000)
 RESPONSE = {
     "model": "default",
     "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],

@@ -17,7 +17,7 @@ from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingPara
 from nvium_core.text.tool_calls import PLAIN
 from server.errors import InvalidField
 from server.generation.constraints import Constraints
-from server.generation.grammars import ANY_OBJECT, Choice, Function, Grammar, JsonSchema, Regex, Schema, ToolCalls
+from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, OneOf, Regex, Schema, Signature, ToolCalls
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, load_byte_model, token_ids
 from tests.server.grammar_samples import (
     COSTLY_PATTERNS,
@@ -187,7 +187,7 @@ def test_an_answer_is_over_with_its_last_bracket_and_may_end_where_a_number_coul
 
 
 def test_a_fork_goes_its_own_way() -> None:
-    first = compiled(Choice(["ab", "cd"]))
+    first = compiled(OneOf(["ab", "cd"]))
     second = first.fork()
     first.advance(token_ids("a")[0])
     assert may_be(first, token_ids("b")[0])
@@ -196,7 +196,7 @@ def test_a_fork_goes_its_own_way() -> None:
 
 
 def test_a_token_that_is_not_allowed_is_refused_and_said_without_quoting_the_text() -> None:
-    constraint = compiled(Choice(["secret"]))
+    constraint = compiled(OneOf(["secret"]))
     with pytest.raises(RuntimeError, match=r"^the grammar cannot be followed further: \w+$"):
         constraint.advance(token_ids("x")[0])
 
@@ -230,7 +230,7 @@ def test_a_regex_is_matched_as_a_whole(pattern: str, data: st.DataObject) -> Non
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=5), st.text(max_size=5))
 def test_a_choice_is_one_of_its_texts_to_the_letter(options: list[str], other: str) -> None:
     for text in [*options, other, options[0] + other, options[0][:-1]]:
-        assert is_answer(Choice(options), text) == (text in options)
+        assert is_answer(OneOf(options), text) == (text in options)
 
 
 FUNCTIONS: dict[str, dict[str, Any] | None] = {
@@ -246,7 +246,7 @@ FUNCTIONS: dict[str, dict[str, Any] | None] = {
 
 
 def calls_of(functions: Mapping[str, Schema | None]) -> ToolCalls:
-    return ToolCalls({name: Function(parameters) for name, parameters in functions.items()})
+    return ToolCalls({name: Signature(parameters) for name, parameters in functions.items()})
 
 
 def call(name: str, arguments: str) -> str:
@@ -306,7 +306,7 @@ def test_a_regex_that_cannot_be_had_is_refused(number: int) -> None:
 
 @pytest.mark.parametrize("options", [[], [""], ["a", ""], ["\ud800"], ["a" * 100_001]])
 def test_a_choice_that_cannot_be_had_is_refused(options: list[str]) -> None:
-    assert refusal(Choice(options))
+    assert refusal(OneOf(options))
 
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"', "ä", "a" * 65, "a\n"])

@@ -36,7 +36,7 @@ def framing(answer: Answer) -> dict[str, str | None]:
 
 @pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_short_way_to_the_client_changes_nothing_that_it_gets(
+async def test_the_fast_path_to_the_client_changes_nothing_that_it_gets(
     server: LiveServer, plain: LiveServer, path: str, version: bytes
 ) -> None:
     request = asking(path, max_tokens=20, n=2, stream=True).replace(b"HTTP/1.1", version)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from starlette.types import Message
 
-from server.http.connection import SHORT_WAY
+from server.http.connection import FAST_PATH
 from server.http.event_stream import EventStream
 
 DISCONNECT: Message = {"type": "http.disconnect"}
@@ -53,7 +53,7 @@ class Exchange:
         keep_alive_seconds: float = 0.05,
         take_seconds: float = 0,
         *,
-        has_short_way: bool = False,
+        has_fast_path: bool = False,
     ) -> None:
         self.sent: list[bytes] = []
         self.times: list[float] = []
@@ -61,7 +61,7 @@ class Exchange:
         self._leave_after = leave_after
         self._keep_alive_seconds = keep_alive_seconds
         self._take_seconds = take_seconds
-        self._extensions = {SHORT_WAY: self} if has_short_way else {}
+        self._extensions = {FAST_PATH: self} if has_fast_path else {}
         self.is_open = True
         self.num_short = 0
 
@@ -171,31 +171,31 @@ def numbered(count: int) -> list[bytes]:
     return [b"data: %d\n\n" % number for number in range(count)]
 
 
-async def test_once_begun_events_go_the_short_way_up_to_the_end() -> None:
-    exchange = await Exchange(keep_alive_seconds=60, has_short_way=True).run(numbers(9))
+async def test_once_begun_events_go_the_fast_path_up_to_the_end() -> None:
+    exchange = await Exchange(keep_alive_seconds=60, has_fast_path=True).run(numbers(9))
     assert exchange.sent == [b"", *numbered(9), b""]
     assert exchange.num_short >= 7
 
 
 async def test_a_client_that_does_not_keep_up_gets_the_long_way() -> None:
-    exchange = Exchange(keep_alive_seconds=60, has_short_way=True)
+    exchange = Exchange(keep_alive_seconds=60, has_fast_path=True)
     exchange.is_open = False
     await exchange.run(numbers(9))
     assert b"".join(exchange.sent) == b"".join(numbered(9))
     assert exchange.num_short == 0
 
 
-async def test_nothing_goes_the_short_way_while_something_is_still_being_sent() -> None:
+async def test_nothing_goes_the_fast_path_while_something_is_still_being_sent() -> None:
     async def silent() -> AsyncIterator[list[bytes]]:
         await asyncio.sleep(0.08)
         yield [b"1"]
 
-    exchange = await Exchange(keep_alive_seconds=0.05, take_seconds=0.1, has_short_way=True).run(silent())
+    exchange = await Exchange(keep_alive_seconds=0.05, take_seconds=0.1, has_fast_path=True).run(silent())
     assert b"data: 1\n\n" in exchange.sent
     assert exchange.num_short == 0
 
 
-async def test_what_fails_on_the_short_way_is_an_event_too() -> None:
-    exchange = await Exchange(keep_alive_seconds=60, has_short_way=True).run(failing(after=5))
+async def test_what_fails_on_the_fast_path_is_an_event_too() -> None:
+    exchange = await Exchange(keep_alive_seconds=60, has_fast_path=True).run(failing(after=5))
     assert exchange.sent == [b"", *numbered(5), b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
     assert exchange.calls == ["close"]

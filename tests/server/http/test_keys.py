@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from nvium_core import LoadedModel
 from server.app import create_app
-from server.http.keys import ApiKeys, Key, KeyRing, parsed, read_keys
+from server.http.keys import ApiKey, KeyGate, KeyRing, parsed, read_keys
 from server.settings import Settings, SettingsError, read_settings
 from server.telemetry.metrics import Metrics
 from tests.byte_model import NAME
@@ -95,7 +95,7 @@ def test_no_way_of_writing_a_path_opens_it(closed: LiveServer, target: str) -> N
 @given(st.text(), st.sampled_from(METHODS))
 async def test_whatever_is_not_public_gets_no_further_without_a_key(path: str, method: str) -> None:
     reached = Reached()
-    layer = ApiKeys(reached, KeyRing([parsed("here", FIRST)]), Metrics([1.0], [1.0]), metrics_open=False)
+    layer = KeyGate(reached, KeyRing([parsed("here", FIRST)]), Metrics([1.0], [1.0]), metrics_open=False)
     [start, *_] = await called(layer, method, path)
     is_public = method in ("GET", "HEAD") and (path in PUBLIC or path.startswith("/assets/"))
     assert bool(reached.states) == is_public
@@ -184,7 +184,7 @@ def test_without_any_key_the_server_is_open_and_nobody_has_an_id(byte_model: Loa
 
 @pytest.mark.parametrize("metrics_open", [True, False])
 async def test_metrics_have_a_switch_of_their_own(metrics_open: bool) -> None:
-    layer = ApiKeys(Reached(), KeyRing([parsed("here", FIRST)]), Metrics([1.0], [1.0]), metrics_open)
+    layer = KeyGate(Reached(), KeyRing([parsed("here", FIRST)]), Metrics([1.0], [1.0]), metrics_open)
 
     async def status(method: str, path: str, headers: Headers = ()) -> int:
         return (await called(layer, method, path, headers))[0]["status"]
@@ -210,7 +210,7 @@ def test_a_file_has_a_key_on_each_line_with_names_and_comments(tmp_path: Path) -
     file.write_text(f"# who may in\n\n  alice: {FIRST}   # until spring\nbob:sk-b\r\nsk-c\n", "utf-8-sig")
     keys = read_keys(Settings(api_keys_file=file, api_keys="alice:sk-new"))
     assert [key.id for key in keys] == ["alice", "alice", "bob", sha256(b"sk-c").hexdigest()[:8]]
-    assert keys[1] == Key("alice", sha256(FIRST.encode()).digest())
+    assert keys[1] == ApiKey("alice", sha256(FIRST.encode()).digest())
 
 
 @pytest.mark.parametrize(

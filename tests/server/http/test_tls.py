@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from nvium_core import LoadedModel
-from server.http.connection import ShortWay
+from server.http.connection import FastPath
 from server.http.tls import tls_context
 from server.settings import Settings, SettingsError
 from tests.byte_model import NAME
@@ -71,15 +71,15 @@ def test_without_tls_nothing_is_said(encrypted: LiveServer) -> None:
         encrypted.http.get("/livez")
 
 
-def test_a_stream_goes_the_short_way_and_equals_the_whole(https: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_goes_the_fast_path_and_equals_the_whole(https: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[bytes] = []
-    write = ShortWay.write
+    write = FastPath.write
 
-    def noted_write(self: ShortWay, piece: bytes) -> None:
+    def noted_write(self: FastPath, piece: bytes) -> None:
         pieces.append(piece)
         write(self, piece)
 
-    monkeypatch.setattr(ShortWay, "write", noted_write)
+    monkeypatch.setattr(FastPath, "write", noted_write)
     streamed = https.post("/v1/completions", json=BODY | {"stream": True}).text
     whole = https.post("/v1/completions", json=BODY).json()
     texts = [httpx.Response(200, content=event[6:]).json()["choices"][0]["text"] for event in events(streamed)]

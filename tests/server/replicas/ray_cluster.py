@@ -1,4 +1,4 @@
-"""Replicas by Ray on this machine, with the front in a thread of the test process."""
+"""Replicas by Ray on this machine, with the gateway in a thread of the test process."""
 
 import os
 import warnings
@@ -42,14 +42,14 @@ def replicated(model: LoadedModel, folder: Path, **options: Any) -> Iterator[Liv
     from ray import serve
 
     from server.replicas.deployment import RayPool, replicas
-    from server.replicas.front import Front, front_app
+    from server.replicas.gateway import Gateway, gateway_app
 
     handle = serve.run(
         replicas(Settings(model=str(folder), **options), "127.0.0.1"), name=APPLICATION, route_prefix=None
     )
 
     def build(_: LoadedModel, settings: Settings) -> FastAPI:
-        return front_app(Front(RayPool(handle), settings))
+        return gateway_app(Gateway(RayPool(handle), settings))
 
     try:
         with live_server(model, build=build, **options) as live:

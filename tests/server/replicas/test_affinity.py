@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.replicas.affinity import BLOCK_CHARACTERS, MAX_AHEAD, MAX_BLOCKS, Memory, beginnings, preferred
+from server.replicas.affinity import BLOCK_CHARACTERS, MAX_AHEAD, MAX_BLOCKS, PrefixHolders, beginnings, preferred
 from server.replicas.scaling import SEQUENCES, BySequences
 
 TEXT = "".join(chr(ord("a") + number % 26) for number in range(3 * BLOCK_CHARACTERS))
@@ -77,14 +77,14 @@ def test_a_replica_that_is_gone_is_not_taken() -> None:
 
 @given(st.lists(st.tuples(st.binary(max_size=1), st.sampled_from("ab"))), st.integers(1, 5))
 def test_the_latest_beginnings_are_remembered_and_no_more(noted: list[tuple[bytes, str]], capacity: int) -> None:
-    memory = Memory(capacity)
+    memory = PrefixHolders(capacity)
     for beginning, replica in noted:
         memory.note([beginning], replica)
     latest: dict[bytes, str] = {}
     for beginning, replica in reversed(noted):
         if len(latest) < capacity:
             latest.setdefault(beginning, replica)
-    assert dict(memory.holders) == latest
+    assert dict(memory.by_prefix) == latest
 
 
 @pytest.mark.parametrize(("counts", "wanted"), [({}, 0), ({"a": 16}, 1), ({"a": 17}, 2), ({"a": 1, "b": 40}, 3)])

@@ -1,4 +1,4 @@
-"""What holds of one server holds of many processes behind one address: its tests, asked of a front."""
+"""What holds of one server holds of many processes behind one address: its tests, asked of a gateway."""
 
 from tests.server.generation.test_structured_outputs import (
     test_an_answer_matches_its_expression_or_is_one_of_the_choices,

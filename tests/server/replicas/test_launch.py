@@ -1,4 +1,4 @@
-"""What is refused before Ray is started, and what a killed front leaves."""
+"""What is refused before Ray is started, and what a killed gateway leaves."""
 
 import os
 import subprocess
@@ -28,10 +28,10 @@ def left_over(tmp_path: Path) -> subprocess.Popen[bytes]:
 
 
 def test_what_a_killed_front_leaves_of_its_ray_is_ended(tmp_path: Path, left_over: subprocess.Popen[bytes]) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDS_A_REAPER, str(tmp_path)], stdout=subprocess.PIPE) as front:
-        assert front.stdout
-        assert front.stdout.readline() == b"ready\n"
-        front.kill()
+    with subprocess.Popen([sys.executable, "-c", HOLDS_A_REAPER, str(tmp_path)], stdout=subprocess.PIPE) as gateway:
+        assert gateway.stdout
+        assert gateway.stdout.readline() == b"ready\n"
+        gateway.kill()
     assert left_over.wait(timeout=30) < 0
     wait_until(lambda: not list(named(str(tmp_path))), seconds=30)
 

@@ -16,11 +16,11 @@ from server.app import assemble, uvicorn_config
 from server.errors import EngineGone
 from server.generation.service import Service
 from server.http.drain import DrainingServer
-from server.http.keys import Key, KeyRing
-from server.replicas.front import Front, front_app
+from server.http.keys import ApiKey, KeyRing
+from server.replicas.gateway import Gateway, gateway_app
 from server.replicas.pool import Address
 from server.replicas.relay import CHOOSING_SECONDS
-from server.replicas.trust import FromFront
+from server.replicas.trust import GatewayOnly
 from server.replicas.watch import ANSWER_SECONDS, PERIOD_SECONDS
 from server.settings import Settings
 from tests.server.live_server import live_server, wait_until
@@ -35,24 +35,24 @@ LOST = {"message": "the replica that answered was lost", "type": "server_error",
 
 
 @asynccontextmanager
-async def fronted(pool: ScriptedPool, keys: tuple[Key, ...] = ()) -> AsyncIterator[tuple[str, Front]]:
-    """The front on a real socket, in this event loop."""
+async def gateway_for(pool: ScriptedPool, keys: tuple[ApiKey, ...] = ()) -> AsyncIterator[tuple[str, Gateway]]:
+    """The gateway on a real socket, in this event loop."""
     options = Settings()
-    front = Front(pool, options)
-    server = DrainingServer(uvicorn_config(front_app(front, KeyRing(keys)), options, None, port=0), front)
+    gateway = Gateway(pool, options)
+    server = DrainingServer(uvicorn_config(gateway_app(gateway, KeyRing(keys)), options, None, port=0), gateway)
     serving = asyncio.create_task(server.serve())
     await asyncio.to_thread(wait_until, lambda: server.started)
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", front
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", gateway
     finally:
         server.should_exit = True
         await serving
 
 
 async def answered(pool: ScriptedPool, data: bytes = COMPLETION) -> Answer:
-    async with fronted(pool) as (url, front):
+    async with gateway_for(pool) as (url, gateway):
         answer = await asked(url, data)
-    assert (pool.num_busy, front.admission.num_present) == (0, 0)
+    assert (pool.num_busy, gateway.admission.num_present) == (0, 0)
     return answer
 
 
@@ -64,7 +64,7 @@ async def test_an_answer_is_passed_on_as_it_is() -> None:
 
 async def test_a_replica_is_told_who_asks_and_not_with_which_key() -> None:
     pool = ScriptedPool([whole(b"{}")])
-    async with fronted(pool, keys=(Key("alice", bytes(32)),)) as (url, _):
+    async with gateway_for(pool, keys=(ApiKey("alice", bytes(32)),)) as (url, _):
         refused = await asked(url, COMPLETION)
     assert (refused.status, pool.asked) == (401, [])
     headers = {"content-type": "application/json", "authorization": "Bearer sk-a", "x-request-id": "mine"}
@@ -128,7 +128,7 @@ async def test_a_stream_comes_whole_however_it_is_cut_and_loses_no_half_event(cu
 
 async def test_losses_are_counted_and_told_with_those_of_replicas() -> None:
     pool = ScriptedPool([SILENT, whole(b"{}"), stream(BODY, sent=len(EVENTS[0]))])
-    async with fronted(pool) as (url, _):
+    async with gateway_for(pool) as (url, _):
         for _ in range(2):
             await asked(url, COMPLETION)
         page = (await asked(url, request("/metrics", method="GET"), "GET")).body.decode()
@@ -140,33 +140,33 @@ async def test_losses_are_counted_and_told_with_those_of_replicas() -> None:
 
 async def test_a_client_that_goes_is_gone_for_its_replica() -> None:
     pool = ScriptedPool([endless(BODY)])
-    async with fronted(pool) as (url, front):
+    async with gateway_for(pool) as (url, gateway):
         async with connected(url) as connection:
             await connection.send(COMPLETION)
             await connection.head()
-            assert front.admission.num_present == 1
-        await asyncio.to_thread(wait_until, lambda: not (front.admission.num_present or pool.num_busy))
+            assert gateway.admission.num_present == 1
+        await asyncio.to_thread(wait_until, lambda: not (gateway.admission.num_present or pool.num_busy))
 
 
 async def test_a_front_that_drains_takes_nobody_in_and_gives_up_what_does_not_end() -> None:
     pool = ScriptedPool([endless(BODY)])
-    async with fronted(pool) as (url, front), connected(url) as connection:
+    async with gateway_for(pool) as (url, gateway), connected(url) as connection:
         await connection.send(COMPLETION)
         await connection.head()
-        front.admission.drain()
+        gateway.admission.drain()
         refused = await asked(url, COMPLETION)
         assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
         for path in ("/readyz", "/health"):
             assert (await asked(url, request(path, method="GET"), "GET")).status == 503
         assert (await asked(url, request("/livez", method="GET"), "GET")).status == 200
-        front.give_up()
+        gateway.give_up()
         assert (await connection.rest()).endswith(b'"code":"replica_lost"}}\n\ndata: [DONE]\n\n')
 
 
 async def test_a_replica_answers_its_front_only(byte_model: LoadedModel) -> None:
     def build(model: LoadedModel, options: Settings) -> object:
         service = Service(model, options)
-        return assemble(service, Middleware(FromFront, secret=SECRET, metrics=service.metrics))
+        return assemble(service, Middleware(GatewayOnly, secret=SECRET, metrics=service.metrics))
 
     with live_server(byte_model, build=build) as replica:
         for path in ("/v1/models", "/metrics", "/livez", "/nowhere"):
@@ -247,18 +247,18 @@ async def test_what_waits_for_a_replica_that_hangs_is_begun_anew_elsewhere(choos
             server = await stack.enter_async_context(await asyncio.start_server(serve, "127.0.0.1", 0))
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             addresses.append(Address(name=name, url=url, secret=SECRET))
-        url, front = await stack.enter_async_context(fronted(HalfHungPool(*addresses, choosing_hangs)))
+        url, gateway = await stack.enter_async_context(gateway_for(HalfHungPool(*addresses, choosing_hangs)))
         started = time.monotonic()
         for bound in (2 * (PERIOD_SECONDS + ANSWER_SECONDS) + CHOOSING_SECONDS, 1):
             assert (await asked(url, COMPLETION)).body == b"{}"
             assert time.monotonic() - started < bound
             started = time.monotonic()
-        assert front.relay.num_moved == (not choosing_hangs)
+        assert gateway.relay.num_moved == (not choosing_hangs)
 
 
 async def test_a_replica_that_hangs_hides_no_other() -> None:
     pool = HangingPool()
-    async with pool.opened(), fronted(pool) as (url, _):
+    async with pool.opened(), gateway_for(pool) as (url, _):
         for pool.hangs in (False, True):
             ready = await asked(url, request("/readyz", method="GET"))
             metrics = await asked(url, request("/metrics", method="GET"))

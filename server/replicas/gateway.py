@@ -1,4 +1,4 @@
-"""The one server that clients see: keys, rates, origins, ids, bodies and probes here, everything else at a replica."""
+"""The server that clients see: keys, rates, origins, ids, bodies and probes; everything else is a replica's."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -19,23 +19,23 @@ from server.routes.health import Unhealthy
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 
-FRONT = "front"
-"""The front's own name among those of replicas."""
+GATEWAY_LABEL = "front"
+"""The gateway's value of the metrics' label `replica`, known to dashboards."""
 
 ASKING_SECONDS = 1.5
-"""How long it may take to find out who serves, of whom one that hangs keeps Ray waiting."""
+"""Timeout for listing replicas: a hanging one keeps Ray waiting."""
 
 ANSWER_SECONDS = 2
-"""How long a replica may take to tell something."""
+"""Timeout for a replica's answer to a probe or scrape."""
 
 LOOK_SECONDS = 5
-"""Between looks at who serves."""
+"""Between updates of the list of replicas."""
 
 router = APIRouter()
 
 
-class Front:
-    """Passes requests on, and answers for all replicas together."""
+class Gateway:
+    """Passes requests on, and answers probes and scrapes for all replicas together."""
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
         self.settings = settings
@@ -47,38 +47,38 @@ class Front:
         self._known: list[Address] = []
 
     has_failed = False
-    """It has nothing of its own that could."""
+    """It has no engine that could fail."""
 
     def tick(self) -> None:
-        """There is nothing to be looked after."""
+        """Nothing to do."""
 
     def give_up(self) -> None:
-        """End what still runs: its requests fail. Called on the event loop."""
+        """Fail the requests that still run. Called on the event loop."""
         self.relay.give_up()
 
     async def look_around(self) -> None:
-        """Again and again, so that those whom nobody has asked yet are known too, for when another hangs."""
+        """Keep the list of replicas current, so that others are known when one hangs."""
         while True:
             await self._replicas()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def is_served(self) -> bool:
         """Whether any replica is ready."""
-        return bool(await self._told("/readyz"))
+        return bool(await self._answers("/readyz"))
 
     async def pages(self) -> dict[str, str]:
-        """The metrics of all that tell them in time, the front included, by name."""
-        return {FRONT: self.metrics.page().decode(), **await self._told("/metrics")}
+        """The metrics of the gateway and of every replica that answers in time, by name."""
+        return {GATEWAY_LABEL: self.metrics.page().decode(), **await self._answers("/metrics")}
 
-    async def _told(self, path: str) -> dict[str, str]:
-        """What replicas say in time, by name."""
+    async def _answers(self, path: str) -> dict[str, str]:
+        """The answers of replicas that come in time, by name."""
         addresses = await self._replicas()
         asked = [asyncio.wait_for(self.relay.get(address, path), ANSWER_SECONDS) for address in addresses]
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        return {address.name: page for address, page in zip(addresses, told, strict=True) if isinstance(page, str)}
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return {address.name: page for address, page in zip(addresses, answers, strict=True) if isinstance(page, str)}
 
     async def _replicas(self) -> list[Address]:
-        """Those there are; if Ray waits for one of them, those there were, each of which can be asked by itself."""
+        """The replicas; if Ray waits for a hanging one, those known before."""
         with suppress(TimeoutError):
             try:
                 self._known = await asyncio.wait_for(self._pool.all(), ASKING_SECONDS)
@@ -90,7 +90,7 @@ class Front:
 
 
 class RelayCollector(Collector):
-    """What the front alone knows."""
+    """Metrics that only the gateway has."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -98,27 +98,27 @@ class RelayCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         relay = self._relay
         yield GaugeMetricFamily("nvium_relayed_requests", "Requests being passed on.", relay.admission.num_present)
-        yield CounterMetricFamily("nvium_moved_requests", "Begun anew when a replica was lost.", relay.num_moved)
-        yield CounterMetricFamily("nvium_broken_streams", "Ended when a replica was lost.", relay.num_broken)
+        yield CounterMetricFamily("nvium_moved_requests", "Retried when a replica was lost.", relay.num_moved)
+        yield CounterMetricFamily("nvium_broken_streams", "Ended by the loss of a replica.", relay.num_broken)
 
 
-def front_app(front: Front, keys: KeyRing | None = None) -> FastAPI:
-    """The app around a front, for whoever has one of the keys."""
+def gateway_app(gateway: Gateway, keys: KeyRing | None = None) -> FastAPI:
+    """The app around a gateway."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with front.relay.opened():
-            looking = asyncio.create_task(front.look_around())
+        async with gateway.relay.opened():
+            looking = asyncio.create_task(gateway.look_around())
             try:
                 yield
             finally:
                 looking.cancel()
 
-    gate = keys_gate(keys or KeyRing(), front.settings, front.metrics)
-    app = bare_app(lifespan, layers(front.settings, front.metrics, gate))
-    app.state.service = front
+    gate = keys_gate(keys or KeyRing(), gateway.settings, gateway.metrics)
+    app = bare_app(lifespan, layers(gateway.settings, gateway.metrics, gate))
+    app.state.service = gateway
     app.include_router(router)
-    app.mount("/", front.relay)
+    app.mount("/", gateway.relay)
     return app
 
 
@@ -130,14 +130,14 @@ async def livez() -> dict[str, str]:
 @router.get("/readyz")
 @router.get("/health")
 async def readyz(request: Request) -> dict[str, str]:
-    front: Front = request.app.state.service
-    if front.admission.is_draining or not await front.is_served():
+    gateway: Gateway = request.app.state.service
+    if gateway.admission.is_draining or not await gateway.is_served():
         raise Unhealthy("no replica is ready, or the server is shutting down", code="not_ready")
     return {"status": "ok"}
 
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    front: Front = request.app.state.service
-    page = await asyncio.to_thread(merged, await front.pages())
+    gateway: Gateway = request.app.state.service
+    page = await asyncio.to_thread(merged, await gateway.pages())
     return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})

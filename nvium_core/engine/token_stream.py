@@ -1,0 +1,122 @@
+"""What an asyncio program submits to an engine, and the stream of events that it gets back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from nvium_core.engine.events import Event, FailureEvent, PromptEvent, TokenEvent
+from nvium_core.engine.failures import error_of
+from nvium_core.engine.params import SamplingParams
+
+ChoiceKey = tuple[str, int]
+"""A request's id and the number of one of its choices."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A prompt and its parameters."""
+
+    token_ids: Sequence[int]
+    params: SamplingParams
+
+    def keys(self, sequence_id: str) -> list[ChoiceKey]:
+        """The keys of its choices, under the id that the engine knows it by."""
+        first = self.params.choice
+        return [(sequence_id, choice) for choice in range(first, first + self.params.num_choices)]
+
+
+@dataclass(frozen=True, slots=True)
+class Admittance:
+    """How a choice left the queue: when, by `time.monotonic()`, and how many rows of its prompt were cached."""
+
+    at: float
+    num_cached_prompt_tokens: int
+
+
+class TokenStream:
+    """The events of the choices of some requests, for the event loop that submitted them.
+
+    Over once every choice has ended or was cancelled. `take` gives the events that have arrived: call it from a
+    listener or after waiting for `arrival`. Iterating gives what `take` gives and ends with the stream. Must be
+    closed; closing cancels unfinished choices.
+    """
+
+    def __init__(self, keys: Sequence[ChoiceKey], cancel: Callable[[ChoiceKey], None]) -> None:
+        self.keys = list(keys)
+        """The choices, those of the first request first."""
+        self.admissions: dict[ChoiceKey, Admittance] = {}
+        """Of the choices that have left the queue; there by the time a choice's first token arrives."""
+        self.loop = asyncio.get_running_loop()
+        self._cancel = cancel
+        self._open = set(keys)
+        self._events: list[Event] = []
+        self._listener: Callable[[], object] = lambda: None
+
+    @property
+    def is_over(self) -> bool:
+        return not self._open
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Call this on the loop, in place of any earlier listener, when events arrive or the stream may be over."""
+        self._listener = listener
+
+    async def arrival(self) -> None:
+        """Wait until events have arrived or the stream may be over."""
+        if self._open and not self._events:
+            arrived = self.loop.create_future()
+            self.listen(partial(settle, arrived))
+            await arrived
+
+    def take(self) -> list[TokenEvent | PromptEvent]:
+        """The events that arrived since the last call. Raises `EngineError` if a choice has failed."""
+        events, self._events = self._events, []
+        return list(self._wanted(events))
+
+    def cancel(self, key: ChoiceKey) -> None:
+        """Free a choice, which gets no more events; without effect once it has ended. Never blocks."""
+        if key in self._open:
+            self._open.remove(key)
+            self._cancel(key)
+            self.loop.call_soon(self._listener)  # not at once: the listener may be the caller
+
+    def close(self) -> None:
+        """Cancel unfinished choices."""
+        for key in list(self._open):
+            self.cancel(key)
+
+    def deliver(self, events: list[Event]) -> None:
+        """Called on the loop."""
+        self._events += events
+        self._listener()
+
+    async def __aiter__(self) -> AsyncIterator[list[TokenEvent | PromptEvent]]:
+        try:
+            while self._open:
+                await self.arrival()
+                if told := self.take():
+                    yield told
+        finally:
+            self.close()
+
+    def _wanted(self, events: list[Event]) -> Iterator[TokenEvent | PromptEvent]:
+        """The events of choices that have not ended; raises for a failure."""
+        for event in events:
+            key = key_of(event)
+            if key not in self._open:
+                continue
+            if isinstance(event, FailureEvent):
+                self._open.remove(key)
+                raise error_of(event)
+            if event.finish_reason:
+                self._open.remove(key)
+            yield event
+
+
+def settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def key_of(event: Event) -> ChoiceKey:
+    return event.sequence_id, event.choice

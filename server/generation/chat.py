@@ -1,0 +1,20 @@
+"""From a checked chat to its running choices, whichever endpoint it came by."""
+
+from server.generation.generation import Generation, start
+from server.generation.service import Service
+from server.schemas.chat import ChatRequest
+from server.telemetry.record import RequestRecord
+
+
+async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord, tenant: str) -> Generation:
+    """Admit, make the prompt and submit. Raises what refuses the request, and leaves nothing behind then."""
+    template = service.chat_template
+    with service.admission.entered(chat.num_choices), chat.in_own_names():
+        prompt = await service.read_messages(chat.conversation(), chat.truncate_prompt_tokens)
+        form = chat.form(template.call_format, template.call_marker_id)
+        constraint = await service.constraint(form, chat.allowed_token_ids)
+        max_tokens = service.default_max_tokens(len(prompt.token_ids), chat.num_choices)
+        params = chat.params(constraint, max_tokens, template.stop_token_ids)
+        ends_turn = (form is None or form.is_text) and not chat.ignore_eos
+        stops = template.stops if ends_turn else ()
+        return start(service, chat, params, [prompt], record, tenant=tenant, stops=stops)

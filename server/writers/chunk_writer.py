@@ -1,0 +1,79 @@
+"""What completions and chat share: a stream is a sequence of chunks, each shaped like a whole response."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from pydantic_core import to_json
+
+from server.generation.delta import Delta
+from server.generation.generation import Generation
+from server.generation.service import Service
+from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, StreamOptions
+from server.writers.writer import Writer
+
+
+class ChunkWriter(Writer):
+    """Subclasses say what a chunk and its choices look like."""
+
+    def __init__(self, service: Service, request: GenerationRequest, generation: Generation, response_id: str) -> None:
+        super().__init__(service, request, generation)
+        self._options = request.stream_options or StreamOptions()
+        self._tells_token_ids = request.return_token_ids
+        self._num_ended = 0
+        self._envelope: Generated = {
+            "id": response_id,
+            "created": int(time.time()),
+            "model": self._model,
+            "system_fingerprint": service.fingerprint,
+        }
+        if request.metadata is not None:
+            self._envelope["metadata"] = request.metadata
+
+    @abstractmethod
+    def _chunk(self, delta: Delta) -> Mapping[str, object]:
+        """The chunk for one delta."""
+
+    @abstractmethod
+    def _usage_chunk(self) -> Mapping[str, object]:
+        """The chunk after the last, without choices."""
+
+    def _events(self, delta: Delta) -> list[bytes]:
+        return [to_json(self._chunk(delta))]
+
+    def _closing(self) -> list[bytes]:
+        return [to_json(self._usage_chunk())] if self._options.include_usage else []
+
+    def _choice(self, delta: Delta, index: int) -> GeneratedChoice:
+        """Fields of any choice; its tokens count from here on."""
+        self._count(delta)
+        self._num_ended += delta.finish_reason is not None
+        fields: GeneratedChoice = {"index": index, "finish_reason": delta.finish_reason}
+        if delta.finish_reason:
+            fields["stop_reason"] = delta.stop_reason
+        if self._tells_exits:
+            fields["nvium"] = self._token_exits(delta)
+        if self._tells_token_ids:
+            fields["token_ids"] = [event.token_id for event in delta.tokens]
+        return fields
+
+    def _whole_fields(self) -> Generated:
+        """Fields of any whole response, once its choices are written."""
+        return self._with_summary({**self._envelope, "usage": self._usage()})
+
+    def _chunk_fields(self) -> Generated:
+        """Fields of any chunk with choices, once they are written; the last chunk of a request has the summary."""
+        fields = self._envelope.copy()
+        if self._options.continuous_usage_stats:
+            fields["usage"] = self._usage()
+        elif self._options.include_usage:
+            fields["usage"] = None
+        return self._with_summary(fields) if self._num_ended == len(self.generation.choices) else fields
+
+    def _usage_fields(self) -> Generated:
+        return {**self._envelope, "usage": self._usage()}
+
+    def _with_summary(self, fields: Generated) -> Generated:
+        if self._tells_exits:
+            fields["nvium"] = self._exit_summary()
+        return fields
