@@ -1,7 +1,8 @@
 """What an asyncio program submits to an engine, and the stream of events that it gets back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +18,7 @@ ChoiceKey = tuple[str, int]
 class EngineRequest:
     """A prompt and its parameters."""
 
-    token_ids: Sequence[int]
+    token_ids: Items[int]
     params: SamplingParams
 
     def keys(self, sequence_id: str) -> list[ChoiceKey]:
@@ -42,7 +43,7 @@ class TokenStream:
     closed; closing cancels unfinished choices.
     """
 
-    def __init__(self, keys: Sequence[ChoiceKey], cancel: Callable[[ChoiceKey], None]) -> None:
+    def __init__(self, keys: Items[ChoiceKey], cancel: Callable[[ChoiceKey], None]) -> None:
         self.keys = list(keys)
         """The choices, those of the first request first."""
         self.admissions: dict[ChoiceKey, Admittance] = {}
