@@ -10,7 +10,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -115,7 +116,7 @@ class Worker(ABC):
         """Count progress from now: there could be none while the whole process was stopped."""
         self._beat = time.monotonic()
 
-    def submit(self, requests: Sequence[EngineRequest], tenant: str = "") -> TokenStream:
+    def submit(self, requests: Items[EngineRequest], tenant: str = "") -> TokenStream:
         """Queue requests, all or none, from the running event loop and without blocking it.
 
         Raises `InvalidRequest`, or `EngineError` once the engine has ended, at once.
@@ -137,7 +138,7 @@ class Worker(ABC):
                 self._observe(report)  # before delivery, so that a token is counted by the time it is seen
         self._deliver(turn.events)
 
-    def _deliver(self, events: Sequence[Event]) -> None:
+    def _deliver(self, events: Items[Event]) -> None:
         deliveries: defaultdict[TokenStream, list[Event]] = defaultdict(list)
         for event in events:
             key = key_of(event)
