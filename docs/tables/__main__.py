@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from docs.tables import faults, results, serving, speed
+from docs.tables import faults, models, results, serving, speed
 from docs.tables.table import MARKED, ROOT, rendered
 
-MODULES = (speed, serving, results, faults)
+MODULES = (speed, serving, results, faults, models)
 PAGES = ("README.md", "docs", "benchmarks/README.md")
 
 
