@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -40,7 +41,6 @@ def seeds() -> Iterator[bytes]:
 
 def target() -> Callable[[bytes], None]:
     loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
     config = uvicorn_config(cast(Any, digests), Settings(), None)
     config.load()
 
@@ -52,6 +52,7 @@ def target() -> Callable[[bytes], None]:
         in_pieces = loop.run_until_complete(said(config, loop, pieces))
         assert whole == in_pieces, f"whole {whole}, in pieces {in_pieces}"
 
+    weakref.finalize(check, loop.close)
     return check
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import islice
@@ -67,6 +68,7 @@ def target() -> Callable[[bytes], None]:
             assert list(error) == ["message", "type", "param", "code"]
             assert len(told) < 10_000
 
+    weakref.finalize(check, loop.close)
     return check
 
 
