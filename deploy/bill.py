@@ -25,10 +25,10 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-OURS = "nvium"
+OURS = canonicalize_name("nvium")
 NAMES = uuid.UUID("6f3c2a5e-64e5-4b43-9d0a-0f7a0e5f2f0c")
 BUILD_TYPE = "https://in-toto.io/attestation/provenance/build/pyproject@v1"
 
@@ -58,7 +58,7 @@ def component(one: Distribution) -> Component:
     return Component(type=kind, name=one.name, version=one.version, purl=url, bom_ref=str(url), hashes=[digest])
 
 
-def requires(one: Distribution) -> Iterator[str]:
+def requires(one: Distribution) -> Iterator[NormalizedName]:
     """Names of what it wants on this machine, extras aside."""
     for wanted in map(Requirement, one.requires or ()):
         if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
