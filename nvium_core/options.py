@@ -26,8 +26,6 @@ Positive = Annotated[int, Ge(1)]
 Seconds = Annotated[float, Interval(gt=0, lt=inf)]
 Name = Annotated[str, MinLen(1)]
 
-LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
@@ -70,9 +68,9 @@ class ServerOptions(EngineConfig, ModelOptions):
     ssl_keyfile: Annotated[Path | None, Doc("Its key, if not in the same file.")] = None
     cors_origins: Annotated[tuple[str, ...], Doc("Origins of pages that may call the server [none].")] = ()
     otlp_endpoint: Annotated[str | None, Doc("OpenTelemetry collector for traces (OTLP over HTTP) [none].")] = None
-    latency_buckets: Annotated[tuple[float, ...], Doc("Upper bounds of the latency histograms, in seconds.")] = (
-        LATENCY_BUCKETS
-    )
+    latency_buckets: Annotated[
+        tuple[float, ...], Doc("Upper bounds of all latency histograms, in seconds [each its own].")
+    ] = ()
 
     replicas: Annotated[Positive | None, Doc("Processes with a model each, by Ray [one, without Ray].")] = None
     max_replicas: Annotated[Positive | None, Doc("Scale up to so many under load [--replicas].")] = None

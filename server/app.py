@@ -194,6 +194,7 @@ def uvicorn_config(
         arrival_seconds=settings.arrival_seconds,
         slow_client_seconds=settings.slow_client_seconds,
         room=room,
+        metrics=app.state.service.metrics,
     )
     return uvicorn.Config(
         app,

@@ -87,6 +87,11 @@ def latency(title: str, about: str, histogram: str) -> Panel:
     return Panel(title, about, [*queries, (mean(histogram), "mean")], unit="s")
 
 
+def lengths(title: str, about: str, histogram: str) -> Panel:
+    queries = [(percentile(histogram, percent), f"p{percent}") for percent in (50, 95)]
+    return Panel(title, about, [*queries, (mean(histogram), "mean")])
+
+
 def figure(title: str, about: str, query: str, unit: str) -> Panel:
     """One number, with its history behind it."""
     return Panel(title, about, [(query, "")], unit=unit, kind="stat", height=4)
@@ -128,6 +133,7 @@ ROWS: dict[str, list[Panel]] = {
             [
                 (f"sum(nvium_requests_running{HERE})", "running"),
                 (f"sum(nvium_requests_waiting{HERE})", "waiting"),
+                (f"sum(nvium_seats{HERE})", "seats"),
             ],
         ),
         Panel(
@@ -139,11 +145,37 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Rejected",
-            "Requests turned away, by reason.",
+            "Requests turned away, by reason; those of connections are not among the requests beside.",
             [(growth("nvium_rejected_total", by="reason"), "{{reason}}")],
             unit="reqps",
             stacked=True,
         ),
+        Panel(
+            "Lost replicas",
+            "Requests per second that were begun anew elsewhere, and streams that broke off.",
+            [
+                (growth("nvium_moved_requests_total"), "begun anew"),
+                (growth("nvium_broken_streams_total"), "broken off"),
+            ],
+            unit="reqps",
+        ),
+    ],
+    "Answers": [
+        Panel(
+            "By status",
+            "Answers per second; 499 is of those whose client had gone.",
+            [(growth("nvium_responses_total", by="status"), "{{status}}")],
+            unit="reqps",
+            stacked=True,
+        ),
+        Panel(
+            "Why choices end",
+            "Per second: `stop` by themselves, `length` at the bound that was asked for, or when their time was over.",
+            [(growth("nvium_finished_choices_total", by="finish_reason"), "{{finish_reason}}")],
+            stacked=True,
+        ),
+        lengths("Tokens of prompts", "Of completed requests.", "nvium_request_prompt_tokens"),
+        lengths("Tokens of answers", "Of all choices of a completed request.", "nvium_request_generated_tokens"),
     ],
     "Exits": [
         Panel(
@@ -216,6 +248,29 @@ ROWS: dict[str, list[Panel]] = {
             [(growth("nvium_dropped_log_lines_total"), "dropped")],
         ),
     ],
+    "Processes": [
+        Panel("Served", "Servers by model.", [(f"sum by (model_name) (nvium_model_info{HERE})", "{{model_name}}")]),
+        Panel("Versions", "Processes by version.", [(f"sum by (version) (nvium_build_info{HERE})", "{{version}}")]),
+        Panel("Up for", "", [(f"time() - process_start_time_seconds{HERE}", "{{instance}}")], unit="s"),
+        Panel("Cores used", "", [(growth("process_cpu_seconds_total", by="instance"), "{{instance}}")]),
+        Panel(
+            "Memory",
+            "Resident, and all that is mapped.",
+            [
+                (f"process_resident_memory_bytes{HERE}", "{{instance}} resident"),
+                (f"process_virtual_memory_bytes{HERE}", "{{instance}} mapped"),
+            ],
+            unit="bytes",
+        ),
+        Panel(
+            "Open files",
+            "A connection is one.",
+            [
+                (f"process_open_fds{HERE}", "{{instance}} open"),
+                (f"process_max_fds{HERE}", "{{instance}} allowed"),
+            ],
+        ),
+    ],
 }
 
 
@@ -240,8 +295,7 @@ def variables() -> list[dict[str, Any]]:
         "query": "label_values(nvium_requests_running, instance)",
         "refresh": 2,
         "multi": True,
-        "includeAll": True,
-        "allValue": ".*",
+        "includeAll": True,  # of those that this query finds: `.*` would take other programs' process_… too
         "current": {"text": "All", "value": "$__all"},
     }
     return [{"name": "datasource", "type": "datasource", "query": "prometheus"}, choice]

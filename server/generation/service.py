@@ -75,6 +75,7 @@ class Service:
         self.metrics.watch(lambda: self.worker.state, lambda: self.worker.seconds_since_progress)
         self.admission = Admission(settings.max_sequences + settings.max_queue)
         self.fingerprint = fingerprint(loaded, settings, self.engine)
+        self.metrics.introduce(self._about(loaded), settings.max_sequences)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
         self.constraints = Constraints(loaded.tokenizer, self.engine.end_token_ids)
@@ -102,6 +103,17 @@ class Service:
         )
         if cache.num_tokens < self.engine.context:
             log.warning("the cache is smaller than the context; longer requests are refused", tokens=cache.num_tokens)
+
+    def _about(self, loaded: LoadedModel) -> dict[str, str]:
+        return {
+            "model_name": self.name,
+            "fingerprint": self.fingerprint,
+            "device": loaded.model.device.type,
+            "dtype": str(loaded.model.dtype).removeprefix("torch."),
+            "schedule": self.settings.schedule,
+            "context": str(self.engine.context),
+            "num_exits": str(len(self.exit_layers)),
+        }
 
     def warm_up(self) -> None:
         """Run a few tokens through every block and measure the costs of Steps, before the first request."""

@@ -15,6 +15,7 @@ from server.http.parser import MAX_HEAD_BYTES, BoundedParser
 from server.http.protection import protect
 from server.http.room import Room
 from server.telemetry.logs import SeldomLine
+from server.telemetry.metrics import Metrics
 
 FAST_PATH = "nvium.http.response.fast_path"
 """The ASGI extension that holds a connection's `FastPath`."""
@@ -68,8 +69,11 @@ class Connection(H11Protocol):
 
     conn: BoundedParser
 
-    def __init__(self, *, arrival_seconds: float, slow_client_seconds: float, room: Room, **given: Any) -> None:
+    def __init__(
+        self, *, arrival_seconds: float, slow_client_seconds: float, room: Room, metrics: Metrics, **given: Any
+    ) -> None:
         super().__init__(**given)
+        self._metrics = metrics
         self.conn = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
         self._room = room
         self._arrival_seconds = arrival_seconds
@@ -170,6 +174,7 @@ class Connection(H11Protocol):
         """Answer in place of the application and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             scope = cast("dict[str, Any] | None", self.scope) or {}
+            self._metrics.rejected.labels(error.code).inc()
             response, request_id = error.response(), scope.get("state", {}).get("request_id") or uuid.uuid4().hex
             if isinstance(error, TooManyConnections):
                 too_many.tell(allowed=self._room.num_connections)

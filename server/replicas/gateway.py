@@ -1,13 +1,11 @@
 """The server that clients see: keys, rates, origins, ids, bodies and probes; everything else is a replica's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from fastapi import APIRouter, FastAPI, Request
-from prometheus_client import CONTENT_TYPE_LATEST
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge
 from starlette.responses import Response
 
 from server.app import bare_app, keys_gate, layers
@@ -39,10 +37,11 @@ class Gateway:
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
         self.settings = settings
-        self.relay = Relay(pool)
-        self.admission = self.relay.admission
         self.metrics = Metrics([1.0], settings.latency_buckets)
-        self.metrics.registry.register(RelayCollector(self.relay))
+        self.relay = Relay(pool, self.metrics)
+        self.admission = self.relay.admission
+        under_way = Gauge("nvium_relayed_requests", "Requests being passed on.", registry=self.metrics.registry)
+        under_way.set_function(lambda: self.admission.num_present)
         self._pool = pool
         self._known: list[Address] = []
 
@@ -87,19 +86,6 @@ class Gateway:
             except NoReplica:
                 self._known = []
         return self._known
-
-
-class RelayCollector(Collector):
-    """Metrics that only the gateway has."""
-
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
-
-    def collect(self) -> Iterator[Metric]:
-        relay = self._relay
-        yield GaugeMetricFamily("nvium_relayed_requests", "Requests being passed on.", relay.admission.num_present)
-        yield CounterMetricFamily("nvium_moved_requests", "Retried when a replica was lost.", relay.num_moved)
-        yield CounterMetricFamily("nvium_broken_streams", "Ended by the loss of a replica.", relay.num_broken)
 
 
 def gateway_app(gateway: Gateway, keys: KeyRing | None = None) -> FastAPI:

@@ -29,6 +29,7 @@ from server.replicas.affinity import beginnings
 from server.replicas.pool import Address, NoReplica, Pool
 from server.replicas.trust import KEY_ID, SECRET
 from server.replicas.watch import Watch
+from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 
 MAX_ATTEMPTS = 5
@@ -90,10 +91,11 @@ class ReplicaFailed(OSError):
 
 
 class Relay:
-    """`admission` counts open requests; `num_moved` requests were retried, `num_broken` streams failed."""
+    """`admission` counts open requests."""
 
-    def __init__(self, pool: Pool, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, pool: Pool, metrics: Metrics, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._pool = pool
+        self._metrics = metrics
         self._patience_seconds = patience_seconds
         self._session: aiohttp.ClientSession | None = None
         self.admission = Admission(ANY_NUMBER)
@@ -101,8 +103,6 @@ class Relay:
         self._passing: dict[asyncio.Timeout, tuple[str, Passage]] = {}
         self.watch = Watch(lambda address: self.get(address, "/livez"), self._leave_silent)
         self._is_given_up = False
-        self.num_moved = 0
-        self.num_broken = 0
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -164,14 +164,14 @@ class Relay:
                 passage.note(is_passed_on=False)
                 log.warning("lost a replica", request_id=passage.request_id, kind=type(error).__name__)
                 if passage.has_begun:
-                    self.num_broken += 1
+                    self._metrics.broken_streams.inc()
                     await passage.break_off()
                     return True
                 if self._is_given_up:
                     break
                 if num_deliveries == MAX_DELIVERIES:
                     raise ReplicasLost from error
-                self.num_moved += 1
+                self._metrics.moved_requests.inc()
         raise no_replica()
 
     @asynccontextmanager

@@ -1,11 +1,10 @@
 """Probes: liveness, readiness and version."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fastapi import APIRouter, Request
 
 from server.errors import ApiError
 from server.generation.service import Service
+from server.version import version
 
 router = APIRouter()
 
@@ -36,10 +35,7 @@ async def health(request: Request) -> dict[str, str]:
 
 @router.get("/version")
 async def served_version() -> dict[str, str]:
-    try:
-        return {"version": version("nvium")}
-    except PackageNotFoundError:
-        return {"version": "unknown"}
+    return {"version": version()}
 
 
 def check_live(service: Service) -> None:

@@ -1,16 +1,17 @@
 """The Prometheus metrics of one app, in a registry of its own. No label takes a value from a request."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nvium_core import WorkerState
+from nvium_core.text.detokenizer import FinishReason
 from server.telemetry.sink import sink
 from server.telemetry.steps import StepMetrics
+from server.version import version
 
 Outcome = Literal["completed", "invalid", "rejected", "cancelled", "failed"]
 
@@ -20,67 +21,97 @@ REASONS = (
     "deadline_exceeded",
     "draining",
     "engine_stopped",
+    "head_too_large",
     "invalid_api_key",
+    "malformed_request",
     "no_replica",
     "queue_full",
     "rate_limit_exceeded",
+    "request_timeout",
+    "too_many_connections",
 )
-"""Codes of errors that reject a request."""
+"""Codes of errors that reject a request, or a connection before it."""
+
+STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503)
+"""Of answers; 499 if the client had disconnected."""
+
+FROM_1_MS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+OF_TOKENS = (0.0001, 0.00025, 0.0005, *FROM_1_MS)
+OF_REQUESTS = (*FROM_1_MS, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+LENGTHS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+"""Tokens: 1, 2, 5, 10 and so on."""
 
 
 class Metrics:
-    """`depth_ratios` are the exits' depths divided by the model's.
+    """`depth_ratios` are the exits' depths divided by the model's; `latency_buckets` replace those of every latency.
 
     Requests are observed on the event loop, Steps (by `steps`) where the engine is observed.
     """
 
-    def __init__(self, depth_ratios: Sequence[float], latency_buckets: Sequence[float]) -> None:
+    def __init__(self, depth_ratios: Sequence[float], latency_buckets: Sequence[float] = ()) -> None:
         self.registry = CollectorRegistry()
-        self._add_request_metrics(latency_buckets)
-        self.prompt_tokens = Counter(
-            "nvium_prompt_tokens", "Prompt tokens of admitted requests.", registry=self.registry
-        )
+        self._add_counters()
+        self._add_histograms(latency_buckets)
         self.steps = StepMetrics(depth_ratios)
         self.registry.register(self.steps)
         self.registry.register(LogCollector())
+        ProcessCollector(registry=self.registry)
+        Info("nvium_build", "The program.", registry=self.registry).info({"version": version()})
 
-    def _add_request_metrics(self, buckets: Sequence[float]) -> None:
-        registry = self.registry
-        self.requests = Counter(
-            "nvium_requests", "Requests by how they ended.", ["endpoint", "outcome"], registry=registry
+    def _add_counters(self) -> None:
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(name, about, labels, registry=self.registry)
+
+        self.requests = counter("nvium_requests", "Requests by how they ended.", "endpoint", "outcome")
+        self.responses = counter("nvium_responses", "Answers by their HTTP status.", "endpoint", "status")
+        self.finished_choices = counter("nvium_finished_choices", "Choices by why they ended.", "finish_reason")
+        self.rejected = counter("nvium_rejected", "Requests rejected.", "reason")
+        self.prompt_tokens = counter("nvium_prompt_tokens", "Prompt tokens of admitted requests.")
+        self.moved_requests = counter("nvium_moved_requests", "Requests retried when a replica was lost.")
+        self.broken_streams = counter("nvium_broken_streams", "Streams ended by the loss of a replica.")
+
+    def _add_histograms(self, latency_buckets: Sequence[float]) -> None:
+        def histogram(name: str, about: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(name, about, registry=self.registry, buckets=buckets)
+
+        of_requests, of_tokens = latency_buckets or OF_REQUESTS, latency_buckets or OF_TOKENS
+        self.time_to_first_token = histogram(
+            "nvium_time_to_first_token_seconds", "From a request's arrival to its first token.", of_requests
         )
-        self.rejected = Counter("nvium_rejected", "Requests rejected.", ["reason"], registry=registry)
-        self.time_to_first_token = Histogram(
-            "nvium_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
-            registry=registry,
-            buckets=buckets,
-        )
-        self.inter_token_latency = Histogram(
+        self.inter_token_latency = histogram(
             "nvium_inter_token_latency_seconds",
             "Between tokens of a choice; those that arrive together share the time.",
-            registry=registry,
-            buckets=buckets,
+            of_tokens,
         )
-        self.request_latency = Histogram(
-            "nvium_request_latency_seconds",
-            "From a request's arrival to the end of its answer.",
-            registry=registry,
-            buckets=buckets,
+        self.request_latency = histogram(
+            "nvium_request_latency_seconds", "From a request's arrival to the end of its answer.", of_requests
         )
-        self.queue_time = Histogram(
-            "nvium_queue_seconds",
-            "From a choice's submission to its leaving the queue.",
-            registry=registry,
-            buckets=buckets,
+        self.queue_time = histogram(
+            "nvium_queue_seconds", "From a choice's submission to its leaving the queue.", of_requests
+        )
+        self.request_prompt_tokens = histogram(
+            "nvium_request_prompt_tokens", "Tokens of a completed request's prompts.", LENGTHS
+        )
+        self.request_generated_tokens = histogram(
+            "nvium_request_generated_tokens", "Tokens of all choices of a completed request.", LENGTHS
         )
 
     def foresee(self, endpoints: Iterable[str]) -> None:
         """Create all series at zero: an increase is only visible in a series that existed before."""
-        for endpoint, outcome in product(endpoints, get_args(Outcome)):
-            self.requests.labels(endpoint, outcome)
+        for endpoint in endpoints:
+            for outcome in get_args(Outcome):
+                self.requests.labels(endpoint, outcome)
+            for status in STATUSES:
+                self.responses.labels(endpoint, status)
+        for reason in get_args(FinishReason):
+            self.finished_choices.labels(reason)
         for reason in REASONS:
             self.rejected.labels(reason)
+
+    def introduce(self, model: Mapping[str, str], num_seats: int) -> None:
+        """Add what is served, and how many sequences may run at once."""
+        Info("nvium_model", "What is served.", registry=self.registry).info(dict(model))
+        Gauge("nvium_seats", "Sequences that may run at once.", registry=self.registry).set(num_seats)
 
     def watch(self, state: Callable[[], WorkerState], heartbeat_age: Callable[[], float]) -> None:
         """Report the engine's state, and its age in seconds, at every scrape."""

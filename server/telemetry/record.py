@@ -13,6 +13,9 @@ REJECTED = (401, 413, 429, 503)
 
 ABORTED = ("disconnected", "slow_client")
 
+CLIENT_CLOSED_REQUEST = 499
+"""The status of an answer that nobody is left to read."""
+
 log = structlog.get_logger("nvium.request")
 
 
@@ -80,6 +83,7 @@ class RequestRecord:
         self.last_told = time.monotonic()
         if finish_reason:
             self.finish_reasons.append(finish_reason)
+            self._metrics.finished_choices.labels(finish_reason).inc()
 
     def refused(self, error: ApiError) -> None:
         """The request got an error, before the status line or in the stream."""
@@ -105,9 +109,7 @@ class RequestRecord:
         self.closed = time.monotonic()
         if self.is_passed_on:
             return
-        self._metrics.requests.labels(self.endpoint, self.outcome).inc()
-        if self.outcome == "completed":
-            self._metrics.request_latency.observe(self.closed - self.arrived)
+        self._count(self.closed - self.arrived)
         log.info(
             "request",
             request_id=self.request_id,
@@ -126,6 +128,16 @@ class RequestRecord:
             total_seconds=seconds_between(self.arrived, self.closed),
             abort_cause=self.abort_cause,
         )
+
+    def _count(self, seconds: float) -> None:
+        metrics = self._metrics
+        metrics.requests.labels(self.endpoint, self.outcome).inc()
+        metrics.responses.labels(self.endpoint, self.status or CLIENT_CLOSED_REQUEST).inc()
+        if self.outcome == "completed":
+            metrics.request_latency.observe(seconds)
+            if self.num_prompt_tokens:
+                metrics.request_prompt_tokens.observe(self.num_prompt_tokens)
+                metrics.request_generated_tokens.observe(self.exit_counts.total())
 
 
 def seconds_between(start: float | None, end: float | None) -> float | None:

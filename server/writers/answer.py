@@ -16,11 +16,8 @@ from server.http.event_stream import DONE, EventStream
 from server.schemas.body import RequestBody
 from server.schemas.generation import GenerationRequest
 from server.schemas.responses import ResponseRequest
-from server.telemetry.record import RequestRecord
+from server.telemetry.record import CLIENT_CLOSED_REQUEST, RequestRecord
 from server.writers.writer import Writer
-
-CLIENT_CLOSED_REQUEST = 499
-"""Logged only: the client has gone."""
 
 MAX_INLINE_TOKENS = 2_000
 """Longer answers are written off the event loop."""

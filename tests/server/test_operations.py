@@ -1,4 +1,6 @@
+import re
 import socket
+from math import inf
 from typing import get_args
 
 import pytest
@@ -11,14 +13,18 @@ from server.errors import (
     BodyTooLarge,
     DeadlineExceeded,
     EngineGone,
+    HeadTooLarge,
     InvalidKey,
+    MalformedRequest,
     Overloaded,
     RateLimited,
+    RequestTimeout,
+    TooManyConnections,
 )
 from server.http.admission import Admission, draining
 from server.replicas.relay import no_replica
 from server.settings import Settings, read_settings
-from server.telemetry.metrics import REASONS, Outcome
+from server.telemetry.metrics import REASONS, Metrics, Outcome
 from server.telemetry.record import REJECTED
 from tests.byte_model import EXIT_LAYERS, NAME
 from tests.server.live_server import LiveServer, live_server, wait_until
@@ -75,6 +81,45 @@ def test_requests_steps_and_the_engine_are_measured(server: LiveServer) -> None:
     assert server.gauge("nvium_piggyback_speedup_ratio") > 0
 
 
+def test_answers_are_counted_by_status_end_and_length(server: LiveServer) -> None:
+    names = [
+        'nvium_responses_total{endpoint="completions",status="200"}',
+        'nvium_responses_total{endpoint="completions",status="404"}',
+        'nvium_finished_choices_total{finish_reason="length"}',
+        "nvium_request_prompt_tokens_count",
+        "nvium_request_prompt_tokens_sum",
+        'nvium_request_generated_tokens_bucket{le="10.0"}',
+        'nvium_request_generated_tokens_bucket{le="20.0"}',
+    ]
+    before = [server.gauge(name) for name in names]
+    server.complete(max_tokens=6, ignore_eos=True, n=2)
+    server.complete(model="other")
+    assert [server.gauge(name) - then for name, then in zip(names, before, strict=True)] == [1, 1, 2, 1, 4, 0, 1]
+
+
+def test_metrics_say_what_is_served_with_how_many_seats_and_in_which_process(server: LiveServer) -> None:
+    page = server.http.get("/metrics").text
+    assert '\nnvium_model_info{context="4096",device="cpu",dtype="float64",fingerprint="' in page
+    assert f'model_name="{NAME}"' in page
+    assert server.gauge("nvium_seats") == 32
+    version = server.http.get("/version").json()["version"]
+    assert server.gauge(f'nvium_build_info{{version="{version}"}}') == 1
+    for name in ("cpu_seconds_total", "resident_memory_bytes", "open_fds", "start_time_seconds"):
+        assert server.gauge(f"process_{name}") > 0
+
+
+def test_latencies_have_bounds_that_fit_them_unless_others_are_set() -> None:
+    def bounds(page: str, name: str) -> list[float]:
+        return [float(bound) for bound in re.findall(rf'^nvium_{name}_bucket{{le="(.*?)"}}', page, re.MULTILINE)]
+
+    page = Metrics([1.0]).page().decode()
+    assert bounds(page, "inter_token_latency_seconds")[0] == 0.0001
+    assert bounds(page, "request_latency_seconds")[-2] == 1800
+    page = Metrics([1.0], [0.5, 1]).page().decode()
+    for name in ("inter_token_latency_seconds", "request_latency_seconds", "queue_seconds"):
+        assert bounds(page, name) == [0.5, 1, inf]
+
+
 def test_what_may_be_counted_is_there_at_zero(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server:
         for outcome in get_args(Outcome):
@@ -89,7 +134,8 @@ def test_every_reason_to_turn_a_request_away_is_foreseen() -> None:
     admission.enter(1)
     with pytest.raises(Overloaded) as full:
         admission.enter(1)
-    assert {error.code for error in [*known, full.value]} == set(REASONS)
+    of_connections = [TooManyConnections(1), RequestTimeout(1), HeadTooLarge(1, 1), MalformedRequest("")]
+    assert {error.code for error in [*known, full.value, *of_connections]} == set(REASONS)
     assert all(error.status in REJECTED for error in known)
 
 

@@ -34,6 +34,7 @@ LINES = [f"x-{number}: y" for number in range(MAX_HEAD_LINES)]
 async def test_a_head_that_is_too_large_is_refused(server: LiveServer, head: bytes) -> None:
     answer = await asked(server.url, head)
     assert (answer.status, error_of(answer)["code"]) == (431, "head_too_large")
+    assert server.gauge('nvium_rejected_total{reason="head_too_large"}') > 0
     assert answer.headers["connection"] == "close"
     assert {name: answer.headers[name] for name in PROTECTIVE} == PROTECTIVE
 
@@ -122,6 +123,8 @@ async def test_connections_beyond_the_bound_are_told_so_and_others_go_on(byte_mo
             async with connected(server.url) as fourth:
                 answer = await fourth.answer()
                 assert (answer.status, error_of(answer)["code"]) == (503, "too_many_connections")
+                refused = server.app.state.service.metrics.rejected.labels("too_many_connections")
+                assert refused._value.get() == 1
                 assert answer.headers["retry-after"] == "1"
             assert (await first.ask(asking(max_tokens=1))).status == 200
         await asyncio.to_thread(wait_until, lambda: server.http.get("/livez").status_code == 200)

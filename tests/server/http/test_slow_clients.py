@@ -74,6 +74,7 @@ async def test_a_request_that_does_not_arrive_in_time_is_told_so(impatient: Live
         await connection.send(BESIDE[:size])
         answer = await connection.answer()
         assert (answer.status, answer.json()["error"]["code"]) == (408, "request_timeout")
+        assert impatient.gauge('nvium_rejected_total{reason="request_timeout"}') > 0
         assert answer.headers["x-request-id"]
         assert await connection.reader.read() == b""
 
