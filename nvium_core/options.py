@@ -19,7 +19,7 @@ from typing import Annotated
 from annotated_types import Ge, Interval, MinLen
 from typing_extensions import Doc
 
-from nvium_core.choices import Device, Instructions, Precision, Weights
+from nvium_core.choices import Device, Instructions, LogLevel, Precision, Weights
 from nvium_core.engine.params import EngineConfig
 
 Positive = Annotated[int, Ge(1)]
@@ -47,6 +47,9 @@ class ServerOptions(EngineConfig, ModelOptions):
     chat_template: Annotated[Path | None, Doc("File with a chat template, in place of the model's own.")] = None
     host: Annotated[str, Doc("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Interval(ge=0, le=65535), Doc("Port to listen on; 0 is any free one.")] = 8000
+    uds: Annotated[Path | None, Doc("Unix socket to listen on, in place of host and port.")] = None
+    root_path: Annotated[str, Doc("Path under which a proxy shows the server, such as /llm.")] = ""
+    log_level: Annotated[LogLevel, Doc("Of log lines, the least.")] = "info"
 
     engine_process: Annotated[
         bool, Doc("The engine in a process of its own: shares no Python with HTTP; holds the weights twice.")

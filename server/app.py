@@ -1,7 +1,6 @@
 """The ASGI app for a model and settings, and `run`, which serves it until it is told to stop."""
 
 import asyncio
-import socket
 import ssl
 import sys
 import time
@@ -25,8 +24,8 @@ from server.http.connection import Connection
 from server.http.cors import Cors
 from server.http.drain import DrainingServer
 from server.http.keys import KeyGate, KeyRing, read_keys
-from server.http.listener import Listener
-from server.http.middleware import JsonBodies, LastResort, RequestFrame
+from server.http.listener import BACKLOG, listening, port_of
+from server.http.middleware import HeadAsGet, JsonBodies, LastResort, RequestFrame, UnderPath
 from server.http.protection import Protection
 from server.http.rate_limit import RateLimit
 from server.http.renewal import Renewal
@@ -51,9 +50,6 @@ ENDPOINTS = {
     "/detokenize": "detokenize",
 }
 """Paths whose requests are recorded, and their names in metrics and logs."""
-
-BACKLOG = 2048
-"""Connections waiting to be accepted."""
 
 FAILURE = 1
 """The exit code of a server whose engine has failed."""
@@ -102,6 +98,8 @@ def layers(
     settings: Settings, metrics: Metrics, gate: Middleware | None, tracing: Tracing | None = None
 ) -> Iterator[Middleware]:
     """The layers around the routes, outermost first."""
+    if settings.root_path:
+        yield Middleware(UnderPath, prefix=settings.root_path)
     yield Middleware(RequestFrame, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
     yield Middleware(Protection)
     if settings.cors_origins:
@@ -118,6 +116,7 @@ def layers(
         metrics=metrics,
     )
     yield Middleware(JsonBodies)
+    yield Middleware(HeadAsGet)
 
 
 def keys_gate(keys: KeyRing, settings: Settings, metrics: Metrics) -> Middleware | None:
@@ -144,17 +143,16 @@ def run(settings: Settings) -> None:
     Raises `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` for an unusable model, settings or address.
     Exits with code `FAILURE` once the engine has failed, so that a supervisor restarts it.
     """
-    configure_logs()
+    configure_logs(settings.log_level)
     disable_created_metrics()
     keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
-    with listen(settings.host, settings.port) as listener:
+    with listening(settings) as listener:
         with answered_while_starting(listener, tls):
             service = load(settings)
             service.warm_up()
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
-        port = listener.getsockname()[1]
-        config = uvicorn_config(app, settings, tls, port=port, timeout_graceful_shutdown=STOP_SECONDS)
+        config = uvicorn_config(app, settings, tls, port=port_of(listener), timeout_graceful_shutdown=STOP_SECONDS)
         DrainingServer(config, service, Renewal(settings, keys, tls)).run(sockets=[listener])
         sink.drain()
         if service.has_failed:
@@ -163,7 +161,7 @@ def run(settings: Settings) -> None:
 
 def load(settings: Settings) -> Service:
     """Load the model, and log that. Raises `CheckpointError` or `InvalidRequest`."""
-    log.debug("loading", model=settings.model or "the embedded model")
+    log.info("loading", model=settings.model or "the embedded model")
     started = time.monotonic()
     loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights)
     service = Service(loaded, settings)
@@ -209,18 +207,3 @@ def uvicorn_config(
         backlog=min(BACKLOG, room.num_connections),
         **more,
     )
-
-
-def listen(host: str, port: int) -> Listener:
-    """The socket to serve on, bound before the model is loaded. Raises `OSError` naming the address.
-
-    TCP_NODELAY, which asyncio sets only on sockets that it opens itself, saves the first token from waiting 40 ms for
-    the client to acknowledge the status line.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-        return Listener(listener)
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -96,7 +96,7 @@ class InvalidKey(ApiError):
     headers = {"www-authenticate": "Bearer"}
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"{message}; send a key of this server as `Authorization: Bearer KEY`")
+        super().__init__(f"{message}; send a key of this server as `Authorization: Bearer KEY` or `x-api-key: KEY`")
 
 
 class TooComplex(ApiError):

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from nvium_core import EngineConfig, InvalidRequest, NviumError, ServerOptions
 
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
+PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 ENDPOINT = re.compile(r"https?://[^/\s]+(/\S*)?")
 
 SECRET = ("api_keys", "otlp_endpoint")
@@ -36,6 +37,14 @@ def as_sent(text: str) -> str:
     return origin
 
 
+def as_prefix(path: str) -> str:
+    """A path that others are put behind."""
+    prefix = path.rstrip("/")
+    if prefix and not PREFIX.fullmatch(prefix):
+        raise ValueError("must be a path such as /llm, of letters, digits, . _ ~ - and /")
+    return prefix
+
+
 def endpoint(url: str) -> str:
     if not ENDPOINT.fullmatch(url):
         raise ValueError("must be a URL such as http://localhost:4318")
@@ -48,6 +57,7 @@ class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen belo
     )
 
     api_keys: Annotated[tuple[str, ...], Field(repr=False, exclude=True)] = ServerOptions.api_keys
+    root_path: Annotated[str, AfterValidator(as_prefix)] = ServerOptions.root_path
     cors_origins: tuple[Annotated[str, AfterValidator(as_sent)], ...] = ServerOptions.cors_origins
     otlp_endpoint: Annotated[Annotated[str, AfterValidator(endpoint)] | None, Field(repr=False, exclude=True)] = (
         ServerOptions.otlp_endpoint

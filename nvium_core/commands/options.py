@@ -81,7 +81,7 @@ def help_of(hint: Any, default: object) -> str:
 
 def shown(default: object) -> str:
     """The default in brackets; without one, the help explains."""
-    if default is None or default == ():
+    if default in (None, (), ""):
         return ""
     if isinstance(default, bool):
         return f" [{'on' if default else 'off'}]"

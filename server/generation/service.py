@@ -32,6 +32,7 @@ from server.http.admission import Admission, draining
 from server.schemas.formats import Form
 from server.schemas.generation import RequestLimits
 from server.schemas.models import Model
+from server.schemas.tokens import TokenizerInfo
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
@@ -81,6 +82,7 @@ class Service:
         self.constraints = Constraints(loaded.tokenizer, self.engine.end_token_ids)
         self.vocabulary = TokenBytes(self.constraints.token_bytes)
         self.chat_template = ChatTemplate(loaded.tokenizer)
+        self.tokenizer_info = tokenizer_info(loaded, self.engine.context)
         self._longest_token = longest_token(self.tokenizer)
         self.limits = RequestLimits(**{name: getattr(settings, name) for name in RequestLimits.model_fields})
         self._aside = ThreadPoolExecutor(NUM_ASIDE_THREADS, thread_name_prefix="nvium-aside")
@@ -270,11 +272,22 @@ def worker_for(engine: Engine, settings: Settings, observe: Callable[[StepReport
 
 def built(settings: Settings) -> Engine:
     """Called in the engine's own process."""
-    configure_logs()
-    loaded = load_model(settings.model, settings.device, settings.dtype)
+    configure_logs(settings.log_level)
+    loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights)
     engine = Engine(loaded.model, settings.engine)
     Constraints(loaded.tokenizer, engine.end_token_ids).restore()
     return engine
+
+
+def tokenizer_info(loaded: LoadedModel, context: int) -> TokenizerInfo:
+    tokenizer = loaded.tokenizer
+    return TokenizerInfo(
+        tokenizer_class=type(tokenizer).__name__,
+        vocab_size=len(tokenizer),
+        model_max_length=context,
+        special_tokens=tokenizer.special_tokens_map,
+        chat_template=tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
+    )
 
 
 def read_template(file: Path) -> str:

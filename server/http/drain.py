@@ -24,9 +24,11 @@ FAILED_SECONDS = 5
 
 def url_of(settings: Settings, port: int) -> str:
     """The server's URL on this machine."""
+    if settings.uds:
+        return f"unix:{settings.uds}:{settings.root_path}"
     scheme = "https" if settings.ssl_certfile else "http"
     host = ANY_INTERFACE.get(settings.host, settings.host)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
 
 
 class Drainable(Protocol):

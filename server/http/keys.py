@@ -143,8 +143,11 @@ def is_metrics(scope: Scope) -> bool:
 
 
 def bearer(headers: Headers) -> str:
-    """The key of a request. Raises `InvalidKey`, also for several headers: a proxy may have checked another one."""
-    shown = headers.getlist("authorization")
+    """The key of a request, in the header of OpenAI's clients or of Anthropic's.
+
+    Raises `InvalidKey`, also for several headers: a proxy may have checked another one.
+    """
+    shown = [*headers.getlist("authorization"), *(f"Bearer {key}" for key in headers.getlist("x-api-key"))]
     scheme, _, key = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not key.strip():
         raise InvalidKey("a key is required")

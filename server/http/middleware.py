@@ -116,6 +116,35 @@ class JsonBodies:
         await self._app(scope, receive, send)
 
 
+class HeadAsGet:
+    """What may be asked for with GET may be with HEAD; what sends the answer leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
+
+
+class UnderPath:
+    """Takes a prefix off paths, which a proxy may have left there or taken off itself."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._prefix}/"):
+            raw: bytes = scope["raw_path"]
+            scope = {
+                **scope,
+                "path": scope["path"].removeprefix(self._prefix),
+                "raw_path": raw.removeprefix(self._prefix.encode()),
+            }
+        await self._app(scope, receive, send)
+
+
 async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with an error from a layer around the app, and count it, whether the request is recorded or not."""
     if record := scope["state"]["record"]:

@@ -18,7 +18,7 @@ RETRY_SECONDS = 2
 
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
     """Live but not ready. Closes connections, so that the next request reaches the server itself."""
-    response = JSONResponse({"status": "ok"}) if scope["path"] == "/livez" else not_ready().response()
+    response = JSONResponse({"status": "ok"}) if scope["path"].endswith("/livez") else not_ready().response()
     response.headers["connection"] = "close"
     await response(scope, receive, send)
 

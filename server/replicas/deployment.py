@@ -82,7 +82,7 @@ def application(settings: Settings) -> serve.Application:
 
 class IngressGateway:
     def __init__(self, settings: Settings, handle: DeploymentHandle[Any]) -> None:
-        configure_logs()
+        configure_logs(settings.log_level)
         self._app = gateway_app(Gateway(RayPool(handle), settings), KeyRing(read_keys(settings)))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -12,9 +12,10 @@ from prometheus_client import disable_created_metrics
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from server.app import STOP_SECONDS, listen, uvicorn_config
+from server.app import STOP_SECONDS, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
+from server.http.listener import listening, port_of
 from server.http.renewal import Renewal
 from server.http.tls import tls_context
 from server.replicas.deployment import RayPool, replicas
@@ -40,21 +41,20 @@ def run(settings: Settings) -> None:
 
     Raises `SettingsError` or `OSError` for an unusable model, settings or address.
     """
-    configure_logs()
+    configure_logs(settings.log_level)
     disable_created_metrics()
     keys, tls = KeyRing(read_keys(settings)), tls_context(settings)
     most = max(settings.replicas or 1, settings.max_replicas or 1)
     check_devices(settings.device, most)
-    with listen(settings.host, settings.port) as listener, ExitStack() as stack:
+    with listening(settings) as listener, ExitStack() as stack:
         start_ray(most)
         stack.enter_context(reaper_of(session_folder()))
         try:
             gateway = Gateway(RayPool(started(settings)), settings)
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
             app = gateway_app(gateway, keys)
-            port = listener.getsockname()[1]
-            stopping = {"timeout_graceful_shutdown": STOP_SECONDS}
-            config = uvicorn_config(app, settings, tls, descriptors_each=OF_EACH_CLIENT, port=port, **stopping)
+            more = {"port": port_of(listener), "timeout_graceful_shutdown": STOP_SECONDS}
+            config = uvicorn_config(app, settings, tls, descriptors_each=OF_EACH_CLIENT, **more)
             DrainingServer(config, gateway, Renewal(settings, keys, tls)).run(sockets=[listener])
         finally:
             serve.shutdown()

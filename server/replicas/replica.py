@@ -12,8 +12,9 @@ from ray import serve
 from starlette.middleware import Middleware
 
 from nvium_core import load_model
-from server.app import STOP_SECONDS, assemble, listen, uvicorn_config
+from server.app import STOP_SECONDS, assemble, uvicorn_config
 from server.generation.service import Service
+from server.http.listener import listen
 from server.replicas.scaling import SEQUENCES
 from server.replicas.trust import GatewayOnly
 from server.settings import Settings
@@ -33,7 +34,7 @@ class Replica:
     """
 
     def __init__(self, settings: Settings, host: str | None) -> None:
-        configure_logs()
+        configure_logs(settings.log_level)
         disable_created_metrics()
         self._listener = listen(host or ray.util.get_node_ip_address(), port=0)
         self._secret = secrets.token_urlsafe(32)

@@ -9,7 +9,7 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
@@ -18,7 +18,7 @@ from server.schemas.chat import Chat, ChatChunk, ChatRequest
 from server.schemas.completions import Completion, CompletionRequest
 from server.schemas.models import Model, ModelList
 from server.schemas.responses import Response, ResponseEvent, ResponseRequest
-from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
+from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 
 Json = dict[str, Any]
 
@@ -91,6 +91,7 @@ ROUTES = (
     ),
     Route("post", "/tokenize", "A text's tokens", Tokens, TokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),
     Route("post", "/detokenize", "Tokens' text", Detokenized, DetokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),
+    Route("get", "/tokenizer_info", "What the tokenizer is made of", TokenizerInfo),
     Route("get", "/v1/models", "The models served", ModelList),
     Route("get", "/v1/models/{model_id}", "A model by its id", Model, refusals=(*REFUSALS, 404)),
     Route("get", "/livez", "Whether the process makes progress", Status, refusals=REFUSALS_OF_PROBES),
@@ -103,8 +104,9 @@ ROUTES = (
 
 
 @router.get("/openapi.json")
-async def openapi() -> Json:
-    return document()
+async def openapi(request: Request) -> Json:
+    root_path = request.app.state.service.settings.root_path
+    return {**document(), "servers": [{"url": root_path}]} if root_path else document()
 
 
 @cache

@@ -26,6 +26,12 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     return await service.aside_alone(lambda: json_response(detokenized(service, body.tokens), body))
 
 
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> Response:
+    service: Service = request.app.state.service
+    return Response(service.tokenizer_info.json_text(), media_type="application/json")
+
+
 def check_model(service: Service, name: str | None) -> None:
     if name is not None:
         service.check_model(name)

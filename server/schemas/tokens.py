@@ -47,3 +47,13 @@ class Detokenized(ResponseBody):
     """Special tokens included."""
 
     prompt: str
+
+
+class TokenizerInfo(ResponseBody):
+    """Its class as transformers names it, its special tokens by role, and the chat template, if there is one."""
+
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    special_tokens: dict[str, str | list[str]]
+    chat_template: str | None

@@ -22,26 +22,26 @@ MAX_CAUSES = 10
 """Exceptions shown of a chain of causes."""
 
 
-def configure_logs() -> None:
+def configure_logs(level: str = "info") -> None:
     """For the whole process. Warnings of the standard library's loggers look like structlog's lines."""
+    least = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         add_exception,
     ]
-    is_read = sys.stderr.isatty()
-    renderer: Processor = in_words if is_read else structlog.processors.JSONRenderer()
+    renderer: Processor = in_words if sys.stderr.isatty() else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if is_read else logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(sink),  # type: ignore[arg-type]
     )
     sink.open(sys.stderr)
     handler = logging.StreamHandler(sink)
     foreign: list[Processor] = [without_reprs, *shared]
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=foreign, processor=renderer))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.basicConfig(level=max(logging.WARNING, least), handlers=[handler], force=True)
 
 
 class SeldomLine:

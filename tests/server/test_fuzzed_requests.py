@@ -58,9 +58,11 @@ def check(method: str, answer: Answer) -> None:
     assert answer.headers["x-request-id"]
     if answer.status == 200 and answer.headers["content-type"].startswith("text/event-stream"):
         assert not any("error" in event for event in answer.events())
+    elif method == "HEAD":
+        assert answer.body == b""
     elif answer.status == 200:
         answer.json()
-    elif method != "HEAD":
+    else:
         assert list(answer.json()) == ["error"]
         assert list(answer.json()["error"]) == ["message", "type", "param", "code"]
         assert len(answer.body) < 10_000

@@ -7,7 +7,7 @@ import pytest
 
 from nvium_core import InvalidRequest, LoadedModel
 from nvium_core.engine.worker import IDLE_WAIT_SECONDS
-from server.app import create_app, listen
+from server.app import create_app
 from server.errors import (
     BodiesTooLarge,
     BodyTooLarge,
@@ -22,6 +22,7 @@ from server.errors import (
     TooManyConnections,
 )
 from server.http.admission import Admission, draining
+from server.http.listener import listen
 from server.replicas.relay import no_replica
 from server.settings import Settings, read_settings
 from server.telemetry.metrics import REASONS, Metrics, Outcome

@@ -102,6 +102,13 @@ async def test_whatever_is_not_public_gets_no_further_without_a_key(path: str, m
     assert start["status"] == (200 if is_public else 401)
 
 
+def test_a_key_may_be_shown_as_anthropics_clients_do_but_only_once(closed: LiveServer) -> None:
+    assert closed.http.get("/whose", headers={"x-api-key": FIRST}).json() == "alice"
+    assert closed.http.get("/whose", headers={"x-api-key": "sk-none"}).status_code == 401
+    assert closed.http.get("/whose", headers={"x-api-key": FIRST, **bearer(FIRST)}).status_code == 401
+    assert closed.http.get("/whose", headers=[("x-api-key", FIRST), ("x-api-key", SECOND)]).status_code == 401
+
+
 def test_the_probes_and_the_page_answer_without_a_key(closed: LiveServer) -> None:
     assert [closed.http.get(path).status_code for path in ("/livez", "/readyz", "/health")] == [200] * 3
     assert closed.http.get("/").status_code == 200

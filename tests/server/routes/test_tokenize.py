@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvium_core import load_model
+from nvium_core import LoadedModel, load_model
 from tests.byte_model import END_OF_TEXT, NAME, token_ids
 from tests.server.live_server import LiveServer, live_server
 from tests.server.test_refusals import error_of
@@ -100,3 +100,11 @@ def test_an_unknown_model_is_not_found(server: LiveServer) -> None:
 def test_unknown_fields_are_named_in_a_header(server: LiveServer) -> None:
     assert tokenize(server, prompt="a", more=1).headers["x-nvium-ignored-params"] == "more"
     assert detokenize(server, tokens=[], more=1).headers["x-nvium-ignored-params"] == "more"
+
+
+def test_what_the_tokenizer_is_made_of_is_told(server: LiveServer, byte_model: LoadedModel) -> None:
+    told = server.http.get("/tokenizer_info").json()
+    assert told["tokenizer_class"] == type(byte_model.tokenizer).__name__
+    assert (told["vocab_size"], told["model_max_length"]) == (257, 4096)
+    assert told["special_tokens"] == byte_model.tokenizer.special_tokens_map
+    assert told["chat_template"] == byte_model.tokenizer.chat_template
