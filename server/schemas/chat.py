@@ -17,6 +17,7 @@ from server.schemas.generation import (
     GenerationRequest,
     PromptTokenIds,
     RequestLimits,
+    TokenExits,
     loggable,
 )
 from server.schemas.messages import Messages
@@ -171,7 +172,11 @@ class MadeToolCall(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """The assistant's content and calls, or in a chunk their new part."""
+    """The assistant's content and calls, or in a chunk their new part.
+
+    The last chunk of a choice has the exits of all its tokens: clients that join a stream by themselves keep of unknown
+    fields what the last delta has, and of those beside it the first (Python) or the last (Node).
+    """
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
@@ -179,6 +184,7 @@ class ChatMessage(TypedDict):
     """The model's thoughts before the content, if any."""
     refusal: NotRequired[None]
     tool_calls: NotRequired[list[MadeToolCall]]
+    nvium: NotRequired[TokenExits]
 
 
 class AnyChatChoice(GeneratedChoice):

@@ -37,6 +37,8 @@ class ChatWriter(ChunkWriter):
         self._has_tools = bool(request.callable_tools())
         self._is_text_first = not self._has_tools or request.may_answer_in_text
         template, choices = service.chat_template, generation.choices
+        self._streamed = [Delta(choice.index) for choice in choices]
+        """All that a stream has sent of each choice."""
         self._thoughts = [template.reasoning_reader(choice.prompt.token_ids) for choice in choices]
         self._readers = [ToolCallReader(template.call_format) for _ in choices]
 
@@ -60,6 +62,10 @@ class ChatWriter(ChunkWriter):
             message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = [{"index": number, **call} for number, call in joined(calls).items()]
+        if self._tells_exits:
+            self._streamed[delta.index].extend(delta)
+            if delta.finish_reason:
+                message["nvium"] = self._token_exits(self._streamed[delta.index])
         return self._chunk_of(delta, message)
 
     def _usage_chunk(self) -> ChatChunk:

@@ -33,6 +33,7 @@ async function main() {
     completionChunks: await all(client.completions.create({ ...completion, ...streamed })),
     chat: await client.chat.completions.create(chat),
     chatChunks: await all(client.chat.completions.create({ ...chat, ...streamed })),
+    together: await client.chat.completions.stream(chat).finalChatCompletion(),
     refused: await failure(client.completions.create({ ...completion, temperature: -1 })),
     unknown: await failure(client.completions.create({ ...completion, model: "nobody" })),
   }));

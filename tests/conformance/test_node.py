@@ -28,11 +28,13 @@ def seen(server: Served) -> Any:
 def test_the_node_client_reads_models_whole_answers_streams_and_errors(
     server: Served, seen: Any, record: Record
 ) -> None:
-    record("openai for Node", seen["version"], requests=8)
+    record("openai for Node", seen["version"], requests=9)
     assert seen["models"] == [server.model]
     assert seen["model"] == server.model
     assert joined(seen["completionChunks"]) == text_and_usage(seen["completion"])
     assert joined(seen["chatChunks"]) == text_and_usage(seen["chat"])
+    [whole], [together] = seen["chat"]["choices"], seen["together"]["choices"]
+    assert together["message"]["nvium"]["token_ids"] == whole["nvium"]["token_ids"]
     assert (seen["refused"]["name"], seen["refused"]["status"]) == ("BadRequestError", 400)
     assert seen["refused"]["param"] == "temperature"
     assert (seen["unknown"]["name"], seen["unknown"]["code"]) == ("NotFoundError", "model_not_found")

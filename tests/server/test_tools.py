@@ -109,7 +109,7 @@ def streamed(server: LiveServer, **body: Any) -> list[Json]:
 def test_a_stream_begins_a_call_with_its_name_and_goes_on_with_arguments(server: LiveServer) -> None:
     first, *choices = streamed(server, tools=TOOLS, tool_choice=NAMED)
     assert first["delta"] == {"role": "assistant", "content": None}
-    deltas = [choice["delta"]["tool_calls"][0] for choice in choices if choice["delta"]]
+    deltas = [choice["delta"]["tool_calls"][0] for choice in choices if "tool_calls" in choice["delta"]]
     assert deltas[0]["index"] == 0
     assert deltas[0]["id"].startswith("call_")
     assert (deltas[0]["type"], deltas[0]["function"]) == ("function", {"name": "get_weather", "arguments": ""})
