@@ -221,7 +221,9 @@ def from_engine(error: EngineError) -> ApiError:
 
 
 def from_http(error: HTTPException) -> ApiError:
-    """The router's 404 and 405, and unreadable bodies."""
+    """The router's 404 and 405, and unreadable bodies, whose cause may say more."""
+    if isinstance(error.__cause__, ApiError):
+        return error.__cause__
     refusal = ApiError(str(error.detail))
     refusal.status = error.status_code
     refusal.headers = error.headers or {}

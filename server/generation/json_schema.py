@@ -2,7 +2,9 @@
 
 - Objects that declare `properties` are closed unless they say otherwise. Open, as JSON Schema has it, they let a model
   invent keys until its length runs out. Objects merged by `$ref` and `allOf` count as one.
-- A `format` that llguidance cannot check, and `uniqueItems`, are annotations.
+- A `format` that llguidance cannot check is an annotation.
+- `uniqueItems` is enforced where the items have only a few values, by listing all arrays of them; elsewhere it is an
+  annotation, and `may_repeat` says so.
 - `oneOf` whose alternatives exclude each other is `anyOf`.
 - A pattern of `patternProperties` that matches only a few names becomes these properties, which cannot be repeated.
 
@@ -12,7 +14,7 @@ Knows no tokens, engines or HTTP.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 Schema = Mapping[str, Any]
@@ -34,12 +36,16 @@ MAX_VISITS = 500_000
 MAX_EXCLUSIVE = 100
 """Alternatives that are compared with each other."""
 
+MAX_DISTINCT = 5
+"""Values of items whose arrays without repetition are listed: 326 of them."""
+
 LITERALS = re.compile(r"\^(?:\((?:\?:)?([\w -]+(?:\|[\w -]+)*)\)|([\w -]+))\$")
 
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "dependentSchemas")
 SINGLE = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 DEFINITIONS = ("$defs", "definitions")
+OF_DISTINCT = ("type", "items", "uniqueItems", "minItems", "maxItems")
 CLOSING = ("additionalProperties", "unevaluatedProperties")
 ANNOTATIONS = (
     "title",
@@ -79,12 +85,35 @@ class Preparation:
                 ready[key] = closed | needed(opened, [ready, closed])
         return ready
 
+    def may_repeat(self) -> bool:
+        """Whether items of some array are asked to be unique and cannot be held to it."""
+        return any(node.get("uniqueItems") is True and not self._is_distinct(node) for node in objects(self._schema))
+
+    def _is_distinct(self, node: Schema) -> bool:
+        return node.get("maxItems") in (0, 1) or self._distinct(node) is not None
+
+    def _distinct(self, node: Schema) -> list[list[Any]] | None:
+        """All arrays without repetition; None where they are not asked for, or too many."""
+        if node.get("uniqueItems") is not True or set(node) - {*OF_DISTINCT, *ANNOTATIONS, *DEFINITIONS}:
+            return None
+        values = constants(self._resolved(node.get("items")))
+        if node.get("type") != "array" or values is None or len(values) > MAX_DISTINCT:
+            return None
+        items = [json.loads(value) for value in sorted(values)]
+        least, most = node.get("minItems", 0), node.get("maxItems", len(items))
+        if not (isinstance(least, int) and isinstance(most, int)):
+            return None
+        lengths = range(least, min(len(items), most) + 1)
+        return [list(chosen) for length in lengths for chosen in permutations(items, length)]
+
     def _prepare(self, node: Any, *, is_merged: bool = False) -> Any:
         """A prepared schema. One that is merged stays open; the schema that merges it is closed instead."""
         if not isinstance(node, Mapping):
             return node
         if only := only_member(node):
             return self._prepare(only, is_merged=is_merged)
+        if (distinct := self._distinct(node)) is not None:
+            return {"enum": distinct}
         node = self._with_names_for_patterns(node)
         merges = is_merged or "allOf" in node or ("$ref" in node and "properties" in node)
         ready = {key: self._part(node, key, value, merges) for key, value in node.items() if is_kept(key, value)}
@@ -175,6 +204,23 @@ class Preparation:
         """The node, or the definition that it refers to."""
         target = self._target(node.get("$ref")) if isinstance(node, Mapping) and "$ref" in node else node
         return target if isinstance(target, Mapping) else {}
+
+
+def may_repeat(schema: Any) -> bool:
+    """Whether `uniqueItems` is an annotation somewhere in it, if it is a schema."""
+    return isinstance(schema, Mapping) and Preparation(schema, closes=True, is_strict=False).may_repeat()
+
+
+def objects(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Every object within one, itself among them."""
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            yield node
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
 
 
 def only_member(node: Schema) -> Schema | None:

@@ -4,11 +4,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.generation.chat import start_chat
+from server.routes.json_route import JsonRoute
 from server.schemas.chat import ChatRequest
 from server.writers.answer import answer, opened
 from server.writers.chat_writer import ChatWriter
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/chat/completions")

@@ -4,11 +4,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.generation.generation import start
+from server.routes.json_route import JsonRoute
 from server.schemas.completions import CompletionRequest
 from server.writers.answer import answer, opened
 from server.writers.completion_writer import CompletionWriter
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/completions")

@@ -9,6 +9,7 @@ from starlette.responses import Response as HttpResponse
 
 from server.errors import ApiError
 from server.generation.chat import start_chat
+from server.routes.json_route import JsonRoute
 from server.schemas.responses import Json, Response, ResponseRequest, added
 from server.writers.answer import answer, opened
 from server.writers.response_writer import ResponseWriter
@@ -16,7 +17,7 @@ from server.writers.response_writer import ResponseWriter
 MAX_KEPT = 10_000
 MAX_KEPT_CHARACTERS = 64_000_000
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class KeptResponses:

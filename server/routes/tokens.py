@@ -4,11 +4,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.generation.service import Service
+from server.routes.json_route import JsonRoute
 from server.schemas.body import RequestBody, ResponseBody, check
 from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 from server.writers.answer import ignored_params
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/tokenize")

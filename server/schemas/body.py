@@ -20,6 +20,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, ValidationError
 
 from server.errors import WRONG_FIELD, InvalidField
+from server.generation.json_schema import may_repeat
 
 MAX_FIELDS = 1_000
 """Of one object, known and unknown."""
@@ -108,6 +109,11 @@ class RequestBody(BaseModel):
                 yield name, value
             elif isinstance(value, list):
                 yield from ((f"{name}[{i}]", item) for i, item in enumerate(value) if isinstance(item, RequestBody))
+
+
+def unenforced(name: str, schema: Any) -> list[str]:
+    """What a field's JSON schema asks for and answers are not held to."""
+    return [f"{name}.uniqueItems"] if may_repeat(schema) else []
 
 
 class ResponseBody(BaseModel):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from server.errors import InvalidField
 from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex
-from server.schemas.body import RequestBody, Text, check, described
+from server.schemas.body import RequestBody, Text, check, described, unenforced
 
 FormatName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -30,6 +30,10 @@ class JsonSchemaFormat(RequestBody):
     """Without one, any object."""
     strict: bool = False
     """The schema always holds; this also closes objects that declare nothing."""
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        return [*super().unknown_fields, *unenforced("schema", self.json_schema)]
 
 
 class ResponseFormat(RequestBody):
@@ -64,6 +68,10 @@ class StructuredOutputs(RequestBody):
     """A schema, as an object or as text."""
     grammar: Text | None = None
     """In llguidance's variant of Lark, or in llama.cpp's GBNF."""
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        return [*super().unknown_fields, *unenforced("json", self.json_schema)]
 
     def form(self, *, closes: bool, param: str = "") -> Form:
         """The form of the one field given, which errors call `param` if it has an older name. Raises `InvalidField`."""

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
 from server.errors import InvalidField
-from server.schemas.body import Hint, Int64, NeutralOnly, RequestBody, Text, at_most, check, described
+from server.schemas.body import Hint, Int64, NeutralOnly, RequestBody, Text, at_most, check, described, unenforced
 from server.schemas.chat import ChatRequest
 from server.schemas.generation import MAX_METADATA, ExitSummary, NviumOptions, TokenExits
 from server.schemas.messages import MAX_MESSAGES
@@ -31,6 +31,10 @@ class ResponseTool(RequestBody):
     parameters: Json | None = None
     strict: bool = False
 
+    @property
+    def unknown_fields(self) -> list[str]:
+        return [*super().unknown_fields, *unenforced("parameters", self.parameters)]
+
     def as_chat(self) -> Json:
         function = self.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
         return {"type": "function", "function": function}
@@ -47,6 +51,10 @@ class TextFormat(RequestBody):
     description: Text | None = None
     json_schema: Json | None = Field(default=None, alias="schema")
     strict: bool = False
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        return [*super().unknown_fields, *unenforced("schema", self.json_schema)]
 
     def as_chat(self) -> Json:
         if self.type != "json_schema":

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from server.generation import grammars
-from server.schemas.body import RequestBody, Text, at_most, check, described
+from server.schemas.body import RequestBody, Text, at_most, check, described, unenforced
 
 FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -21,6 +21,10 @@ class Function(RequestBody):
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        return [*super().unknown_fields, *unenforced("parameters", self.parameters)]
 
     def signature(self, *, closes: bool) -> grammars.Signature:
         return grammars.Signature(self.schema_of_parameters, is_strict=self.strict, closes=closes)

@@ -191,3 +191,27 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(byte_model: LoadedModel) 
             assert int(refused.headers["retry-after"]) >= 1
             assert server.complete(max_tokens=1, n=3).status_code == 400
             assert server.gauge('nvium_rejected_total{reason="queue_full"}') == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        (b'{"model":"bytes","prompt":"\xff"}', "is not valid UTF-8: invalid start byte at byte 27", None),
+        (b'{"model":"bytes","prompt":"\xed\xa0\x80"}', "is not valid UTF-8", None),
+        (b'{"model":"bytes","prompt":' + b"[" * 40_000 + b"]" * 40_000 + b"}", "is nested too deeply", None),
+        (b'{"model":"bytes","prompt":"a","prompt":"b"}', "has 'prompt' twice in one object", "prompt"),
+        (
+            b'{"model":"bytes","prompt":"a","nvium":{"sampling":"exits","sampling":"mixture"}}',
+            "has 'sampling' tw",
+            "sampling",
+        ),
+        (b'{"model":"bytes","prompt":', "is not valid JSON: Expecting value at character 26", None),
+    ],
+)
+def test_what_is_wrong_with_a_text_that_should_be_json_is_told_apart(
+    server: LiveServer, body: bytes, message: str, param: str | None
+) -> None:
+    response = server.http.post("/v1/completions", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"the body {message}")
+    assert response.json()["error"]["param"] == param

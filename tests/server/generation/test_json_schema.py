@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from server.generation.grammars import JsonSchema, UnusableGrammar
+from server.generation.json_schema import may_repeat
 from tests.server.generation.test_constraints import is_answer, refusal
 
 Json = dict[str, Any]
@@ -93,6 +94,26 @@ def test_a_pattern_that_stands_for_names_does_not_repeat_them(pattern: str) -> N
         False,
         False,
     ]
+
+
+COLOURS: Json = {"$defs": {"Colour": {"enum": ["r", "g", "b"]}}}
+
+
+@pytest.mark.parametrize("items", [{"enum": ["r", "g", "b"]}, {"$ref": "#/$defs/Colour"}])
+def test_unique_items_of_a_few_values_are_unique(items: Json) -> None:
+    schema = COLOURS | {"type": "array", "uniqueItems": True, "items": items, "minItems": 1}
+    texts = ['["r"]', '["b","r","g"]', '["r","r"]', '["r","g","r"]', "[]", '["x"]']
+    assert [is_answer(JsonSchema(schema), text) for text in texts] == [True, True, False, False, False, False]
+    assert not may_repeat(schema)
+    assert refusal(JsonSchema(schema | {"minItems": 4}))
+
+
+def test_unique_items_that_cannot_be_listed_are_told_to_be_repeatable() -> None:
+    schema = {"type": "array", "uniqueItems": True, "items": {"type": "string"}}
+    assert is_answer(JsonSchema(schema), '["a","a"]')
+    assert may_repeat({"type": "object", "properties": {"a": schema}})
+    assert not may_repeat(schema | {"maxItems": 1})
+    assert not may_repeat(schema | {"uniqueItems": False})
 
 
 class Modelled(BaseModel):

@@ -55,6 +55,28 @@ def test_a_strict_client_reads_a_stream_to_the_same_text(server: LiveServer) -> 
     assert client.chat.completions.parse(**asked).choices[0].message.content == whole.choices[0].message.content
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_the_clients_helper_puts_together_has_the_exits_of_all_tokens(server: LiveServer, n: int) -> None:
+    """Python's refuses an answer that is cut at its length, so this one ends by itself."""
+    asked = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "seed": 3, "n": n}
+    asked["extra_body"] = {"guided_regex": "[a-z]{8}"}
+    client = server.client(strict=False)
+    whole = client.chat.completions.create(**asked)
+    with client.chat.completions.stream(**asked) as stream:
+        together = stream.get_final_completion()
+    assert len(together.choices) == n
+    for choice, expected in zip(together.choices, whole.choices, strict=True):
+        exits = choice.message.model_extra["nvium"]
+        assert len(exits["exits"]) >= 8
+        assert exits["token_ids"] == expected.model_extra["nvium"]["token_ids"]
+        assert exits["exit_probabilities"] == pytest.approx(expected.model_extra["nvium"]["exit_probabilities"])
+
+
+def test_no_exits_are_told_in_the_last_chunk_where_none_are_wanted(server: LiveServer) -> None:
+    chunks = streamed(server, max_tokens=3, nvium={"metadata": False})
+    assert "nvium" not in chunks[-1]["choices"][0]["delta"]
+
+
 def test_tokens_are_those_of_the_engine_for_the_templates_prompt(server: LiveServer, byte_model: LoadedModel) -> None:
     params = SamplingParams(max_tokens=20, seed=5, temperature=0.8, top_k=50, ignore_eos=True, sampling="mixture")
     [expected] = Engine(byte_model.model).generate([PROMPT], params)
@@ -196,6 +218,17 @@ def test_neutral_values_of_what_is_not_supported_pass(server: LiveServer) -> Non
     response = server.chat(max_completion_tokens=1, **NEUTRAL)
     assert response.status_code == 200
     assert "x-nvium-ignored-params" not in response.headers
+
+
+def test_what_a_schema_asks_and_answers_are_not_held_to_is_named(server: LiveServer) -> None:
+    names = {"type": "array", "uniqueItems": True, "items": {"type": "string"}, "maxItems": 2}
+    parameters = {"type": "object", "properties": {"names": names}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    ignored = server.chat(tools=[tool], tool_choice="none", max_tokens=1).headers["x-nvium-ignored-params"]
+    assert ignored == "tools[0].function.parameters.uniqueItems"
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": parameters}}
+    ignored = server.chat(response_format=schema, max_tokens=1).headers["x-nvium-ignored-params"]
+    assert ignored == "response_format.json_schema.schema.uniqueItems"
 
 
 def test_unknown_fields_are_named_also_within_messages(server: LiveServer) -> None:
