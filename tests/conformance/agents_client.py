@@ -1,4 +1,4 @@
-"""What three agents make of a server: a tool is called and answered. agents_client.py URL MODEL, prints JSON."""
+"""What agents make of a server: a tool is called and answered. agents_client.py URL MODEL, prints JSON."""
 
 import asyncio
 import json
@@ -6,9 +6,13 @@ import sys
 
 from agents import Agent as OpenAIAgent
 from agents import ModelSettings, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from inspect_ai.model import GenerateConfig, get_model
+from inspect_ai.tool import Tool
+from inspect_ai.tool import tool as inspect_tool
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from llm.default_plugins.openai_models import Chat
 from openai import AsyncOpenAI
 from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -54,8 +58,34 @@ def langchain(url: str, model: str) -> str:
     return str(answer.content)
 
 
+def llm(url: str, model: str) -> str:
+    chat = Chat(model, api_base=url, can_stream=True, supports_tools=True)
+    return str(chat.chain(QUESTION, tools=[weather], key="none", options={"max_tokens": 60}).text())
+
+
+def inspect(url: str, model: str) -> str:
+    @inspect_tool(name="weather")
+    def told() -> Tool:
+        async def execute(city: str) -> str:
+            """The weather of a city.
+
+            Args:
+                city: Its name.
+            """
+            return weather(city)
+
+        return execute
+
+    config = GenerateConfig(max_tokens=60, max_retries=0)
+    asked = get_model(f"openai-api/nvium/{model}", base_url=url, api_key="none", config=config)
+    return asyncio.run(asked.generate_loop(QUESTION, tools=[told()]))[1].completion
+
+
+LOOPS = (openai_agents, pydantic_ai, langchain, llm, inspect)
+
+
 def main(url: str, model: str) -> None:
-    answers = {agent.__name__: agent(url, model) for agent in (openai_agents, pydantic_ai, langchain)}
+    answers = {agent.__name__: agent(url, model) for agent in LOOPS}
     print(json.dumps({"answers": answers, "cities": cities}))
 
 
