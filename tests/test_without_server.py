@@ -1,0 +1,53 @@
+"""Who trains, evaluates and measures needs nothing of what only the server is made of."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.training.small_runs import small_corpus
+
+OF_THE_SERVER = ("fastapi", "starlette", "uvicorn", "pydantic_settings", "prometheus_client", "structlog", "llguidance")
+"""Not pydantic, which typer brings along; that we do not import it ourselves, the test of the architecture reads."""
+
+PROGRAM = """
+import sys, json
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from nvium_core import cli
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["nvium", *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+def nvium_without_the_server(*commands: list[str]) -> subprocess.CompletedProcess[str]:
+    program = PROGRAM.format(missing=OF_THE_SERVER)
+    return subprocess.run(
+        [sys.executable, "-c", program, json.dumps(commands)], capture_output=True, text=True, check=False, timeout=240
+    )
+
+
+def test_training_evaluating_generating_and_measuring_need_no_server(tmp_path: Path) -> None:
+    corpus, run, figures = small_corpus(tmp_path / "corpus.txt"), tmp_path / "run", tmp_path / "figures.json"
+    model = str(run / "model")
+    tiny = ["--set", "total_tokens=2048", "--set", "shape.vocab_size=300"]
+    done = nvium_without_the_server(
+        ["train", "tiny", "--data", str(corpus), "--folder", str(run), "--no-compile", *tiny],
+        ["evaluate", model, "--data", str(corpus), "--json", str(tmp_path / "evaluation.json")],
+        ["generate", model, "--prompt", "the cat", "--max-tokens", "5"],
+        ["bench", "costs", "--shape", "2x128", "--routing", "1,0", "--requests", "1", "--json", str(figures)],
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert len(json.loads(figures.read_text())["blocks"]) == 2
