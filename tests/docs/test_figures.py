@@ -103,3 +103,21 @@ def test_a_word_that_does_not_fit_begins_a_line(stream: ModuleType) -> None:
 
 def test_the_picture_of_the_readme_is_small() -> None:
     assert (ROOT / "docs" / "figures" / "stream.svg").stat().st_size < 40_000
+
+
+def test_a_terminal_is_drawn_with_its_colours_and_moves_up_when_it_is_full() -> None:
+    hour = drawing("first_hour")
+    said = [("\x00ls\n", 0.1), ("\x1b[38;2;255;0;0mred\x1b[0m <text>\r\n", 0.5)]
+    told = [hour.Told(at, text) for text, at in said] + [hour.Told(1 + n, f"line {n}\n") for n in range(hour.ROWS)]
+    pieces = hour.laid_out(told)
+    assert [(piece.row, piece.column, piece.text) for piece in pieces[:4]] == [
+        (0, 0, "$ ls"),
+        (1, 0, "red"),
+        (1, 3, " <text>"),
+        (2, 0, "line 0"),
+    ]
+    assert pieces[1].colour == "#ff0000"
+    root = ET.fromstring(hour.drawn(pieces))
+    assert [text.text for text in root.iter(f"{SVG}text")][1:3] == ["red", " <text>"]
+    [moving] = root.iter(f"{SVG}animateTransform")
+    assert moving.get("values") == f"0 0;0 {-hour.LINE};0 {-2 * hour.LINE}"
