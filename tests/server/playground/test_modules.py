@@ -33,6 +33,13 @@ SPANS_OF = """async (chunks) => {
     return [output.textContent, spans.map(({ textContent, dataset }) => [textContent, dataset.exit, dataset.tone])];
 }"""
 
+BARS_OF_NOTHING = """async () => {
+    const { Histogram } = await import("/assets/histogram.js");
+    const place = document.querySelector("#exits-run .exits");
+    new Histogram(place, { exitLayers: [1, 2] });
+    return [...place.querySelectorAll(".bar")].map((bar) => getComputedStyle(bar).inlineSize);
+}"""
+
 BREAK_THE_POLICY = """async () => {
     const style = document.createElement("p");
     style.setAttribute("style", "color: red");
@@ -73,3 +80,7 @@ def test_what_the_policy_forbids_does_not_happen_and_would_be_noticed(chromium: 
         told = "\n".join(visit.complaints)
         for directive in ("style-src", "connect-src", "TrustedHTML"):
             assert directive in told
+
+
+def test_no_bar_is_drawn_before_there_is_a_token(visit: Visit) -> None:
+    assert visit.page.evaluate(BARS_OF_NOTHING) == ["0px", "0px"]
