@@ -17,9 +17,10 @@ from typing import Any
 import httpx
 from starlette.middleware import Middleware
 
-from server.app import STOP_SECONDS, assemble, listen, load, uvicorn_config
+from server.app import STOP_SECONDS, assemble, load, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
+from server.http.listener import listen
 from server.http.renewal import Renewal
 from server.replicas import trust
 from server.replicas.gateway import Gateway, gateway_app

@@ -5,6 +5,7 @@ import hashlib
 import re
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
@@ -12,6 +13,7 @@ from uvicorn.server import ServerState
 
 from server.app import uvicorn_config
 from server.settings import Settings
+from server.telemetry.metrics import Metrics
 from tests.fuzzing.choices import Choices
 from tests.server.raw_client import chunked, post, request
 
@@ -41,7 +43,9 @@ def seeds() -> Iterator[bytes]:
 
 def target() -> Callable[[bytes], None]:
     loop = asyncio.new_event_loop()
-    config = uvicorn_config(cast(Any, digests), Settings(), None)
+    app = cast(Any, digests)
+    app.state = SimpleNamespace(service=SimpleNamespace(metrics=Metrics([1.0])))
+    config = uvicorn_config(app, Settings(), None)
     config.load()
 
     def check(data: bytes) -> None:

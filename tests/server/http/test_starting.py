@@ -9,7 +9,8 @@ import pytest
 
 from nvium_core import LoadedModel
 from server import app
-from server.app import listen, run
+from server.app import run
+from server.http.listener import listen
 from server.http.starting import answered_while_starting
 from server.settings import Settings
 from tests.server.forked_server import forked_server
