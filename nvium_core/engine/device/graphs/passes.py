@@ -209,4 +209,4 @@ class Passes:
 
 def is_plain(sequence: Sequence) -> bool:
     """Needs no more of the device than its token."""
-    return sequence.draw.is_plain and not sequence.needs_scores
+    return sequence.draw.is_plain and not sequence.needs_logprobs
