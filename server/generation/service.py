@@ -285,7 +285,7 @@ def tokenizer_info(loaded: LoadedModel, context: int) -> TokenizerInfo:
         tokenizer_class=type(tokenizer).__name__,
         vocab_size=len(tokenizer),
         model_max_length=context,
-        special_tokens=tokenizer.special_tokens_map,
+        special_tokens=dict(tokenizer.special_tokens_map),
         chat_template=tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
     )
 
