@@ -105,7 +105,13 @@ class Sequence:
         if block:
             return self.filled[block - 1]
         num_rows = len(self.token_ids) - (self.finish_reason is not None)
-        return min(num_rows, self.num_scored + SCORE_WINDOW) if self.needs_logprobs else num_rows
+        return min(num_rows, self._score_limit) if self.needs_logprobs else num_rows
+
+    @property
+    def _score_limit(self) -> int:
+        """Rows that may have passed the first block: the prompt's, whose log-probabilities nobody waits for one by one,
+        and `SCORE_WINDOW` beyond those that are scored."""
+        return max(self.num_scored + SCORE_WINDOW, self.num_prompt_tokens - 1)
 
     @property
     def front_block(self) -> int:
@@ -131,7 +137,7 @@ class Sequence:
         """Scores are due: it has finished, or SCORE_WINDOW rows wait to be scored."""
         if self.finish_reason is not None:
             return True
-        return self.needs_logprobs and self.filled[0] == self.num_scored + SCORE_WINDOW
+        return self.needs_logprobs and self.filled[0] == self._score_limit
 
     @property
     def owes_scores(self) -> bool:

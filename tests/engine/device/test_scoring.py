@@ -185,6 +185,21 @@ def test_who_is_preempted_while_owing_scores_owes_them_still(model: NviumForCaus
         check_scores(model, prompt, completion, num_top=3)
 
 
+def test_a_long_prompt_is_scored_in_few_steps() -> None:
+    model = random_model([1, 2, 3], seed=5, vocab_size=VOCAB_SIZE, width=8, num_heads=2, num_key_heads=1, context=1100)
+    prompt = [(7 * t + t // 5) % VOCAB_SIZE for t in range(1024)]
+    engine = Engine(model, EngineConfig(max_sequences=2))
+    engine.add("x", prompt, replace(PARAMS, max_tokens=0, prompt_logprobs=True))
+    told, num_steps = Completion(), 0
+    while engine.has_work:
+        for event in engine.step():
+            assert isinstance(event, PromptEvent)
+            told.prompt_scores += event.scores
+        num_steps += len(engine.reports)
+    assert num_steps <= 3 * 1024 / 256
+    check_scores(model, prompt, told, num_top=3)
+
+
 MODEL = scored_model()
 
 scored_requests = st.tuples(

@@ -94,10 +94,10 @@ def test_rows_are_scored_once_and_only_where_it_is_wanted() -> None:
 
 def test_no_more_rows_are_let_in_than_may_be_on_their_way_to_being_scored() -> None:
     sequence = sequence_of(100, 2, SCORED_WITH_PROMPT)
-    assert sequence.pending_rows(0) == range(SCORE_WINDOW)
+    assert sequence.pending_rows(0) == range(99)
     sequence.advance(0, range(10))
     assert not sequence.must_catch_up
-    sequence.advance(0, range(10, SCORE_WINDOW))
+    sequence.advance(0, range(10, 99))
     assert sequence.must_catch_up
     assert sequence.deepest_pending_block == 1
 
