@@ -159,7 +159,7 @@ class Runner:
         self._count_seconds(results, time.perf_counter() - started)
         for result in results:
             if not result.is_complete:
-                self._decide(result, reached)
+                self._decide(result, reached, decided)
             decided.update([pair for pair in result.decisions.items() if pair[1].token_id is not None])
             self._score(result, decided)
         return results
@@ -172,10 +172,12 @@ class Runner:
         self._head_seconds += head
         self._layer_seconds += (sum(known) if len(known) == len(results) else elapsed) - router - head
 
-    def _decide(self, result: StepResult, reached: dict[Sequence, float]) -> None:
-        """For the fronts that the backend has not decided for."""
-        step = result.step
-        asked = [run for run in step.runs if run.reaches_front and run.sequence not in result.decisions]
+    def _decide(
+        self, result: StepResult, reached: dict[Sequence, float], decided: Mapping[Sequence, FrontDecision]
+    ) -> None:
+        """For the fronts that the backend has not decided for, and that have not emitted in the same call."""
+        step, known = result.step, result.decisions.keys() | decided.keys()
+        asked = [run for run in step.runs if run.reaches_front and run.sequence not in known]
         if asked:
             own_slots = [slot for run in asked for slot in slots(run.sequence, run.rows[-1:], self.cache.page_size)]
             of_asked = {run.sequence: reached.get(run.sequence, run.sequence.log_reached) for run in asked}

@@ -94,7 +94,8 @@ class Passes:
         return (
             is_whole
             and all(each.num_rows == count for each in steps)
-            and all(run.reaches_front and is_plain(run.sequence) for run in step.runs)
+            and all(run.reaches_front for run in step.runs)
+            and any(run.sequence.draw.is_plain for run in step.runs)
         )
 
     def forget(self) -> None:
@@ -126,7 +127,9 @@ class Passes:
         )
 
     def _launch_next(self, runs: Items[Run], flight: Flight) -> Flight | None:
-        """The pass behind this one, without those who certainly end; None where a page is still to be found."""
+        """The pass behind this one, without those who certainly end; None where a page or a token is missing."""
+        if not all(run.sequence.draw.is_plain for run in runs):
+            return None
         going_on = [run for run in runs if run.sequence.num_generated + 1 < run.sequence.params.max_tokens]
         room = [len(run.sequence.pages) * self.cache.page_size for run in going_on]
         if not going_on or any(run.rows.stop >= positions for run, positions in zip(going_on, room, strict=True)):
@@ -136,7 +139,7 @@ class Passes:
         return self._launch(step, [flight.places[run.sequence].row for run in going_on])
 
     def _launch(self, step: Step, sources: Items[int]) -> Flight:
-        sizes, is_ranked = self.inputs.sizes(step), any(run.sequence.draw.is_ranked for run in step.runs)
+        sizes, is_ranked = self.inputs.sizes(step), any(is_sorted(run.sequence) for run in step.runs)
         self._last_tokens.copy_(self._answers[self._emitted])
         self.inputs.send_pass(step, sources, sizes)
         self.replay.run(*self.graph(sizes, is_ranked))
@@ -182,13 +185,15 @@ class Passes:
         self._answers[self._emitted, :num_rows] = token_R.double()
 
     def _results(self, step: Step, flight: Flight) -> list[StepResult]:
-        """Of each block, whose fronts are those that have not emitted before."""
-        going = [run.sequence for run in step.runs]
+        """Of each block, whose fronts are those that have not emitted before. Those not drawn plainly are left to
+        the caller, their states being in the cache."""
+        going = [run.sequence for run in step.runs if run.sequence.draw.is_plain]
+        is_complete = len(going) == len(step.runs)
         answers = flight.told[:, : len(flight.places)].tolist()
         results, each, decided = list[StepResult](), step, dict[Sequence, FrontDecision]()
         for block in range(self._num_blocks):
             decisions = {sequence: self._decision(answers, block, flight.places[sequence].row) for sequence in going}
-            results.append(StepResult(each.without_fronts(decided), decisions))
+            results.append(StepResult(each.without_fronts(decided), decisions, is_complete=is_complete))
             decided |= {sequence: made for sequence, made in decisions.items() if made.token_id is not None}
             going = [sequence for sequence in going if sequence not in decided]
             each = each.following or each
@@ -207,6 +212,6 @@ class Passes:
         return sequence.pages[position // page_size] * page_size + position % page_size
 
 
-def is_plain(sequence: Sequence) -> bool:
-    """Needs no more of the device than its token."""
-    return sequence.draw.is_plain and not sequence.needs_logprobs
+def is_sorted(sequence: Sequence) -> bool:
+    """Its token is drawn in the pass, from sorted tokens."""
+    return sequence.draw.is_plain and sequence.draw.is_ranked

@@ -64,13 +64,15 @@ STAIRCASES = EngineConfig(schedule="sweep", max_sequences=6, max_rows_per_step=1
 PASSES = replace(STAIRCASES, schedule="synchronous")
 PLAIN: list[dict[str, object]] = [{}, {}, {"top_k": 3, "top_p": 0.8}, {"stop_token_ids": (3, 5)}]
 
+SCORED: list[dict[str, object]] = [{"logprobs": 2}, {"logprobs": 0}, {}, {"logprobs": 1, "top_k": 3}]
+
 MANY = EngineConfig(schedule="synchronous", max_sequences=80, max_rows_per_step=200, chunk_rows=100)
 
 
 @pytest.mark.parametrize(
     ("config", "kinds"),
-    [(STAIRCASES, KINDS), (PASSES, KINDS), (PASSES, PLAIN), (MANY, PLAIN * 19 + KINDS[2:])],
-    ids=["staircases", "passes", "passes ahead", "many"],
+    [(STAIRCASES, KINDS), (PASSES, KINDS), (PASSES, PLAIN), (PASSES, SCORED), (MANY, PLAIN * 19 + KINDS[2:])],
+    ids=["staircases", "passes", "passes ahead", "scored passes ahead", "many"],
 )
 def test_answers_are_those_of_the_layers(config: EngineConfig, kinds: list[dict[str, object]]) -> None:
     expected = plain_answers(config, kinds)
@@ -79,7 +81,7 @@ def test_answers_are_those_of_the_layers(config: EngineConfig, kinds: list[dict[
         engine = late_engine(model, config, device, device.fence)
         found = told(engine, kinds)
     assert device.num_executed > 1000
-    assert backend_of(engine).passes.num_ahead >= (3 if kinds is PLAIN else 0)
+    assert backend_of(engine).passes.num_ahead >= (3 if kinds in (PLAIN, SCORED) else 0)
     check_alike(found, expected)
 
 
