@@ -11,18 +11,22 @@ from nvium_core.engine.schedule.sequence import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """log π_mix of a token, before f; and the most probable tokens in its place, (id, log π_mix) each, best first."""
+    """log π_mix of a token, before f; and the most probable tokens in its place, (id, log π_mix) each, best first.
+
+    `exit_probabilities` are p_k of all exits in that place.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    exit_probabilities: tuple[float, ...] = ()
 
 
 class TokenEvent(NamedTuple):
     """A token was emitted. `exit` counts from 1; `exit_probability` is p_k of the exit taken.
 
-    `choice` is its number among the request's alternatives. `score` comes with requests that ask for logprobs; their
-    tokens are held back until it is known. `is_stop`: it is end-of-text or another stop token; the last token of an
-    answer that its constraint ends is neither.
+    `choice` is its number among the request's alternatives. `score` comes with requests that ask for logprobs or
+    probabilities; their tokens are held back until it is known. `is_stop`: it is end-of-text or another stop token; the
+    last token of an answer that its constraint ends is neither.
     """
 
     sequence_id: str

@@ -89,7 +89,7 @@ class SamplingParams:
     the best of `best_of` (None: n) by mean log π_mix.
     `sampling` "mixture" applies f to the explicit π_mix, so every token passes every exit.
     `logprobs`: log π_mix before f of every token, with that many alternatives with it; `prompt_logprobs`: of the
-    prompt's tokens too.
+    prompt's tokens too. `probabilities`: p_k of every exit with each token.
     """
 
     max_tokens: int = 16
@@ -112,6 +112,7 @@ class SamplingParams:
     sampling: Sampling = "exits"
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    probabilities: bool = False
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -192,9 +193,9 @@ class SamplingParams:
         return self.n if self.best_of is None else self.best_of
 
     @property
-    def needs_logprobs(self) -> bool:
-        """Asked for, or needed to rank the choices."""
-        return self.logprobs is not None or self.num_choices > self.n
+    def needs_scores(self) -> bool:
+        """Log-probabilities or those of all exits are asked for, or choices are ranked."""
+        return self.logprobs is not None or self.probabilities or self.num_choices > self.n
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,7 +125,7 @@ class Recorder:
         sequence.finish_reason = reason = finish_reason(sequence)
         is_stop = token_id in sequence.stop_token_ids
         event = TokenEvent(sequence.id, token_id, block + 1, probability, reason, sequence.choice, is_stop=is_stop)
-        if sequence.needs_logprobs:
+        if sequence.needs_scores:
             self._held_back.setdefault(sequence, deque()).append(event)
         else:
             events.append(event)

@@ -57,6 +57,8 @@ class NviumOptions(RequestBody):
     """Whether to return exits."""
     text_offsets: bool = False
     """Whether to return, beside the exits, where each token's characters begin in the text."""
+    probabilities: bool = False
+    """Whether to return p_k of all exits beside them, at the cost of `logprobs`."""
     open_objects: bool = False
     """Whether objects that declare `properties` may have others too unless the schema says otherwise."""
 
@@ -209,6 +211,7 @@ class GenerationRequest(OtherServers):
             seed=self.seed,
             n=self.n,
             sampling=self.nvium.sampling,
+            probabilities=self.nvium.probabilities,
             **more,
         )
 
@@ -239,7 +242,8 @@ def loggable(name: str) -> str:
 
 class TokenExits(TypedDict):
     """Arrays aligned by token. `exits` count from 1, `exit_layers` are depths in layers, `text_offsets` count
-    characters from the beginning of the choice's text.
+    characters from the beginning of the choice's text. `exit_probabilities` are p_k of the exit taken, `probabilities`
+    those of all exits.
     """
 
     token_ids: list[int]
@@ -247,6 +251,7 @@ class TokenExits(TypedDict):
     exit_layers: list[int]
     exit_probabilities: list[float]
     text_offsets: NotRequired[list[int]]
+    probabilities: NotRequired[list[list[float]]]
 
 
 class ExitSummary(TypedDict):

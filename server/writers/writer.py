@@ -21,6 +21,7 @@ class Writer(ABC):
         self._model = service.check_model(request.model)
         self._tells_exits = request.nvium.metadata
         self._tells_offsets = request.nvium.text_offsets
+        self._tells_probabilities = request.nvium.probabilities
         self._num_choices = request.num_choices
         self._exit_layers = service.exit_layers
         self._num_layers = service.num_layers
@@ -72,6 +73,8 @@ class Writer(ABC):
         }
         if self._tells_offsets:
             exits["text_offsets"] = delta.text_offsets
+        if self._tells_probabilities:
+            exits["probabilities"] = [list(event.score.exit_probabilities) for event in delta.tokens if event.score]
         return exits
 
     def _exit_summary(self) -> ExitSummary:

@@ -48,6 +48,13 @@ def log_mixtures(model: NviumForCausalLM, token_ids: Sequence[int]) -> torch.Ten
     return model(torch.tensor([list(token_ids)])).logits[0]
 
 
+@torch.no_grad()
+def exit_probabilities(model: NviumForCausalLM, token_ids: Sequence[int]) -> list[list[float]]:
+    """p_k of every exit behind every token, [T, E], from one full forward pass."""
+    told: list[list[float]] = model(torch.tensor([list(token_ids)])).exit_probs[0].tolist()
+    return told
+
+
 def logprobs_of(model: NviumForCausalLM, token_ids: Sequence[int]) -> list[float]:
     """log π_mix of every token but the first."""
     log_mix_TV = log_mixtures(model, token_ids)

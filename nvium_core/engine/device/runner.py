@@ -193,7 +193,7 @@ class Runner:
         wanted = [
             (run.sequence, rows)
             for run in step.runs
-            if run.sequence.needs_logprobs and (rows := run.sequence.rows_to_score(run.rows))
+            if run.sequence.needs_scores and (rows := run.sequence.rows_to_score(run.rows))
         ]
         if wanted:
             own_slots = [slot for sequence, rows in wanted for slot in slots(sequence, rows, self.cache.page_size)]

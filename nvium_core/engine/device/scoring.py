@@ -1,4 +1,4 @@
-"""Log-probabilities of rows that have passed every block: log π_mix, exact, whichever exit has emitted.
+"""Scores of rows that have passed every block: log π_mix and all p_k, exact, whichever exit has emitted.
 
 Shapes: S rows to score, E exits, C cache slots, D width, V vocabulary.
 """
@@ -31,19 +31,21 @@ def scores(
     max_top = min(max(num_top), model.config.vocab_size)
     for first in range(0, len(targets), rows_at_once):
         part = slice(first, first + rows_at_once)
-        log_mix_SV = _log_mixture(model, states_ECD[:, torch.tensor(slots[part], device=states_ECD.device)])
+        log_p_SE, log_mix_SV = _mixture(model, states_ECD[:, torch.tensor(slots[part], device=states_ECD.device)])
         target_S1 = torch.tensor(targets[part], device=log_mix_SV.device)[:, None]
         logprobs = log_mix_SV.gather(-1, target_S1)[:, 0].tolist()
         top = log_mix_SV.topk(max_top, dim=-1)
-        for row in zip(logprobs, top.indices.tolist(), top.values.tolist(), num_top[part], strict=True):
-            logprob, ids, values, count = row
-            yield Score(logprob, tuple(zip(ids, values, strict=True))[:count])
+        tops = zip(top.indices.tolist(), top.values.tolist(), num_top[part], strict=True)
+        for logprob, (ids, values, count), p_E in zip(logprobs, tops, log_p_SE.exp().tolist(), strict=True):
+            yield Score(logprob, tuple(zip(ids, values, strict=True))[:count], tuple(p_E))
 
 
-def _log_mixture(model: NviumForCausalLM, states_ESD: Tensor) -> Tensor:
+def _mixture(model: NviumForCausalLM, states_ESD: Tensor) -> tuple[Tensor, Tensor]:
+    """log p_k, [S, E], and log π_mix, [S, V]."""
     log_w_SE2, outputs = model.exit_outputs(list(states_ESD))
     exit_logits_SEV = torch.stack([model.lm_head(o_SD) for o_SD in outputs], dim=-2)
-    return mixture.log_mixture(mixture.log_exit_probs(log_w_SE2), exit_logits_SEV)
+    log_p_SE = mixture.log_exit_probs(log_w_SE2)
+    return log_p_SE, mixture.log_mixture(log_p_SE, exit_logits_SEV)
 
 
 def next_tokens(sequence: Sequence, rows: range, decisions: Mapping[Sequence, FrontDecision]) -> list[int]:

@@ -48,7 +48,7 @@ class Sequence:
         self.draw = params.draw
         self.draws_directly = self.draw.is_plain and not self.draw.is_ranked
         """From an exit's logits as they are, unsorted."""
-        self.needs_logprobs = params.needs_logprobs
+        self.needs_scores = params.needs_scores
         self.seed = seed
         self.arrival = arrival
         self.stop_token_ids = stop_token_ids
@@ -91,7 +91,7 @@ class Sequence:
     @property
     def num_cacheable_rows(self) -> int:
         """Rows that need not be computed if someone else has: not the front, nor any that is to be scored."""
-        return min(self.num_scored, self.num_rows - 1) if self.needs_logprobs else self.num_rows - 1
+        return min(self.num_scored, self.num_rows - 1) if self.needs_scores else self.num_rows - 1
 
     def pending_rows(self, block: int) -> range:
         """Positions that have reached this block and not passed it, as far as they may go."""
@@ -105,7 +105,7 @@ class Sequence:
         if block:
             return self.filled[block - 1]
         num_rows = len(self.token_ids) - (self.finish_reason is not None)
-        return min(num_rows, self._score_limit) if self.needs_logprobs else num_rows
+        return min(num_rows, self._score_limit) if self.needs_scores else num_rows
 
     @property
     def _score_limit(self) -> int:
@@ -137,15 +137,15 @@ class Sequence:
         """Scores are due: it has finished, or SCORE_WINDOW rows wait to be scored."""
         if self.finish_reason is not None:
             return True
-        return self.needs_logprobs and self.filled[0] == self._score_limit
+        return self.needs_scores and self.filled[0] == self._score_limit
 
     @property
     def owes_scores(self) -> bool:
-        return self.needs_logprobs and self.num_scored < self.num_tokens - 1
+        return self.needs_scores and self.num_scored < self.num_tokens - 1
 
     def rows_to_score(self, rows: range) -> range:
         """Those of the rows whose scores are wanted."""
-        return range(max(rows.start, self.num_scored), rows.stop if self.needs_logprobs else 0)
+        return range(max(rows.start, self.num_scored), rows.stop if self.needs_scores else 0)
 
     @property
     def num_deferred_rows(self) -> int:

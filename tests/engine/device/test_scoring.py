@@ -20,7 +20,7 @@ from nvium_core import (
 from nvium_core.choices import Schedule
 from nvium_core.engine.schedule import sequence
 from nvium_core.engine.schedule.sequence import SCORE_WINDOW
-from tests.engine.driving import alone, drained, log_mixtures, logprobs_of
+from tests.engine.driving import alone, drained, exit_probabilities, log_mixtures, logprobs_of
 from tests.random_models import random_model
 
 VOCAB_SIZE = 17
@@ -51,6 +51,9 @@ def check_scores(model: NviumForCausalLM, prompt: list[int], completion: Complet
         scores, token_ids[first:], log_mixtures(model, token_ids)[first - 1 :], strict=False
     ):
         check_top(score, token, log_mix_V.tolist(), num_top)
+    probabilities = exit_probabilities(model, token_ids)[first - 1 :]
+    for score, told in zip(scores, probabilities, strict=False):
+        assert score.exit_probabilities == pytest.approx(told, **EXACT)
 
 
 def check_top(score: Score, token: int, log_mixture: list[float], num_top: int) -> None:
@@ -86,6 +89,19 @@ def test_tokens_leave_as_early_as_without_scores(model: NviumForCausalLM, schedu
     assert (scored.token_ids, scored.exits) == (plain.token_ids, plain.exits)
     assert scored.exit_probabilities == pytest.approx(plain.exit_probabilities, **EXACT)
     assert min(scored.exits) < model.config.num_exits
+
+
+@schedules
+def test_asking_for_all_probabilities_changes_no_token_and_tells_that_of_the_exit_taken_among_them(
+    model: NviumForCausalLM, schedule: Schedule
+) -> None:
+    asked = replace(PARAMS, logprobs=None, probabilities=True)
+    (completion,) = Engine(model, EngineConfig(schedule=schedule)).generate([PROMPT], asked)
+    plain = alone(model, PROMPT, replace(PARAMS, logprobs=None))
+    assert (completion.token_ids, completion.exits) == (plain.token_ids, plain.exits)
+    check_scores(model, PROMPT, completion, num_top=0)
+    taken = [score.exit_probabilities[k - 1] for score, k in zip(completion.scores, completion.exits, strict=True)]
+    assert taken == pytest.approx(completion.exit_probabilities, **EXACT)
 
 
 def test_requests_with_and_without_scores_run_together(model: NviumForCausalLM) -> None:

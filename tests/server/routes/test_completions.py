@@ -211,6 +211,21 @@ def test_offsets_beside_the_exits_are_those_of_log_probabilities_and_told_on_req
     assert "text_offsets" not in server.complete(**asked).json()["choices"][0]["nvium"]
 
 
+def test_all_probabilities_are_told_on_request_and_change_no_token(server: LiveServer) -> None:
+    asked = {"max_tokens": 20, "ignore_eos": True}
+    [choice] = server.complete(**asked, nvium={"probabilities": True}).json()["choices"]
+    told = choice["nvium"]
+    assert choice["logprobs"] is None
+    assert [sum(p_k) for p_k in told["probabilities"]] == pytest.approx([1.0] * 20)
+    taken = [p_k[exit_ - 1] for p_k, exit_ in zip(told["probabilities"], told["exits"], strict=True)]
+    assert taken == pytest.approx(told["exit_probabilities"])
+    plain = server.complete(**asked).json()["choices"][0]["nvium"]
+    assert "probabilities" not in plain
+    assert plain["token_ids"] == told["token_ids"]
+    streamed_ones = joined(streamed(server, **asked, nvium={"probabilities": True}), 0, "nvium", "probabilities")
+    assert streamed_ones == [pytest.approx(p_k) for p_k in told["probabilities"]]
+
+
 def test_text_held_back_still_has_its_token_in_the_chunk_of_its_step(server: LiveServer) -> None:
     chunks = streamed(server, max_tokens=40, ignore_eos=True)
     choices = [chunk["choices"][0] for chunk in chunks]

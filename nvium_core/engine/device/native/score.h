@@ -1,4 +1,4 @@
-// log π_mix of tokens, and the most probable ones, for rows that have passed every block.
+// log π_mix of tokens, the most probable ones, and all p_k, for rows that have passed every block.
 //
 // Shapes: E exits, R rows, D width, V vocabulary, K most probable tokens.
 #pragma once
@@ -13,7 +13,8 @@ namespace nvium {
 
 constexpr int64_t kScoredAtOnce = 32;  // rows of the head's product
 
-// What is asked of rows, and what comes of it: log-probabilities [R] of the targets, and the best tokens [R, K] with theirs.
+// What is asked of rows, and what comes of it: log-probabilities [R] of the targets, the best tokens [R, K] with theirs, and
+// p_k [R, E].
 struct Scores {
   int64_t num_rows;
   const int64_t *slots, *targets;
@@ -21,6 +22,7 @@ struct Scores {
   double* logprobs;
   int64_t* top_tokens;
   double* top_logprobs;
+  double* exit_probabilities;
 };
 
 // log Σ e^x; overwrites x.
@@ -120,7 +122,9 @@ void score(const ExitShape& shape, const Exit<Accumulator<T>>* const* exits, int
         const A* own = all_logits + r * num_exits * vocab;
         for (int64_t e = 0; e < num_exits; ++e) {
           std::copy_n(own + e * vocab, vocab, scratch.data());
-          shifts[e] = log_p[r * num_exits + e] - log_sum_exp(scratch.data(), vocab);
+          const double log_p_k = log_p[r * num_exits + e];
+          shifts[e] = log_p_k - log_sum_exp(scratch.data(), vocab);
+          asked.exit_probabilities[(first + r) * num_exits + e] = std::exp(log_p_k);
         }
         const Mixture<A> mixture(own, shifts.data(), num_exits, vocab);
         asked.logprobs[first + r] = mixture.log_probability(asked.targets[first + r]);

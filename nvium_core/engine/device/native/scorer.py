@@ -1,4 +1,4 @@
-"""Log-probabilities of rows that have passed every block, in one native call: all their exits share the head."""
+"""Scores of rows that have passed every block, in one native call: all their exits share the head."""
 
 import ctypes
 from array import array
@@ -20,7 +20,7 @@ class NativeScores(ctypes.Structure):
         ("num_rows", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("slots", "targets")),
         ("num_top", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("logprobs", "top_tokens", "top_logprobs")),
+        *((name, ctypes.c_void_p) for name in ("logprobs", "top_tokens", "top_logprobs", "exit_probabilities")),
     )
 
 
@@ -46,6 +46,8 @@ class NativeScorer:
         own_slots, own_targets = array("q", slots), array("q", targets)
         logprobs, top_logprobs = array("d", bytes(8 * count)), array("d", bytes(8 * count * most))
         top_tokens = array("q", bytes(8 * count * most))
+        num_exits, num_slots = self._states.shape[:2]
+        p = array("d", bytes(8 * count * num_exits))
         native = NativeScores(
             count,
             address(own_slots),
@@ -54,8 +56,8 @@ class NativeScorer:
             address(logprobs),
             address(top_tokens),
             address(top_logprobs),
+            address(p),
         )
-        num_exits, num_slots = self._states.shape[:2]
         self._score(
             ctypes.byref(self._shape),
             self._exits,
@@ -67,6 +69,10 @@ class NativeScorer:
         )
         top = list(zip(top_tokens, top_logprobs, strict=True))
         return [
-            Score(logprob, tuple(top[row * most : row * most + min(own, most)]))
+            Score(
+                logprob,
+                tuple(top[row * most : row * most + min(own, most)]),
+                tuple(p[row * num_exits : (row + 1) * num_exits]),
+            )
             for row, (logprob, own) in enumerate(zip(logprobs, num_top, strict=True))
         ]

@@ -77,6 +77,7 @@ class Ran(NamedTuple):
     tokens: list[list[int]]
     logprobs: list[float]
     top: list[list[int]]
+    exit_probabilities: list[list[float]]
 
 
 class Program:
@@ -96,7 +97,7 @@ class Program:
         tensors = image.words([keys, values, cos, sin, states, embedding])
         exits = [image.pointers(exit_) for exit_ in self._steps.exits]
         self._tokens = [image.put(bytes(8 * len(sequences))) for _ in exits]
-        self._found = [image.put(bytes(8 * self._num_rows * count)) for count in (1, num_top, num_top)]
+        self._found = [image.put(bytes(8 * self._num_rows * count)) for count in (1, num_top, num_top, len(exits))]
         steps = self._put_steps(exits)
         self._call = image.words([steps, self._num_blocks, tensors, 1, image.words(exits), self._put_scores()])
 
@@ -129,8 +130,7 @@ class Program:
         every = [s for each in self._sequences for s in slots(each, range(each.num_tokens), self._cache.page_size)]
         targets = [(7 * slot) % 17 for slot in every]
         asked = [self._image.put(array("q", numbers).tobytes()) for numbers in (every, targets)]
-        logprobs, top_tokens, top_logprobs = self._found
-        return self._image.words([self._num_rows, *asked, self._num_top, logprobs, top_tokens, top_logprobs])
+        return self._image.words([self._num_rows, *asked, self._num_top, *self._found])
 
     def written(self, num_threads: int) -> bytes:
         self._image.memory[self._call.offset + 24 : self._call.offset + 32] = struct.pack("<q", num_threads)
@@ -147,7 +147,12 @@ class Program:
             bytearray(memory), dtype=torch.float32, count=shape.numel(), offset=self._states.offset
         )
         tokens = [[int(token) for token in numbers("q", place, len(self._sequences))] for place in self._tokens]
-        top = numbers("q", self._found[1], self._num_rows * self._num_top)
-        by_row = [top[at : at + self._num_top] for at in range(0, len(top), self._num_top)]
+
+        def by_row(kind: str, place: At, length: int) -> list[list[float]]:
+            flat = numbers(kind, place, self._num_rows * length)
+            return [flat[at : at + length] for at in range(0, len(flat), length)]
+
         logprobs = numbers("d", self._found[0], self._num_rows)
-        return Ran(states.view(shape).clone(), tokens, logprobs, [[int(token) for token in row] for row in by_row])
+        top = [[int(token) for token in row] for row in by_row("q", self._found[1], self._num_top)]
+        exit_probabilities = by_row("d", self._found[3], self._num_blocks)
+        return Ran(states.view(shape).clone(), tokens, logprobs, top, exit_probabilities)

@@ -91,7 +91,8 @@ def by_layers(model: NviumForCausalLM) -> Ran:
     every = [slot for s in sequences for slot in slots(s, range(s.num_tokens), 16)]
     scores = backend.score(every, [(7 * slot) % 17 for slot in every], [NUM_TOP] * len(every))
     top = [[token for token, _ in score.top] for score in scores]
-    return Ran(cache.states_NSD, tokens, [score.logprob for score in scores], top)
+    exit_probabilities = [list(score.exit_probabilities) for score in scores]
+    return Ran(cache.states_NSD, tokens, [score.logprob for score in scores], top, exit_probabilities)
 
 
 def check(command: list[str], vector_bytes: int, weights: str, folder: Path) -> None:
@@ -108,6 +109,7 @@ def check(command: list[str], vector_bytes: int, weights: str, folder: Path) -> 
         assert ran.tokens == expected.tokens
         assert ran.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
         assert ran.top == expected.top
+        assert ran.exit_probabilities == [pytest.approx(p_E, abs=1e-4) for p_E in expected.exit_probabilities]
     assert torch.equal(found[0].states, found[1].states)
     assert found[0][1:] == found[1][1:]
 
