@@ -38,7 +38,7 @@ def replicas() -> Table:
         "single server, tokens/s",
         "one replica",
         "two",
-        "front, µs a token",
+        "gateway, µs a token",
         "single server, µs a token",
     ]
     return head, [

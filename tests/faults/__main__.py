@@ -11,6 +11,7 @@ from tests.byte_model import NAME, load_byte_model
 from tests.faults.catalogue import KINDS
 from tests.faults.load import dumped
 from tests.faults.suite import Row, Suite, table
+from tests.faults.surroundings import remove_memory_groups
 
 
 def main() -> None:
@@ -39,6 +40,7 @@ async def broken(models: Path, times: int, seed: int, only: str) -> list[Row]:
     for kind in KINDS:
         if only in kind.name and not (lacking := kind.needs()):
             rows.append(await suite.broken(kind, times))
+            remove_memory_groups()
             sys.stderr.write(f"{rows[-1]}\n")
         elif only in kind.name:
             sys.stderr.write(f"{kind.name}: not done: {lacking}\n")
