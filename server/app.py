@@ -161,7 +161,8 @@ def run(settings: Settings) -> None:
 
 def load(settings: Settings) -> Service:
     """Load the model, and log that. Raises `CheckpointError` or `InvalidRequest`."""
-    log.info("loading", model=settings.model or "the embedded model")
+    say = log.info if sys.stderr.isatty() else log.debug  # only at a terminal does somebody wait for it
+    say("loading", model=settings.model or "the embedded model")
     started = time.monotonic()
     loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights)
     service = Service(loaded, settings)

@@ -68,7 +68,7 @@ NO_COMMANDS = {
     "docs/chat.md": ["What the system says.", "<|endoftext|>System:"],
     "docs/deploying.md": ["NVIUM_MODEL="],
     "docs/monitoring.md": ["histogram_quantile"],
-    "docs/replicas.md": ["client ── front"],
+    "docs/replicas.md": ["client ── gateway"],
 }
 """Blocks that are no commands, by how they begin."""
 

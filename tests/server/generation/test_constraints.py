@@ -385,7 +385,7 @@ def test_a_tokenizer_that_is_not_made_of_bytes_has_texts_but_no_constraints() ->
     tokenizer = sentencepiece_tokenizer(has_bytes=False)
     constraints = Constraints(tokenizer, {0})
     assert constraints.token_bytes(tokenizer.convert_tokens_to_ids("é")) == "é".encode()
-    with pytest.raises(InvalidField, match="not made of bytes"):
+    with pytest.raises(InvalidField, match="are not bytes"):
         constraints.compile("f", ANY_OBJECT)
 
 
