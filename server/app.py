@@ -161,7 +161,7 @@ def run(settings: Settings) -> None:
 
 def load(settings: Settings) -> Service:
     """Load the model, and log that. Raises `CheckpointError` or `InvalidRequest`."""
-    say = log.info if sys.stderr.isatty() else log.debug  # only at a terminal does somebody wait for it
+    say = log.info if sys.stderr.isatty() else log.debug  # a terminal's user waits for it
     say("loading", model=settings.model or "the embedded model")
     started = time.monotonic()
     loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights)

@@ -103,7 +103,7 @@ SPEEDUP = f"nvium_piggyback_speedup_ratio{HERE}"
 
 ROWS: dict[str, list[Panel]] = {
     "At a glance": [
-        figure("Tokens", "Spoken per second, over all instances.", growth(TOKENS), "short"),
+        figure("Tokens", "Emitted per second, over all instances.", growth(TOKENS), "short"),
         figure(
             "First token, p95",
             "19 of 20 requests had their first token sooner.",
@@ -180,7 +180,7 @@ ROWS: dict[str, list[Panel]] = {
     "Exits": [
         Panel(
             "Tokens by exit",
-            "Spoken per second; exit 1 is the shallowest.",
+            "Emitted per second; exit 1 is the shallowest.",
             [(growth(TOKENS, by="exit"), "exit {{exit}}")],
             stacked=True,
         ),

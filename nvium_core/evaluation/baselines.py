@@ -13,7 +13,7 @@ from nvium_core.evaluation import perplexity, plain_speed
 from nvium_core.evaluation.calm import evaluate_calm
 from nvium_core.evaluation.latency import DENSE
 from nvium_core.evaluation.paired import perplexity_gain
-from nvium_core.evaluation.plain_speed import Answers, Speak
+from nvium_core.evaluation.plain_speed import Answers, Generate
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.spec_bench import Prompts
 from nvium_core.evaluation.suite import check_dense, description, twin_figures
@@ -34,7 +34,7 @@ class Way:
     name: str
     family: str
     figures: Figures
-    speak: Speak
+    generate: Generate
 
 
 def load_baseline(source: str, device: Device = "auto", dtype: Precision = "auto") -> LoadedModel:
@@ -65,9 +65,9 @@ def evaluate_baseline(
     dense = twin_figures(twin, documents, show_progress)
     context = min(each.model.config.max_position_embeddings for each in (loaded, twin))
     asked = questions(loaded.tokenizer, prompts, context)
-    speakers: dict[str, Speak] = {way.name: way.speak for way in measured}
-    speakers[DENSE] = partial(univium.generate, twin.model)
-    answers = plain_speed.measure(speakers, asked, trials, show_progress)
+    generators: dict[str, Generate] = {way.name: way.generate for way in measured}
+    generators[DENSE] = partial(univium.generate, twin.model)
+    answers = plain_speed.measure(generators, asked, trials, show_progress)
     return [quality(way, loaded, dense) | speed(way, loaded, answers) | protocol(asked, trials) for way in measured]
 
 
@@ -84,7 +84,7 @@ def calm_way(
         name=f"{CALM} τ {threshold}",
         family=CALM,
         figures=figures | {"theoretical_speed_up_percent": 100 * (1 / figures["mean_depth"] - 1)},
-        speak=partial(confidence.generate, model, threshold=threshold),
+        generate=partial(confidence.generate, model, threshold=threshold),
     )
 
 
@@ -104,7 +104,7 @@ def layerskip_way(model: NviumForCausalLM, figures: Figures, exit_layer: int, dr
         name=f"{LAYERSKIP} {exit_layer}, {draft_length}",
         family=LAYERSKIP,
         figures=figures | {"exit_layer": exit_layer, "draft_length": draft_length},
-        speak=partial(speculation.generate, model, exit_layer=exit_layer, draft_length=draft_length),
+        generate=partial(speculation.generate, model, exit_layer=exit_layer, draft_length=draft_length),
     )
 
 

@@ -35,7 +35,7 @@ li {{ display: inline-block; margin-right: 1.5em }} ul {{ padding: 0 }}
 def page(loaded: LoadedModel, texts: Sequence[tuple[Sequence[int], Sequence[TimedToken]]]) -> str:
     """Texts, each a prompt and its continuation."""
     exit_layers = loaded.model.config.exit_layers or []
-    used = [token.exit for _, spoken in texts for token in spoken]
+    used = [token.exit for _, tokens in texts for token in tokens]
     legend = (
         f'<li><b class="e{k}">exit {k}</b> layer {depth}, {used.count(k) / max(1, len(used)):.0%} of tokens'
         for k, depth in enumerate(exit_layers, 1)
@@ -45,16 +45,16 @@ def page(loaded: LoadedModel, texts: Sequence[tuple[Sequence[int], Sequence[Time
         title=f"{escape(loaded.name)}: which token left at which exit",
         colours="\n".join(colours),
         legend="".join(legend),
-        texts="\n".join(paragraph(loaded, prompt, spoken) for prompt, spoken in texts),
+        texts="\n".join(paragraph(loaded, prompt, tokens) for prompt, tokens in texts),
     )
 
 
-def paragraph(loaded: LoadedModel, prompt: Sequence[int], spoken: Sequence[TimedToken]) -> str:
+def paragraph(loaded: LoadedModel, prompt: Sequence[int], tokens: Sequence[TimedToken]) -> str:
     """The prompt in grey, then a span for every token; a token that ends within a character has an empty one."""
     tokenizer: Any = loaded.tokenizer.backend_tokenizer
     decoder = DecodeStream(list(prompt), skip_special_tokens=True)
     opening = loaded.tokenizer.decode(list(prompt), skip_special_tokens=True)
-    spans = (span(decoder.step(tokenizer, token.token_id) or "", token) for token in spoken)
+    spans = (span(decoder.step(tokenizer, token.token_id) or "", token) for token in tokens)
     return f"<p><i>{escape(str(opening))}</i>{''.join(spans)}</p>"
 
 

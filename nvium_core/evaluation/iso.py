@@ -9,7 +9,7 @@ from torch import nn
 
 from nvium_core.bench.harness import Figures, subject_of
 from nvium_core.engine.params import SamplingParams
-from nvium_core.evaluation.latency import OURS, milliseconds, speakers, warm_engine
+from nvium_core.evaluation.latency import OURS, generators, milliseconds, warm_engine
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import table
 from nvium_core.evaluation.turns import MAX_NEW_TOKENS, Questions, take_turns
@@ -94,7 +94,7 @@ def measured_times(
     num_tokens = min(MAX_NEW_TOKENS, running[OURS].context - len(prompt))
     asked = Questions(prompts={PROMPT: [prompt]}, max_new_tokens=num_tokens, prompts_cut=0)
     params = partial(SamplingParams, max_tokens=num_tokens, ignore_eos=True)
-    answers = take_turns(speakers(running, params), asked, trials, show_progress)
+    answers = take_turns(generators(running, params), asked, trials, show_progress)
     return {name: median(milliseconds(of[PROMPT])) for name, of in answers.items()}
 
 

@@ -43,24 +43,24 @@ Answers = Mapping[str, Sequence[Answer]]
 """By category, one for every prompt and trial."""
 
 
-def speak(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Answer:
+def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Answer:
     """Continue a prompt on an idle engine. Raises `EngineError` if it fails."""
     last = time.perf_counter()
-    engine.add("spoken", list(prompt), params)
-    spoken = Answer()
+    engine.add("answer", list(prompt), params)
+    answer = Answer()
     while engine.has_work:
         events, now = engine.step(), time.perf_counter()
         for event in map(checked, events):
-            spoken.append(TimedToken(event.token_id, event.exit, event.exit_probability, now - last))
+            answer.append(TimedToken(event.token_id, event.exit, event.exit_probability, now - last))
             last = now
-    return spoken
+    return answer
 
 
 def warm_engine(loaded: LoadedModel, schedule: Schedule) -> Engine:
     """For one sequence, without prefix caching. A lone sequence has one next block, so all schedules with early exits
     are the same."""
     engine = Engine(loaded.model, EngineConfig(schedule=schedule, max_sequences=1, prefix_caching=False))
-    speak(engine, [0], SamplingParams(max_tokens=16, seed=0, ignore_eos=True))
+    generate(engine, [0], SamplingParams(max_tokens=16, seed=0, ignore_eos=True))
     return engine
 
 
@@ -69,13 +69,13 @@ def engines(loaded: LoadedModel, twin: LoadedModel | None) -> dict[str, Engine]:
     return found | {DENSE: warm_engine(twin, "sweep")} if twin else found
 
 
-def speakers(
+def generators(
     running: Mapping[str, Engine], params: Callable[..., SamplingParams]
 ) -> dict[str, Callable[[list[int], int], Answer]]:
     """For each engine a function from a prompt and a seed to an answer."""
 
     def answer(engine: Engine, prompt: list[int], seed: int) -> Answer:
-        return speak(engine, prompt, params(seed=seed))
+        return generate(engine, prompt, params(seed=seed))
 
     return {name: partial(answer, engine) for name, engine in running.items()}
 
@@ -92,7 +92,7 @@ def measure(
     running = engines(loaded, twin)
     asked = questions(loaded.tokenizer, prompts, min(each.context for each in running.values()), num_tokens)
     params = partial(SamplingParams, max_tokens=asked.max_new_tokens, ignore_eos=True)
-    answers = take_turns(speakers(running, params), asked, trials)
+    answers = take_turns(generators(running, params), asked, trials)
     return {
         "max_new_tokens": asked.max_new_tokens,
         "trials": trials,
@@ -150,7 +150,7 @@ def as_paper(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts, tr
     context = min(each.context for each in running.values())
     asked = questions(loaded.tokenizer, prompts, context, max_prompt=PAPER_PROMPT_TOKENS)
     params = partial(SamplingParams, max_tokens=asked.max_new_tokens, top_k=PAPER_TOP_K)
-    answers = take_turns(speakers(running, params), asked, trials)
+    answers = take_turns(generators(running, params), asked, trials)
     totals = {name: totals_of(each) for name, each in answers.items()}
     ours, others = totals[OURS], {name: each for name, each in totals.items() if name != OURS}
     return {

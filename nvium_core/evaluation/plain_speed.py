@@ -19,24 +19,24 @@ Answers = dict[str, list[Generated]]
 """By category, one for every prompt and trial."""
 
 
-class Speak(Protocol):
+class Generate(Protocol):
     """Continues a prompt with exactly `max_tokens` tokens, sampled with a generator."""
 
     def __call__(self, prompt_ids: Sequence[int], max_tokens: int, *, rng: random.Random) -> Generated: ...
 
 
 def measure(
-    speakers: Mapping[str, Speak], asked: Questions, trials: int = TRIALS, show_progress: bool = False
+    generators: Mapping[str, Generate], asked: Questions, trials: int = TRIALS, show_progress: bool = False
 ) -> dict[str, Answers]:
     """Every model's answers to every prompt in every trial, after one warm-up round."""
 
-    def told(speak: Speak) -> Callable[[list[int], int], Generated]:
-        return lambda prompt, seed: speak(prompt, asked.max_new_tokens, rng=random.Random(seed))
+    def timed(generate: Generate) -> Callable[[list[int], int], Generated]:
+        return lambda prompt, seed: generate(prompt, asked.max_new_tokens, rng=random.Random(seed))
 
     first = next(iter(asked.prompts.values()))[0]
-    for speak in speakers.values():
-        told(speak)(first, 0)
-    return take_turns({name: told(speak) for name, speak in speakers.items()}, asked, trials, show_progress)
+    for generate in generators.values():
+        timed(generate)(first, 0)
+    return take_turns({name: timed(generate) for name, generate in generators.items()}, asked, trials, show_progress)
 
 
 def beside_dense(ours: Answers, dense: Answers) -> Figures:

@@ -141,7 +141,7 @@ def greedy(figures: Figures) -> str:
 
 def flops(figures: Figures) -> str:
     """By part, in millions."""
-    names = {"all_exits": "all exits heard", "spoken": "a token spoken", "before_speaking": "of that, before it is out"}
+    names = {"all_exits": "all exits evaluated", "spoken": "a token emitted", "before_speaking": "of that, before it"}
     rows = {text: figures["flops"][name] for name, text in names.items()}
     if "twin" in figures:
         rows["dense twin"] = figures["twin"]["flops"]

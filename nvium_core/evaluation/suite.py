@@ -198,5 +198,5 @@ def samples(loaded: LoadedModel, documents: Sequence[str]) -> str:
     for seed, document in enumerate(documents[:SAMPLES]):
         prompt = loaded.tokenizer(document[:OPENING_CHARACTERS]).input_ids[: engine.context // 2]
         params = SamplingParams(max_tokens=min(SAMPLE_TOKENS, engine.context // 2), seed=seed)
-        texts.append((prompt, latency.speak(engine, prompt, params)))
+        texts.append((prompt, latency.generate(engine, prompt, params)))
     return page(loaded, texts)

@@ -75,8 +75,8 @@ def openings(
 def continued(engine: Engine, originals: Sequence[Text], way: SamplingParams) -> list[Text]:
     """The same openings continued by the model, to the same length."""
     requests = [(text.prompt, lasting(way, len(text.token_ids), seed)) for seed, text in enumerate(originals)]
-    spoken = timed(engine, requests).generated
-    return [Text(text.prompt, *said) for text, said in zip(originals, spoken, strict=True)]
+    answers = timed(engine, requests).generated
+    return [Text(text.prompt, *answer) for text, answer in zip(originals, answers, strict=True)]
 
 
 def lasting(way: SamplingParams, num_tokens: int, seed: int) -> SamplingParams:

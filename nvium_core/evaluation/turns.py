@@ -54,20 +54,20 @@ def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def take_turns(
-    speakers: Mapping[str, Callable[[list[int], int], Answer]],
+    generators: Mapping[str, Callable[[list[int], int], Answer]],
     asked: Questions,
     trials: int = TRIALS,
     show_progress: bool = True,
 ) -> dict[str, dict[str, list[Answer]]]:
-    """Every speaker's answers to every prompt in every trial, by category. All answer a prompt before the next one,
+    """Every generator's answers to every prompt in every trial, by category. All answer a prompt before the next one,
     every other time in reverse order."""
     answers: dict[str, dict[str, list[Answer]]] = {
-        name: {category: [] for category in asked.prompts} for name in speakers
+        name: {category: [] for category in asked.prompts} for name in generators
     }
     once = [(category, prompt) for category, of_category in asked.prompts.items() for prompt in of_category]
-    turns: cycle[Sequence[str]] = cycle((list(speakers), list(speakers)[::-1]))
+    turns: cycle[Sequence[str]] = cycle((list(generators), list(generators)[::-1]))
     rounds = list(enumerate(once * trials))
-    for seed, (category, prompt) in track(rounds, "speaking", transient=True, disable=not show_progress):
+    for seed, (category, prompt) in track(rounds, "generating", transient=True, disable=not show_progress):
         for name in next(turns):
-            answers[name][category].append(speakers[name](prompt, seed))
+            answers[name][category].append(generators[name](prompt, seed))
     return answers

@@ -51,7 +51,7 @@ class CallPiece(NamedTuple):
     arguments: str = ""
 
 
-class Spoken(NamedTuple):
+class ContentAndCalls(NamedTuple):
     """Content and pieces of calls."""
 
     content: str
@@ -72,70 +72,70 @@ class ToolCallReader:
     _in_string: bool = field(default=False, init=False)
     _escaped: bool = field(default=False, init=False)
 
-    def push(self, text: str) -> Spoken:
+    def push(self, text: str) -> ContentAndCalls:
         """Add text; returns what became certain. Held back: what may begin a call, and an unfinished name."""
         self._held += text
-        spoken = Spoken("", [])
+        parsed = ContentAndCalls("", [])
         while (added := getattr(self, f"_read_{self._state}")()) is not None:
-            spoken = Spoken(spoken.content + added.content, spoken.calls + added.calls)
-        return spoken
+            parsed = ContentAndCalls(parsed.content + added.content, parsed.calls + added.calls)
+        return parsed
 
     def flush(self) -> str:
         """Content held back for a call that did not come."""
         held, self._held = self._held, ""
         return held if self._state in ("start", "text") else ""
 
-    def _read_start(self) -> Spoken | None:
+    def _read_start(self) -> ContentAndCalls | None:
         """Up to the first call."""
         if self.form.trigger:
             return self._read_after_text()
         opening, begun = self.form.before + self.form.beginning, self._held.lstrip(SPACE)
         if begun.startswith(opening):
             self._state, self._held = "name", begun.removeprefix(opening)
-            return Spoken("", [])
+            return ContentAndCalls("", [])
         if opening.startswith(begun):
             return None
         self._state = "text"
-        return Spoken("", [])
+        return ContentAndCalls("", [])
 
-    def _read_after_text(self) -> Spoken | None:
+    def _read_after_text(self) -> ContentAndCalls | None:
         content, found, rest = self._held.partition(self.form.beginning)
         if found:
             self._state, self._held = "name", rest
-            return Spoken(content, [])
+            return ContentAndCalls(content, [])
         longest = min(len(self.form.beginning) - 1, len(self._held))
         held = next((n for n in range(longest, 0, -1) if self.form.beginning.startswith(self._held[-n:])), 0)
         certain = len(self._held) - held
         content, self._held = self._held[:certain], self._held[certain:]
-        return Spoken(content, []) if content else None
+        return ContentAndCalls(content, []) if content else None
 
-    def _read_text(self) -> Spoken | None:
+    def _read_text(self) -> ContentAndCalls | None:
         content, self._held = self._held, ""
-        return Spoken(content, []) if content else None
+        return ContentAndCalls(content, []) if content else None
 
-    def _read_name(self) -> Spoken | None:
+    def _read_name(self) -> ContentAndCalls | None:
         name, found, rest = self._held.partition(self.form.middle)
         if not found:
             return None
         self._state, self._held, self.is_complete = "arguments", rest, False
         self._index += 1
-        return Spoken("", [CallPiece(self._index, name)])
+        return ContentAndCalls("", [CallPiece(self._index, name)])
 
-    def _read_arguments(self) -> Spoken | None:
+    def _read_arguments(self) -> ContentAndCalls | None:
         if not self._held:
             return None
         length = next((n for n, character in enumerate(self._held, start=1) if self._ends(character)), len(self._held))
         arguments, self._held = self._held[:length], self._held[length:]
         if self.is_complete:
             self._state = "between"
-        return Spoken("", [CallPiece(self._index, arguments=arguments)])
+        return ContentAndCalls("", [CallPiece(self._index, arguments=arguments)])
 
-    def _read_between(self) -> Spoken | None:
+    def _read_between(self) -> ContentAndCalls | None:
         _, found, rest = self._held.partition(self.form.beginning)
         if not found:
             return None
         self._state, self._held = "name", rest
-        return Spoken("", [])
+        return ContentAndCalls("", [])
 
     def _ends(self, character: str) -> bool:
         """Whether this character closes the arguments; tracks strings and open brackets."""

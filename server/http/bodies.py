@@ -12,7 +12,7 @@ from server.telemetry.metrics import Metrics
 
 LARGE_BYTES = 100_000
 BYTES_PER_SECOND = 10_000_000
-"""The rate at which large bodies are let in. Parsing them blocks the event loop but is several times as fast."""
+"""The rate at which large bodies are admitted. Parsing them blocks the event loop but is several times as fast."""
 
 MAX_BEGUN_IN_A_TURN = 8
 

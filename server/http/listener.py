@@ -95,7 +95,7 @@ def listen(host: str, port: int) -> Listener:
 
 
 def listen_at(path: Path) -> Listener:
-    """A Unix socket; one that nobody listens at any more is replaced. Raises `OSError` naming the path."""
+    """A Unix socket; a stale one is replaced. Raises `OSError` naming the path."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if is_left_behind(path):

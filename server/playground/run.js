@@ -58,7 +58,7 @@ export class Run {
     this.#story.add(choice.text, exits, offsets);
     this.figures.add(exits, performance.now());
     this.histogram.add(exits);
-    for (const exit of exits) this.drawing.add(this.staircase.speak(exit), tone(exit));
+    for (const exit of exits) this.drawing.add(this.staircase.emit(exit), tone(exit));
     this.#redraw ??= requestAnimationFrame(() => this.#show());
   }
 

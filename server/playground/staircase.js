@@ -22,7 +22,7 @@ export class Staircase {
   }
 
   /** A further token left at this exit. Returns the Steps that its row took: {block, first, last}, of rows. */
-  speak(exit) {
+  emit(exit) {
     const last = this.#exits.push(exit) - 1;
     return Array.from({ length: exit }, (_, lower) => {
       const first = this.filled(lower + 1);

@@ -1,4 +1,4 @@
-/** What went wrong, in words for whoever sits before the page. */
+/** What went wrong, in words for the page's user. */
 
 export class Trouble extends Error {}
 

@@ -14,7 +14,7 @@ REJECTED = (401, 413, 429, 503)
 ABORTED = ("disconnected", "slow_client")
 
 CLIENT_CLOSED_REQUEST = 499
-"""The status of an answer that nobody is left to read."""
+"""The status of an answer whose client has disconnected."""
 
 log = structlog.get_logger("nvium.request")
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic_core import to_json
 
-from nvium_core.text.tool_calls import CallPiece, Spoken, ToolCallReader
+from nvium_core.text.tool_calls import CallPiece, ContentAndCalls, ToolCallReader
 from server.generation.delta import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
@@ -115,12 +115,12 @@ class ChatWriter(ChunkWriter):
         return {"prompt_token_ids": self.generation.choices[0].prompt.token_ids}
 
 
-def content_and_calls(reader: ToolCallReader | None, text: str, *, is_whole: bool) -> Spoken:
+def content_and_calls(reader: ToolCallReader | None, text: str, *, is_whole: bool) -> ContentAndCalls:
     """The content and the pieces of calls that a text adds; without a reader all of it is content."""
     if reader is None:
-        return Spoken(text, [])
+        return ContentAndCalls(text, [])
     content, calls = reader.push(text)
-    return Spoken(content + (reader.flush() if is_whole else ""), calls)
+    return ContentAndCalls(content + (reader.flush() if is_whole else ""), calls)
 
 
 def joined(pieces: Sequence[CallPiece]) -> dict[int, MadeToolCall]:

@@ -11,9 +11,9 @@ from nvium_core.evaluation.latency import (
     TimedToken,
     as_paper,
     compared,
+    generate,
     measure,
     milliseconds,
-    speak,
     staircase,
 )
 from tests.byte_model import EXIT_LAYERS, load_byte_model
@@ -77,7 +77,7 @@ def test_both_have_the_same_prompts_and_answers_where_the_twins_context_is_short
 
 def test_what_is_spoken_is_what_the_engine_generates(loaded: LoadedModel) -> None:
     params = SamplingParams(max_tokens=12, seed=4, ignore_eos=True)
-    spoken = speak(Engine(loaded.model), [1, 2, 3], params)
+    spoken = generate(Engine(loaded.model), [1, 2, 3], params)
     [completion] = Engine(loaded.model, EngineConfig(schedule="synchronous")).generate([[1, 2, 3]], params)
     assert [token.token_id for token in spoken] == completion.token_ids
     assert [token.exit for token in spoken] == completion.exits
@@ -93,7 +93,7 @@ def test_the_papers_protocol_cuts_prompts_at_their_end_and_lets_answers_end(
         asked.append((prompt, params))
         return answer(*[0.001] * (len(asked) % 5 + 1))
 
-    monkeypatch.setattr(latency, "speak", ends_early)
+    monkeypatch.setattr(latency, "generate", ends_early)
     monkeypatch.setattr(latency, "PAPER_PROMPT_TOKENS", 5)
     figures = as_paper(loaded, None, PROMPTS, trials=2)
     asked = asked[2:]  # the first two warm the engines up

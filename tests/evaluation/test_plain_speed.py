@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.evaluation.plain_speed import Speak, beside_dense, early_share, measure
+from nvium_core.evaluation.plain_speed import Generate, beside_dense, early_share, measure
 from nvium_core.evaluation.turns import Questions, questions
 from nvium_core.training.baselines.decoding import Generated
 from tests.byte_model import END_OF_TEXT, byte_tokenizer, token_ids
@@ -39,12 +39,12 @@ def test_early_tokens_are_those_said_before_the_last_layer() -> None:
 def test_all_take_turns_at_every_prompt_with_the_same_draws_and_every_other_time_in_reverse() -> None:
     said = list[tuple[str, list[int], int, float]]()
 
-    def speaker(name: str) -> Speak:
-        def speak(prompt_ids: Sequence[int], max_tokens: int, *, rng: random.Random) -> Generated:
+    def speaker(name: str) -> Generate:
+        def generate(prompt_ids: Sequence[int], max_tokens: int, *, rng: random.Random) -> Generated:
             said.append((name, list(prompt_ids), max_tokens, rng.random()))
             return taking(1)
 
-        return speak
+        return generate
 
     asked = Questions(prompts={"qa": [[1], [2]], "math": [[3]]}, max_new_tokens=5, prompts_cut=0)
     answers = measure({name: speaker(name) for name in "abc"}, asked, trials=2)

@@ -24,7 +24,7 @@ class Backend(Protocol):
 
     @property
     def is_ahead(self) -> bool:
-        """Something runs on the device that nobody has asked for yet."""
+        """A pass runs on the device that the scheduler has not asked for yet."""
 
     def run(self, step: Step) -> list[StepResult]:
         """Forward the Step's rows through its block, and as many Steps that follow as take no more host overhead.

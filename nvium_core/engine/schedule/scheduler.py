@@ -80,7 +80,7 @@ class Scheduler:
         seats = [*self._seats, *(sequence.seat for sequence in self.running)]
         assert len(seats) == self.config.max_sequences == len({*seats}), "a seat is leaked or taken twice"
         assert not any(sequence.pages or sequence.seat is not None for sequence in self.waiting)
-        assert len({*self.waiting}) == len(self.waiting) == len(list(self.waiting)), "somebody waits twice"
+        assert len({*self.waiting}) == len(self.waiting) == len(list(self.waiting)), "a sequence waits twice"
         for sequence in self.running:
             stairs = [sequence.num_rows, *sequence.filled]
             assert stairs == sorted(stairs, reverse=True), "the staircase is not monotone"

@@ -109,8 +109,8 @@ class Sequence:
 
     @property
     def _score_limit(self) -> int:
-        """Rows that may have passed the first block: the prompt's, whose log-probabilities nobody waits for one by one,
-        and `SCORE_WINDOW` beyond those that are scored."""
+        """Rows that may have passed the first block: the prompt's, whose scores are returned together, and
+        `SCORE_WINDOW` beyond those that are scored."""
         return max(self.num_scored + SCORE_WINDOW, self.num_prompt_tokens - 1)
 
     @property

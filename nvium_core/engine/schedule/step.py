@@ -72,8 +72,8 @@ class FrontDecision(NamedTuple):
 class StepResult:
     """What came of a Step: a decision for every front that was asked, and scores of rows that were to be scored.
 
-    A sequence in `errors` failed alone. `seconds` is None where nobody measured; those of routers and heads are a part
-    of it, 0 unless the backend decided for fronts itself and timed that. `is_complete`: no front that was reached is
+    A sequence in `errors` failed alone. `seconds` is None if not measured; those of routers and heads are a part of
+    it, 0 unless the backend decided for fronts itself and timed that. `is_complete`: no front that was reached is
     still to be asked.
     """
 

@@ -1,7 +1,7 @@
 """The queue of waiting sequences: tenants take turns. Knows nothing of seats, pages or why a sequence is held back.
 
-Within a tenant it is first come, first served. Whoever ran already and lost its place goes first of all. Nothing here
-takes longer when more wait; only finding the next one looks at every request that is held back.
+First come, first served within a tenant; preempted sequences go before all. Nothing here takes longer when more wait,
+except finding the next one, which looks at every request that is held back.
 """
 
 from collections import OrderedDict

@@ -60,7 +60,7 @@ def leave_when_confident(decoding: Decoding, threshold: float) -> tuple[Tensor, 
         if layers.stop == depth or float(confidence(logits_V)) > threshold:
             decoding.fill(h_RD, range(layers.stop, depth), front)
             return logits_V, layers.stop
-    raise AssertionError("the last exit always speaks")
+    raise AssertionError("the last exit always emits")
 
 
 class ConfidentLosses(NamedTuple):

@@ -17,7 +17,7 @@ from nvium_core.training.data.windows import Batch
 from nvium_core.training.retrofitting.distillation import head_kl, teacher_of
 
 RELUCTANCE = 2.0
-"""The first bias of routers against leaving: at first almost nobody does, as early exits cannot speak yet."""
+"""The first bias of routers against leaving: at first almost no row does, as early exits predict nothing yet."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ WIDTH = "document.documentElement.scrollWidth"
 STEPS_OF = """async ([numBlocks, exits]) => {
     const { Staircase } = await import("/assets/staircase.js");
     const staircase = new Staircase(numBlocks);
-    const steps = exits.flatMap((exit) => staircase.speak(exit));
+    const steps = exits.flatMap((exit) => staircase.emit(exit));
     const blocks = Array.from({ length: numBlocks }, (_, index) => index + 1);
     const carriers = exits.map((_, row) => blocks.map((block) => staircase.carrier(row, block) ?? null));
     return { steps, carriers, waiting: blocks.map((block) => staircase.waiting(block)) };

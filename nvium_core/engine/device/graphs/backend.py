@@ -1,5 +1,5 @@
 """Steps over fixed buffers: their block, and decisions for fronts that draw plainly; and whole passes. Long runs go
-through the layers, and nobody with them.
+through the layers alone.
 
 Shapes: R rows and F fronts with their padding, W pages of a table, D width, V vocabulary, S cache slots.
 """
@@ -114,7 +114,7 @@ class GraphsBackend(LayersBackend):
 
     @torch.inference_mode()
     def prepare(self, max_rows: int) -> None:
-        """Capture every graph that Steps of so many rows may need, so that nobody waits for one later."""
+        """Capture every graph that Steps of up to max_rows rows may need, so that none is captured while serving."""
         if not self.replay.captures:
             return
         graphs = list(self._graphs(min(power_of_two(max_rows), MAX_ROWS)))

@@ -121,7 +121,7 @@ class Inputs:
         self._send(sizes)
 
     def clear(self, sizes: PaddedSizes) -> None:
-        """Padding alone, so that what runs over it touches nothing that is somebody's."""
+        """Padding only, so that a run over it touches no sequence's memory."""
         self.send(Step(0, []), [], sizes)
 
     def _send(self, sizes: PaddedSizes) -> None:

@@ -3,9 +3,9 @@ normed at its own exit, and one head and one draw follow.
 
 The next pass is launched before the last one's tokens are known here: everything it needs but the tokens follows from
 positions, and these it takes from the last pass where they are. It is what comes next only if the scheduler says so;
-otherwise it is dropped. Whoever has stopped then has a row in it that nobody asks for. That row wrote to its own slot,
-which nobody may find: a page is published only with rows that were recorded, and a page that is given away is written
-by its next owner behind it in the device's queue.
+otherwise it is dropped. A sequence that has stopped then has an unused row in it. That row wrote to its own slot, which
+no other sequence reads: a page is published only with rows that were recorded, and a freed page is written by its next
+owner later in the device's queue.
 
 Shapes: R rows with their padding, N blocks, D width, V vocabulary.
 """

@@ -23,7 +23,7 @@ template <typename A> struct Layer {
   Matrix gate, up, down;
 };
 
-struct Shape {
+struct BlockShape {
   int64_t boundary, num_layers, first_layer, width, inner, num_heads, num_key_heads, head_size, page_size, num_slots;
   double eps;
 };
@@ -47,7 +47,7 @@ template <typename T> class Pass {
   using A = Accumulator<T>;
 
  public:
-  Pass(const Shape& shape, const Tensors<T>& tensors, const Rows& rows)
+  Pass(const BlockShape& shape, const Tensors<T>& tensors, const Rows& rows)
       : shape_(shape),
         num_rows_(rows.count),
         slot_stride_(shape.num_key_heads * shape.head_size),
@@ -244,7 +244,7 @@ template <typename T> class Pass {
     });
   }
 
-  const Shape shape_;
+  const BlockShape shape_;
   const int64_t num_rows_, slot_stride_;
   T *keys_, *values_;
   const int64_t *places_, *pages_;

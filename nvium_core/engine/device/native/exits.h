@@ -93,7 +93,7 @@ void logits(const ExitShape& shape, const Exit<A>& exit, const A* x, A* out, int
 
 // A token from each of these rows' logits.
 template <typename A>
-void speak(const ExitShape& shape, const Exit<A>& exit, const A* x, const int64_t* rows, int64_t num_rows,
+void sample(const ExitShape& shape, const Exit<A>& exit, const A* x, const int64_t* rows, int64_t num_rows,
            const Draw* asked, int64_t* tokens, int num_threads) {
   static thread_local std::vector<A> picked, out;
   static thread_local std::vector<double> weights;

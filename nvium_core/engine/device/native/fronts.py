@@ -30,8 +30,8 @@ class NativeFronts:
         self._library = library
         self._threads = threads or Threads.all()
         dtype = model.lm_head.weight.dtype
-        precision, names = PRECISIONS[dtype], ("route", "logits", "speak")
-        self._route, self._logits, self._speak = (getattr(library, f"{name}_{precision}") for name in names)
+        precision, names = PRECISIONS[dtype], ("route", "logits", "sample")
+        self._route, self._logits, self._sample = (getattr(library, f"{name}_{precision}") for name in names)
         self._precise = torch.promote_types(dtype, torch.float32)
         self._weights = weights or Store(model, library.vector_bytes()).exits()
         self._states = Pointers(list(states_NSD))
@@ -55,7 +55,7 @@ class NativeFronts:
             return draw_tokens(self._library, logits_RV, draws, uniforms)
         asked, own_rows, tokens = packed(draws, uniforms), array("q", rows), array("q", bytes(8 * len(rows)))
         of_rows = x_FD.data_ptr(), address(own_rows), len(rows)
-        self._speak(*self._of(block), *of_rows, address(asked), address(tokens), self._threads.of(len(rows)))
+        self._sample(*self._of(block), *of_rows, address(asked), address(tokens), self._threads.of(len(rows)))
         return tokens.tolist()
 
     def logits(self, block: int, x_RD: Tensor) -> Tensor:

@@ -20,11 +20,11 @@
     nvium::logits<A>(*shape, *static_cast<const nvium::Exit<A>*>(weights), static_cast<const A*>(x),                  \
                      static_cast<A*>(out), num_rows, num_threads);                                                    \
   }                                                                                                                   \
-  extern "C" void speak_##type(const nvium::ExitShape* shape, const void* weights, const void* x,                     \
+  extern "C" void sample_##type(const nvium::ExitShape* shape, const void* weights, const void* x,                     \
                                const int64_t* rows, int64_t num_rows, const nvium::Draw* asked, int64_t* tokens,      \
                                int32_t num_threads) {                                                                 \
     using A = nvium::Accumulator<T>;                                                                                  \
-    nvium::speak<A>(*shape, *static_cast<const nvium::Exit<A>*>(weights), static_cast<const A*>(x), rows, num_rows,   \
+    nvium::sample<A>(*shape, *static_cast<const nvium::Exit<A>*>(weights), static_cast<const A*>(x), rows, num_rows,   \
                     asked, tokens, num_threads);                                                                      \
   }                                                                                                                   \
   extern "C" void score_##type(const nvium::ExitShape* shape, const void* exits, int64_t num_exits,                   \

@@ -29,7 +29,7 @@ SIGNATURES = {
     "run": (COUNT, [POINTER, COUNT, FLAG, POINTER, THREADS]),
     "route": (None, [*[POINTER] * 4, COUNT, POINTER, POINTER, THREADS]),
     "logits": (None, [*[POINTER] * 4, COUNT, THREADS]),
-    "speak": (None, [*[POINTER] * 4, COUNT, POINTER, POINTER, THREADS]),
+    "sample": (None, [*[POINTER] * 4, COUNT, POINTER, POINTER, THREADS]),
     "score": (None, [POINTER, POINTER, COUNT, POINTER, COUNT, POINTER, THREADS]),
 }
 """Of functions that there is one of for every precision."""

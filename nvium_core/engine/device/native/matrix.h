@@ -1,8 +1,8 @@
 // Rows times a matrix [N, length], and the norm before.
 //
-// A matrix is stored for the vectors of one build: as many of its rows as a vector has lanes lie side by side, element by
-// element, and no sum ever crosses lanes. Up to kAcross such vectors make a panel, in which they take turns at every step
-// of one or two elements, so that memory is read in order. What is missing to a whole vector is zeros.
+// A matrix is packed for the vectors of one build: as many of its rows as a vector has lanes are interleaved, element by
+// element, and no sum ever crosses lanes. Up to kAcross such vectors make a panel, interleaved again at every step of one
+// or two elements, so that memory is read in order. The last vector is padded with zeros.
 #pragma once
 
 #include "arithmetic.h"
@@ -18,8 +18,8 @@ struct Matrix {
   explicit operator bool() const { return data; }
 };
 
-// Formats: how an element of a step of one vector is unpacked. `kGroup` elements share a scale, which is stored before them for each
-// lane as an IEEE half; 0 where there is none.
+// Formats: how a step of one vector is unpacked. `kGroup` elements share a scale, stored before them for each lane as an
+// IEEE half; 0 for formats without scales.
 template <typename A> struct Plain {
   static constexpr int64_t kLanes = lanes<A>;
   static constexpr int kStep = 1, kBytes = kVectorBytes, kGroup = 0;
@@ -81,28 +81,28 @@ template <typename A> inline Vector<A> halves(const char* at) {
   }
 }
 
-// Vectors of a panel; how many of them many rows take at once; and so many rows as leave registers for all sums. Float64 is
-// for checks: it takes one vector and a few rows.
+// Vectors of a panel; how many of them a product of many rows takes at once; and the rows whose sums then fit in registers.
+// Float64 is for checks: one vector and a few rows.
 template <typename A> constexpr int kAcross = std::is_same_v<A, float> ? 4 : 1;
 template <typename A> constexpr int kAtOnce = std::min(kAcross<A>, kRegisters == 32 ? 4 : 2);
 template <typename A, int K> constexpr int kMostRows = std::is_same_v<A, float> ? (kRegisters == 32 ? 24 : 12) / std::max(K, 2) : 3;
 
-constexpr int64_t kAhead = 4096;  // bytes, so that the next page of memory is on its way: no prefetcher goes beyond one
+constexpr int64_t kAhead = 4096;  // bytes: prefetches the next page of memory, as hardware prefetchers stop at a page's end
 
-// A panel's first byte, its vectors, and the first of those that are taken.
+// A panel's first byte, its number of vectors, and the first of them to use.
 struct Panel {
   const char* data;
   int64_t vectors, first;
 };
 
-// Sums of products of R rows x and K vectors, step by step. Each is made in the same order whatever R and K are, so a
-// row's results do not depend on which rows it is taken with. The first to read a panel has all of it fetched.
+// Dot products of R rows of x and K vectors. The order of each sum does not depend on R and K, so a row's results do not
+// depend on its company. The first to read a panel prefetches all of it.
 template <typename F, int R, int K, typename A>
 inline void add_products(const A* x, int64_t length, const char* steps, const Panel& panel, int64_t count,
                          Vector<A> (&sums)[K][R]) {
   const int64_t apart = panel.vectors * F::kBytes, fetched = panel.first ? 0 : apart;
   const char* at = steps + panel.first * F::kBytes;
-  Vector<A> own[K][R];  // in registers: `sums` are somebody else's, and would be stored at every step
+  Vector<A> own[K][R];  // in registers: `sums` is the caller's memory, and would be stored at every step
   for (int k = 0; k < K; ++k)
     for (int r = 0; r < R; ++r) own[k][r] = sums[k][r];
   for (int64_t s = 0; s < count; ++s, at += apart, x += F::kStep) {
@@ -143,7 +143,7 @@ void grouped_panel_products(const A* x, int64_t length, const Panel& panel, Vect
   }
 }
 
-// `use` gets (row, vector of the panel, its products).
+// Calls `use` with (row, vector of the panel, its products).
 template <typename F, int R, int K, typename A, typename Use>
 void multiply(const A* x, int64_t length, const Panel& panel, Use&& use) {
   Vector<A> sums[K][R] = {};
@@ -163,7 +163,7 @@ void multiply_up_to(int64_t num_rows, const A* x, int64_t length, const Panel& p
   multiply<F, R, K>(x, length, panel, use);
 }
 
-// Any number of rows, as evenly as can be, by K vectors.
+// Any number of rows, split evenly, by K vectors.
 template <typename F, int K, typename A, typename Use>
 void multiply_all(int64_t num_rows, const A* x, int64_t length, const Panel& panel, Use&& use) {
   constexpr int64_t most = kMostRows<A, K>;
@@ -173,8 +173,8 @@ void multiply_all(int64_t num_rows, const A* x, int64_t length, const Panel& pan
                                [&](int r, int64_t vector, const Vector<A>& products) { use(row + r, vector, products); });
 }
 
-// Few rows take the whole panel at once, so that there are enough sums to keep the processor busy; many rows as much of it
-// as leaves registers for theirs.
+// Few rows take the whole panel at once, for enough independent sums to keep the processor busy; many rows take as many
+// vectors as leave registers for their sums.
 template <typename F, typename A, typename Use>
 void multiply_panel(int64_t num_rows, const A* x, int64_t length, Panel panel, Use&& use) {
   constexpr int all = kAcross<A>, some = kAtOnce<A>;
@@ -211,7 +211,7 @@ void project_as(const A* x, const char* data, int64_t num_rows, int64_t length, 
   }
 }
 
-// Σ_d x[r, d] W[n, d] for the n of panels [begin, end); `use` gets (r, n, products of n and those after it, how many).
+// Σ_d x[r, d] W[n, d] for the n of panels [begin, end). Calls `use` with (r, n, products of n and those after it, how many).
 template <typename A, typename Use>
 void project(const A* x, const Matrix& matrix, int64_t num_rows, int64_t length, int64_t count, int64_t begin, int64_t end,
              Use&& use) {

@@ -21,7 +21,7 @@ struct Front {
 // What a Step needs, and, from `log_w` [F, 2] on, what came of it. In place of a token [F] stands whether a front goes on or
 // was not asked.
 struct Step {
-  const Shape* shape;
+  const BlockShape* shape;
   const void* layers;
   const ExitShape* exit_shape;
   const void* exit;

@@ -28,7 +28,7 @@ GOES_ON, NOT_ASKED = -2, -3
 
 
 class BlockShape(ctypes.Structure):
-    """`Shape` of block.h."""
+    """`BlockShape` of block.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("boundary", "num_layers", "first_layer", "width", "inner", "num_heads")),

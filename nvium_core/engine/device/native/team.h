@@ -1,6 +1,5 @@
-// Threads that share out a loop. Whoever is free takes the next part, the caller too, so a thread that the kernel has
-// given to somebody else holds nobody up but for the part it is in. A thread without work sleeps after a moment, and
-// leaves its core to whatever else the process does.
+// A loop shared by threads. Each free thread takes the next part, the caller too, so a descheduled thread delays only the
+// part it has. A thread without work polls for a moment, then sleeps and leaves its core to the rest of the process.
 #pragma once
 
 #include <atomic>
@@ -24,7 +23,7 @@ inline void pause() {
 #endif
 }
 
-// Polls for a moment; whether the condition came to hold.
+// Polls for kPatience; true if the condition held.
 template <typename Condition> bool comes_soon(Condition&& condition) {
   const auto until = std::chrono::steady_clock::now() + kPatience;
   do
@@ -44,8 +43,8 @@ class Team {
     return *team;
   }
 
-  // f(begin, end) for parts of [0, count) that cover it once, on at most so many threads. Callers that come while another
-  // is served do their work alone.
+  // f(begin, end) over parts of [0, count), each once, on at most num_threads threads. A caller that finds the team busy runs
+  // all parts itself.
   template <typename F> void run(int num_threads, int64_t count, F&& f) {
     std::unique_lock lock(busy_, std::defer_lock);
     if (num_threads <= 1 || count <= 1 || !lock.try_lock()) return f(int64_t{0}, count);
@@ -94,7 +93,7 @@ class Team {
   std::atomic<int> helpers_{0};
   std::atomic<int64_t> done_{0};
   std::atomic<uint32_t> job_{0};
-  std::atomic<uint64_t> left_{0};  // the job's number, and how many of its parts nobody has taken
+  std::atomic<uint64_t> left_{0};  // the job's number, and how many of its parts are not taken yet
 };
 
 }  // namespace nvium

@@ -1,7 +1,7 @@
 """The solved schedule: for every number of sequences, a table of what to run in every state, or whole passes.
 
-Tables are solved as they are needed, from costs of blocks and exit frequencies as measured while serving. Nobody waits
-for them: until a table exists, and where there are too many states for one, thresholds decide.
+Tables are solved when needed, from costs of blocks and exit frequencies as measured while serving. Solving blocks no
+Step: until a table exists, and where there are too many states for one, thresholds decide.
 """
 
 from collections.abc import Sequence as Items
