@@ -73,7 +73,8 @@ def validator(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
 
 
 def compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    """As grammars have it: llguidance writes DEL as an escape, as it does the other control characters."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def generated(name: str, grammar: Grammar, *, seeds: int = 1, **params: Any) -> Iterator[tuple[str, str | None]]:
