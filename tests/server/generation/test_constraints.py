@@ -73,8 +73,7 @@ def validator(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
 
 
 def compact(value: Any) -> str:
-    """As grammars have it: llguidance writes DEL as an escape, as it does the other control characters."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("\x7f", "\\u007f")  # llguidance's form
 
 
 def generated(name: str, grammar: Grammar, *, seeds: int = 1, **params: Any) -> Iterator[tuple[str, str | None]]:
