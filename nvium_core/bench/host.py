@@ -131,7 +131,7 @@ def stubbed(model: NviumForCausalLM, config: EngineConfig) -> tuple[Engine, Stub
     backend = engine.runner.backend
     if isinstance(backend, NativeBackend):
         stub = NativeStub(model.config.num_exits)
-        backend.steps._run = stub  # noqa: SLF001  what the library gives
+        backend.steps.run_native = stub
         backend.max_native_rows = sys.maxsize
         return engine, stub
     answers = BackendStub(model.config.num_exits)

@@ -38,7 +38,7 @@ class ChatWriter(ChunkWriter):
         self._is_text_first = not self._has_tools or request.may_answer_in_text
         template, choices = service.chat_template, generation.choices
         self._streamed = [Delta(choice.index) for choice in choices]
-        """All that a stream has sent of each choice."""
+        """Tokens that a stream has sent of each choice."""
         self._thoughts = [template.reasoning_reader(choice.prompt.token_ids) for choice in choices]
         self._readers = [ToolCallReader(template.call_format) for _ in choices]
 
@@ -63,9 +63,11 @@ class ChatWriter(ChunkWriter):
         if calls:
             message["tool_calls"] = [{"index": number, **call} for number, call in joined(calls).items()]
         if self._tells_exits:
-            self._streamed[delta.index].extend(delta)
+            streamed = self._streamed[delta.index]
+            streamed.tokens += delta.tokens
+            streamed.text_offsets += delta.text_offsets
             if delta.finish_reason:
-                message["nvium"] = self._token_exits(self._streamed[delta.index])
+                message["nvium"] = self._token_exits(streamed)
         return self._chunk_of(delta, message)
 
     def _usage_chunk(self) -> ChatChunk:

@@ -6,8 +6,8 @@ that can be served, from the first minutes on; TARGET/retrofit/ has what is need
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class RetrofitRun:
         self.step = 0
         self.folder = settings.target / STATE_FOLDER
 
-    def steps(self) -> Iterator[Report]:
+    def steps(self) -> Generator[Report, None, None]:
         """Train to the end; yields a report after every step."""
         if not self.step:
             self.fit()
@@ -188,21 +188,14 @@ def described(settings: RetrofitSettings) -> dict[str, Any]:
 def show(run: RetrofitRun) -> None:
     """Train to the end beside a progress bar. Raises `KeyboardInterrupt` after a checkpoint if a signal asks for it."""
     console = Console(stderr=True)
-    with progress_bar(console) as bar, Interruption() as interruption:
+    with progress_bar(console) as bar, Interruption() as interruption, closing(run.steps()) as steps:
         task = bar.add_task("least squares", total=run.num_steps, completed=run.step)
         lines = Lines(console, run.num_steps)
-        steps = run.steps()
         for report in steps:
             bar.update(task, completed=run.step, description=describe(report))
             if bar.disable:
                 lines.tell(run.step, report)
             if interruption.is_requested:
                 run.save()
-                steps_closed(steps)
                 console.print(f"stopped after step {run.step}; the same command goes on", highlight=False)
                 raise KeyboardInterrupt
-
-
-def steps_closed(steps: Iterator[Report]) -> None:
-    with suppress(AttributeError):
-        steps.close()  # type: ignore[attr-defined]

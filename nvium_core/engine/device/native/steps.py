@@ -64,7 +64,7 @@ class NativeSteps:
     ) -> None:
         self._threads = threads or Threads.all()
         config, like = model.config, model.lm_head.weight
-        self._run = getattr(library, f"run_{PRECISIONS[like.dtype]}")
+        self.run_native = getattr(library, f"run_{PRECISIONS[like.dtype]}")
         precise = torch.promote_types(like.dtype, torch.float32)
         positions = torch.arange(config.max_position_embeddings)
         cos_TP, sin_TP = (x.contiguous() for x in model.model.rotary(positions, precise))
@@ -117,7 +117,7 @@ class NativeSteps:
                 kept += self._fill(self._steps[each.block], each)
         first = ctypes.byref(self._steps, step.block * ctypes.sizeof(NativeStep))
         threads = self._threads.of(step.num_rows)
-        count = self._run(first, len(steps), step.goes_on_anyway, self._tensors.array, threads)
+        count = self.run_native(first, len(steps), step.goes_on_anyway, self._tensors.array, threads)
         return [self._result(each, fronts, is_complete=is_complete) for each in steps[:count]]
 
     def _prepared(self, block: int) -> NativeStep:
