@@ -15,24 +15,34 @@ from server.telemetry.logs import SeldomLine
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
+MAX_ACCEPTED_IN_TURN = 4
+"""Connections accepted in a turn of the event loop. Some turns pass until one beyond the bound is closed again."""
+
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener(socket.socket):
-    """Accepts connections. One that is shed raises `BlockingIOError`, as if none were waiting.
+    """Accepts connections, a few at a time, then raises `BlockingIOError` once, as if no more were waiting.
 
-    Left waiting, it would wake the event loop again and again. Closing it takes a descriptor, so one is kept spare.
+    A burst accepted at once would take the descriptors of those beyond the bound before any of them can be refused, and
+    then a probe might be shed. Shedding raises `BlockingIOError` too: left waiting, the connection would wake the event
+    loop again and again. Closing it takes a descriptor, so one is kept spare.
     """
 
     def __init__(self, taken: socket.socket) -> None:
         super().__init__(fileno=taken.detach())
         self._spare: int | None = spare_descriptor()
         self._line = SeldomLine("no descriptors left for connections")
+        self._num_in_turn = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
+        self._num_in_turn += 1
         try:
+            if self._num_in_turn > MAX_ACCEPTED_IN_TURN:
+                raise BlockingIOError
             return super().accept()
         except OSError as error:
+            self._num_in_turn = 0
             if error.errno not in EXHAUSTED:
                 raise
             self._shed()

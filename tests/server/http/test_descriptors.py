@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import resource
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.http.listener import Listener
+from server.http.listener import MAX_ACCEPTED_IN_TURN, Listener
 from server.http.room import RESERVE, Room, room_for
 from server.settings import SettingsError
 from tests.server.forked_server import forked_server
@@ -73,6 +74,21 @@ async def test_a_probe_is_answered_beside_more_silent_clients_than_there_are_fil
 
 
 @pytest.mark.slow
+async def test_a_probe_behind_a_burst_of_silent_clients_is_answered(model_folder: Path, tmp_path: Path) -> None:
+    prepare = partial(files_at_most, 200, 200)
+    with forked_server(model_folder, tmp_path / "log", prepare=prepare, arrival_seconds=600) as server:
+        with silent_clients(server, 140):
+            assert await livez(server) == 200
+            server.process.send_signal(signal.SIGSTOP)
+            with silent_clients(server, 60):
+                probe = asyncio.create_task(livez(server))
+                await asyncio.sleep(0.2)  # all of them wait to be accepted
+                server.process.send_signal(signal.SIGCONT)
+                assert await probe == 200
+        assert "no descriptors left" not in server.log()
+
+
+@pytest.mark.slow
 async def test_the_soft_limit_of_files_is_raised_to_the_hard_one(model_folder: Path, tmp_path: Path) -> None:
     prepare = partial(files_at_most, 100, 2_000)
     with forked_server(model_folder, tmp_path / "log", prepare=prepare) as server:
@@ -116,6 +132,24 @@ def test_beyond_the_bound_the_longest_silence_makes_way_and_never_who_is_answere
     room.release(first)
     room.hold(fifth)
     assert room.holds(fifth)
+
+
+def test_a_listener_accepts_a_few_at_a_time() -> None:
+    with Listener(socket.create_server(("127.0.0.1", 0))) as listener, ExitStack() as stack:
+        listener.setblocking(False)
+        for _ in range(MAX_ACCEPTED_IN_TURN + 2):
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+        assert [num_accepted(listener, stack) for _ in range(3)] == [MAX_ACCEPTED_IN_TURN, 2, 0]
+
+
+def num_accepted(listener: Listener, stack: ExitStack) -> int:
+    """Until it says that none is waiting."""
+    number = 0
+    with suppress(BlockingIOError):
+        while True:
+            stack.enter_context(listener.accept()[0])
+            number += 1
+    return number
 
 
 def test_a_listener_without_descriptors_sheds_who_comes_and_raises_nothing() -> None:

@@ -13,6 +13,9 @@ from tests.server.server_process import ServerProcess, server_process
 
 NUM_CLIENTS = 40
 
+LONG = 2_000
+"""Tokens that take much longer than the tenth of a second after which a signal is acted on."""
+
 
 def some_request(random: Random) -> bytes:
     max_tokens, n, stream = random.randrange(1, 80), random.randrange(1, 3), random.random() < 0.5
@@ -37,11 +40,14 @@ async def ask_until_refused(server: ServerProcess, random: Random) -> list[Answe
 @pytest.mark.slow
 async def test_sigterm_under_load_loses_no_accepted_request(model_folder: Path, tmp_path: Path) -> None:
     with server_process(model_folder, tmp_path) as server:
-        async with connected(server.url) as idle:
+        async with connected(server.url) as idle, connected(server.url) as long:
             clients = [asyncio.create_task(ask_until_refused(server, Random(number))) for number in range(NUM_CLIENTS)]
             await asyncio.sleep(1)
+            await long.send(asking(max_tokens=LONG, stream=True))
+            await long.has_answer()
             server.terminate()
             answers = [answer for answers in await asyncio.gather(*clients) for answer in answers]
+            answers.append(await long.answer())
             assert server.exit_code(seconds=10) == 0
             assert await idle.reader.read() == b""
     served = [answer for answer in answers if answer.status == 200]
