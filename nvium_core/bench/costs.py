@@ -32,7 +32,8 @@ def measure(
     for at_once in track(AT_ONCE, "learning", transient=True):
         work(engine, islice(asked, -(-requests // len(AT_ONCE))), at_once)
         learnt.append(costs.copy())
-    costs = StepCosts(pointwise(geometric_mean, learnt), costs.junctions, costs.own)
+    passes = {rows: geometric_mean([each.passes[rows] for each in learnt]) for rows in costs.passes}
+    costs = StepCosts(pointwise(geometric_mean, learnt), costs.junctions, costs.own, passes)
     return {
         **costs.as_dict(),
         "requests": requests,

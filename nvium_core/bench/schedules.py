@@ -109,6 +109,7 @@ def pointwise_median(measured: Sequence[StepCosts]) -> StepCosts:
         pointwise(median, measured),
         [median_line([costs.junctions[block] for costs in measured]) for block in range(measured[0].num_blocks)],
         median_line([costs.own for costs in measured]),
+        {rows: median(costs.passes[rows] for costs in measured) for rows in measured[0].passes},
     )
 
 

@@ -63,8 +63,12 @@ def test_a_sequence_may_be_luckier_than_others_as_far_as_the_context_goes() -> N
 
 
 def test_costs_of_several_engines_become_one_point_by_point() -> None:
-    costs = [StepCosts({0: {1: 1.0, 2: seconds}, 1: {4: 9 * seconds}}) for seconds in (2.0, 7.0, 3.0)]
+    costs = [
+        StepCosts({0: {1: 1.0, 2: seconds}, 1: {4: 9 * seconds}}, passes={1: 5 * seconds})
+        for seconds in (2.0, 7.0, 3.0)
+    ]
     assert pointwise_median(costs).points == {0: {1: 1.0, 2: 3.0}, 1: {4: 27.0}}
+    assert pointwise_median(costs).passes == {1: 15.0}
 
 
 def test_more_tokens_than_the_context_holds_are_refused_by_name() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.choices import Schedule
+from nvium_core.engine.device import calibration
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.failures import DeviceLost
@@ -23,6 +24,8 @@ from nvium_core.engine.schedule.policies.problem import Problem
 from nvium_core.engine.schedule.policies.threshold import Threshold
 from nvium_core.engine.schedule.policies.whole_pass import WholePass
 from nvium_core.engine.schedule.step import Step, StepResult
+from nvium_core.planning.machine import Machine
+from nvium_core.planning.simulator import simulate
 from tests.engine.driving import alone, events_of, logprobs_of
 from tests.engine.test_exactness import Request, check, configs, models, requests, served
 from tests.random_models import random_model
@@ -224,3 +227,46 @@ def test_a_busy_machine_s_passes_do_not_make_staircases_look_cheaper() -> None:
     for block in range(4):
         assert costs.seconds(block, 8) / before.seconds(block, 8) == pytest.approx(3.0, rel=0.01)
         assert costs.seconds(block, 1) == 1.0
+
+
+def test_a_slower_machine_s_staircases_do_not_make_passes_look_cheaper() -> None:
+    costs = StepCosts({block: {1: 1.0, 8: 3.0} for block in range(4)}, passes={1: 3.0, 8: 9.0})
+    for block in [0, 1, 2, 3] * 150:
+        costs.observe(block, 8, 0, 9.0)
+    assert costs.seconds(0, 8) == pytest.approx(9.0, rel=0.01)
+    assert costs.pass_seconds(8) == pytest.approx(27.0, rel=0.03)
+    assert costs.pass_seconds(1) == 3.0
+
+
+SMALL_MODEL = StepCosts(
+    {block: {1: 200e-6, 4: 270e-6, 8: 460e-6, 16: 790e-6, 32: 1340e-6} for block in range(4)},
+    [(60e-6, 15e-6)] * 4,
+    own=(58e-6, 1.8e-6),
+    passes={1: 727e-6, 4: 1066e-6, 8: 1882e-6, 16: 3307e-6},
+)
+"""As measured on a CPU."""
+
+
+@pytest.mark.parametrize("factor", [1.0, 20.0])
+def test_passes_that_were_disturbed_while_they_were_measured_are_chosen_all_the_same(factor: float) -> None:
+    """Someone else had the processor for a moment. The schedule is what undisturbed costs would have chosen, and the
+    simulator promises no more than that."""
+    seen = StepCosts(
+        SMALL_MODEL.points,
+        SMALL_MODEL.junctions,
+        SMALL_MODEL.own,
+        {rows: factor * seconds for rows, seconds in SMALL_MODEL.passes.items()},
+    ).with_bounded_passes()
+    machine = Machine(routing=(0.14, 0.23, 0.36, 0.27), costs=seen, config=EngineConfig(max_sequences=16))
+    assert solved(machine.problem.rounded(), 16).passes_whole(16)
+    optimal, dense = (
+        simulate(machine, machine.policy(schedule), num_tokens=2000).tokens_per_second
+        for schedule in ("optimal", "synchronous")
+    )
+    assert optimal == pytest.approx(dense, rel=0.02)
+
+
+def test_calibration_believes_no_pass_that_costs_more_than_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "measure_passes", lambda *_, **__: {1: 1000.0, 4: 4000.0})
+    costs = Engine(random_model([1, 2]), EngineConfig(max_sequences=4)).calibrate()
+    assert 0 < costs.pass_seconds(4) < 1

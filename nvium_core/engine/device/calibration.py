@@ -147,7 +147,8 @@ def measure_costs(
         surplus = {rows: mean_but_slowest(taken) - known[rows] for rows, taken in times.items() if rows in known}
         one_each = min(max_sequences, MAX_SPREAD_ROWS)
         junctions.append(line({rows: surplus[rows] for rows in surplus if rows <= one_each}))
-    return StepCosts(points, junctions, passes=measure_passes(runner, pool, config, max_sequences=max_sequences))
+    passes = measure_passes(runner, pool, config, max_sequences=max_sequences)
+    return StepCosts(points, junctions, passes=passes).with_bounded_passes()
 
 
 def measure_passes(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> dict[int, float]:

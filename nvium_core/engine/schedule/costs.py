@@ -121,7 +121,7 @@ class StepCosts:
         """Of a Step that asks so many fronts; rows may be a mean, so not whole."""
         return self._of_rows(block, rows) + at(self.junctions[block], fronts) + self.own[0] + self.own[1] * fronts
 
-    def seconds_following(self, block: int, rows: float, fronts: int = 0) -> float:
+    def seconds_following(self, block: int, rows: float, fronts: float = 0) -> float:
         """Of a Step that is run with the one before it, for which the engine has done its part already."""
         return self._of_rows(block, rows) + at(self.junctions[block], fronts)
 
@@ -137,23 +137,43 @@ class StepCosts:
         return interpolated(self._rows[block], self._seconds[block], rows)
 
     def observe(self, block: int, rows: int, fronts: int, seconds: float) -> None:
-        """Let a Step that was run by itself and timed move the nearest points a little; junctions stay."""
-        surprise = seconds / self.seconds(block, rows, fronts)
-        surprise = min(max(surprise, 1 / MAX_SURPRISE), MAX_SURPRISE)
+        """Let a Step that was run by itself and timed move the nearest points a little, and those of passes by its
+        block's part: on a machine that became slower, passes are slower too. Junctions stay."""
+        rate = RATE * math.log(bounded(seconds / self.seconds(block, rows, fronts)))
         for index, share in nearest(self._rows[block], rows):
-            self._seconds[block][index] *= surprise ** (RATE * share)
+            self._seconds[block][index] *= math.exp(rate * share)
+        self._move_passes(rows, rate / self.num_blocks)
 
     def observe_pass(self, rows: int, seconds: float) -> None:
         """Let a pass that was timed move the nearest points a little, and its blocks' alike: that it takes longer than
         expected, on a busy machine, does not say that its Steps would take less by themselves."""
         if self.passes:
-            surprise = min(max(seconds / self.pass_seconds(rows), 1 / MAX_SURPRISE), MAX_SURPRISE)
-            measured = list(self.passes)
-            for index, share in nearest(measured, rows):
-                self.passes[measured[index]] *= surprise ** (RATE * share)
+            rate = RATE * math.log(bounded(seconds / self.pass_seconds(rows)))
+            self._move_passes(rows, rate)
             for own_rows, own_seconds in zip(self._rows, self._seconds, strict=True):
                 for index, share in nearest(own_rows, rows):
-                    own_seconds[index] *= surprise ** (RATE * share)
+                    own_seconds[index] *= math.exp(rate * share)
+
+    def _move_passes(self, rows: int, rate: float) -> None:
+        """The nearest points, in the logarithm."""
+        measured = list(self.passes)
+        for index, share in nearest(measured, rows) if measured else ():
+            self.passes[measured[index]] *= math.exp(rate * share)
+
+    def with_bounded_passes(self) -> "StepCosts":
+        """The same, where no pass costs more than its blocks by themselves if each exit emits equally often. It cannot:
+        one that was measured to do so was disturbed, and would make staircases look better than they are."""
+        passes = {rows: min(seconds, self._apart(rows)) for rows, seconds in self.passes.items()}
+        return StepCosts(self.points, self.junctions, self.own, passes)
+
+    def _apart(self, rows: int) -> float:
+        """Of all blocks, one by one, with the fronts that come to each."""
+        blocks = range(self.num_blocks)
+        return sum(self.seconds_following(block, rows, rows * (1 - block / len(blocks))) for block in blocks)
+
+
+def bounded(surprise: float) -> float:
+    return min(max(surprise, 1 / MAX_SURPRISE), MAX_SURPRISE)
 
 
 def around(measured: Items[int], rows: float) -> tuple[int, int]:
@@ -185,7 +205,7 @@ def nearest(measured: Items[int], rows: int) -> list[tuple[int, float]]:
     return [(left, (r1 - rows) / (r1 - r0)), (right, (rows - r0) / (r1 - r0))]
 
 
-def at(junction: Line, fronts: int) -> float:
+def at(junction: Line, fronts: float) -> float:
     """Seconds of asking so many."""
     fixed, each = junction
     return fixed + each * fronts if fronts else 0.0

@@ -114,7 +114,7 @@ class Optimal(Policy):
                 self._refresh()
 
     def observe_pass(self, *, num_rows: int, seconds: float) -> None:
-        if self.learns:
+        if self.learns and self._num_observed % LEARN_EVERY == 0:
             self.costs.observe_pass(num_rows, seconds)
 
     def solve_now(self, num_sequences: int) -> None:
