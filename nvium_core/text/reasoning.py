@@ -30,16 +30,21 @@ class ReasoningReader:
 
     state: Literal["start", "thinking", "between", "answer"] = "start"
     _held: str = field(default="", init=False)
+    _num_read: int = field(default=0, init=False)
     _has_thought: bool = field(default=False, init=False)
+    num_characters: int = field(default=0, init=False)
+    """Of the text read so far, those of the reasoning and its marks."""
 
     def push(self, text: str) -> Thought:
         """The next of the text: what it adds. Held back is what may yet be a mark, or the space before one."""
         self._held += text
+        self._num_read += len(text)
         reasoning = ""
         if self.state == "start":
             self._start()
         if self.state == "thinking":
             reasoning = self._think()
+            self.num_characters = self._num_read - (0 if self.state == "thinking" else len(self._held))
         if self.state == "between":
             self._held = self._held.lstrip()
             self.state = "answer" if self._held else "between"

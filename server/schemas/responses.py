@@ -15,7 +15,7 @@ from server.schemas.tools import MAX_TOOLS, FunctionName
 
 Json = dict[str, Any]
 
-PARTS = ("input_text", "output_text", "text", "refusal")
+PARTS = ("input_text", "output_text", "reasoning_text", "text", "refusal")
 CHAT_FIELDS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "stream"),
     *("user", "safety_identifier", "metadata", "parallel_tool_calls"),
@@ -179,7 +179,10 @@ def added(said: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
     """The messages with an item; successive calls, and the text before them, are one message of the assistant."""
     match item.get("type", "message"):
         case "message":
-            return [*said, {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}]
+            message = {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}
+            if message["role"] == "assistant" and is_only_reasoning(said):
+                return [*said[:-1], said[-1] | message]
+            return [*said, message]
         case "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -190,9 +193,14 @@ def added(said: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
             told = content(item.get("output"), f"{param}.output")
             return [*said, {"role": "tool", "content": told, "tool_call_id": item.get("call_id")}]
         case "reasoning":
-            return said
+            thought = content(item.get("content"), f"{param}.content")
+            return [*said, {"role": "assistant", "content": "", "reasoning_content": thought}] if thought else said
         case kind:
             raise InvalidField(f"{param}.type", f"{str(kind)[:100]!r} is not supported")
+
+
+def is_only_reasoning(said: Sequence[Json]) -> bool:
+    return bool(said) and "reasoning_content" in said[-1] and not said[-1]["content"] and "tool_calls" not in said[-1]
 
 
 def content(parts: Any, param: str) -> str | None:
@@ -210,21 +218,23 @@ def content(parts: Any, param: str) -> str | None:
     return "\n".join(texts)
 
 
-class OutputText(TypedDict):
-    type: Literal["output_text"]
+class OutputPart(TypedDict):
+    type: Literal["output_text", "reasoning_text"]
     text: str
-    annotations: list[Any]
-    logprobs: list[Any]
+    annotations: NotRequired[list[Any]]
+    logprobs: NotRequired[list[Any]]
 
 
 class OutputItem(TypedDict):
-    """A message or a function call."""
+    """What the model thought, a message or a function call."""
 
     id: str
-    type: Literal["message", "function_call"]
+    type: Literal["reasoning", "message", "function_call"]
     status: Literal["in_progress", "completed", "incomplete"]
     role: NotRequired[Literal["assistant"]]
-    content: NotRequired[list[OutputText]]
+    content: NotRequired[list[OutputPart]]
+    summary: NotRequired[list[Any]]
+    """Empty: the reasoning is told in full."""
     call_id: NotRequired[str]
     name: NotRequired[str]
     arguments: NotRequired[str]
@@ -277,7 +287,7 @@ class ResponseEvent(TypedDict):
     content_index: NotRequired[int]
     item_id: NotRequired[str]
     item: NotRequired[OutputItem]
-    part: NotRequired[OutputText]
+    part: NotRequired[OutputPart]
     delta: NotRequired[str]
     text: NotRequired[str]
     name: NotRequired[str]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic_core import to_json
 
-from nvium_core.text.tool_calls import CallPiece, ContentAndCalls, ToolCallReader
+from nvium_core.text.tool_calls import CallPiece
 from server.generation.delta import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
@@ -22,6 +22,7 @@ from server.schemas.chat import (
     MadeToolCall,
 )
 from server.schemas.generation import PromptTokenIds
+from server.writers.answer_reader import answer_reader
 from server.writers.chunk_writer import ChunkWriter
 from server.writers.logprobs import chat_logprobs
 
@@ -34,13 +35,11 @@ class ChatWriter(ChunkWriter):
         super().__init__(service, request, generation, response_id)
         self._request = request
         self._vocabulary = service.vocabulary
+        self._readers = [answer_reader(service, request, choice) for choice in generation.choices]
         self._has_tools = bool(request.callable_tools())
         self._is_text_first = not self._has_tools or request.may_answer_in_text
-        template, choices = service.chat_template, generation.choices
-        self._streamed = [Delta(choice.index) for choice in choices]
+        self._streamed = [Delta(choice.index) for choice in generation.choices]
         """Tokens that a stream has sent of each choice."""
-        self._thoughts = [template.reasoning_reader(choice.prompt.token_ids) for choice in choices]
-        self._readers = [ToolCallReader(template.call_format) for _ in choices]
 
     def whole(self, gained: Sequence[Delta]) -> bytes:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in gained]
@@ -55,11 +54,11 @@ class ChatWriter(ChunkWriter):
         return [to_json({**first, **self._prompt_token_ids()}), *map(to_json, others)]
 
     def _chunk(self, delta: Delta) -> ChatChunk:
-        thought, content, calls = self._read(delta)
-        is_empty = delta.finish_reason or self._has_tools or thought
+        reasoning, content, calls = self._readers[delta.index].read(delta)
+        is_empty = delta.finish_reason or self._has_tools or reasoning
         message: ChatMessage = {"content": content} if content or not is_empty else {}
-        if thought:
-            message["reasoning_content"] = thought
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = [{"index": number, **call} for number, call in joined(calls).items()]
         if self._tells_exits:
@@ -74,24 +73,15 @@ class ChatWriter(ChunkWriter):
         return {**self._usage_fields(), "object": CHUNK, "choices": [], **NO_TOKEN_IDS}
 
     def _message(self, delta: Delta) -> ChatMessage:
-        thought, content, calls = self._read(delta)
+        reasoning, content, calls = self._readers[delta.index].read(delta)
         message: ChatMessage = {"role": "assistant", "content": content, "refusal": None}
-        if thought:
-            message["reasoning_content"] = thought
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if self._has_tools and (calls or not self._is_text_first):
             message["content"] = content or None
         if calls:
             message["tool_calls"] = [*joined(calls).values()]
         return message
-
-    def _read(self, delta: Delta) -> tuple[str, str, list[CallPiece]]:
-        """The reasoning, the content and the new parts of calls."""
-        thoughts, reader = self._thoughts[delta.index], self._readers[delta.index] if self._has_tools else None
-        thought, text = thoughts.push(delta.text)
-        if delta.finish_reason:
-            rest = thoughts.flush()
-            thought, text = thought + rest.reasoning, text + rest.answer
-        return thought, *content_and_calls(reader, text, is_whole=bool(delta.finish_reason) and self._is_text_first)
 
     def _chunk_of(self, delta: Delta, message: ChatMessage) -> ChatChunk:
         choice: ChatChunkChoice = {**self._chat_choice(delta), "delta": message}
@@ -99,7 +89,7 @@ class ChatWriter(ChunkWriter):
 
     def _chat_choice(self, delta: Delta) -> AnyChatChoice:
         fields = self._choice(delta, delta.index)
-        if delta.finish_reason == "stop" and self._readers[delta.index].is_complete:
+        if delta.finish_reason == "stop" and self._readers[delta.index].has_called:
             fields["finish_reason"] = "tool_calls"
         return {**fields, "logprobs": self._logprobs(delta)}
 
@@ -115,14 +105,6 @@ class ChatWriter(ChunkWriter):
         if not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": self.generation.choices[0].prompt.token_ids}
-
-
-def content_and_calls(reader: ToolCallReader | None, text: str, *, is_whole: bool) -> ContentAndCalls:
-    """The content and the pieces of calls that a text adds; without a reader all of it is content."""
-    if reader is None:
-        return ContentAndCalls(text, [])
-    content, calls = reader.push(text)
-    return ContentAndCalls(content + (reader.flush() if is_whole else ""), calls)
 
 
 def joined(pieces: Sequence[CallPiece]) -> dict[int, MadeToolCall]:

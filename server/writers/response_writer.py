@@ -3,18 +3,20 @@
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import to_json
 
-from nvium_core.text.tool_calls import ToolCallReader
 from server.generation.delta import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
-from server.schemas.responses import OutputItem, OutputText, Response, ResponseEvent, ResponseRequest, ResponseUsage
-from server.writers.chat_writer import content_and_calls
+from server.schemas.responses import OutputItem, OutputPart, Response, ResponseEvent, ResponseRequest, ResponseUsage
+from server.writers.answer_reader import answer_reader
 from server.writers.writer import Writer
+
+TextKind = Literal["message", "reasoning"]
+NO_LOGPROBS: dict[TextKind, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
 
 
 class ResponseWriter(Writer):
@@ -31,8 +33,7 @@ class ResponseWriter(Writer):
     ) -> None:
         super().__init__(service, chat, generation)
         self._keep = keep
-        self._reader = ToolCallReader(service.chat_template.call_format) if chat.callable_tools() else None
-        self._is_text_first = chat.may_answer_in_text or self._reader is None
+        self._reader = answer_reader(service, chat, generation.choices[0])
         self._num_events = 0
         self._gained = Delta(index=0)
         self._response = new_response(asked, response_id, self._model)
@@ -52,10 +53,11 @@ class ResponseWriter(Writer):
     def _each_event(self, delta: Delta) -> Iterator[bytes]:
         self._count(delta)
         self._gained.extend(delta)
-        is_whole = bool(delta.finish_reason) and self._is_text_first
-        content, calls = content_and_calls(self._reader, delta.text, is_whole=is_whole)
+        reasoning, content, calls = self._reader.read(delta)
+        if reasoning:
+            yield from self._add_text("reasoning", reasoning)
         if content:
-            yield from self._add_text(content)
+            yield from self._add_text("message", content)
         for piece in calls:
             if piece.name:
                 yield from self._begin_call(piece.name)
@@ -64,21 +66,14 @@ class ResponseWriter(Writer):
         if delta.finish_reason:
             yield from self._end(is_cut=delta.finish_reason == "length")
 
-    def _add_text(self, text: str) -> Iterator[bytes]:
-        if not self._response["output"]:
-            item: OutputItem = {
-                "id": f"msg_{uuid.uuid4().hex}",
-                "type": "message",
-                "status": "in_progress",
-                "role": "assistant",
-                "content": [],
-            }
-            yield self._add(item)
-            item["content"].append({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
-            yield self._of_part("response.content_part.added", part=item["content"][0])
-        part = self._part
-        part["text"] += text
-        yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
+    def _add_text(self, kind: TextKind, text: str) -> Iterator[bytes]:
+        if not self._response["output"] or self._item["type"] != kind:
+            yield from self._finish_item("completed")
+            yield self._add(new_text(kind))
+            self._item["content"].append(new_part(kind))
+            yield self._of_part("response.content_part.added", part=self._part)
+        self._part["text"] += text
+        yield self._of_part(f"response.{self._part['type']}.delta", delta=text, **NO_LOGPROBS[kind])
 
     def _begin_call(self, name: str) -> Iterator[bytes]:
         yield from self._finish_item("completed")
@@ -114,18 +109,24 @@ class ResponseWriter(Writer):
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens()},
             "total_tokens": usage["total_tokens"],
         }
+
+    def _num_reasoning_tokens(self) -> int:
+        """Tokens whose text begins before the answer does."""
+        num_characters = self._reader.reasoning.num_characters
+        return sum(offset < num_characters for offset in self._gained.text_offsets)
 
     def _finish_item(self, status: Any) -> Iterator[bytes]:
         if not self._response["output"]:
             return
         item = self._item
         item["status"] = status
-        if item["type"] == "message":
-            yield self._of_part("response.output_text.done", text=self._part["text"], logprobs=[])
-            yield self._of_part("response.content_part.done", part=self._part)
+        if item["type"] != "function_call":
+            part = self._part
+            yield self._of_part(f"response.{part['type']}.done", text=part["text"], **NO_LOGPROBS[item["type"]])
+            yield self._of_part("response.content_part.done", part=part)
         else:
             call = {"name": item["name"], "arguments": item["arguments"]}
             yield self._of_item("response.function_call_arguments.done", **call)
@@ -140,7 +141,7 @@ class ResponseWriter(Writer):
         return self._response["output"][-1]
 
     @property
-    def _part(self) -> OutputText:
+    def _part(self) -> OutputPart:
         return self._item["content"][0]
 
     def _add(self, item: OutputItem) -> bytes:
@@ -157,6 +158,18 @@ class ResponseWriter(Writer):
         event: ResponseEvent = {"type": kind, "sequence_number": self._num_events, **more}  # type: ignore[typeddict-item]
         self._num_events += 1
         return to_json(event)
+
+
+def new_text(kind: TextKind) -> OutputItem:
+    if kind == "reasoning":
+        return {"id": f"rs_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", "summary": [], "content": []}
+    return {"id": f"msg_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", "role": "assistant", "content": []}
+
+
+def new_part(kind: TextKind) -> OutputPart:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": ""}
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
 def new_response(asked: ResponseRequest, response_id: str, model: str) -> Response:

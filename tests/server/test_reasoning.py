@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
+import openai
 import pytest
 
-from tests.byte_model import load_byte_model
+from tests.byte_model import NAME, load_byte_model, token_ids
 from tests.server.live_server import LiveServer, live_server
+from tests.server.routes.test_openapi import check
+from tests.server.routes.test_responses import events
 from tests.server.scripted_answers import answering
 from tests.server.test_refusals import error_of
 
@@ -91,3 +95,39 @@ def test_earlier_thoughts_reach_the_template_and_only_the_assistant_has_some(thi
     assert "<think>hm</think>b" in thinking.http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
     refused = thinking.chat(messages=[turns[0] | {"reasoning_content": "hm"}])
     assert error_of(refused)["param"] == "messages[0].reasoning_content"
+
+
+def test_a_response_has_an_item_for_the_thoughts(thinking: LiveServer) -> None:
+    client: openai.OpenAI = thinking.client()
+    asked: Any = {"model": NAME, "input": "Who?"}
+    with answering(thinking.app, ANSWER, ANSWER, ANSWER):
+        raw = events(thinking, input="Who?")
+        response = client.responses.create(**asked)
+        with client.responses.stream(**asked) as stream:
+            told = list(stream)
+            streamed = stream.get_final_response()
+    thoughts, message = response.output
+    assert thoughts.type == "reasoning" and thoughts.content and thoughts.summary == []
+    assert (thoughts.content[0].text, message.type, response.output_text) == ("Well, 🦊 <b>?", "message", "A fox.")
+    assert streamed.output_text == "A fox."
+    pieces = [event.delta for event in told if event.type == "response.reasoning_text.delta"]
+    assert len(pieces) > 5 and "".join(pieces) == "Well, 🦊 <b>?"
+    assert [event.item.type for event in told if event.type == "response.output_item.done"] == ["reasoning", "message"]
+    for event in raw:
+        check({"$ref": "#/components/schemas/ResponseEvent"}, event)
+    assert response.usage
+    num_thinking = response.usage.output_tokens_details.reasoning_tokens
+    assert num_thinking == len(token_ids(ANSWER.partition("</think>")[0] + "</think>"))
+
+
+def test_thoughts_of_an_earlier_response_reach_the_template(thinking: LiveServer) -> None:
+    client: openai.OpenAI = thinking.client()
+    with answering(thinking.app, ANSWER, "No."):
+        first = client.responses.create(model=NAME, input="Who?")
+        kept = client.responses.create(model=NAME, input="Sure?", previous_response_id=first.id)
+    history: Any = [{"role": "user", "content": "Who?"}, *first.output, {"role": "user", "content": "Sure?"}]
+    with answering(thinking.app, "No."):
+        given = client.responses.create(model=NAME, input=history)
+    said = "<|user|>Who?\n<|assistant|><think>Well, 🦊 <b>?</think>A fox.\n<|user|>Sure?\n<|assistant|>"
+    assert kept.usage and given.usage
+    assert kept.usage.input_tokens == given.usage.input_tokens == len(token_ids(said))

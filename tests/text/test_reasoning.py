@@ -28,8 +28,10 @@ def test_thoughts_and_answer_come_out_wherever_the_text_is_cut(
         return
     expected = Thought(thought.strip(" \n"), answer.lstrip(" \n"))
     text = f"{thought}{CLOSING}{after}{answer}"
-    assert read(ReasoningReader(), before + OPENING + text, cuts) == expected
-    assert read(ReasoningReader("thinking"), text, cuts) == expected
+    reader, opened = ReasoningReader(), ReasoningReader("thinking")
+    assert read(reader, before + OPENING + text, cuts) == read(opened, text, cuts) == expected
+    assert opened.num_characters == len(thought + CLOSING)
+    assert reader.num_characters == len(before + OPENING + thought + CLOSING)
 
 
 @given(texts, cuts)

@@ -1,0 +1,55 @@
+"""Reads an answer as it is generated: the reasoning, the content and the calls."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nvium_core.text.reasoning import ReasoningReader
+from nvium_core.text.tool_calls import CallPiece, ToolCallReader
+from server.generation.delta import Delta
+from server.generation.generation import Choice
+from server.generation.service import Service
+from server.schemas.chat import ChatRequest
+
+
+class AnswerPart(NamedTuple):
+    reasoning: str
+    content: str
+    calls: list[CallPiece]
+
+
+@dataclass
+class AnswerReader:
+    """What is joined does not depend on how deltas cut the text."""
+
+    reasoning: ReasoningReader
+    calls: ToolCallReader | None
+    """None if no tool may be called: then all that is not reasoning is content."""
+    may_be_text: bool
+    """Whether an answer without a call is allowed: if not, a call that is cut is no content."""
+
+    def read(self, delta: Delta) -> AnswerPart:
+        """What a delta adds."""
+        reasoning, text = self.reasoning.push(delta.text)
+        if delta.finish_reason:
+            rest = self.reasoning.flush()
+            reasoning, text = reasoning + rest.reasoning, text + rest.answer
+        if self.calls is None:
+            return AnswerPart(reasoning, text, [])
+        content, pieces = self.calls.push(text)
+        if delta.finish_reason and self.may_be_text:
+            content += self.calls.flush()
+        return AnswerPart(reasoning, content, pieces)
+
+    @property
+    def has_called(self) -> bool:
+        """Whether a call is complete."""
+        return self.calls is not None and self.calls.is_complete
+
+
+def answer_reader(service: Service, request: ChatRequest, choice: Choice) -> AnswerReader:
+    template, has_tools = service.chat_template, bool(request.callable_tools())
+    return AnswerReader(
+        template.reasoning_reader(choice.prompt.token_ids),
+        ToolCallReader(template.call_format) if has_tools else None,
+        not has_tools or request.may_answer_in_text,
+    )
