@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nvium_core.engine.failures import ConstraintLimit as ConstraintLimit
     from nvium_core.engine.failures import EngineError as EngineError
     from nvium_core.engine.failures import EngineStopped as EngineStopped
+    from nvium_core.engine.failures import NoTokenAllowed as NoTokenAllowed
     from nvium_core.engine.params import ContextLengthExceeded as ContextLengthExceeded
     from nvium_core.engine.params import EngineConfig as EngineConfig
     from nvium_core.engine.params import InvalidRequest as InvalidRequest
@@ -65,6 +66,7 @@ _HOME = {
     "Engine": "engine.engine",
     "EngineError": "engine.failures",
     "EngineStopped": "engine.failures",
+    "NoTokenAllowed": "engine.failures",
     "Completion": "engine.events",
     "FailureEvent": "engine.events",
     "PromptEvent": "engine.events",

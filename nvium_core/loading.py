@@ -11,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Device, Precision, Quantization, Weights
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, CheckpointError, one_line, resolve_folder
-from nvium_core.model.gguf import is_gguf, open_gguf
+from nvium_core.model.gguf import forget_gguf, is_gguf, open_gguf
 from nvium_core.model.gguf_groups import has_groups, hold_groups
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.model.quantized import quantize_model
@@ -85,6 +85,7 @@ def load_gguf(
     model = kind.from_pretrained(path, dtype=precision).eval()
     if keeps_groups:
         hold_groups(model, open_gguf(path))
+    forget_gguf()
     nn.Module.to(model, device)
     check_vocabulary(tokenizer, model, path)
     return LoadedModel(path.stem, model, tokenizer, path.resolve())

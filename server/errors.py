@@ -4,6 +4,7 @@ ApiError
 ├── InvalidField      400  a field of the request is wrong
 ├── MalformedRequest  400  not HTTP, or a body that must not be parsed
 ├── TooComplex        400  a grammar exceeds its bounds while it is followed
+├── Unsatisfiable     400  no token of the model continues the answer as it is asked for
 ├── InvalidKey        401  no key, or an unknown one
 ├── ModelNotFound     404
 ├── RequestTimeout    408  the request did not arrive in time
@@ -28,7 +29,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from nvium_core import ConstraintLimit, ContextLengthExceeded, EngineError, EngineStopped, InvalidRequest
+from nvium_core import (
+    ConstraintLimit,
+    ContextLengthExceeded,
+    EngineError,
+    EngineStopped,
+    InvalidRequest,
+    NoTokenAllowed,
+)
 from nvium_core.text.chat_template import ConversationError
 
 MAX_MESSAGE_CHARACTERS = 1000
@@ -101,6 +109,10 @@ class InvalidKey(ApiError):
 
 class TooComplex(ApiError):
     code = "grammar_too_complex"
+
+
+class Unsatisfiable(ApiError):
+    code = "no_token_allowed"
 
 
 class ModelNotFound(ApiError):
@@ -217,6 +229,8 @@ def from_engine(error: EngineError) -> ApiError:
     if isinstance(error, ConstraintLimit):
         log.warning("a grammar was too complex to be followed")
         return TooComplex(str(error))
+    if isinstance(error, NoTokenAllowed):
+        return Unsatisfiable(f"{error}: it may contradict allowed_token_ids or bad_words")
     return EngineGone() if isinstance(error, EngineStopped) else InternalError(str(error))
 
 

@@ -49,14 +49,15 @@ class PromptEvent:
     choice: int = 0
 
 
-FailureReason = Literal["failed", "stopped", "constraint_limit"]
+FailureReason = Literal["failed", "stopped", "constraint_limit", "no_token_allowed"]
 
 
 @dataclass(frozen=True, slots=True)
 class FailureEvent:
     """A sequence ended because running it failed; others are not affected.
 
-    `reason`: its own fault or the model's, the engine was stopped, or its constraint costs too much to follow.
+    `reason`: its own fault or the model's, the engine was stopped, or its constraint costs too much to follow or
+    allows no token of the model.
     """
 
     sequence_id: str

@@ -20,10 +20,15 @@ class ConstraintLimit(EngineError):
     """Its constraint costs too much to follow further."""
 
 
+class NoTokenAllowed(EngineError):
+    """Its constraint allows no token of the model."""
+
+
 KINDS: dict[FailureReason, type[EngineError]] = {
     "failed": EngineError,
     "stopped": EngineStopped,
     "constraint_limit": ConstraintLimit,
+    "no_token_allowed": NoTokenAllowed,
 }
 
 

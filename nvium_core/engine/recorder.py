@@ -13,6 +13,7 @@ from nvium_core.engine.schedule.sequence import FinishReason, Sequence
 from nvium_core.engine.schedule.speedup import PiggybackSpeedup, is_dense
 from nvium_core.engine.schedule.step import NO_TOKEN, FrontDecision, Run, Step, StepResult
 
+NOTHING_ALLOWED = "the request's constraint allows no token of the model"
 CONSTRAINT_LIMIT = "the request's constraint is too complex to be followed further"
 
 
@@ -156,8 +157,9 @@ class Recorder:
         self.end(sequence)
         if constraint.is_too_costly:
             return FailureEvent(sequence.id, CONSTRAINT_LIMIT, sequence.choice, "constraint_limit")
-        reason = "failed" if constraint.has_failed else "allows no token of the model"
-        return FailureEvent(sequence.id, f"the request's constraint {reason}", sequence.choice)
+        if constraint.has_failed:
+            return FailureEvent(sequence.id, "the request's constraint failed", sequence.choice)
+        return FailureEvent(sequence.id, NOTHING_ALLOWED, sequence.choice, "no_token_allowed")
 
 
 def is_quick(result: StepResult, runs: list[Run]) -> bool:

@@ -44,7 +44,6 @@ class ReasoningReader:
             self._start()
         if self.state == "thinking":
             reasoning = self._think()
-            self.num_characters = self._num_read - (0 if self.state == "thinking" else len(self._held))
         if self.state == "between":
             self._held = self._held.lstrip()
             self.state = "answer" if self._held else "between"
@@ -66,6 +65,7 @@ class ReasoningReader:
         if not self._has_thought:
             self._held = self._held.lstrip()
         thought, found, rest = self._held.partition(CLOSING)
+        self.num_characters = self._num_read - len(rest)
         if found:
             self.state, self._held = "between", rest
             return thought.rstrip()

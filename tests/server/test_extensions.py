@@ -45,6 +45,16 @@ def test_only_allowed_tokens_come(server: LiveServer) -> None:
     assert error_of(server.complete(allowed_token_ids=[]))["param"] == "allowed_token_ids"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_allowed_tokens_that_contradict_the_form_are_the_requests_fault(server: LiveServer, stream: bool) -> None:
+    asked = {"response_format": {"type": "json_object"}, "stream": stream, "max_tokens": 9}
+    refused = server.complete(allowed_token_ids=token_ids("x"), **asked)
+    assert refused.status_code == 400
+    assert error_of(refused)["code"] == "no_token_allowed"
+    later = server.complete(allowed_token_ids=token_ids("{"), **asked)
+    assert '"no_token_allowed"' in later.text
+
+
 def test_bad_words_do_not_come(server: LiveServer) -> None:
     only = {"allowed_token_ids": token_ids("abc"), "max_tokens": 60}
     assert "aa" in text(server, **only)
