@@ -21,7 +21,7 @@ from nvium_core.bench.harness import Figures, Subject
 from nvium_core.bench.shapes import exit_odds
 from nvium_core.choices import Schedule
 from nvium_core.engine.device.native import NativeBackend
-from nvium_core.engine.device.native.steps import GOES_ON, NOT_ASKED, BlockShape, NativeStep
+from nvium_core.engine.device.native.steps import GOES_ON, OUTCOME, BlockShape, NativeStep
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Score
@@ -55,15 +55,15 @@ class NativeStub(Stub):
 
     def __call__(self, first: Any, count: int, goes_on_anyway: bool, *_: Any) -> int:
         started = time.thread_time()
-        steps = ctypes.cast(first, ctypes.POINTER(NativeStep))
-        block = BlockShape.from_address(steps[0].shape).boundary
-        left, ran = set(range(steps[0].num_fronts)), 0
+        step = ctypes.cast(first, ctypes.POINTER(NativeStep))[0]
+        block, ran = BlockShape.from_address(step.shape).boundary, 0
+        left = list(range(step.num_fronts))
+        outcomes = (ctypes.c_char * (OUTCOME.size * step.num_fronts)).from_address(step.outcomes)
         while ran < count and (ran == 0 or left or goes_on_anyway):
-            tokens = (ctypes.c_int64 * steps[ran].num_fronts).from_address(steps[ran].tokens)
-            for front in range(len(tokens)):
-                exits = front in left and self.exits(block + ran)
-                tokens[front] = 1 if exits else GOES_ON if front in left else NOT_ASKED
-            left -= {front for front in left if tokens[front] >= 0}
+            tokens = {front: 1 if self.exits(block + ran) else GOES_ON for front in left}
+            for front, token in tokens.items():
+                OUTCOME.pack_into(outcomes, OUTCOME.size * front, block + ran, token, -1.0, -1.0)
+            left = [front for front in left if tokens[front] == GOES_ON]
             ran += 1
         self.seconds += time.thread_time() - started
         return ran

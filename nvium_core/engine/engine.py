@@ -228,7 +228,7 @@ class Engine:
     def _report(self, results: list[StepResult], events: list[list[Event]], seconds: float) -> None:
         is_measured = self._device_was_idle and self.runner.has_waited
         self._device_was_idle = self.runner.has_waited
-        are_timed = all(result.seconds is not None for result in results[1:])
+        are_timed = None not in [result.seconds for result in results[1:]]
         is_pass = is_whole_pass(results, self.scheduler.num_blocks)
         for result, told, own in zip(results, events, shares(results, seconds), strict=True):
             step = result.step
@@ -236,12 +236,12 @@ class Engine:
                 step.block,
                 num_rows=step.num_rows,
                 seconds=own if is_measured and are_timed and not is_pass else None,
-                num_asked=len(result.decisions),
-                num_left=sum([decision.token_id is not None for decision in result.decisions.values()]),
+                num_asked=result.num_asked,
+                num_left=result.num_left,
                 follows=result is not results[0],
             )
-            self.speedup.end(own)
             self.reports.append(StepReport(step.block + 1, step.num_rows, len(step.runs), own, told))
+        self.speedup.end(seconds)
         if is_measured and is_pass:
             self.scheduler.policy.observe_pass(num_rows=results[0].step.num_rows, seconds=seconds)
 
@@ -255,8 +255,8 @@ def shares(results: list[StepResult], seconds: float) -> list[float]:
 
 def is_whole_pass(results: list[StepResult], num_blocks: int) -> bool:
     """One row of each sequence passed every block."""
-    rows = {result.step.num_rows for result in results}
-    return len(results) == num_blocks and rows == {len(results[0].step.runs)}
+    num_runs = len(results[0].step.runs)
+    return len(results) == num_blocks and [result.step.num_rows for result in results] == [num_runs] * num_blocks
 
 
 def merged(step: Step, alone: list[StepResult]) -> StepResult:

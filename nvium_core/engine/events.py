@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 from nvium_core.engine.schedule.sequence import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(NamedTuple):
     """log π_mix of a token, before f; and the most probable tokens in its place, (id, log π_mix) each, best first.
 
     `exit_probabilities` are p_k of all exits in that place.
@@ -69,8 +68,7 @@ class FailureEvent:
 Event = TokenEvent | PromptEvent | FailureEvent
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(NamedTuple):
     """What one Step did: the block (1-based), its rows, of how many sequences, the time it took and what came of it."""
 
     block: int

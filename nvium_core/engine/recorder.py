@@ -50,12 +50,12 @@ class Recorder:
     def record(self, results: list[StepResult]) -> list[list[Event]]:
         """Events of each result."""
         runs = results[0].step.runs
-        if len(results) == self._scheduler.num_blocks > 1 and all(is_quick(result, runs) for result in results):
+        if len(results) == self._scheduler.num_blocks > 1 and False not in [is_quick(each, runs) for each in results]:
             return self._record_pass(results, runs)
         return [self._record(result) for result in results]
 
     def _record_pass(self, results: list[StepResult], runs: list[Run]) -> list[list[Event]]:
-        """The same rows have passed every block, and nothing failed or was scored: each run is updated once."""
+        """The same rows have passed every block, and nothing failed: each run is updated once."""
         running = self._scheduler.running
         if not is_dense(results[0].step, running):
             for result in results:
@@ -66,10 +66,13 @@ class Recorder:
             events.append(of_block)
             for sequence, decision in result.decisions.items():
                 self._decided(sequence, block, decision, of_block)
+        scored = results[-1].scores
         for sequence, rows, _ in runs:
             assert sequence.filled[0] == rows.start and sequence.filled[-1] == rows.start
             sequence.filled = [rows.stop] * len(results)
             self._pool.publish(sequence, since=rows.start)
+            if scored and sequence in scored:
+                events[-1] += self._scored(sequence, scored[sequence])
             if sequence.finish_reason is not None and self._is_over(sequence):
                 self.end(sequence)
         return events
@@ -124,8 +127,8 @@ class Recorder:
         probability = math.exp(sequence.log_reached + log_exit)
         sequence.append(token_id)
         sequence.finish_reason = reason = finish_reason(sequence)
-        is_stop = token_id in sequence.stop_token_ids
-        event = TokenEvent(sequence.id, token_id, block + 1, probability, reason, sequence.choice, is_stop=is_stop)
+        is_stop = reason is not None and token_id in sequence.stop_token_ids
+        event = TokenEvent(sequence.id, token_id, block + 1, probability, reason, sequence.choice, None, is_stop)
         if sequence.needs_scores:
             self._held_back.setdefault(sequence, deque()).append(event)
         else:
@@ -163,8 +166,8 @@ class Recorder:
 
 
 def is_quick(result: StepResult, runs: list[Run]) -> bool:
-    """It is of these runs, and only tokens came of it."""
-    if result.step.runs is not runs or result.errors or result.scores or not result.is_complete:
+    """It is of these runs, and nothing failed."""
+    if result.step.runs is not runs or result.errors or not result.is_complete:
         return False
     return NO_TOKEN not in [decision.token_id for decision in result.decisions.values()]
 

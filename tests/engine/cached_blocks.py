@@ -31,6 +31,7 @@ def sequences_of(lengths: list[int], vocab_size: int, page_size: int = 16) -> li
         tokens = [(7 * number + 3 * t) % vocab_size for t in range(length)]
         sequence = Sequence(str(number), tokens, SamplingParams(), seed=0, num_blocks=1, arrival=number)
         sequence.pages = [next(pages) for _ in range(-(-length // page_size))]
+        sequence.seat = number
         made.append(sequence)
     return made
 

@@ -160,8 +160,10 @@ class Runner:
         for result in results:
             if not result.is_complete:
                 self._decide(result, reached, decided)
-            decided.update([pair for pair in result.decisions.items() if pair[1].token_id is not None])
-            self._score(result, decided)
+            if result.decisions:
+                decided.update([pair for pair in result.decisions.items() if pair[1].token_id is not None])
+            if result.step.block == self._last_block:
+                self._score(result, decided)
         return results
 
     def _count_seconds(self, results: list[StepResult], elapsed: float) -> None:
@@ -187,12 +189,9 @@ class Runner:
 
     def _score(self, result: StepResult, decided: Mapping[Sequence, FrontDecision]) -> None:
         """The rows that have just passed the last block and are to be scored."""
-        step = result.step
-        if step.block != self._last_block:
-            return
         wanted = [
             (run.sequence, rows)
-            for run in step.runs
+            for run in result.step.runs
             if run.sequence.needs_scores and (rows := run.sequence.rows_to_score(run.rows))
         ]
         if wanted:

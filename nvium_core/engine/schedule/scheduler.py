@@ -38,6 +38,8 @@ class Scheduler:
         self._seats = list(range(config.max_sequences - 1, -1, -1))
         self._num_steps = 0
         self._long_ran = False
+        self._last_pass: Step | None = None
+        """The last Step, if all that run passed every block in it."""
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
@@ -45,6 +47,8 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next Step, or None when there is nothing to do."""
         self.admitted = list(self._admit()) if self.waiting and self._seats else []
+        if self._last_pass is not None and (runs := self._next_rows(self._last_pass)):
+            return self._note(self._with_following(0, runs), set())
         while self.running:
             ready = {sequence: self._ready_block(sequence) for sequence in self.running}
             long = {sequence for sequence, block in ready.items() if is_long(sequence, block)}
@@ -108,6 +112,7 @@ class Scheduler:
         sequence.note_admission()
         sequence.seat = self._seats.pop()
         sequence.last_step = self._num_steps
+        self._last_pass = None
         insort(self.running, sequence, key=attrgetter("arrival"))
 
     def _is_held(self, sequence: Sequence) -> bool:
@@ -152,21 +157,44 @@ class Scheduler:
                 granted.add(sequence)
                 yield Run(sequence, rows, rows.stop == len(sequence.token_ids))
 
+    def _next_rows(self, last: Step) -> list[Run]:
+        """The rows after those of a pass, so that everybody is not asked anew where they stand: none unless each
+        sequence has emitted a token, is not over and owes nothing."""
+        runs: list[Run] = []
+        if not self._passes_whole():
+            return runs
+        page_size = self.pool.page_size
+        for sequence, rows, _ in last.runs:
+            front, filled = rows.stop, sequence.filled
+            is_even = filled[0] == filled[-1] == front == len(sequence.token_ids) - 1
+            if not is_even or sequence.finish_reason is not None or sequence.owes_scores:
+                return []
+            if front == len(sequence.pages) * page_size and not self.pool.grow(sequence, front + 1):
+                return []
+            runs.append(Run(sequence, range(front, front + 1), True))
+        return runs
+
     def _with_following(self, block: int, runs: list[Run]) -> Step:
         """A pass takes the rows through all later blocks, each with the rows that waited there; and a lone sequence's
         next Steps are known but for whether its front goes on."""
-        is_pass = self.policy.passes_whole(len(self.running))
+        is_pass = self._passes_whole()
         if not (is_pass or self._is_lone(runs)):
             return Step(block, runs)
         following: Step | None = None
         runs_there = runs
-        is_deferred = any(run.sequence.filled[-1] < run.rows.start for run in runs)
+        is_deferred = True in [run.sequence.filled[-1] < run.rows.start for run in runs]
         for later in range(self.num_blocks - 1, block, -1):
             if is_deferred:
                 runs_there = [Run(s, range(s.filled[later], rows.stop), reaches) for s, rows, reaches in runs]
             step = Step(later, runs_there, following, is_pass)
             following = step if step.num_rows <= self.config.max_rows_per_step else None
         return Step(block, runs, following, is_pass)
+
+    def _passes_whole(self) -> bool:
+        running = self.running
+        if self.policy.passes_whole(len(running)):
+            return True
+        return self.policy.passes_scored and len(running) > 1 and False not in [each.needs_scores for each in running]
 
     def _is_lone(self, runs: list[Run]) -> bool:
         """A single running sequence, which no admission can join, about to emit."""
@@ -197,14 +225,17 @@ class Scheduler:
         return True
 
     def _note(self, step: Step, long: set[Sequence]) -> Step:
-        self._num_steps += 1
-        self._long_ran = any(run.sequence in long for run in step.runs)
+        self._num_steps = num_steps = self._num_steps + 1
+        self._long_ran = bool(long) and any(run.sequence in long for run in step.runs)
         for run in step.runs:
-            run.sequence.last_step = self._num_steps
+            run.sequence.last_step = num_steps
+        is_everybodys = step.goes_on_anyway and step.block == 0 and len(step.runs) == len(self.running)
+        self._last_pass = step if is_everybodys else None
         return step
 
     def _vacate(self, sequence: Sequence) -> None:
         assert sequence.seat is not None
+        self._last_pass = None
         self.running.remove(sequence)
         self.pool.release(sequence)
         self._seats.append(sequence.seat)

@@ -98,7 +98,7 @@ def is_past_prompt(sequence: Sequence, block: int) -> bool:
 def is_dense(step: Step, running: Collection[Sequence]) -> bool:
     """The dense schedule would run the same Step: a row of each sequence, all past their prompts."""
     one_each = step.num_rows == len(step.runs) == len(running)
-    return one_each and all(is_past_prompt(sequence, step.block) for sequence in running)
+    return one_each and False not in [is_past_prompt(sequence, step.block) for sequence in running]
 
 
 def num_emitted_rows(run: Run) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import NamedTuple
 
 from nvium_core.engine.events import Score
@@ -23,7 +22,7 @@ class Run(NamedTuple):
     reaches_front: bool
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Step:
     """One block for some sequences.
 
@@ -36,10 +35,13 @@ class Step:
     runs: list[Run]
     following: "Step | None" = None
     goes_on_anyway: bool = False
+    num_rows: int = field(init=False)
 
-    @cached_property
-    def num_rows(self) -> int:
-        return sum([len(run.rows) for run in self.runs])
+    def __post_init__(self) -> None:
+        known = self.following
+        self.num_rows = (
+            known.num_rows if known and known.runs is self.runs else sum([len(run.rows) for run in self.runs])
+        )
 
     def after(self, num_steps: int) -> "Step | None":
         """What is left of a pass after so many of its Steps."""
@@ -72,6 +74,9 @@ class FrontDecision(NamedTuple):
 class StepResult:
     """What came of a Step: a decision for every front that was asked, and scores of rows that were to be scored.
 
+    Of Steps that ran in one call, a front may have a decision only with the last one that asked it: `log_exit` and
+    `log_continue` then start where it stood before the first. The others count it as going on.
+
     A sequence in `errors` failed alone. `seconds` is None if not measured; those of routers and heads are a part of
     it, 0 unless the backend decided for fronts itself and timed that. `is_complete`: no front that was reached is
     still to be asked.
@@ -85,3 +90,14 @@ class StepResult:
     router_seconds: float = 0.0
     head_seconds: float = 0.0
     is_complete: bool = False
+    num_going_on: int = 0
+    """Fronts that went on to the next Step of the call, without a decision here."""
+
+    @property
+    def num_asked(self) -> int:
+        return len(self.decisions) + self.num_going_on
+
+    @property
+    def num_left(self) -> int:
+        """Fronts that have emitted."""
+        return len([decision for decision in self.decisions.values() if decision.token_id is not None])

@@ -180,7 +180,7 @@ def test_no_token_is_told_later_than_the_window(model: NviumForCausalLM, schedul
 
 
 def test_who_is_preempted_while_owing_scores_owes_them_still(model: NviumForCausalLM) -> None:
-    engine = Engine(model, EngineConfig(cache_tokens=80, page_size=4, max_rows_per_step=16))
+    engine = Engine(model, EngineConfig(schedule="sweep", cache_tokens=80, page_size=4, max_rows_per_step=16))
     prompts = [[token, *PROMPT] for token in range(4)]
     for number, prompt in enumerate(prompts):
         engine.add(str(number), prompt, replace(PARAMS, prompt_logprobs=True))

@@ -36,11 +36,19 @@ template <typename T> struct Tensors {
   const T* embedding;
 };
 
-// places [R, 2]: each row's position, and where in `pages` those of its sequence begin. tokens [R]: null but for the
-// first block.
+// A running sequence: its pages, and what its draws depend on.
+struct Seat {
+  const int64_t* pages;
+  int64_t seed, choice;
+  double temperature, log_min_p;
+};
+
+// places [R, 2]: each row's position and seat. tokens [R]: null but for the first block.
 struct Rows {
   int64_t count;
-  const int64_t *places, *pages, *tokens;
+  const int64_t* places;
+  const Seat* seats;
+  const int64_t* tokens;
 };
 
 template <typename T> class Pass {
@@ -54,7 +62,7 @@ template <typename T> class Pass {
         keys_(tensors.keys),
         values_(tensors.values),
         places_(rows.places),
-        pages_(rows.pages),
+        seats_(rows.seats),
         cos_(tensors.cos),
         sin_(tensors.sin),
         states_(tensors.states),
@@ -91,6 +99,8 @@ template <typename T> class Pass {
 
   int64_t position(int64_t row) const { return places_[2 * row]; }
 
+  const Seat& seat(int64_t row) const { return seats_[places_[2 * row + 1]]; }
+
   int64_t own_slot(int64_t row) const { return slot(row, position(row)); }
 
   // Leave the rows at the next boundary.
@@ -104,7 +114,7 @@ template <typename T> class Pass {
  private:
   // Where a row's sequence keeps a position, in slots.
   int64_t slot(int64_t row, int64_t at) const {
-    return pages_[places_[2 * row + 1] + at / shape_.page_size] * shape_.page_size + at % shape_.page_size;
+    return seat(row).pages[at / shape_.page_size] * shape_.page_size + at % shape_.page_size;
   }
 
   T* state(int64_t row, int64_t boundary) const {
@@ -247,7 +257,8 @@ template <typename T> class Pass {
   const BlockShape shape_;
   const int64_t num_rows_, slot_stride_;
   T *keys_, *values_;
-  const int64_t *places_, *pages_;
+  const int64_t* places_;
+  const Seat* seats_;
   const A *cos_, *sin_;
   T* states_;
   std::vector<A> hidden_, queries_, attended_, own_keys_, own_values_, gate_, up_, normed_;

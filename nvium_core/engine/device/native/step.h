@@ -11,15 +11,16 @@
 
 namespace nvium {
 
-constexpr int64_t kGoesOn = -2, kNotAsked = -3;
+constexpr int64_t kGoesOn = -2;
 
-// A front that draws from exits: its row in the Step, and what its draws depend on.
-struct Front {
-  int64_t row, seed, choice;
+// What became of a front in Steps that ran one after another: the block behind which it was asked last, the token it emitted
+// there or kGoesOn, and log of the probability to exit there and to go on, from where the front stood before the first.
+struct Outcome {
+  int64_t block, token;
+  double log_exit, log_continue;
 };
 
-// What a Step needs, and, from `log_w` [F, 2] on, what came of it. In place of a token [F] stands whether a front goes on or
-// was not asked.
+// What a Step needs, and, from `outcomes` [F] on, what came of it; those of the first Step are of all that ran with it.
 struct Step {
   const BlockShape* shape;
   const void* layers;
@@ -27,10 +28,8 @@ struct Step {
   const void* exit;
   Rows rows;
   int64_t num_fronts;
-  const Front* fronts;
-  const double* truncations;  // [F, 2]: temperature, log min-p
-  double* log_w;
-  int64_t* tokens;
+  const int64_t* fronts;  // their rows [F]
+  Outcome* outcomes;
   double layer_seconds, router_seconds, head_seconds;
 };
 
@@ -52,31 +51,40 @@ template <typename T> class Fronts {
   using A = Accumulator<T>;
 
  public:
-  explicit Fronts(int64_t count) : has_emitted_(count) {}
+  Fronts(int64_t count, Outcome* outcomes) : outcomes_(outcomes), left_(count) {
+    for (int64_t f = 0; f < count; ++f) left_[f] = f, outcomes_[f] = {0, kGoesOn, 0, 0};
+  }
 
-  // How many have not emitted.
-  int64_t num_left() const { return std::count(has_emitted_.begin(), has_emitted_.end(), false); }
-
-  void skip(Step& step) const { std::fill_n(step.tokens, step.num_fronts, kNotAsked); }
+  // Whether any has not emitted.
+  bool are_left() const { return !left_.empty(); }
 
   void ask(Step& step, const Pass<T>& pass, const T* states, int num_threads) {
     Clock clock;
     const Exit<A>& exit = *static_cast<const Exit<A>*>(step.exit);
     const int64_t width = step.shape->width;
-    std::vector<int64_t> asked, slots;
-    for (int64_t f = 0; f < step.num_fronts; ++f)
-      if (!has_emitted_[f]) asked.push_back(f), slots.push_back(pass.own_slot(step.fronts[f].row));
-    skip(step);
-    std::vector<A> x(asked.size() * width), emitting;
-    std::vector<double> log_w(2 * asked.size());
-    route<T>(*step.exit_shape, exit, states, slots.data(), asked.size(), x.data(), log_w.data(), num_threads);
-    for (size_t i = 0; i < asked.size(); ++i) {
-      const int64_t f = asked[i];
-      std::copy_n(&log_w[2 * i], 2, &step.log_w[2 * f]);
-      if (!emits(step, pass, f)) continue;
-      has_emitted_[f] = true;
+    std::vector<int64_t> slots, going;
+    for (int64_t f : left_) slots.push_back(pass.own_slot(step.fronts[f]));
+    std::vector<A> x(left_.size() * width), emitting;
+    std::vector<double> log_w(2 * left_.size());
+    route<T>(*step.exit_shape, exit, states, slots.data(), left_.size(), x.data(), log_w.data(), num_threads);
+    for (size_t i = 0; i < left_.size(); ++i) {
+      const int64_t f = left_[i], row = step.fronts[f], block = step.shape->boundary;
+      const double log_continue = log_w[2 * i], log_exit = log_w[2 * i + 1], before = outcomes_[f].log_continue;
+      outcomes_[f] = {block, kNoToken, before + log_exit, before + log_continue};
+      if (std::isnan(log_exit + log_continue)) continue;
+      const Seat& seat = pass.seat(row);
+      const auto drawn = [&](const char* purpose) {
+        return uniform(seat.seed, seat.choice, pass.position(row), block, purpose);
+      };
+      if (drawn("route") >= std::exp(log_exit)) {
+        outcomes_[f].token = kGoesOn;
+        going.push_back(f);
+        continue;
+      }
+      draws_.push_back({&step, &outcomes_[f].token, {seat.temperature, seat.log_min_p, drawn("token")}});
       emitting.insert(emitting.end(), &x[i * width], &x[i * width] + width);
     }
+    left_.swap(going);
     step.router_seconds = clock.lap();
     adapt<A>(*step.exit_shape, exit, emitting, num_threads);
     outputs_.insert(outputs_.end(), emitting.begin(), emitting.end());
@@ -108,27 +116,8 @@ template <typename T> class Fronts {
     Draw asked;
   };
 
-  // Whether the front emits here, and then what it draws, unless there is nothing to draw from.
-  bool emits(Step& step, const Pass<T>& pass, int64_t f) {
-    const Front& front = step.fronts[f];
-    const auto drawn = [&](const char* purpose) {
-      return uniform(front.seed, front.choice, pass.position(front.row), step.shape->boundary, purpose);
-    };
-    const double log_exit = step.log_w[2 * f + 1];
-    step.tokens[f] = kNoToken;
-    if (std::isnan(log_exit + step.log_w[2 * f])) {
-      has_emitted_[f] = true;
-      return false;
-    }
-    if (drawn("route") >= std::exp(log_exit)) {
-      step.tokens[f] = kGoesOn;
-      return false;
-    }
-    draws_.push_back({&step, &step.tokens[f], {step.truncations[2 * f], step.truncations[2 * f + 1], drawn("token")}});
-    return true;
-  }
-
-  std::vector<bool> has_emitted_;
+  Outcome* outcomes_;
+  std::vector<int64_t> left_;
   std::vector<A> outputs_;  // of those that emit, adapted, row by row
   std::vector<Drawn> draws_;
 };
@@ -137,9 +126,9 @@ template <typename T> class Fronts {
 // that have emitted are asked no more.
 template <typename T>
 int64_t run(Step* steps, int64_t count, bool goes_on_anyway, const Tensors<T>* tensors, int num_threads) {
-  Fronts<T> fronts(steps->num_fronts);
+  Fronts<T> fronts(steps->num_fronts, steps->outcomes);
   int64_t i = 0;
-  for (; i < count && (i == 0 || goes_on_anyway || fronts.num_left()); ++i) {
+  for (; i < count && (i == 0 || goes_on_anyway || fronts.are_left()); ++i) {
     Clock clock;
     Step& step = steps[i];
     Pass<T> pass(*step.shape, *tensors, step.rows);
@@ -148,10 +137,7 @@ int64_t run(Step* steps, int64_t count, bool goes_on_anyway, const Tensors<T>* t
     step.layer_seconds = clock.lap();
     step.router_seconds = step.head_seconds = 0;
     const T* states = tensors->states + step.shape->boundary * step.shape->num_slots * step.shape->width;
-    if (fronts.num_left())
-      fronts.ask(step, pass, states, num_threads);
-    else
-      fronts.skip(step);
+    if (fronts.are_left()) fronts.ask(step, pass, states, num_threads);
   }
   fronts.draw(steps, i, num_threads);
   return i;

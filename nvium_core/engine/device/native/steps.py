@@ -6,13 +6,13 @@ Shapes: R rows, D width, S cache slots, F fronts.
 """
 
 import ctypes
+import struct
 from array import array
-from collections.abc import Sequence as Items
-from itertools import accumulate, chain
 
 import torch
 
 from nvium_core.engine.device.native.library import PRECISIONS
+from nvium_core.engine.device.native.seats import Seats
 from nvium_core.engine.device.native.threads import Threads
 from nvium_core.engine.device.native.weights import ExitShape, Pointers, Store, address
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -23,8 +23,11 @@ from nvium_core.model.nvium import NviumForCausalLM
 MAX_STEP_ROWS, MAX_RUN_ROWS = 128, 32
 """Rows of a Step, and of one sequence in it, that always run natively; for more, PyTorch's products may be faster."""
 
-GOES_ON, NOT_ASKED = -2, -3
-"""Stand in a token's place, as `NO_TOKEN` may."""
+GOES_ON = -2
+"""Stands in a token's place, as `NO_TOKEN` may."""
+
+OUTCOME = struct.Struct("qqdd")
+"""`Outcome` of step.h."""
 
 
 class BlockShape(ctypes.Structure):
@@ -43,9 +46,9 @@ class NativeStep(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("shape", "layers", "exit_shape", "exit")),
         ("num_rows", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("places", "pages", "row_tokens")),
+        *((name, ctypes.c_void_p) for name in ("places", "seats", "row_tokens")),
         ("num_fronts", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("fronts", "truncations", "log_w", "tokens")),
+        *((name, ctypes.c_void_p) for name in ("fronts", "outcomes")),
         *((name, ctypes.c_double) for name in ("layer_seconds", "router_seconds", "head_seconds")),
     )
 
@@ -93,32 +96,38 @@ class NativeSteps:
         ]
         self.max_run_rows = MAX_RUN_ROWS
         """Rows of one sequence in a call."""
-        self._max_sequences = max_sequences
-        self._log_w = [array("d", bytes(16 * max_sequences)) for _ in config.blocks]
-        self._tokens = [array("q", bytes(8 * max_sequences)) for _ in config.blocks]
+        self._seats = Seats(max_sequences)
+        self._outcomes = bytearray(OUTCOME.size * max_sequences)
+        self._outcomes_at = ctypes.addressof(ctypes.c_char.from_buffer(self._outcomes))
         self._steps = (NativeStep * config.num_exits)(*map(self._prepared, range(config.num_exits)))
+        self._first_steps = [
+            ctypes.byref(self._steps, block * ctypes.sizeof(NativeStep)) for block in range(config.num_exits)
+        ]
 
     def suits(self, step: Step) -> bool:
         """Whether the native call is likely to be the faster one."""
         max_rows = self.max_run_rows
-        return step.num_rows <= max(MAX_STEP_ROWS, max_rows) and all(len(run.rows) <= max_rows for run in step.runs)
+        if step.num_rows > max(MAX_STEP_ROWS, max_rows):
+            return False
+        return step.num_rows <= max_rows or max([len(run.rows) for run in step.runs]) <= max_rows
 
     def run(self, step: Step) -> list[StepResult]:
         """The Step, and those that follow it as far as they ran. Other fronts are left to the caller."""
-        is_complete = False not in [is_native(sequence) for sequence, _, reaches in step.runs if reaches]
-        steps = [step]
-        while is_complete and (following := steps[-1].following) and self.suits(following):
-            steps.append(following)
-        fronts, *kept = self._fill(self._steps[step.block], step)
-        for each in steps[1:]:
-            if each.runs is step.runs:
-                self._fill_as(self._steps[each.block], self._steps[step.block])
+        is_complete = False not in [run.sequence.draws_directly for run in step.runs if run.reaches_front]
+        steps, native = [step], self._steps[step.block]
+        fronts, kept = self._fill(native, step)
+        following = step.following if is_complete else None
+        while following is not None and (following.runs is step.runs or self.suits(following)):
+            if following.runs is step.runs:
+                self._fill_as(self._steps[following.block], native)
             else:
-                kept += self._fill(self._steps[each.block], each)
-        first = ctypes.byref(self._steps, step.block * ctypes.sizeof(NativeStep))
+                kept += self._fill(self._steps[following.block], following)[1]
+            steps.append(following)
+            following = following.following
         threads = self._threads.of(step.num_rows)
-        count = self.run_native(first, len(steps), step.goes_on_anyway, self._tensors.array, threads)
-        return [self._result(each, fronts, is_complete=is_complete) for each in steps[:count]]
+        first, tensors = self._first_steps[step.block], self._tensors.array
+        count = self.run_native(first, len(steps), step.goes_on_anyway, tensors, threads)
+        return self._results(steps[:count], fronts, is_complete=is_complete)
 
     def _prepared(self, block: int) -> NativeStep:
         """What is the same for all Steps of a block."""
@@ -127,57 +136,54 @@ class NativeSteps:
             layers=ctypes.addressof(self._layers[block].array),
             exit_shape=ctypes.addressof(self._exit_shape),
             exit=ctypes.addressof(self.exits[block].array),
-            log_w=address(self._log_w[block]),
-            tokens=address(self._tokens[block]),
+            seats=ctypes.addressof(self._seats.array),
+            outcomes=self._outcomes_at,
         )
 
-    def _fill(self, native: NativeStep, step: Step) -> tuple[list[Sequence], "array[int]", "array[float]"]:
-        """Sequences whose fronts are routed, in order, and the arrays that the call reads, to be kept until then."""
-        runs, tables = step.runs, [run.sequence.pages for run in step.runs]
-        starts = accumulate(map(len, tables[:-1]), initial=0)
-        places = [word for run, start in zip(runs, starts, strict=True) for t in run.rows for word in (t, start)]
-        pages = list(chain.from_iterable(tables))
-        tokens = (
-            list(chain.from_iterable([s.token_ids[r.start : r.stop] for s, r, _ in runs])) if not step.block else []
-        )
-        last_rows = accumulate([len(run.rows) for run in runs], initial=-1)
-        next(last_rows)
-        asked = [(row, s) for row, (s, _, reaches) in zip(last_rows, runs, strict=True) if reaches and is_native(s)]
-        fronts = [word for row, s in asked for word in (row, s.seed, s.choice)]
-        assert len(asked) <= self._max_sequences
-        whole = array("q", places + pages + tokens + fronts)
-        real = array("d", [word for _, s in asked for word in s.draw[:2]])
-        native.num_rows, native.num_fronts = len(places) // 2, len(asked)
-        native.places = first = address(whole)
-        native.pages = first = first + 8 * len(places)
-        first += 8 * len(pages)
-        native.row_tokens = first if tokens else None
-        native.fronts = first + 8 * len(tokens)
-        native.truncations = address(real)
-        return [s for _, s in asked], whole, real
+    def _fill(self, native: NativeStep, step: Step) -> tuple[list[Sequence], list[object]]:
+        """Sequences whose fronts are routed, in order, and the numbers that the call reads, to be kept until then."""
+        runs, seat_of = step.runs, self._seats.of
+        numbers: list[int] = []
+        for sequence, rows, _ in runs:
+            seat = seat_of(sequence)
+            for t in rows:
+                numbers += (t, seat)
+        num_rows = len(numbers) // 2
+        if not step.block:
+            for sequence, rows, _ in runs:
+                numbers += sequence.token_ids[rows.start : rows.stop]
+        at_fronts, row, fronts = len(numbers), -1, []
+        for sequence, rows, reaches_front in runs:
+            row += len(rows)
+            if reaches_front and sequence.draws_directly:
+                numbers.append(row)
+                fronts.append(sequence)
+        kept = array("q", numbers)
+        native.num_rows, native.num_fronts = num_rows, len(fronts)
+        native.places = first = address(kept)
+        native.row_tokens = None if step.block else first + 16 * num_rows
+        native.fronts = first + 8 * at_fronts
+        return fronts, [kept]
 
     def _fill_as(self, native: NativeStep, first: NativeStep) -> None:
         """The same rows in a later block."""
         native.num_rows, native.num_fronts = first.num_rows, first.num_fronts
-        native.places, native.pages, native.fronts = first.places, first.pages, first.fronts
-        native.truncations = first.truncations
+        native.places, native.fronts = first.places, first.fronts
 
-    def _result(self, step: Step, fronts: Items[Sequence], *, is_complete: bool) -> StepResult:
-        """The decisions of fronts that were routed; `is_complete`: there are no others."""
-        native, block = self._steps[step.block], step.block
-        tokens, log_w = self._tokens[block], self._log_w[block]
+    def _results(self, steps: list[Step], fronts: list[Sequence], *, is_complete: bool) -> list[StepResult]:
+        """Of Steps that ran; `is_complete`: there are no other fronts. Each front has one decision, where it ended."""
+        results = [self._result(step, is_complete) for step in steps]
+        outcomes = OUTCOME.iter_unpack(memoryview(self._outcomes)[: OUTCOME.size * len(fronts)])
+        for sequence, (block, token, log_exit, log_continue) in zip(fronts, outcomes, strict=True):
+            decision = FrontDecision(None if token == GOES_ON else token, log_exit, log_continue)
+            results[block - steps[0].block].decisions[sequence] = decision
+        num_left = len(fronts)
+        for result in results:
+            num_left -= len(result.decisions)
+            result.num_going_on = num_left
+        return results
+
+    def _result(self, step: Step, is_complete: bool) -> StepResult:
+        native = self._steps[step.block]
         router, head = native.router_seconds, native.head_seconds
-        seconds = native.layer_seconds + router + head
-        decisions = {
-            sequence: FrontDecision(None if token == GOES_ON else token, log_w[2 * f + 1], log_w[2 * f])
-            for f, (sequence, token) in enumerate(zip(fronts, tokens, strict=False))
-            if token != NOT_ASKED
-        }
-        return StepResult(
-            step, decisions, seconds=seconds, router_seconds=router, head_seconds=head, is_complete=is_complete
-        )
-
-
-def is_native(sequence: Sequence) -> bool:
-    """Whether its tokens are drawn in the call."""
-    return sequence.draws_directly
+        return StepResult(step, {}, {}, {}, native.layer_seconds + router + head, router, head, is_complete)

@@ -79,6 +79,8 @@ def staircase(problem: Problem, num_sequences: int) -> tuple[Policy, float]:
 class Optimal(Policy):
     """Which of the blocks to run, by table. One thread chooses and observes; another solves."""
 
+    passes_scored = True
+
     def __init__(self, costs: StepCosts, frequencies: ExitFrequencies, *, learns: bool = True) -> None:
         """Keeps both up to date from what it observes, unless they are known to be right: then every table is solved
         where it is asked for."""

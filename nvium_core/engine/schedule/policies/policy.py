@@ -15,6 +15,10 @@ class Policy(ABC):
     All sequences that are ready for the chosen block move together.
     """
 
+    passes_scored = False
+    """Several sequences whose every token is scored go through all blocks at once: they must anyway, and heads and
+    scores of all are then one call."""
+
     @classmethod
     def of(cls, costs: StepCosts, frequencies: ExitFrequencies, *, learns: bool = True) -> Self:
         """A policy for these costs and exit frequencies, kept up to date if it `learns`; most need neither."""

@@ -3,13 +3,13 @@
 import struct
 from array import array
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from nvium_core.engine.device.native.packing import Packed
-from nvium_core.engine.device.native.steps import NativeSteps
+from nvium_core.engine.device.native.steps import OUTCOME, NativeSteps
 from nvium_core.engine.device.native.weights import Pointers
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.kv_cache import slots
@@ -71,10 +71,10 @@ class Image:
 
 
 class Ran(NamedTuple):
-    """States behind every block [N, S, D]; by block, each front's token, or what stands in its place; rows' scores."""
+    """States behind every block [N, S, D]; each front's block and token; rows' scores."""
 
     states: Tensor
-    tokens: list[list[int]]
+    emissions: list[tuple[int, int]]
     logprobs: list[float]
     top: list[list[int]]
     exit_probabilities: list[list[float]]
@@ -96,35 +96,35 @@ class Program:
         self._states = states
         tensors = image.words([keys, values, cos, sin, states, embedding])
         exits = [image.pointers(exit_) for exit_ in self._steps.exits]
-        self._tokens = [image.put(bytes(8 * len(sequences))) for _ in exits]
+        self._outcomes = image.put(bytes(OUTCOME.size * len(sequences)))
         self._found = [image.put(bytes(8 * self._num_rows * count)) for count in (1, num_top, num_top, len(exits))]
         steps = self._put_steps(exits)
         self._call = image.words([steps, self._num_blocks, tensors, 1, image.words(exits), self._put_scores()])
 
     def _put_steps(self, exits: list[At]) -> At:
         image, sequences, num_rows = self._image, self._sequences, self._num_rows
-        starts = [sum(len(s.pages) for s in sequences[:number]) for number in range(len(sequences))]
-        places = [(t, start) for s, start in zip(sequences, starts, strict=True) for t in range(s.num_tokens)]
-        ends = [sum(s.num_tokens for s in sequences[: number + 1]) - 1 for number in range(len(sequences))]
-        fronts = [(end, s.seed, s.choice) for s, end in zip(sequences, ends, strict=True)]
-        at_places, at_pages, at_rows, at_fronts = (
+        fronts = [sum(s.num_tokens for s in sequences[: number + 1]) - 1 for number in range(len(sequences))]
+        at_places, at_rows, at_fronts = (
             image.put(array("q", numbers).tobytes())
             for numbers in (
-                [number for place in places for number in place],
-                [page for s in sequences for page in s.pages],
+                [number for s in sequences for t in range(s.num_tokens) for number in (t, cast(int, s.seat))],
                 [token for s in sequences for token in s.token_ids],
-                [number for front in fronts for number in front],
+                fronts,
             )
         )
-        truncations = image.put(array("d", [number for s in sequences for number in s.draw[:2]]).tobytes())
+        at_seats = image.words(word for sequence in sequences for word in self._seat(sequence))
         exit_shape = image.put(bytes(self._steps._exit_shape))
         words: list[int | At] = []
         for block, exit_ in enumerate(exits):
             shape, layers = image.put(bytes(self._steps._shapes[block])), image.pointers(self._steps._layers[block])
-            words += [shape, layers, exit_shape, exit_, num_rows, at_places, at_pages, 0 if block else at_rows]
-            log_w = image.put(bytes(16 * len(sequences)))
-            words += [len(sequences), at_fronts, truncations, log_w, self._tokens[block], 0, 0, 0]
+            words += [shape, layers, exit_shape, exit_, num_rows, at_places, at_seats, 0 if block else at_rows]
+            words += [len(sequences), at_fronts, self._outcomes, 0, 0, 0]
         return image.words(words)
+
+    def _seat(self, sequence: Sequence) -> list[int | At]:
+        """Sequences sit in order."""
+        draws = struct.unpack("<2q", struct.pack("<2d", *sequence.draw[:2]))
+        return [self._image.put(array("q", sequence.pages).tobytes()), sequence.seed, sequence.choice, *draws]
 
     def _put_scores(self) -> At:
         every = [s for each in self._sequences for s in slots(each, range(each.num_tokens), self._cache.page_size)]
@@ -146,7 +146,8 @@ class Program:
         states = torch.frombuffer(
             bytearray(memory), dtype=torch.float32, count=shape.numel(), offset=self._states.offset
         )
-        tokens = [[int(token) for token in numbers("q", place, len(self._sequences))] for place in self._tokens]
+        size, start = OUTCOME.size * len(self._sequences), self._outcomes.offset
+        emissions = [(block, token) for block, token, *_ in OUTCOME.iter_unpack(memory[start : start + size])]
 
         def by_row(kind: str, place: At, length: int) -> list[list[float]]:
             flat = numbers(kind, place, self._num_rows * length)
@@ -155,4 +156,4 @@ class Program:
         logprobs = numbers("d", self._found[0], self._num_rows)
         top = [[int(token) for token in row] for row in by_row("q", self._found[1], self._num_top)]
         exit_probabilities = by_row("d", self._found[3], self._num_blocks)
-        return Ran(states.view(shape).clone(), tokens, logprobs, top, exit_probabilities)
+        return Ran(states.view(shape).clone(), emissions, logprobs, top, exit_probabilities)

@@ -16,7 +16,7 @@ from nvium_core.engine.device.junction import Junctions
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.instructions import FLAGS
 from nvium_core.engine.device.native.library import FOLDER, HEADERS
-from nvium_core.engine.device.native.steps import GOES_ON, NOT_ASKED
+from nvium_core.engine.device.native.steps import GOES_ON
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.sequence import Sequence
@@ -65,6 +65,7 @@ def drawing_sequences() -> list[Sequence]:
     for number, length in enumerate(LENGTHS):
         tokens = [(7 * number + 3 * t) % 17 for t in range(length)]
         sequence = Sequence(str(number), tokens, SamplingParams(), seed=number + 3, num_blocks=3, arrival=number)
+        sequence.seat = number
         sequence.pages = [next(pages) for _ in range(-(-length // 16))]
         made.append(sequence)
     return made
@@ -80,19 +81,20 @@ def by_layers(model: NviumForCausalLM) -> Ran:
     cache, sequences = cache_for(model), drawing_sequences()
     backend = LayersBackend(model, cache)
     junctions = Junctions(model, backend, max_sequences=8)
-    left, tokens = dict.fromkeys(sequences, 0.0), []
+    left, outcomes = dict.fromkeys(sequences, 0.0), dict[Sequence, tuple[int, int]]()
     for block in range(3):
         backend.run(Step(block, [Run(s, range(s.num_tokens), reaches_front=False) for s in sequences]))
         last = [slot for s in left for slot in slots(s, range(s.num_tokens - 1, s.num_tokens), 16)]
         decided = junctions.decide(block, left, last) if left else {}
         emitted = {s: GOES_ON if d.token_id is None else d.token_id for s, d in decided.items()}
-        tokens.append([emitted.get(sequence, NOT_ASKED) for sequence in sequences])
+        outcomes |= {sequence: (block, token) for sequence, token in emitted.items()}
         left = {s: 0.0 for s, token in emitted.items() if token == GOES_ON}
     every = [slot for s in sequences for slot in slots(s, range(s.num_tokens), 16)]
     scores = backend.score(every, [(7 * slot) % 17 for slot in every], [NUM_TOP] * len(every))
     top = [[token for token, _ in score.top] for score in scores]
     exit_probabilities = [list(score.exit_probabilities) for score in scores]
-    return Ran(cache.states_NSD, tokens, [score.logprob for score in scores], top, exit_probabilities)
+    emissions = [outcomes[sequence] for sequence in sequences]
+    return Ran(cache.states_NSD, emissions, [score.logprob for score in scores], top, exit_probabilities)
 
 
 def check(command: list[str], vector_bytes: int, weights: str, folder: Path) -> None:
@@ -106,7 +108,7 @@ def check(command: list[str], vector_bytes: int, weights: str, folder: Path) -> 
         found.append(program.read(file.read_bytes()))
     for ran in found:
         torch.testing.assert_close(ran.states, expected.states, rtol=0, atol=1e-4)
-        assert ran.tokens == expected.tokens
+        assert ran.emissions == expected.emissions
         assert ran.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
         assert ran.top == expected.top
         assert ran.exit_probabilities == [pytest.approx(p_E, abs=1e-4) for p_E in expected.exit_probabilities]
