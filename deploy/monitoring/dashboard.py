@@ -238,6 +238,14 @@ ROWS: dict[str, list[Panel]] = {
             ],
         ),
         Panel(
+            "Drafts",
+            "Tokens per second that early exits drafted for the last one, and those of them that were emitted.",
+            [
+                (growth("nvium_draft_tokens_total"), "drafted"),
+                (growth("nvium_accepted_draft_tokens_total"), "emitted"),
+            ],
+        ),
+        Panel(
             "Preemptions",
             "Sequences per second that lost their pages to others and start again.",
             [(growth("nvium_preemptions_total"), "preemptions")],

@@ -88,6 +88,9 @@ class BackendStub(Stub):
     def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
         raise NotImplementedError("all fronts are decided for in run()")
 
+    def logits(self, block: int, x_RD: Tensor) -> Tensor:
+        raise NotImplementedError("all fronts are decided for in run()")
+
     def draw(
         self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
     ) -> list[int]:

@@ -5,15 +5,19 @@ from typing import Annotated, Any
 
 import typer
 
+from nvium_core.choices import Sampling
 from nvium_core.commands.options import ModelArgument, chosen, takes
 from nvium_core.engine.params import EngineConfig
 from nvium_core.options import ModelOptions
 
 STDIN = "-"
-ENGINE_OPTIONS = "schedule", "deterministic"
+ENGINE_OPTIONS = "schedule", "deterministic", "max_drafts"
 
 SeedOption = Annotated[int | None, typer.Option(help="Same seed, same text.")]
-TemperatureOption = Annotated[float, typer.Option(help="0 is the argmax of π_mix.")]
+TemperatureOption = Annotated[float, typer.Option(help="0 is the most probable token.")]
+SamplingOption = Annotated[
+    Sampling | None, typer.Option(help="From the exit taken, the mixture or the last exit [as the model says].")
+]
 TopPOption = Annotated[float, typer.Option(help="Nucleus sampling.")]
 
 
@@ -26,14 +30,15 @@ def generate(
     seed: SeedOption = None,
     temperature: TemperatureOption = 0.7,
     top_p: TopPOption = 0.95,
+    sampling: SamplingOption = None,
     **given: Any,
 ) -> None:
     """Continue a prompt in the terminal, each token coloured by its exit. Statistics go to standard error."""
     from nvium_core import terminal
 
     text = sys.stdin.read().removesuffix("\n") if prompt == STDIN else prompt
-    sampling = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_p": top_p}
-    terminal.continue_text(terminal.both_streams(), language_model(model, given), text, sampling)
+    asked = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_p": top_p, "sampling": sampling}
+    terminal.continue_text(terminal.both_streams(), language_model(model, given), text, asked)
 
 
 @takes(ModelOptions)
@@ -45,16 +50,17 @@ def chat(
     seed: SeedOption = None,
     temperature: TemperatureOption = 0.7,
     top_p: TopPOption = 0.95,
+    sampling: SamplingOption = None,
     **given: Any,
 ) -> None:
     """Talk to a model in the terminal, through its chat template; each line of standard input is a message."""
     from nvium_core import terminal
 
-    sampling: dict[str, Any] = {"seed": seed, "temperature": temperature, "top_p": top_p}
+    asked: dict[str, Any] = {"seed": seed, "temperature": temperature, "top_p": top_p, "sampling": sampling}
     if max_tokens is not None:
-        sampling["max_tokens"] = max_tokens
+        asked["max_tokens"] = max_tokens
     llm, streams = language_model(model, given), terminal.both_streams()
-    terminal.converse(streams, llm, lambda: ask(is_person=sys.stdin.isatty()), system, sampling)
+    terminal.converse(streams, llm, lambda: ask(is_person=sys.stdin.isatty()), system, asked)
 
 
 def ask(*, is_person: bool) -> str:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
 
@@ -23,6 +24,7 @@ from nvium_core.engine.params import EngineConfig, SamplingParams, require
 from nvium_core.engine.recorder import Recorder
 from nvium_core.engine.rehearsal import rehearsed
 from nvium_core.engine.schedule.costs import StepCosts
+from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import POLICIES, Policy
@@ -55,7 +57,8 @@ class Engine:
         self.limits = Limits(self.context, num_pages * page_size, model.config.vocab_size, eos_token_ids(model))
         self.pool = PagePool(num_pages, page_size, keeps_pages=self.config.prefix_caching)
         policy = self._policy(assumed_costs(model.config))
-        self.scheduler = Scheduler(policy, self.pool, self.config, num_blocks=model.config.num_exits)
+        drafting = Drafting(assumed_costs(model.config), self.config.max_drafts)
+        self.scheduler = Scheduler(policy, self.pool, self.config, num_blocks=model.config.num_exits, drafting=drafting)
         self.runner = make_runner(
             model,
             num_pages=num_pages,
@@ -91,6 +94,8 @@ class Engine:
         """
         params = params or SamplingParams()
         self.check(token_ids, params)
+        if params.sampling is None and self.model_config.default_sampling != "exits":
+            params = replace(params, sampling=self.model_config.default_sampling)
         require(sequence_id not in self._recorder.requests, "sequence_id", f"{sequence_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
         self._recorder.add(
@@ -169,6 +174,7 @@ class Engine:
         self.speedup.costs = costs.with_own((0.0, 0.0))
         self.costs = costs.copy()
         self.scheduler.policy = self._policy(costs)
+        self.scheduler.drafting = Drafting(costs, self.config.max_drafts)
         return costs
 
     def _measured(self, budget: Budget) -> StepCosts:
@@ -264,6 +270,7 @@ def merged(step: Step, alone: list[StepResult]) -> StepResult:
     result = StepResult(step)
     for each in alone:
         result.decisions |= each.decisions
+        result.verified |= each.verified
         result.scores |= each.scores
         result.errors |= each.errors
     return result

@@ -54,7 +54,8 @@ class Draw(NamedTuple):
     """How tokens are drawn from logits, and which kind of draw that is.
 
     `is_ranked`: top-k or top-p, so tokens are sorted. `is_adjusted`: g may change logits (penalties, biases, a minimal
-    length, a constraint). `is_summed`: the mixture is computed explicitly.
+    length, a constraint). `is_summed`: the mixture is computed explicitly. `is_original`: from the last exit alone, by
+    a race that exits can draft for; temperature 0 is the argmax there.
     """
 
     temperature: float
@@ -64,11 +65,12 @@ class Draw(NamedTuple):
     is_ranked: bool
     is_adjusted: bool
     is_summed: bool
+    is_original: bool
 
     @property
     def is_plain(self) -> bool:
         """From an exit's logits as they are: needs nothing that only the host knows."""
-        return not (self.is_adjusted or self.is_summed)
+        return not (self.is_adjusted or self.is_summed or self.is_original)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +89,10 @@ class SamplingParams:
     disables. `constraint` says which tokens may come next, and ends a sequence when none may. `seed` None draws one at
     random; `choice` is the number of the first alternative, and each has draws of its own. `n` alternatives are wanted,
     the best of `best_of` (None: n) by mean log π_mix.
-    `sampling` "mixture" applies f to the explicit π_mix, so every token passes every exit.
-    `logprobs`: log π_mix before f of every token, with that many alternatives with it; `prompt_logprobs`: of the
-    prompt's tokens too. `probabilities`: p_k of every exit with each token.
+    `sampling` "mixture" applies f to the explicit π_mix, so every token passes every exit; "original" to π_N alone,
+    whose argmax is then temperature 0's token, while exits only draft; None is the model's default.
+    `logprobs`: log π_mix ("original": log π_N) before f of every token, with that many alternatives with it;
+    `prompt_logprobs`: of the prompt's tokens too. `probabilities`: p_k of every exit with each token.
     """
 
     max_tokens: int = 16
@@ -109,7 +112,7 @@ class SamplingParams:
     choice: int = 0
     n: int = 1
     best_of: int | None = None
-    sampling: Sampling = "exits"
+    sampling: Sampling | None = None
     logprobs: int | None = None
     prompt_logprobs: bool = False
     probabilities: bool = False
@@ -124,7 +127,8 @@ class SamplingParams:
         require(self.num_choices >= self.n, "best_of", f"must be at least n ({self.n}), got {self.best_of}")
         name = "n" if self.best_of is None else "best_of"
         require(self.num_choices <= MAX_CHOICES, name, f"must be at most {MAX_CHOICES}, got {self.num_choices}")
-        require(self.sampling in get_args(Sampling), "sampling", f"must be exits or mixture, got {self.sampling!r}")
+        is_known = self.sampling is None or self.sampling in get_args(Sampling)
+        require(is_known, "sampling", f"must be {', '.join(get_args(Sampling))}, got {self.sampling!r}")
         in_range = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
         require(in_range, "logprobs", f"must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}")
         need = "must come with logprobs, which says how many alternatives to give"
@@ -170,6 +174,8 @@ class SamplingParams:
     @property
     def draw(self) -> "Draw":
         """Temperature 0 keeps the first of the most probable tokens."""
+        if self.sampling == "original":
+            return self._draw_of_original
         is_greedy = self.is_greedy
         min_p = 1 if is_greedy else self.min_p
         return Draw(
@@ -180,6 +186,20 @@ class SamplingParams:
             is_ranked=is_greedy or self.top_k > 0 or self.top_p < 1,
             is_adjusted=self.constraint is not None or self._changes_logits,
             is_summed=is_greedy or self.sampling == "mixture",
+            is_original=False,
+        )
+
+    @property
+    def _draw_of_original(self) -> "Draw":
+        return Draw(
+            temperature=self.temperature,
+            log_min_p=math.log(self.min_p) if self.min_p else -math.inf,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            is_ranked=not self.is_greedy and (self.top_k > 0 or self.top_p < 1),
+            is_adjusted=self.constraint is not None or self._changes_logits,
+            is_summed=False,
+            is_original=True,
         )
 
     @property
@@ -213,6 +233,9 @@ class EngineConfig:
     max_sequences: Annotated[int, Doc("Sequences that run at once; the rest wait.")] = 32
     max_rows_per_step: Annotated[int, Doc("Rows of one Step; longer prompts are cut.")] = 256
     chunk_rows: Annotated[int, Doc("Rows of a Step for prompts while others generate.")] = 64
+    max_drafts: Annotated[int | None, Doc("Tokens that an exit drafts for the last one; 0 is none [as costs say].")] = (
+        None
+    )
     max_wait_steps: Annotated[int, Doc("Steps after which a sequence that was passed over goes first.")] = 64
     cache_memory: Annotated[str | None, Doc("Key/value cache, such as 2GiB or 10% [as needed, at most 25%].")] = None
     cache_tokens: Annotated[int | None, Doc("Or the positions it holds.")] = None
@@ -227,6 +250,8 @@ class EngineConfig:
         known = self.instructions in get_args(Instructions)
         require(known, "instructions", f"must be {', '.join(get_args(Instructions))}, got {self.instructions!r}")
         thread_count(self.threads)
+        drafts = self.max_drafts
+        require(drafts is None or 0 <= drafts <= MAX_DRAFTS, "max_drafts", f"must be 0 to {MAX_DRAFTS}, got {drafts}")
         for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps"):
             require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
         require(self.page_size is None or self.page_size >= 1, "page_size", f"must be at least 1, got {self.page_size}")
@@ -237,6 +262,8 @@ class EngineConfig:
 
 
 MAX_SEQUENCES = 65_536
+
+MAX_DRAFTS = 16
 
 DEFAULT_CACHE_MEMORY = "25%"
 """At most, where nothing is said."""

@@ -41,6 +41,7 @@ class Recorder:
     def end(self, sequence: Sequence) -> None:
         """Free what it has."""
         if sequence.seat is not None:
+            sequence.take_back()
             self._speedup.drop(sequence, self._scheduler.running)
         self._scheduler.remove(sequence)
         self._held_back.pop(sequence, None)
@@ -101,15 +102,15 @@ class Recorder:
         if sequence in result.errors:
             events.append(self._fail(sequence, "running the model failed"))
             return
-        decision = result.decisions.get(sequence)
         sequence.advance(block, run.rows)
-        if decision is not None and decision.token_id == NO_TOKEN:
-            events.append(self._fail_to_emit(sequence))
+        if tokens := result.verified.get(sequence):
+            self._verify(sequence, tokens, events)
+        elif (decision := result.decisions.get(sequence)) is not None:
+            self._decided(sequence, block, decision, events)
+        if sequence.seat is None:  # it could not emit
             return
         if block == self._scheduler.num_blocks - 1:
             self._pool.publish(sequence, since=run.rows.start)
-        if decision is not None:
-            self._decided(sequence, block, decision, events)
         if result.scores and (scores := result.scores.get(sequence)):
             events += self._scored(sequence, scores)
         if sequence.finish_reason is not None and self._is_over(sequence):
@@ -124,9 +125,42 @@ class Recorder:
         if token_id is None:
             sequence.log_reached += log_continue
             return
+        if token_id == NO_TOKEN:
+            events.append(self._fail_to_emit(sequence))
+            return
+        if sequence.is_original:
+            sequence.append_draft(token_id, block)
+            return
         probability = math.exp(sequence.log_reached + log_exit)
         sequence.append(token_id)
-        sequence.finish_reason = reason = finish_reason(sequence)
+        sequence.finish_reason = finish_reason(sequence)
+        self._emit(sequence, block, probability, events)
+
+    def _verify(self, sequence: Sequence, tokens: Items[int], events: list[Event]) -> None:
+        """The last exit's tokens behind the rows that it has just seen, up to the first that was drafted wrong."""
+        last_block, filled = self._scheduler.num_blocks - 1, list(sequence.filled)
+        drafted_at, num_right = list(sequence.drafted_at), 0
+        for token_id in tokens:
+            if token_id == NO_TOKEN:
+                events.append(self._fail_to_emit(sequence))
+                return
+            had_draft = bool(sequence.drafted_at)
+            block = sequence.verify(token_id, last_block)
+            sequence.finish_reason = finish_reason(sequence)
+            self._emit(sequence, block, 1.0, events)
+            num_right += block < last_block
+            if sequence.finish_reason is not None or (had_draft and block == last_block):
+                break
+        if sequence.finish_reason is not None:
+            sequence.take_back()
+        num_drafted = len(drafted_at) - len(sequence.drafted_at)
+        self._scheduler.drafting.observe(drafted_at[0] if drafted_at else 0, num_drafted, num_right)
+        if sequence.filled != filled:
+            self._speedup.take_back(sequence, filled, self._scheduler.running)
+
+    def _emit(self, sequence: Sequence, block: int, probability: float, events: list[Event]) -> None:
+        """The last verified token, which came from behind this block."""
+        token_id, reason = sequence.token_ids[sequence.num_verified - 1], sequence.finish_reason
         is_stop = reason is not None and token_id in sequence.stop_token_ids
         event = TokenEvent(sequence.id, token_id, block + 1, probability, reason, sequence.choice, None, is_stop)
         if sequence.needs_scores:
@@ -167,16 +201,16 @@ class Recorder:
 
 def is_quick(result: StepResult, runs: list[Run]) -> bool:
     """It is of these runs, and nothing failed."""
-    if result.step.runs is not runs or result.errors or not result.is_complete:
+    if result.step.runs is not runs or result.errors or result.verified or not result.is_complete:
         return False
     return NO_TOKEN not in [decision.token_id for decision in result.decisions.values()]
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:
-    """Why the token just appended is the last one, if it is."""
+    """Why the token just emitted is the last one, if it is."""
     if sequence.constraint is not None and sequence.constraint.is_over:
         return "stop"
-    token_ids = sequence.token_ids
-    if token_ids[-1] in sequence.stop_token_ids:
+    num_tokens = sequence.num_verified
+    if sequence.token_ids[num_tokens - 1] in sequence.stop_token_ids:
         return "stop"
-    return "length" if len(token_ids) - sequence.num_prompt_tokens == sequence.params.max_tokens else None
+    return "length" if num_tokens - sequence.num_prompt_tokens == sequence.params.max_tokens else None

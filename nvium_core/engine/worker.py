@@ -44,6 +44,8 @@ class WorkerState:
     num_preemptions: int = 0
     num_cached_prompt_tokens: int = 0
     kv_cache_usage: float = 0.0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
     piggyback_speedup: float = math.nan
     """Time the same tokens would have taken block by block at full depth, over time spent; nan before any Step."""
 
@@ -247,5 +249,7 @@ def state_of(engine: Engine) -> WorkerState:
         num_preemptions=scheduler.num_preemptions,
         num_cached_prompt_tokens=scheduler.pool.num_rows_found,
         kv_cache_usage=scheduler.pool.usage,
+        num_draft_tokens=scheduler.drafting.num_drafted,
+        num_accepted_draft_tokens=scheduler.drafting.num_accepted,
         piggyback_speedup=engine.speedup.ratio,
     )

@@ -6,7 +6,7 @@ Openings of documents are continued by the model, and the continuations compared
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from rich.progress import track
@@ -25,6 +25,8 @@ PROMPT_TOKENS = 32
 
 Row = dict[str, Any]
 
+WAYS: tuple[Sampling, ...] = "exits", "mixture"
+
 
 def measure(
     loaded: LoadedModel, originals: Sequence[Text], temperatures: Sequence[float] = TEMPERATURES
@@ -35,7 +37,7 @@ def measure(
     `ExitFrequencies`; `advice` is derived from them.
     """
     engine = Engine(loaded.model, EngineConfig(schedule="sweep", prefix_caching=False))
-    ways = [SamplingParams(sampling=s, temperature=t) for s, t in itertools.product(get_args(Sampling), temperatures)]
+    ways = [SamplingParams(sampling=s, temperature=t) for s, t in itertools.product(WAYS, temperatures)]
     rows = [row(loaded, continued(engine, originals, way), way) for way in track(ways, "temperatures", transient=True)]
     plain = SamplingParams()
     people = quality(loaded.tokenizer, originals, [judge(loaded.model, text, plain) for text in originals])

@@ -12,6 +12,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 
+from nvium_core.choices import Sampling
+
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -39,7 +41,7 @@ class NviumConfig(LlamaConfig):
     `router_hidden_size=None` is the paper's ⌊0.66 d⌋; `adapter_hidden_size=None` is the width d, and 0 is no adapters,
     which with a single exit is exactly a Llama. Parts of other makes: `qkv_bias`, biases of queries, keys and values
     but not the output; `qk_norm`, norms of every query and key; `no_rope_layers`, indices of layers without rotary
-    embedding.
+    embedding. `default_sampling` is what requests get that name none: "original" for a model that exits were added to.
     """
 
     model_type = "nvium"
@@ -51,6 +53,7 @@ class NviumConfig(LlamaConfig):
     qkv_bias: bool = False
     qk_norm: bool = False
     no_rope_layers: list[int] | tuple[int, ...] = ()
+    default_sampling: Sampling = "exits"
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._check_sizes()  # before anything is divided by one

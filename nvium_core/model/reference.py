@@ -39,7 +39,7 @@ class Params:
     min_tokens: int = 0
     stop_token_ids: Collection[int] = ()
     constraint: Constraint | None = None
-    sampling: Sampling = "exits"
+    sampling: Sampling | None = "exits"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ def ends(generated: Sequence[int], params: Params) -> bool:
 
 
 def next_token(state: State, uniform: Uniform) -> Sampled:
-    """By whichever of the three definitions `params` ask for."""
+    """By whichever of the definitions `params` ask for."""
+    if state.params.sampling == "original":
+        return sample_from_original(state, uniform)
     if state.params.sampling == "mixture":
         return sample_from_mixture(state, uniform)
     return greedy(state) if state.params.temperature == 0 else sample_from_exits(state, uniform)
@@ -118,6 +120,30 @@ def sample_from_mixture(state: State, uniform: Uniform) -> Sampled:
         uniform_number = uniform(state.position, len(state.exits) - 1, b"token")
         token = invert(truncated(logits, state.params), uniform_number)
     return Sampled(token, len(state.exits), exit_probability)
+
+
+def sample_from_original(state: State, uniform: Uniform) -> Sampled:
+    """`sampling: original`: draw from f(π_N), or take its argmax. Drafts change nothing, so there are none here."""
+    last = len(state.exits) - 1
+    logits = adjusted(state.exits[last][1], state)
+    if state.params.temperature == 0:
+        return Sampled(logits.index(max(logits)), last + 1, 1.0)
+    weights = truncated(logits, state.params)
+    return Sampled(first_of_race(weights, uniform(state.position, 0, b"token")), last + 1, 1.0)
+
+
+def first_of_race(weights: Sequence[float], uniform: float) -> int:
+    """The token with the smallest E / weight, E being exponential numbers made of the uniform's bits and the token."""
+    times = [-math.log(split_mix(uniform, token)) / weight for token, weight in enumerate(weights) if weight > 0]
+    return [token for token, weight in enumerate(weights) if weight > 0][times.index(min(times))]
+
+
+def split_mix(uniform: float, token: int) -> float:
+    """In (0, 1): SplitMix64's number of this index, of the sequence that begins with the uniform's 53 bits."""
+    x = (int(uniform * 2**53) + (token + 1) * 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return (((x ^ x >> 31) >> 12) + 0.5) / 2**52
 
 
 def greedy(state: State) -> Sampled:

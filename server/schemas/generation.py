@@ -51,8 +51,8 @@ class NviumOptions(RequestBody):
 
     model_config = ConfigDict(extra="forbid")
 
-    sampling: Literal["exits", "mixture"] = "exits"
-    """Whether to sample from the exit taken or from the explicit mixture."""
+    sampling: Literal["exits", "mixture", "original"] | None = None
+    """Whether to sample from the exit taken, the explicit mixture or the last exit; the model says what by default."""
     metadata: bool = True
     """Whether to return exits."""
     text_offsets: bool = False

@@ -153,5 +153,13 @@ class WorkerCollector(Collector):
         )
         yield CounterMetricFamily("nvium_preemptions", "Sequences that lost their cache.", state.num_preemptions)
         yield CounterMetricFamily(
+            "nvium_draft_tokens", "Tokens that an early exit drafted for the last one.", state.num_draft_tokens
+        )
+        yield CounterMetricFamily(
+            "nvium_accepted_draft_tokens",
+            "Drafts that were the last exit's own tokens, and were emitted.",
+            state.num_accepted_draft_tokens,
+        )
+        yield CounterMetricFamily(
             "nvium_cached_prompt_tokens", "Rows taken from the cache of prefixes.", state.num_cached_prompt_tokens
         )

@@ -43,7 +43,7 @@ def models(draw: st.DrawFn) -> NviumForCausalLM:
 
 distributions = st.fixed_dictionaries(
     {
-        "sampling": st.sampled_from(["exits", "exits", "mixture"]),
+        "sampling": st.sampled_from(["exits", "exits", "mixture", "original", "original"]),
         "temperature": st.sampled_from([1.0, 1.0, 0.6, 1.7, 0.0]),
         "top_k": st.sampled_from([0, 0, 1, 4]),
         "top_p": st.sampled_from([1.0, 1.0, 0.8, 0.3]),
@@ -106,10 +106,12 @@ configs = st.builds(
     cache_tokens=st.integers(CONTEXT, 2 * CONTEXT),
     prefix_caching=st.sampled_from([True, True, False]),
     deterministic=st.sampled_from([False] * 7 + [True]),
+    max_drafts=st.none() | st.integers(0, 6),
 )
 
 
 def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[tuple[int, int]]:
+    """Tokens and exits. Where exits only draft, who drafted a token depends on the schedule, and stands as 0."""
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {0})
     rule = params.constraint.rule if isinstance(params.constraint, Automaton) else None
@@ -117,7 +119,7 @@ def expected(model: NviumForCausalLM, request: Request, choice: int) -> list[tup
     asked = {each.name: getattr(params, each.name) for each in fields(reference.Params) if each.name not in own}
     uniform = partial(randomness.uniform, params.seed, choice)
     sampled = reference.sample(model, request.prompt, params.max_tokens, uniform, reference.Params(**asked, **own))
-    return [(s.token_id, s.exit) for s in sampled]
+    return [(s.token_id, 0 if params.sampling == "original" else s.exit) for s in sampled]
 
 
 Told = dict[tuple[int, int], list[TokenEvent]]
@@ -146,10 +148,13 @@ def served(engine: Engine, plan: list[Request]) -> Told:
 
 
 @torch.no_grad()
-def explicit_logprobs(model: NviumForCausalLM, prompt: list[int], token_ids: list[int]) -> list[float]:
-    """log π_mix of the tokens behind the prompt, from a forward pass over all of them."""
-    log_mixture_TV = model(torch.tensor([prompt + token_ids])).logits[0]
-    return [float(log_mixture_TV[t, token]) for t, token in enumerate(token_ids, start=len(prompt) - 1)]
+def explicit_logprobs(
+    model: NviumForCausalLM, prompt: list[int], token_ids: list[int], *, of_last_exit: bool
+) -> list[float]:
+    """log π_mix, or log π_N, of the tokens behind the prompt, from a forward pass over all of them."""
+    out = model(torch.tensor([prompt + token_ids]), output_exit_logits=True)
+    log_TV = out.exit_logits[0, :, -1].log_softmax(-1) if of_last_exit else out.logits[0]
+    return [float(log_TV[t, token]) for t, token in enumerate(token_ids, start=len(prompt) - 1)]
 
 
 @settings(max_examples=3 * settings().max_examples)
@@ -164,7 +169,8 @@ def check(model: NviumForCausalLM, told: Told, plan: list[Request]) -> None:
     """Assert that everyone was told what Algorithm 1 says."""
     for (number, choice), events in told.items():
         request = plan[number]
-        tokens_and_exits = [(event.token_id, event.exit) for event in events]
+        is_original = request.params.sampling == "original"
+        tokens_and_exits = [(event.token_id, 0 if is_original else event.exit) for event in events]
         full = expected(model, request, choice)
         if request.is_cancelled is None or (events and events[-1].finish_reason):
             assert tokens_and_exits == full
@@ -173,7 +179,8 @@ def check(model: NviumForCausalLM, told: Told, plan: list[Request]) -> None:
             assert tokens_and_exits == full[: len(events)]
         if request.params.logprobs is not None:
             scores = [event.score.logprob for event in events if event.score]
-            explicit = explicit_logprobs(model, request.prompt, [event.token_id for event in events])
+            token_ids = [event.token_id for event in events]
+            explicit = explicit_logprobs(model, request.prompt, token_ids, of_last_exit=is_original)
             assert scores == pytest.approx(explicit, abs=1e-10)
 
 

@@ -93,7 +93,14 @@ GENERATION: dict[str, list[Any]] = {
     "response_format": FORMATS,
     "structured_outputs": STRUCTURES,
     "user": ["me"],
-    "nvium": [{}, {"sampling": "mixture"}, {"metadata": False}, {"text_offsets": True}, {"probabilities": True}],
+    "nvium": [
+        {},
+        {"sampling": "mixture"},
+        {"sampling": "original"},
+        {"metadata": False},
+        {"text_offsets": True},
+        {"probabilities": True},
+    ],
 }
 COMPLETION: dict[str, list[Any]] = GENERATION | {
     "prompt": ["Once", ["a", "b"], [80, 111], [[80], [111, 112]], "", "🦊", "x" * 80],

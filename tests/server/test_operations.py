@@ -76,6 +76,8 @@ def test_requests_steps_and_the_engine_are_measured(server: LiveServer) -> None:
         "nvium_deferred_rows",
         "nvium_kv_cache_usage_ratio",
         "nvium_preemptions_total",
+        "nvium_draft_tokens_total",
+        "nvium_accepted_draft_tokens_total",
         "nvium_piggyback_speedup_ratio",
     ):
         assert f"\n{name}" in page

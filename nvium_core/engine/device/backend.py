@@ -40,5 +40,8 @@ class Backend(Protocol):
     ) -> list[int]:
         """A token for each of these rows of x_FD, from f of its logits."""
 
+    def logits(self, block: int, x_RD: Tensor) -> Tensor:
+        """Of normed rows behind the block, [R, V], float32 or better."""
+
     def score(self, slots: Items[int], targets: Items[int], num_top: Items[int]) -> list[Score]:
         """log π_mix of a target in each of these slots, whose rows have passed every block, and alternatives."""

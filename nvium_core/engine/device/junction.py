@@ -5,6 +5,10 @@ The router's output comes to the host, and every front is of one of three kinds:
 - at temperature 0, it emits as soon as no later exit can change the argmax of Σ p_k g(π_k);
 - drawn from the mixture, it emits at the last exit, from f(π_mix).
 
+Rows of sequences that sample from the original are asked at two exits only. An early one may draft the token behind the
+front; the last one draws the tokens behind all rows that reach it, each from the uniform that the draft was drawn from.
+A draft is right if it is that token. So what is emitted are the last exit's own draws, whatever was drafted.
+
 Shapes: F front rows, R some of them, D width, V vocabulary.
 """
 
@@ -22,10 +26,12 @@ from nvium_core.engine.device.adjustments import adjust
 from nvium_core.engine.device.backend import Backend
 from nvium_core.engine.device.partial_mixture import PartialMixtures
 from nvium_core.engine.device.sampling import certified_argmax, draw_tokens
-from nvium_core.engine.schedule.randomness import TOKEN
+from nvium_core.engine.device.scoring import MAX_SCORED_ROWS, scores_of
+from nvium_core.engine.events import Score
+from nvium_core.engine.schedule.randomness import TOKEN, uniform
 from nvium_core.engine.schedule.routed_front import RoutedFront
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import NO_TOKEN, FrontDecision
+from nvium_core.engine.schedule.step import GOES_ON, NO_TOKEN, FrontDecision, certain
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import NviumForCausalLM
 
@@ -59,6 +65,47 @@ class Junctions:
             pairs = zip(reached.items(), slots, strict=True)
             return {sequence: self._decide(block, {sequence: log}, [slot])[0] for (sequence, log), slot in pairs}
         return dict(zip(reached, self._decide(block, reached, slots), strict=True))
+
+    @torch.inference_mode()
+    def draft(self, block: int, sequences: Items[Sequence], slots: Items[int]) -> dict[Sequence, FrontDecision]:
+        """What an early exit takes for the last exit's token, from the same uniform. A token that would end the
+        sequence is not drafted: its front goes on, and so does one that has none."""
+        x_FD, _ = self._backend.route(block, slots)
+        uniforms = [row_uniform(sequence, sequence.num_tokens - 1) for sequence in sequences]
+        tokens = self._backend.draw(block, x_FD, range(len(sequences)), sequences, uniforms)
+        return {
+            sequence: GOES_ON if token == NO_TOKEN or token in sequence.stop_token_ids else certain(token)
+            for sequence, token in zip(sequences, tokens, strict=True)
+        }
+
+    @torch.inference_mode()
+    def verify(self, rows: Mapping[Sequence, range], slots: Items[int]) -> dict[Sequence, list[int]]:
+        """The last exit's own tokens behind the rows in these slots."""
+        asked = [(sequence, row) for sequence, own in rows.items() for row in own]
+        size = 1 if self._one_by_one else MAX_SUMMED_ROWS
+        parts = [slice(first, first + size) for first in range(0, len(asked), size)]
+        tokens = iter([token for part in parts for token in self._drawn_by_last(asked[part], slots[part])])
+        return {sequence: [next(tokens) for _ in own] for sequence, own in rows.items()}
+
+    def _drawn_by_last(self, asked: list[tuple[Sequence, int]], slots: Items[int]) -> list[int]:
+        x_RD, _ = self._backend.route(self._last_block, slots)
+        uniforms = [row_uniform(sequence, row) for sequence, row in asked]
+        sequences = [sequence for sequence, _ in asked]
+        return self._backend.draw(self._last_block, x_RD, range(len(asked)), sequences, uniforms)
+
+    @torch.inference_mode()
+    def score(self, slots: Items[int], targets: Items[int], num_top: Items[int]) -> list[Score]:
+        """log π_N of a target in each of these slots, whose rows have passed every block, and alternatives."""
+        size = 1 if self._one_by_one else MAX_SCORED_ROWS
+        parts = [slice(first, first + size) for first in range(0, len(slots), size)]
+        return [score for part in parts for score in self._scored(slots[part], targets[part], num_top[part])]
+
+    def _scored(self, slots: Items[int], targets: Items[int], num_top: Items[int]) -> Iterator[Score]:
+        x_RD, _ = self._backend.route(self._last_block, slots)
+        log_RV = self._backend.logits(self._last_block, x_RD).log_softmax(-1)
+        certain_RE = log_RV.new_zeros(len(slots), self._last_block + 1)
+        certain_RE[:, -1] = 1
+        return scores_of(log_RV, certain_RE, targets, num_top)
 
     def _decide(self, block: int, reached: Mapping[Sequence, float], slots: Items[int]) -> list[FrontDecision]:
         started = time.perf_counter()
@@ -127,6 +174,11 @@ class Junctions:
 
     def _float64(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self._device)
+
+
+def row_uniform(sequence: Sequence, row: int) -> float:
+    """For the token behind a row, whichever exit draws it, and however many there are."""
+    return uniform(sequence.seed, sequence.choice, row, 0, TOKEN)
 
 
 def samples_mixture(front: RoutedFront) -> bool:

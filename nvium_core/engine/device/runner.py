@@ -24,7 +24,7 @@ from nvium_core.engine.device.scoring import next_tokens
 from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import FrontDecision, Step, StepResult
+from nvium_core.engine.schedule.step import GOES_ON, FrontDecision, Run, Step, StepResult, certain
 from nvium_core.model.nvium import NviumForCausalLM
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,8 @@ class Runner:
             results += ran
             rest = rest.after(len(ran))
             rest = rest and rest.without_fronts(decided)
-        is_idle = any(result.decisions or result.scores for result in ran) and not self.backend.is_ahead
+        is_told = any(result.decisions or result.verified or result.scores for result in ran)
+        is_idle = is_told and not self.backend.is_ahead
         self.has_waited = is_idle or not self._is_asynchronous
         return results
 
@@ -163,7 +164,10 @@ class Runner:
             if result.decisions:
                 decided.update([pair for pair in result.decisions.items() if pair[1].token_id is not None])
             if result.step.block == self._last_block:
+                decided.update([(sequence, certain(tokens[-1])) for sequence, tokens in result.verified.items()])
                 self._score(result, decided)
+            else:
+                result.decisions |= {run.sequence: GOES_ON for run in result.step.runs if passes_over(run)}
         return results
 
     def _count_seconds(self, results: list[StepResult], elapsed: float) -> None:
@@ -180,12 +184,25 @@ class Runner:
         """For the fronts that the backend has not decided for, and that have not emitted in the same call."""
         step, known = result.step, result.decisions.keys() | decided.keys()
         asked = [run for run in step.runs if run.reaches_front and run.sequence not in known]
-        if asked:
+        if originals := [run for run in asked if run.sequence.is_original]:
+            self._decide_for_originals(result, originals)
+        if asked := [run for run in asked if not run.sequence.is_original]:
             own_slots = [slot for run in asked for slot in slots(run.sequence, run.rows[-1:], self.cache.page_size)]
             of_asked = {run.sequence: reached.get(run.sequence, run.sequence.log_reached) for run in asked}
             decisions = self._junctions.decide(step.block, of_asked, own_slots)
             reached |= {sequence: of_asked[sequence] + each.log_continue for sequence, each in decisions.items()}
             result.decisions |= decisions
+
+    def _decide_for_originals(self, result: StepResult, runs: list[Run]) -> None:
+        """Drafts behind an early block, and the last exit's tokens behind the last."""
+        block, page_size = result.step.block, self.cache.page_size
+        if block < self._last_block:
+            own_slots = [slot for run in runs for slot in slots(run.sequence, run.rows[-1:], page_size)]
+            result.decisions |= self._junctions.draft(block, [run.sequence for run in runs], own_slots)
+        else:
+            rows = {run.sequence: run.sequence.rows_to_verify(run.rows) for run in runs}
+            own_slots = [slot for sequence, own in rows.items() for slot in slots(sequence, own, page_size)]
+            result.verified = self._junctions.verify(rows, own_slots)
 
     def _score(self, result: StepResult, decided: Mapping[Sequence, FrontDecision]) -> None:
         """The rows that have just passed the last block and are to be scored."""
@@ -194,12 +211,20 @@ class Runner:
             for run in result.step.runs
             if run.sequence.needs_scores and (rows := run.sequence.rows_to_score(run.rows))
         ]
-        if wanted:
-            own_slots = [slot for sequence, rows in wanted for slot in slots(sequence, rows, self.cache.page_size)]
-            targets = [token for sequence, rows in wanted for token in next_tokens(sequence, rows, decided)]
-            num_top = [sequence.params.logprobs or 0 for sequence, rows in wanted for _ in rows]
-            scores = iter(self.backend.score(own_slots, targets, num_top))
-            result.scores = {sequence: [next(scores) for _ in rows] for sequence, rows in wanted}
+        for is_original, score in ((False, self.backend.score), (True, self._junctions.score)):
+            pairs = [pair for pair in wanted if pair[0].is_original == is_original]
+            if pairs:
+                own_slots = [slot for sequence, rows in pairs for slot in slots(sequence, rows, self.cache.page_size)]
+                targets = [token for sequence, rows in pairs for token in next_tokens(sequence, rows, decided)]
+                num_top = [sequence.params.logprobs or 0 for sequence, rows in pairs for _ in rows]
+                scores = iter(score(own_slots, targets, num_top))
+                result.scores |= {sequence: [next(scores) for _ in rows] for sequence, rows in pairs}
+
+
+def passes_over(run: Run) -> bool:
+    """A front that samples from the original, and is not asked here."""
+    sequence, rows, is_asked = run
+    return sequence.is_original and not is_asked and rows.stop == sequence.num_tokens
 
 
 def is_device_lost(error: Exception) -> bool:

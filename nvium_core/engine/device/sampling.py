@@ -43,7 +43,10 @@ class Truncation:
 
 
 def draw_tokens(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -> list[int]:
-    """One token per row, from f of its logits; `NO_TOKEN` where they are no distribution."""
+    """One token per row, from f of its logits; `NO_TOKEN` where they are no distribution. Either all draws are of the
+    original, or none is."""
+    if draws[0].is_original:
+        return draw_by_race(logits_RV, draws, uniforms)
     uniform_R = torch.tensor(uniforms, dtype=torch.float64, device=logits_RV.device)
     tokens: list[int] = draw(logits_RV, Truncation.of(draws, logits_RV.device), uniform_R).tolist()
     return tokens
@@ -51,11 +54,51 @@ def draw_tokens(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -
 
 def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
     """One token per row, [R], from softmax(logits) after temperature, min-p, top-k, and top-p of what is left."""
-    precise_RV = logits_RV.double()
-    below_peak_RV = (precise_RV - precise_RV.amax(-1, keepdim=True)) / truncation.temperature_R[:, None]
-    below_peak_RV = below_peak_RV.masked_fill(below_peak_RV < truncation.log_min_p_R[:, None], -torch.inf)
-    probs_RV = below_peak_RV.softmax(-1)
+    probs_RV = below_peak(logits_RV, truncation).softmax(-1)
     return inverse_cdf(_truncate(probs_RV, truncation) if truncation.is_ranked else probs_RV, uniform_R)
+
+
+def draw_by_race(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -> list[int]:
+    """One token per row, the first in a race: token v comes in after E_v / weight, where E_v is an exponential number
+    that the uniform and v determine. So it is drawn from the weights, and two distributions that are alike mostly draw
+    the same token from the same uniform. At temperature 0, the first of the most probable.
+    """
+    is_greedy_R = torch.tensor([draw.temperature == 0 for draw in draws], device=logits_RV.device)
+    warm = [draw._replace(temperature=draw.temperature or 1.0) for draw in draws]
+    truncation = Truncation.of(warm, logits_RV.device)
+    weight_RV = below_peak(logits_RV, truncation).exp()
+    if truncation.is_ranked:
+        weight_RV = _truncate(weight_RV, truncation)
+    time_RV = race_numbers(uniforms, logits_RV.shape[-1], logits_RV.device) / weight_RV
+    token_R = torch.where(is_greedy_R, logits_RV.argmax(-1), time_RV.argmin(-1))
+    tokens: list[int] = torch.where(torch.isfinite(weight_RV.sum(-1)), token_R, NO_TOKEN).tolist()
+    return tokens
+
+
+def race_numbers(uniforms: Items[float], vocab_size: int, device: torch.device) -> Tensor:
+    """Exponential numbers [R, V] of mean 1: −log of numbers in (0, 1) by SplitMix64 (Steele et al. 2014), which begins
+    with the uniform's 53 bits and counts tokens."""
+    key_R = torch.tensor([int(uniform * 2**53) for uniform in uniforms], device=device)
+    x_RV = key_R[:, None] + torch.arange(1, vocab_size + 1, device=device) * GOLDEN
+    for shift, factor in MIXING:
+        x_RV = (x_RV ^ shifted(x_RV, shift)) * factor
+    return -((shifted(x_RV ^ shifted(x_RV, 31), 12).double() + 0.5) * 2.0**-52).log()
+
+
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+
+
+def shifted(x: Tensor, by: int) -> Tensor:
+    """To the right, as if it had no sign."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def below_peak(logits_RV: Tensor, truncation: Truncation) -> Tensor:
+    """After temperature, less the highest; -inf where min-p cuts."""
+    precise_RV = logits_RV.double()
+    below_RV = (precise_RV - precise_RV.amax(-1, keepdim=True)) / truncation.temperature_R[:, None]
+    return below_RV.masked_fill(below_RV < truncation.log_min_p_R[:, None], -torch.inf)
 
 
 def _truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:

@@ -28,16 +28,19 @@ def scores(
     rows_at_once: int,
 ) -> Iterator[Score]:
     """Of a target and so many alternatives in each slot."""
-    max_top = min(max(num_top), model.config.vocab_size)
     for first in range(0, len(targets), rows_at_once):
         part = slice(first, first + rows_at_once)
         log_p_SE, log_mix_SV = _mixture(model, states_ECD[:, torch.tensor(slots[part], device=states_ECD.device)])
-        target_S1 = torch.tensor(targets[part], device=log_mix_SV.device)[:, None]
-        logprobs = log_mix_SV.gather(-1, target_S1)[:, 0].tolist()
-        top = log_mix_SV.topk(max_top, dim=-1)
-        tops = zip(top.indices.tolist(), top.values.tolist(), num_top[part], strict=True)
-        for logprob, (ids, values, count), p_E in zip(logprobs, tops, log_p_SE.exp().tolist(), strict=True):
-            yield Score(logprob, tuple(zip(ids, values, strict=True))[:count], tuple(p_E))
+        yield from scores_of(log_mix_SV, log_p_SE.exp(), targets[part], num_top[part])
+
+
+def scores_of(log_SV: Tensor, p_SE: Tensor, targets: Items[int], num_top: Items[int]) -> Iterator[Score]:
+    """From log-probabilities of all tokens and p_k of all exits in each row."""
+    logprobs = log_SV.gather(-1, torch.tensor(targets, device=log_SV.device)[:, None])[:, 0].tolist()
+    top = log_SV.topk(min(max(num_top), log_SV.shape[-1]), dim=-1)
+    tops = zip(top.indices.tolist(), top.values.tolist(), num_top, strict=True)
+    for logprob, (ids, values, count), p_E in zip(logprobs, tops, p_SE.tolist(), strict=True):
+        yield Score(logprob, tuple(zip(ids, values, strict=True))[:count], tuple(p_E))
 
 
 def _mixture(model: NviumForCausalLM, states_ESD: Tensor) -> tuple[Tensor, Tensor]:

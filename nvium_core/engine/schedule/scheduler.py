@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from nvium_core.engine.params import EngineConfig
+from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import Policy
 from nvium_core.engine.schedule.sequence import Sequence
@@ -25,8 +26,18 @@ class Scheduler:
     Preempted ones wait again and are recomputed.
     """
 
-    def __init__(self, policy: Policy, pool: PagePool, config: EngineConfig, *, num_blocks: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        pool: PagePool,
+        config: EngineConfig,
+        *,
+        num_blocks: int,
+        drafting: Drafting | None = None,
+    ) -> None:
+        """Without `drafting` nothing is drafted."""
         self.policy = policy
+        self.drafting = drafting or Drafting.never()
         self.pool = pool
         self.config = config
         self.num_blocks = num_blocks
@@ -36,6 +47,8 @@ class Scheduler:
         """Sequences admitted by the last schedule()."""
         self.num_preemptions = 0
         self._seats = list(range(config.max_sequences - 1, -1, -1))
+        self._plan = 0, 0
+        """The block behind which tokens are drafted in the Step that is being made, and how many in a row at most."""
         self._num_steps = 0
         self._long_ran = False
         self._last_pass: Step | None = None
@@ -47,6 +60,7 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next Step, or None when there is nothing to do."""
         self.admitted = list(self._admit()) if self.waiting and self._seats else []
+        self._plan = self.drafting.plan(len(self.running))
         if self._last_pass is not None and (runs := self._next_rows(self._last_pass)):
             return self._note(self._with_following(0, runs), set())
         while self.running:
@@ -155,7 +169,18 @@ class Scheduler:
                 rows_left -= len(rows)
                 chunk_left -= len(rows) if is_chunk else 0
                 granted.add(sequence)
-                yield Run(sequence, rows, rows.stop == len(sequence.token_ids))
+                yield Run(sequence, rows, self._is_asked(sequence, block, rows))
+
+    def _is_asked(self, sequence: Sequence, block: int, rows: range) -> bool:
+        """Whether anything is decided behind the block: `Run.reaches_front`."""
+        if sequence.is_original and block == self.num_blocks - 1:
+            return bool(sequence.rows_to_verify(rows))
+        reaches = rows.stop == len(sequence.token_ids)
+        return reaches and (not sequence.is_original or (block == self._plan[0] and self._drafts(sequence)))
+
+    def _drafts(self, sequence: Sequence) -> bool:
+        """Whether its front row is to draft a token at the planned exit."""
+        return len(sequence.drafted_at) < self._plan[1] and sequence.may_draft
 
     def _next_rows(self, last: Step) -> list[Run]:
         """The rows after those of a pass, so that everybody is not asked anew where they stand: none unless each
@@ -164,31 +189,34 @@ class Scheduler:
         if not self._passes_whole():
             return runs
         page_size = self.pool.page_size
-        for sequence, rows, _ in last.runs:
-            front, filled = rows.stop, sequence.filled
+        for sequence, passed, _ in last.runs:
+            front, filled = passed.stop, sequence.filled
             is_even = filled[0] == filled[-1] == front == len(sequence.token_ids) - 1
             if not is_even or sequence.finish_reason is not None or sequence.owes_scores:
                 return []
             if front == len(sequence.pages) * page_size and not self.pool.grow(sequence, front + 1):
                 return []
-            runs.append(Run(sequence, range(front, front + 1), True))
+            rows = range(front, front + 1)
+            runs.append(Run(sequence, rows, not sequence.is_original or self._is_asked(sequence, 0, rows)))
         return runs
 
     def _with_following(self, block: int, runs: list[Run]) -> Step:
         """A pass takes the rows through all later blocks, each with the rows that waited there; and a lone sequence's
-        next Steps are known but for whether its front goes on."""
-        is_pass = self._passes_whole()
+        next Steps are known but for whether its front goes on. A draft ends a pass."""
+        originals = [run.sequence for run in runs if run.sequence.is_original]
+        drafts = block <= self._plan[0] and True in [self._drafts(sequence) for sequence in originals]
+        is_pass = not drafts and self._passes_whole()
         if not (is_pass or self._is_lone(runs)):
             return Step(block, runs)
         following: Step | None = None
-        runs_there = runs
-        is_deferred = True in [run.sequence.filled[-1] < run.rows.start for run in runs]
-        for later in range(self.num_blocks - 1, block, -1):
+        runs_there, goes_on_anyway = runs, is_pass or bool(originals)
+        is_deferred = bool(originals) or True in [run.sequence.filled[-1] < run.rows.start for run in runs]
+        for later in range(self._plan[0] if drafts else self.num_blocks - 1, block, -1):
             if is_deferred:
-                runs_there = [Run(s, range(s.filled[later], rows.stop), reaches) for s, rows, reaches in runs]
-            step = Step(later, runs_there, following, is_pass)
+                runs_there = [self._run_there(run, later) for run in runs]
+            step = Step(later, runs_there, following, goes_on_anyway)
             following = step if step.num_rows <= self.config.max_rows_per_step else None
-        return Step(block, runs, following, is_pass)
+        return Step(block, runs, following, goes_on_anyway)
 
     def _passes_whole(self) -> bool:
         running = self.running
@@ -196,10 +224,15 @@ class Scheduler:
             return True
         return self.policy.passes_scored and len(running) > 1 and False not in [each.needs_scores for each in running]
 
+    def _run_there(self, run: Run, block: int) -> Run:
+        """As it will be at a later block."""
+        rows = range(run.sequence.filled[block], run.rows.stop)
+        return Run(run.sequence, rows, self._is_asked(run.sequence, block, rows))
+
     def _is_lone(self, runs: list[Run]) -> bool:
         """A single running sequence, which no admission can join, about to emit."""
         may_be_joined = len(self.running) > 1 or (self.waiting and self._seats)
-        return not may_be_joined and runs[0].reaches_front
+        return not may_be_joined and runs[0].rows.stop == len(runs[0].sequence.token_ids)
 
     def _in_turn(self, block: int, ready: dict[Sequence, int], long: set[Sequence]) -> list[Sequence]:
         """Overdue ones, then short runs, those that waited longest first, then long ones, the older first."""

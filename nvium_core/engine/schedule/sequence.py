@@ -48,6 +48,7 @@ class Sequence:
         self.draw = params.draw
         self.draws_directly = self.draw.is_plain and not self.draw.is_ranked
         """From an exit's logits as they are, unsorted."""
+        self.is_original = self.draw.is_original
         self.needs_scores = params.needs_scores
         self.seed = seed
         self.arrival = arrival
@@ -55,6 +56,8 @@ class Sequence:
         self.constraint = None if params.constraint is None else ConstraintState(params.constraint)
         self.token_ids = list(prompt)
         self.num_prompt_tokens = len(prompt)
+        self.drafted_at: list[int] = []
+        """The block behind which each of the last tokens was drafted; those before them are verified, and emitted."""
         self.siblings: list[Sequence] = [self]
         """The request's living choices, this one among them; the first leads and prefills for all."""
         self.finish_reason: FinishReason | None = None
@@ -158,11 +161,51 @@ class Sequence:
         self.filled[block] = rows.stop
 
     def append(self, token_id: int) -> None:
-        """Append the token the front row emitted; its row becomes the front."""
+        """Append a token that is emitted; its row becomes the front."""
         self.token_ids.append(token_id)
         self.log_reached = 0.0
         if self.constraint is not None:
             self.constraint.advance(token_id)
+
+    @property
+    def num_verified(self) -> int:
+        """Tokens that are no drafts."""
+        return len(self.token_ids) - len(self.drafted_at)
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether a further draft can be of use. What depends on the tokens before it, or is scored, is not drafted."""
+        if not self.is_original or self.draw.is_adjusted or self.needs_scores or self.finish_reason is not None:
+            return False
+        return self.num_generated + 1 < self.params.max_tokens
+
+    def rows_to_verify(self, rows: range) -> range:
+        """Those of the rows, about to pass the last block, whose next token the last exit is to say."""
+        is_due = self.is_original and self.finish_reason is None
+        return range(max(rows.start, self.num_verified - 1), rows.stop if is_due else 0)
+
+    def append_draft(self, token_id: int, block: int) -> None:
+        """Append a token that the last exit has not confirmed."""
+        self.token_ids.append(token_id)
+        self.drafted_at.append(block)
+
+    def verify(self, token_id: int, last_block: int) -> int:
+        """The last exit says what follows the verified tokens. Returns the block that the token came from.
+
+        Another token than the draft, if there is one, replaces it; all drafts behind are taken back with their rows.
+        """
+        if self.drafted_at and self.token_ids[self.num_verified] == token_id:
+            return self.drafted_at.pop(0)
+        self.take_back()
+        self.append(token_id)
+        return last_block
+
+    def take_back(self) -> None:
+        """Forget all drafts, and the rows behind the last verified token's, which is the front again."""
+        del self.token_ids[self.num_verified :]
+        self.drafted_at.clear()
+        num_rows = self.num_rows
+        self.filled = [min(filled, num_rows) for filled in self.filled]
 
     def start_at(self, num_rows: int) -> None:
         """Begin with these rows done in every block, because their pages were found."""
@@ -176,5 +219,6 @@ class Sequence:
 
     def reset(self) -> None:
         """Forget all that was computed, but no token: the staircase of a sequence that lost its cache."""
+        self.take_back()
         self.start_at(0)
         self.log_reached = 0.0

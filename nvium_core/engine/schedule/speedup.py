@@ -13,6 +13,7 @@ Blocks cost what they do without their junctions, which are asked as often on ei
 
 import math
 from collections.abc import Collection
+from collections.abc import Sequence as Items
 
 from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.sequence import Sequence
@@ -50,6 +51,13 @@ class PiggybackSpeedup:
             self._spent_seconds = kept * self._spent_seconds + seconds
             self._dense_seconds = kept * self._dense_seconds + seconds + self._saved_seconds
             self._saved_seconds = 0.0
+
+    def take_back(self, sequence: Sequence, filled: Items[int], running: Collection[Sequence]) -> None:
+        """Rows of wrong drafts, which the staircase had before: the dense schedule would not have run them."""
+        if self.costs is not None:
+            num_decoding = sum(num_emitted_tokens(other) > 0 for other in running)
+            for block, (before, now) in enumerate(zip(filled, sequence.filled, strict=True)):
+                self._saved_seconds -= self._of_tokens(self.costs, block, before - now, num_decoding)
 
     def drop(self, sequence: Sequence, running: Collection[Sequence]) -> None:
         """A running sequence leaves; its deferred rows are never computed."""

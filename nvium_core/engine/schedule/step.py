@@ -1,5 +1,6 @@
 """A Step and what came of it. Blocks count from 0."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -14,7 +15,8 @@ NO_TOKEN = -1
 class Run(NamedTuple):
     """One sequence's part of a Step: a prefix of its pending rows.
 
-    `reaches_front`: the front row is among them, so it is routed afterwards.
+    `reaches_front`: the front row is among them, so it is routed afterwards. Of a sequence that samples from the
+    original: a token is to be drafted behind the front row, or the last exit is to say what follows some of the rows.
     """
 
     sequence: Sequence
@@ -70,6 +72,14 @@ class FrontDecision(NamedTuple):
     log_continue: float
 
 
+GOES_ON = FrontDecision(None, -math.inf, 0.0)
+
+
+def certain(token_id: int) -> FrontDecision:
+    """An exit that nothing goes on from."""
+    return FrontDecision(token_id, 0.0, -math.inf)
+
+
 @dataclass(slots=True)
 class StepResult:
     """What came of a Step: a decision for every front that was asked, and scores of rows that were to be scored.
@@ -77,9 +87,10 @@ class StepResult:
     Of Steps that ran in one call, a front may have a decision only with the last one that asked it: `log_exit` and
     `log_continue` then start where it stood before the first. The others count it as going on.
 
-    A sequence in `errors` failed alone. `seconds` is None if not measured; those of routers and heads are a part of
-    it, 0 unless the backend decided for fronts itself and timed that. `is_complete`: no front that was reached is
-    still to be asked.
+    `verified`: the last exit's tokens behind the first rows that were to be verified, of those that sample from the
+    original. A sequence in `errors` failed alone. `seconds` is None if not measured; those of routers and heads are a
+    part of it, 0 unless the backend decided for fronts itself and timed that. `is_complete`: no front that was reached
+    is still to be asked.
     """
 
     step: Step
@@ -92,6 +103,7 @@ class StepResult:
     is_complete: bool = False
     num_going_on: int = 0
     """Fronts that went on to the next Step of the call, without a decision here."""
+    verified: dict[Sequence, list[int]] = field(default_factory=dict)
 
     @property
     def num_asked(self) -> int:

@@ -26,6 +26,7 @@ def test_exits_are_even_or_as_asked(exits: str, layers: list[int] | None) -> Non
         added = settings(exits=exits).check(LLAMA)
         assert added.exit_layers == layers
         assert added.adapter_hidden_size == 128
+        assert added.default_sampling == "original"
 
 
 @pytest.mark.parametrize(

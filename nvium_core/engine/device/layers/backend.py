@@ -65,10 +65,15 @@ class LayersBackend:
     def draw(
         self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
     ) -> list[int]:
-        o_RD = cast(Exit, self.model.exits[block]).adapter(x_FD[self.tensor(rows)])
-        logits_RV = self.model.lm_head(o_RD).double()
+        logits_RV = self.logits(block, x_FD[self.tensor(rows)]).double()
         adjust(logits_RV, sequences)
         return draw_tokens(logits_RV, [sequence.draw for sequence in sequences], uniforms)
+
+    @torch.inference_mode()
+    def logits(self, block: int, x_RD: Tensor) -> Tensor:
+        exit_ = cast(Exit, self.model.exits[block])
+        logits_RV: Tensor = self.model.lm_head(exit_.adapter(x_RD))
+        return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
 
     @torch.inference_mode()
     def score(self, slots: Items[int], targets: Items[int], num_top: Items[int]) -> list[Score]:

@@ -67,5 +67,8 @@ class NativeBackend:
     ) -> list[int]:
         return self.fronts.draw(block, x_FD, rows, sequences, uniforms)
 
+    def logits(self, block: int, x_RD: Tensor) -> Tensor:
+        return self.fronts.logits(block, x_RD)
+
     def score(self, slots: Items[int], targets: Items[int], num_top: Items[int]) -> list[Score]:
         return self.scorer.score(slots, targets, num_top)

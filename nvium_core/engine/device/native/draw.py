@@ -24,5 +24,5 @@ def packed(draws: Items[Draw], uniforms: Items[float]) -> "array[float]":
     """`Draw` of draw.h for each."""
     asked = array("d")
     for draw, uniform in zip(draws, uniforms, strict=True):
-        asked.extend((draw.temperature, draw.log_min_p, uniform))
+        asked.extend((draw.temperature, draw.log_min_p, uniform, draw.is_original))
     return asked

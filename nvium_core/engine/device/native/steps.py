@@ -113,21 +113,20 @@ class NativeSteps:
 
     def run(self, step: Step) -> list[StepResult]:
         """The Step, and those that follow it as far as they ran. Other fronts are left to the caller."""
-        is_complete = False not in [run.sequence.draws_directly for run in step.runs if run.reaches_front]
         steps, native = [step], self._steps[step.block]
         fronts, kept = self._fill(native, step)
-        following = step.following if is_complete else None
+        following = step.following if is_complete(step) else None
         while following is not None and (following.runs is step.runs or self.suits(following)):
             if following.runs is step.runs:
                 self._fill_as(self._steps[following.block], native)
             else:
                 kept += self._fill(self._steps[following.block], following)[1]
             steps.append(following)
-            following = following.following
+            following = following.following if following.runs is step.runs or is_complete(following) else None
         threads = self._threads.of(step.num_rows)
         first, tensors = self._first_steps[step.block], self._tensors.array
         count = self.run_native(first, len(steps), step.goes_on_anyway, tensors, threads)
-        return self._results(steps[:count], fronts, is_complete=is_complete)
+        return self._results(steps[:count], fronts)
 
     def _prepared(self, block: int) -> NativeStep:
         """What is the same for all Steps of a block."""
@@ -170,9 +169,12 @@ class NativeSteps:
         native.num_rows, native.num_fronts = first.num_rows, first.num_fronts
         native.places, native.fronts = first.places, first.fronts
 
-    def _results(self, steps: list[Step], fronts: list[Sequence], *, is_complete: bool) -> list[StepResult]:
-        """Of Steps that ran; `is_complete`: there are no other fronts. Each front has one decision, where it ended."""
-        results = [self._result(step, is_complete) for step in steps]
+    def _results(self, steps: list[Step], fronts: list[Sequence]) -> list[StepResult]:
+        """Of Steps that ran. Each front has one decision, where it ended."""
+        are_complete = is_complete(steps[0])
+        results = [
+            self._result(step, are_complete if step.runs is steps[0].runs else is_complete(step)) for step in steps
+        ]
         outcomes = OUTCOME.iter_unpack(memoryview(self._outcomes)[: OUTCOME.size * len(fronts)])
         for sequence, (block, token, log_exit, log_continue) in zip(fronts, outcomes, strict=True):
             decision = FrontDecision(None if token == GOES_ON else token, log_exit, log_continue)
@@ -187,3 +189,8 @@ class NativeSteps:
         native = self._steps[step.block]
         router, head = native.router_seconds, native.head_seconds
         return StepResult(step, {}, {}, {}, native.layer_seconds + router + head, router, head, is_complete)
+
+
+def is_complete(step: Step) -> bool:
+    """The call decides for every front that is reached."""
+    return False not in [run.sequence.draws_directly for run in step.runs if run.reaches_front]

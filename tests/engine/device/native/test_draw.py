@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvium_core.choices import Sampling
 from nvium_core.engine.device import sampling
 from nvium_core.engine.device.native.draw import draw_tokens
 from nvium_core.engine.device.sampling import NO_TOKEN
@@ -23,17 +25,18 @@ wishes = st.fixed_dictionaries(
         "min_p": st.sampled_from([0.0, 0.03, 0.4, 1.0]),
     }
 )
+ways = st.sampled_from(["exits", "original"])
 uniforms = st.integers(0, 2**53 - 1).map(lambda bits: bits * 2.0**-53)
 rows = st.tuples(logit_rows, wishes, uniforms)
 
 
-@given(st.lists(rows, min_size=1, max_size=5))
+@given(st.lists(rows, min_size=1, max_size=5), ways)
 def test_tokens_are_those_that_pytorch_draws(
-    library: ctypes.CDLL, rows: list[tuple[list[float], dict[str, Any], float]]
+    library: ctypes.CDLL, rows: list[tuple[list[float], dict[str, Any], float]], way: Sampling
 ) -> None:
     logits, asked, uniform = zip(*rows, strict=True)
     logits_RV, params = torch.tensor(logits, dtype=torch.float64), [SamplingParams(**each) for each in asked]
-    draws = [each.draw for each in params]
+    draws = [replace(each, sampling=way).draw for each in params]
     expected = sampling.draw_tokens(logits_RV.clone(), draws, uniform)
     for row, (token, other) in enumerate(zip(draw_tokens(library, logits_RV, draws, uniform), expected, strict=True)):
         assert token == other or is_at_an_edge(logits_RV[row], params[row], uniform[row])

@@ -1,0 +1,238 @@
+"""`sampling: original`: an exit drafts, the last one says every token, whatever was drafted and when."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from transformers import LlamaForCausalLM
+
+from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams, TokenEvent
+from nvium_core.engine.device.sampling import draw_by_race
+from nvium_core.engine.schedule import randomness
+from nvium_core.engine.schedule.drafting import Drafting
+from nvium_core.model import reference
+from nvium_core.training.retrofit import retrofit
+from tests.engine.driving import drained
+from tests.model.llama_folders import llama_folder, random_llama
+from tests.random_models import random_model
+
+VOCAB_SIZE = 11
+PROMPTS = [[3, 1, 4, 1, 5], [3, 1, 4, 1, 5, 9, 2, 6], [7], [3, 1, 4, 2]]
+
+
+def agreeing_model(seed: int = 0, **shape: int) -> NviumForCausalLM:
+    """Later blocks change little, and exits say alike, so that many drafts are right and many wrong."""
+    model = random_model([1, 2, 4], seed=seed, vocab_size=VOCAB_SIZE, **shape)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.startswith("model.layers.") and not name.startswith("model.layers.0."):
+                weight.mul_(0.6 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1)
+            if ".adapter." in name:
+                weight.mul_(0.3)
+            if name.startswith("exits.") and name.endswith(".norm.weight") and "router" not in name:
+                weight.fill_(1)
+    return model
+
+
+class Whims(Drafting):
+    """Another exit and another number of drafts at every Step."""
+
+    def __init__(self, num_blocks: int, seed: int) -> None:
+        super().__init__(Drafting.never()._costs)
+        self._num_early, self._whim = num_blocks - 1, Random(seed)
+        self._tested, self._right = [1.0] * num_blocks, [0.0] * num_blocks
+
+    def plan(self, num_sequences: int) -> tuple[int, int]:
+        return self._whim.randrange(self._num_early), self._whim.choice([0, 1, 2, 3, 7])
+
+
+def whimsical(model: NviumForCausalLM, seed: int, config: EngineConfig | None = None) -> Engine:
+    engine = Engine(model, config)
+    engine.scheduler.drafting = Whims(model.config.num_exits, seed)
+    return engine
+
+
+def expected(model: NviumForCausalLM, prompt: list[int], params: SamplingParams, choice: int = 0) -> list[int]:
+    """By the reference, which drafts nothing."""
+    asked = reference.Params(
+        sampling="original",
+        temperature=params.temperature,
+        top_k=params.top_k,
+        repetition_penalty=params.repetition_penalty,
+        stop_token_ids={*params.stop_token_ids} | (set() if params.ignore_eos else {0}),
+    )
+    uniform = partial(randomness.uniform, params.seed, choice)
+    return [each.token_id for each in reference.sample(model, prompt, params.max_tokens, uniform, asked)]
+
+
+wishes = st.builds(
+    SamplingParams,
+    sampling=st.just("original"),
+    seed=st.integers(0, 2**63 - 1),
+    max_tokens=st.integers(1, 24),
+    temperature=st.sampled_from([1.0, 1.0, 0.6, 0.0]),
+    top_k=st.sampled_from([0, 0, 3]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.0, 1.3]),
+    stop_token_ids=st.sampled_from([(), (4,)]),
+    n=st.sampled_from([1, 1, 2]),
+)
+configs = st.builds(
+    EngineConfig,
+    schedule=st.sampled_from(["optimal", "sweep", "synchronous"]),
+    max_sequences=st.integers(1, 4),
+    max_rows_per_step=st.sampled_from([1, 3, 7, 64]),
+    page_size=st.integers(1, 5),
+    cache_tokens=st.sampled_from([40, 80]),
+    deterministic=st.booleans(),
+)
+
+
+@given(st.integers(0, 9), configs, st.lists(st.tuples(st.sampled_from(PROMPTS), wishes), min_size=1, max_size=4))
+def test_tokens_are_the_references_whatever_is_drafted(
+    seed: int, config: EngineConfig, plan: list[tuple[list[int], SamplingParams]]
+) -> None:
+    model = agreeing_model(seed % 3)
+    engine = whimsical(model, seed, config)
+    for number, (prompt, params) in enumerate(plan):
+        engine.add(str(number), prompt, params)
+    for (request, choice), completion in drained(engine).items():
+        prompt, params = plan[int(request)]
+        assert completion.token_ids == expected(model, prompt, params, choice)
+        assert set(completion.exit_probabilities) <= {1.0}
+    drafting = engine.scheduler.drafting
+    assert drafting.num_accepted <= drafting.num_drafted
+
+
+def generated(engine: Engine, params: SamplingParams) -> list[Completion]:
+    return engine.generate(PROMPTS, params)
+
+
+LONG = SamplingParams(sampling="original", seed=8, max_tokens=40, ignore_eos=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_accepted_drafts_say_which_exit_they_came_from(dtype: torch.dtype) -> None:
+    engine = Engine(agreeing_model().to(dtype), EngineConfig(max_drafts=3))
+    completions = generated(engine, LONG)
+    exits = Counter(exit_ for completion in completions for exit_ in completion.exits)
+    drafting = engine.scheduler.drafting
+    assert exits[1] + exits[2] == drafting.num_accepted > 20
+    assert drafting.num_drafted > drafting.num_accepted
+    assert exits[3] > 20
+
+
+def test_what_early_exits_say_changes_no_token() -> None:
+    model = agreeing_model()
+    told = [completion.token_ids for completion in generated(Engine(model, EngineConfig(max_drafts=2)), LONG)]
+    with torch.no_grad():
+        for exit_ in model.exits[:-1]:
+            exit_.get_parameter("norm.weight").fill_(torch.nan)
+    engine = Engine(model, EngineConfig(max_drafts=2))
+    assert [completion.token_ids for completion in generated(engine, LONG)] == told
+    assert engine.scheduler.drafting.num_drafted == 0
+
+
+def test_no_page_of_a_wrong_draft_is_found_by_others() -> None:
+    model = agreeing_model()
+    engine = whimsical(model, 3, EngineConfig(page_size=1, cache_tokens=400))
+    (first,) = engine.generate([PROMPTS[0]], LONG)
+    known = PROMPTS[0] + first.token_ids
+    for length in (6, 12, 25):
+        params = replace(LONG, max_tokens=8)
+        (again,) = engine.generate([known[:length]], params)
+        assert again.token_ids == expected(model, known[:length], params)
+    assert engine.pool.num_rows_found > 0
+
+
+@pytest.mark.parametrize("wish", [{"logprobs": 2}, {"logprobs": 0, "prompt_logprobs": True}, {"probabilities": True}])
+def test_log_probabilities_are_the_last_exits(wish: dict[str, object]) -> None:
+    model = agreeing_model()
+    params = replace(LONG, **wish)  # type: ignore[arg-type]
+    (told,) = Engine(model, EngineConfig(max_drafts=3)).generate([PROMPTS[0]], params)
+    token_ids = PROMPTS[0] + told.token_ids
+    with torch.no_grad():
+        out = model(torch.tensor([token_ids]), output_exit_logits=True)
+    log_TV = out.exit_logits[0, :, -1].log_softmax(-1)
+    scores = [*told.prompt_scores, *told.scores]
+    first = len(token_ids) - len(scores)
+    explicit = [float(log_TV[t - 1, token_ids[t]]) for t in range(first, len(token_ids))]
+    assert [score.logprob for score in scores] == pytest.approx(explicit, abs=1e-10)
+    assert all(score.exit_probabilities == (0, 0, 1) for score in scores)
+
+
+def test_a_draft_is_not_emitted_before_it_is_verified() -> None:
+    engine = Engine(agreeing_model(), EngineConfig(max_drafts=4))
+    engine.add("x", PROMPTS[0], LONG)
+    told = list[int]()
+    while engine.has_work:
+        told += [event.token_id for event in engine.step() if isinstance(event, TokenEvent)]
+        for sequence in engine.scheduler.running:
+            assert sequence.token_ids[sequence.num_prompt_tokens : sequence.num_verified] == told
+
+
+@pytest.mark.parametrize("max_drafts", [0, 3])
+def test_a_retrofitted_llama_says_what_it_said_before(tmp_path: Path, max_drafts: int) -> None:
+    llama = random_llama(num_hidden_layers=4, vocab_size=50, bos_token_id=0, eos_token_id=0)
+    folder = llama_folder(tmp_path, llama)
+    original, model = NviumForCausalLM.from_pretrained(folder), retrofit(folder, [1, 2, 4])
+    model.config.default_sampling = "original"
+    warm = SamplingParams(seed=3, max_tokens=12, ignore_eos=True)
+    told = Engine(model, EngineConfig(max_drafts=max_drafts)).generate(PROMPTS, warm)
+    dense = Engine(original).generate(PROMPTS, replace(warm, sampling="original"))
+    assert [each.token_ids for each in told] == [each.token_ids for each in dense]
+    greedy = Engine(model, EngineConfig(max_drafts=max_drafts)).generate(PROMPTS, replace(warm, temperature=0.0))
+    for prompt, completion in zip(PROMPTS, greedy, strict=True):
+        transformers = LlamaForCausalLM.from_pretrained(folder).generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=12, min_new_tokens=12, eos_token_id=49
+        )
+        assert completion.token_ids == transformers[0, len(prompt) :].tolist()
+
+
+def test_the_model_says_what_is_sampled_from_unless_the_request_does() -> None:
+    model = agreeing_model()
+    plain, original = SamplingParams(seed=1, max_tokens=20), replace(LONG, seed=1, max_tokens=20, ignore_eos=False)
+    exits = Engine(model).generate([PROMPTS[0]], plain)[0].token_ids
+    model.config.default_sampling = "original"
+    assert Engine(model).generate([PROMPTS[0]], plain)[0].token_ids == expected(model, PROMPTS[0], original)
+    assert Engine(model).generate([PROMPTS[0]], replace(plain, sampling="exits"))[0].token_ids == exits
+
+
+NUM_DRAWS = 200_000
+
+
+def test_200000_races_follow_the_distribution() -> None:
+    logits_V = torch.tensor([0.3, -1.0, 2.0, -4.0, 0.0, 1.2, -0.3, 0.9], dtype=torch.float64)
+    uniforms = [randomness.uniform(5, 0, row, 0, randomness.TOKEN) for row in range(NUM_DRAWS)]
+    draws = [SamplingParams(sampling="original").draw] * NUM_DRAWS
+    counts = Counter(draw_by_race(logits_V.expand(NUM_DRAWS, -1), draws, uniforms))
+    observed = [counts[token] for token in range(len(logits_V))]
+    assert chisquare(observed, (logits_V.softmax(-1) * NUM_DRAWS).tolist()).pvalue > 1e-3
+
+
+def test_pairs_of_tokens_of_which_the_second_is_often_drafted_follow_the_last_exit() -> None:
+    model = random_model([1, 2], seed=4, vocab_size=5, width=8, num_heads=2)
+    num_pairs = 20_000
+    engine = Engine(model, EngineConfig(max_sequences=1000, max_rows_per_step=4000, cache_tokens=16_000, max_drafts=2))
+    params = SamplingParams(sampling="original", max_tokens=3, ignore_eos=True)
+    for seed in range(num_pairs):
+        engine.add(str(seed), [3, 1], replace(params, seed=seed))
+    told: dict[str, list[int]] = {}
+    while engine.has_work:
+        for event in engine.step():
+            assert isinstance(event, TokenEvent)
+            told.setdefault(event.sequence_id, []).append(event.token_id)
+    assert engine.scheduler.drafting.num_accepted > num_pairs / 5
+    counts = Counter((tokens[0], tokens[1]) for tokens in told.values())
+    with torch.no_grad():
+        out = model(torch.tensor([[3, 1, token] for token in range(5)]), output_exit_logits=True)
+    pi_BTV = out.exit_logits[:, :, -1].softmax(-1)
+    joint_VV = pi_BTV[0, 1][:, None] * pi_BTV[:, 2]
+    observed = [counts[first, second] for first in range(5) for second in range(5)]
+    assert chisquare(observed, (joint_VV.flatten() * num_pairs).tolist()).pvalue > 1e-3
