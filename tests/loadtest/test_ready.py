@@ -34,5 +34,5 @@ def test_seconds_and_memory_are_taken_when_the_word_is_said(tmp_path: Path) -> N
 
 
 def test_a_command_that_ends_before_is_an_error() -> None:
-    with pytest.raises(NeverReady):
+    with pytest.raises(NeverReady, match="its last words: no"):
         started(python("print('no')"))

@@ -17,7 +17,7 @@ from nvium_core.training.data.source import prepare_text
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.run_folder import owned
 from nvium_core.training.train import TrainingRun, show, train
-from tests.full_disk import no_file_larger_than
+from tests.full_disk import break_file, no_file_larger_than
 from tests.training.small_runs import NUM_STEPS, advance, assert_equal, finished, options, small_recipe, start
 
 
@@ -151,6 +151,18 @@ def test_an_exhausted_disk_stops_the_run_and_spares_the_last_checkpoint(
     resumed = start(run.recipe, run.options)
     assert resumed.step == 4
     assert_equal(finished(resumed), uninterrupted)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_broken_disk_stops_the_run_and_spares_the_last_checkpoint(tmp_path: Path) -> None:
+    run = start(small_recipe(), options(tmp_path / "run"))
+    steps = run.steps()
+    for _ in range(5):
+        next(steps)
+    break_file(tmp_path / "run" / "state.partial")
+    with pytest.raises(TrainingError, match=r"state\.partial: cannot write the checkpoint .*Input/output error"):
+        list(steps)
+    assert start(run.recipe, run.options).step == 4
 
 
 def test_a_torn_last_line_of_the_log_is_no_line(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What Steps cost: measured without a trace, or assumed."""
 
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -22,11 +24,13 @@ from nvium_core.engine.device.calibration import (
     own_costs,
     rising,
 )
+from nvium_core.engine.device.calibration_cache import calibration_file
 from nvium_core.engine.device.native.steps import MAX_RUN_ROWS
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.policies import Optimal
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.driving import alone
+from tests.full_disk import break_file
 from tests.random_models import random_model
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
@@ -257,3 +261,19 @@ def test_what_was_measured_is_remembered_for_the_same_conditions_only(
     assert other.calibrate(max_seconds=0.0, remembers=True).as_dict() != measured.as_dict()
     file.write_text('{"costs": 3}', encoding="utf-8")
     assert again.calibrate(max_seconds=0.0, remembers=True).as_dict() != measured.as_dict()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_broken_disk_costs_the_memory_of_what_was_measured_and_nothing_else(
+    model: NviumForCausalLM, tmp_path: Path
+) -> None:
+    engine = Engine(model, EngineConfig(max_sequences=2, calibrations=tmp_path))
+    file = calibration_file(engine.runner, engine.config)
+    break_file(file.with_suffix(f".{os.getpid()}"))
+    with pytest.raises(OSError, match="Input/output error"):
+        file.with_suffix(f".{os.getpid()}").write_text("x", encoding="utf-8")
+    engine.calibrate(max_seconds=0.0, remembers=True)
+    assert not file.exists()
+    file.with_suffix(f".{os.getpid()}").unlink()
+    engine.calibrate(max_seconds=0.0, remembers=True)
+    assert file.exists()
