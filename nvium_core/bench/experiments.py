@@ -31,6 +31,7 @@ Experiment = Literal[
     "prompts",
     "profile",
     "host",
+    "threads",
 ]
 
 Given = Mapping[str, Any]

@@ -42,6 +42,7 @@ SMALL: dict[str, Mapping[str, Any]] = {
     "prompts": {"prompt_tokens": (3, 40), "repeats": 2},
     "profile": {"sequences": (1, 2), "tokens": 4, "repeats": 1},
     "host": {"sequences": (1, 3), "tokens": 4, "repeats": 1},
+    "threads": {"sequences": (1, 3), "tokens": 4, "repeats": 1},
 }
 
 
