@@ -17,6 +17,8 @@ from nvium_core.bench.twin import dense_twin, usable_llama
 from nvium_core.choices import Schedule, Weights
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import require
+from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies
+from nvium_core.engine.schedule.policies import POLICIES
 from nvium_core.model.nvium import NviumForCausalLM
 
 OURS: Schedule = "optimal"
@@ -52,13 +54,18 @@ class Lineup:
 
     @contextmanager
     def ready(self, race: Race) -> Iterator[tuple[Engine, dict[str, Contender]]]:
-        """Our engine, calibrated, and all contenders."""
-        schedules = [name for name in (OURS, SWEEP, BASELINE) if name in {OURS, BASELINE, *self.invited}]
-        engines = {name: own.engine_for(self.subject.model, race, schedule=name) for name in schedules}
-        engines[OURS].calibrate()
-        contenders: dict[str, Contender] = {name: own.contender(engine, race) for name, engine in engines.items()}
+        """Our engine, calibrated, and all contenders. It takes turns with its schedules: weights that lie elsewhere in
+        memory can cost a tenth more or less."""
+        engine = own.engine_for(self.subject.model, race, schedule=OURS)
+        costs = engine.calibrate()
+        frequencies = ExitFrequencies.even(self.subject.model.config.num_exits)
+        others = [name for name in (SWEEP, BASELINE) if name in {BASELINE, *self.invited}]
+        policies = {OURS: engine.scheduler.policy} | {name: POLICIES[name].of(costs, frequencies) for name in others}
+        contenders: dict[str, Contender] = {
+            name: own.contender(engine, race, policy) for name, policy in policies.items()
+        }
         with ExitStack() as stack:
-            yield engines[OURS], contenders | self._with_the_twin(race, stack)
+            yield engine, contenders | self._with_the_twin(race, stack)
 
     def _with_the_twin(self, race: Race, stack: ExitStack) -> dict[str, Contender]:
         """Valid until the stack closes."""

@@ -9,6 +9,7 @@ from nvium_core.bench.harness import timed
 from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.schedule.policies import Policy
 from nvium_core.model.nvium import NviumForCausalLM
 
 
@@ -21,9 +22,13 @@ def engine_for(model: NviumForCausalLM, race: Race, **config: Any) -> Engine:
     return Engine(model, room)
 
 
-def contender(engine: Engine, race: Race) -> Contender:
+def contender(engine: Engine, race: Race, policy: Policy | None = None) -> Contender:
+    """With this schedule; None is the engine's own."""
+    policy = policy or engine.scheduler.policy
+
     def generate_turn(turn: int) -> Generation:
-        engine.scheduler.policy.wait()
+        engine.scheduler.policy = policy
+        policy.wait()
         params = [SamplingParams(max_tokens=race.num_tokens, seed=seed, ignore_eos=True) for seed in race.seeds(turn)]
         run = timed(engine, [(race.prompt, each) for each in params])
         return Generation(
