@@ -1,6 +1,6 @@
 """Speed of the engine, compared with others and with its own schedules."""
 
-from docs.tables.table import Table, digits, percent, read, row_of, table, verdict
+from docs.tables.table import Cell, Table, digits, percent, read, row_of, table, verdict
 
 CONTENDERS = {
     "synchronous": "our engine, all layers for every token (`synchronous`)",
@@ -91,8 +91,11 @@ def host() -> Table:
 def threads() -> Table:
     """Two of them, and what calibration chooses."""
     runs = {"24 × 768": read("threads-24x768"), "embedded": read("threads-tales-6m")}
-    rows = [(name, row) for name, run in runs.items() for row in run["rows"]]
-    body = [[name, row["sequences"], row["over_one"]["2"], row["best"], row["auto_over_best"]] for name, row in rows]
+    body: list[list[Cell]] = [
+        [name, row["sequences"], row["over_one"]["2"], row["best"], row["auto_over_best"]]
+        for name, run in runs.items()
+        for row in run["rows"]
+    ]
     return ["", "sequences", "two over one", "best", "`auto` over the best"], body
 
 
