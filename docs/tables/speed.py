@@ -60,7 +60,7 @@ BUILDS = {"avx512": "AVX-512", "avx2": "AVX2"}
 
 @table
 def builds() -> Table:
-    rows = []
+    rows: list[list[Cell]] = []
     for what, name, sequences, peer, asked in ASKED:
         ratios = [row_of(read(f"{name}-{build}"), sequences)["ours_over"][peer] for build in BUILDS]
         rows.append([what, asked, *(f"{ratio:.2f}{'' if ratio >= asked else ', not met'}" for ratio in ratios)])
