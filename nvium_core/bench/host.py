@@ -88,6 +88,11 @@ class BackendStub(Stub):
     def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
         raise NotImplementedError("all fronts are decided for in run()")
 
+    draft_share = 1.0
+
+    def draft(self, block: int, x_FD: Tensor, sequences: Items[Sequence], uniforms: Items[float]) -> list[int]:
+        raise NotImplementedError("nothing is drafted")
+
     def logits(self, block: int, x_RD: Tensor) -> Tensor:
         raise NotImplementedError("all fronts are decided for in run()")
 

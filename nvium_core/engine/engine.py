@@ -174,7 +174,8 @@ class Engine:
         self.speedup.costs = costs.with_own((0.0, 0.0))
         self.costs = costs.copy()
         self.scheduler.policy = self._policy(costs)
-        self.scheduler.drafting = Drafting(costs, self.config.max_drafts)
+        share = self.runner.backend.draft_share
+        self.scheduler.drafting = Drafting(costs, self.config.max_drafts, head_share=share)
         return costs
 
     def _measured(self, budget: Budget) -> StepCosts:

@@ -40,6 +40,13 @@ class Backend(Protocol):
     ) -> list[int]:
         """A token for each of these rows of x_FD, from f of its logits."""
 
+    @property
+    def draft_share(self) -> float:
+        """How much of the head a draft reads."""
+
+    def draft(self, block: int, x_FD: Tensor, sequences: Items[Sequence], uniforms: Items[float]) -> list[int]:
+        """As `draw`, of all rows, for sequences that sample from the original; but drafts may be rough."""
+
     def logits(self, block: int, x_RD: Tensor) -> Tensor:
         """Of normed rows behind the block, [R, V], float32 or better."""
 

@@ -72,7 +72,7 @@ class Junctions:
         sequence is not drafted: its front goes on, and so does one that has none."""
         x_FD, _ = self._backend.route(block, slots)
         uniforms = [row_uniform(sequence, sequence.num_tokens - 1) for sequence in sequences]
-        tokens = self._backend.draw(block, x_FD, range(len(sequences)), sequences, uniforms)
+        tokens = self._backend.draft(block, x_FD, sequences, uniforms)
         return {
             sequence: GOES_ON if token == NO_TOKEN or token in sequence.stop_token_ids else certain(token)
             for sequence, token in zip(sequences, tokens, strict=True)

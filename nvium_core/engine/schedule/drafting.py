@@ -25,10 +25,12 @@ MIN_GAIN = 1.02
 
 
 class Drafting:
-    """`most` fixes the number of drafts in a row; None lets costs decide."""
+    """`most` fixes the number of drafts in a row; None lets costs decide. `head_share` is how much of a junction's cost
+    a draft has."""
 
-    def __init__(self, costs: StepCosts, most: int | None = None) -> None:
+    def __init__(self, costs: StepCosts, most: int | None = None, *, head_share: float = 1.0) -> None:
         self._costs = costs
+        self._head_share = head_share
         self._most = most
         self._tested = [float(PRIOR_DRAFTS)] * max(costs.num_blocks - 1, 0)
         self._right = [PRIOR_DRAFTS * PRIOR_SHARE] * len(self._tested)
@@ -87,7 +89,7 @@ class Drafting:
             sum(costs.seconds_following(early, n) for early in range(block + 1)) + costs.own[0] + costs.own[1] * n
         )
         verifying = sum(costs.seconds_following(late, (most + 1) * n) for late in later)
-        asking = most * at(costs.junctions[block], n) + at(costs.junctions[-1], (most + 1) * n)
+        asking = most * self._head_share * at(costs.junctions[block], n) + at(costs.junctions[-1], (most + 1) * n)
         dense = drafting + sum(costs.seconds_following(late, n) for late in later) + at(costs.junctions[-1], n)
         dense = min(dense, costs.pass_seconds(n))
         return tokens * dense / ((most + 1) * drafting + verifying + asking)

@@ -69,6 +69,13 @@ class LayersBackend:
         adjust(logits_RV, sequences)
         return draw_tokens(logits_RV, [sequence.draw for sequence in sequences], uniforms)
 
+    @property
+    def draft_share(self) -> float:
+        return 1.0
+
+    def draft(self, block: int, x_FD: Tensor, sequences: Items[Sequence], uniforms: Items[float]) -> list[int]:
+        return self.draw(block, x_FD, range(len(sequences)), sequences, uniforms)
+
     @torch.inference_mode()
     def logits(self, block: int, x_RD: Tensor) -> Tensor:
         exit_ = cast(Exit, self.model.exits[block])

@@ -67,6 +67,13 @@ class NativeBackend:
     ) -> list[int]:
         return self.fronts.draw(block, x_FD, rows, sequences, uniforms)
 
+    @property
+    def draft_share(self) -> float:
+        return self.fronts.draft_share
+
+    def draft(self, block: int, x_FD: Tensor, sequences: Items[Sequence], uniforms: Items[float]) -> list[int]:
+        return self.fronts.draft(block, x_FD, sequences, uniforms)
+
     def logits(self, block: int, x_RD: Tensor) -> Tensor:
         return self.fronts.logits(block, x_RD)
 

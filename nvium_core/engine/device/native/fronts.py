@@ -16,6 +16,11 @@ from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.model.nvium import NviumForCausalLM
 
 
+DRAFT_VOCABULARY = 8_192
+"""Tokens that a draft is chosen among, where there are more: the first, which tokenizers have learnt first because they
+are frequent. The race between these is that between all, so what is drafted of them is as right as ever."""
+
+
 class NativeFronts:
     """Only for a model that `is_plain`. `weights` are those of its exits, if they are stored already."""
 
@@ -35,7 +40,8 @@ class NativeFronts:
         self._precise = torch.promote_types(dtype, torch.float32)
         self._weights = weights or Store(model, library.vector_bytes()).exits()
         self._states = Pointers(list(states_NSD))
-        self._shape = ExitShape.of(model)
+        self._shape, self._draft_shape = ExitShape.of(model), ExitShape.of(model)
+        self._draft_shape.vocab_size = min(self._shape.vocab_size, DRAFT_VOCABULARY)
 
     def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
         """In float32 or better."""
@@ -53,9 +59,23 @@ class NativeFronts:
             logits_RV = self.logits(block, x_FD[torch.tensor(rows)]).double()
             adjust(logits_RV, sequences)
             return draw_tokens(self._library, logits_RV, draws, uniforms)
-        asked, own_rows, tokens = packed(draws, uniforms), array("q", rows), array("q", bytes(8 * len(rows)))
-        of_rows = x_FD.data_ptr(), address(own_rows), len(rows)
-        self._sample(*self._of(block), *of_rows, address(asked), address(tokens), self._threads.of(len(rows)))
+        return self._sampled(self._shape, block, x_FD, rows, packed(draws, uniforms))
+
+    @property
+    def draft_share(self) -> float:
+        return self._draft_shape.vocab_size / self._shape.vocab_size
+
+    def draft(self, block: int, x_FD: Tensor, sequences: Items[Sequence], uniforms: Items[float]) -> list[int]:
+        """Of the first tokens of the vocabulary, without top-k and top-p."""
+        asked = packed([sequence.draw for sequence in sequences], uniforms)
+        return self._sampled(self._draft_shape, block, x_FD, range(len(sequences)), asked)
+
+    def _sampled(
+        self, shape: ExitShape, block: int, x_FD: Tensor, rows: Items[int], asked: "array[float]"
+    ) -> list[int]:
+        own_rows, tokens, threads = array("q", rows), array("q", bytes(8 * len(rows))), self._threads.of(len(rows))
+        of_exit = ctypes.byref(shape), self._weights[block].array
+        self._sample(*of_exit, x_FD.data_ptr(), address(own_rows), len(rows), address(asked), address(tokens), threads)
         return tokens.tolist()
 
     def logits(self, block: int, x_RD: Tensor) -> Tensor:
