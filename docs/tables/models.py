@@ -38,3 +38,32 @@ def ready() -> Table:
         for warm in [row["warm"]]
     ]
     return head, rows
+
+
+@table
+def drafts() -> Table:
+    found = read("drafts-smollm2")["exits"]
+    head = ["exit after layer", "the rule accepts", "the race agrees", "one uniform agrees"]
+    names = "speculative_sampling", "race", "one_uniform"
+    return head, [[exit_["layer"], *(percent(exit_[name], 0) for name in names)] for exit_ in found]
+
+
+@table
+def lossless() -> Table:
+    head = [
+        "temperature",
+        "dense, tokens/s",
+        "lossless, tokens/s",
+        "lossless over dense",
+        "what costs and drafts allow",
+    ]
+    rates = "tokens_per_second_dense", "tokens_per_second_lossless"
+    return head, [
+        [
+            digits(row["temperature"]),
+            *(digits(row[rate], 1) for rate in rates),
+            digits(row["lossless_over_dense"], 2),
+            digits(row["limit"], 2),
+        ]
+        for row in read("drafts-smollm2")["rows"]
+    ]

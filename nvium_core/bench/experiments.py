@@ -32,6 +32,7 @@ Experiment = Literal[
     "profile",
     "host",
     "threads",
+    "drafts",
 ]
 
 Given = Mapping[str, Any]

@@ -39,8 +39,8 @@ def bench(
     synchronous, measured and simulated; throughput: prefill included; memory: unused cache; prefix: first token with a
     cached prefix; chunking: gaps while a long prompt is prefilled; logprobs: their cost; determinism: differences in a
     batch; costs: of a Step, for nvium plan; heads: the exits' losses in training, whole logits or chunks; profile:
-    where a Step's time goes; host: overhead of the engine's Python;
-    threads: numbers of them, and what is chosen.
+    where a Step's time goes; host: overhead of the engine's Python; threads: numbers of them, and what is chosen;
+    drafts: what exits gain where every token is the original's.
     """
     from rich.console import Console
 

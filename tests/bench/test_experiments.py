@@ -43,6 +43,7 @@ SMALL: dict[str, Mapping[str, Any]] = {
     "profile": {"sequences": (1, 2), "tokens": 4, "repeats": 1},
     "host": {"sequences": (1, 3), "tokens": 4, "repeats": 1},
     "threads": {"sequences": (1, 3), "tokens": 4, "repeats": 1},
+    "drafts": {"sequences": (1, 2), "tokens": 12, "repeats": 1},
 }
 
 

@@ -15,7 +15,6 @@ from nvium_core.engine.device.native.weights import ExitShape, Pointers, Store, 
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.model.nvium import NviumForCausalLM
 
-
 DRAFT_VOCABULARY = 8_192
 """Tokens that a draft is chosen among, where there are more: the first, which tokenizers have learnt first because they
 are frequent. The race between these is that between all, so what is drafted of them is as right as ever."""

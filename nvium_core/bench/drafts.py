@@ -1,0 +1,141 @@
+"""What drafts gain where every token is the original's, over the model without exits in the same engine; and how often
+an exit's draft is the last exit's token, by three rules.
+
+Shapes: R rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import median
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from nvium_core.bench.harness import Figures, Subject, Timed, interleaved, median_ratio, timed
+from nvium_core.engine.device.sampling import draw_by_race, inverse_cdf
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.schedule.randomness import TOKEN, uniform
+from nvium_core.model.llama import causal_attention
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.baselines.univium import univium_config
+
+TEMPERATURES = (1.0, 0.0)
+ROWS_AT_ONCE = 64
+CALIBRATION_SECONDS = 10.0
+
+
+def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 128, repeats: int = 5) -> Figures:
+    """A row for each number of sequences and temperature; and how often drafts would be right of what was said at
+    temperature 1."""
+    original = original_of(subject.model)
+    rows, said = [], list[list[int]]()
+    for number in sequences:
+        engines = {
+            "lossless": subject.engine(max_sequences=number, prefix_caching=False),
+            "dense": Engine(original, EngineConfig(max_sequences=number, prefix_caching=False)),
+        }
+        for engine in engines.values():
+            engine.calibrate(max_seconds=CALIBRATION_SECONDS)
+        for temperature in TEMPERATURES:
+            turns = compare(subject, engines, number, tokens, repeats, temperature)
+            rows.append(row(engines["lossless"], turns, number, temperature))
+            said += [token_ids for timing in turns["dense"] for token_ids, _ in timing.generated if temperature]
+    found = agreement(subject.model, [subject.prompt + token_ids for token_ids in said])
+    return {"tokens": tokens, "repeats": repeats, "rows": rows, "exits": found}
+
+
+def original_of(model: NviumForCausalLM) -> NviumForCausalLM:
+    """The model with its last exit alone, sharing its weights, without its adapter if that adds nothing."""
+    last, config = f"exits.{model.config.num_exits - 1}.", univium_config(model.config)
+    own = {name: weight for name, weight in model.state_dict().items() if name.startswith(last)}
+    if any("down" in name and weight.any() for name, weight in own.items()):
+        config.adapter_hidden_size = model.config.adapter_hidden_size
+    original = NviumForCausalLM(config).eval()
+    weights = {name.replace(last, "exits.0."): weight for name, weight in model.state_dict().items()}
+    original.load_state_dict({name: weights[name] for name in original.state_dict()}, assign=True)
+    return original
+
+
+def compare(
+    subject: Subject, engines: dict[str, Engine], num_sequences: int, num_tokens: int, repeats: int, temperature: float
+) -> dict[str, list[Timed]]:
+    def run(engine: Engine, turn: int) -> Timed:
+        seeds = range(turn * num_sequences, (turn + 1) * num_sequences)
+        asked = SamplingParams(max_tokens=num_tokens, temperature=temperature, sampling="original", ignore_eos=True)
+        return timed(engine, [(subject.prompt, replace(asked, seed=seed)) for seed in seeds])
+
+    contenders = {name: partial(run, engine) for name, engine in engines.items()}
+    return interleaved(contenders, repeats, f"{num_sequences} sequences at {temperature:g}")
+
+
+def row(engine: Engine, turns: dict[str, list[Timed]], num_sequences: int, temperature: float) -> Figures:
+    """`limit` is what the measured costs and the drafts that were right allow, over the dense schedule."""
+    rates = {name: [timing.tokens_per_second for timing in timings] for name, timings in turns.items()}
+    said = {
+        name: [token_ids for timing in timings for token_ids, _ in timing.generated] for name, timings in turns.items()
+    }
+    last = engine.model_config.num_exits
+    exits = [exit_ for timing in turns["lossless"] for _, exits in timing.generated for exit_ in exits]
+    drafting, ratio = engine.scheduler.drafting, median_ratio(rates["lossless"], rates["dense"])
+    block, most = drafting.plan(num_sequences)
+    limit = max(1.0, drafting.gain(block, most, num_sequences)) if most else 1.0
+    return {
+        "sequences": num_sequences,
+        "temperature": temperature,
+        **{f"tokens_per_second_{name}": median(values) for name, values in rates.items()},
+        "lossless_over_dense": ratio,
+        "drafting_exit": block + 1,
+        "drafts_in_a_row": most,
+        "drafts_right": drafting.right(block),
+        "tokens_drafted": sum(exit_ < last for exit_ in exits) / len(exits),
+        "limit": limit,
+        "share_of_limit": ratio / limit,
+        "tokens_are_identical": said["lossless"] == said["dense"],
+    }
+
+
+@torch.inference_mode()
+def agreement(model: NviumForCausalLM, texts: Sequence[list[int]]) -> list[Figures]:
+    """Of each early exit, over all rows of the texts: the share that speculative sampling accepts, Σ min(π_k, π_N); and
+    that is the same token by a race over the same numbers, or by one uniform through both distribution functions."""
+    found: list[list[Tensor]] = [[] for _ in model.exits[:-1]]
+    for number, text in enumerate(texts):
+        positions = torch.arange(len(text))
+        states = model.hidden_states(torch.tensor([text]), positions[None], causal_attention())
+        outputs = [o_BTD[0] for o_BTD in model.exit_outputs(states)[1]]
+        for rows in positions.split(ROWS_AT_ONCE):
+            *early, last_RV = (model.lm_head(o_TD[rows]).double() for o_TD in outputs)
+            uniforms = [uniform(number, 0, int(position), 0, TOKEN) for position in rows]
+            for exit_, logits_RV in zip(found, early, strict=True):
+                exit_.append(agreements(logits_RV, last_RV, uniforms))
+    means = [torch.cat(exit_).mean(0).tolist() for exit_ in found]
+    layers = model.config.exit_layers or []
+    names = "speculative_sampling", "race", "one_uniform"
+    return [{"layer": layer} | dict(zip(names, mean, strict=True)) for layer, mean in zip(layers, means, strict=False)]
+
+
+def agreements(logits_RV: Tensor, last_RV: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """[R, 3]."""
+    draws = [SamplingParams(sampling="original").draw] * len(uniforms)
+    uniform_R = torch.tensor(uniforms, dtype=torch.float64)
+    q_RV, p_RV = logits_RV.softmax(-1), last_RV.softmax(-1)
+    race, last_race = (torch.tensor(draw_by_race(x_RV, draws, uniforms)) for x_RV in (logits_RV, last_RV))
+    inverted = inverse_cdf(q_RV, uniform_R) == inverse_cdf(p_RV, uniform_R)
+    return torch.stack([torch.minimum(q_RV, p_RV).sum(-1), (race == last_race).double(), inverted.double()], 1)
+
+
+def table(figures: Figures) -> Table:
+    result = Table("sequences", "temperature", "over dense", "limit", "drafts in a row", "of exit", "right")
+    for row in figures["rows"]:
+        numbers = (
+            row["lossless_over_dense"],
+            row["limit"],
+            row["drafts_in_a_row"],
+            row["drafting_exit"],
+            row["drafts_right"],
+        )
+        result.add_row(str(row["sequences"]), f"{row['temperature']:g}", *(f"{number:.3g}" for number in numbers))
+    return result
