@@ -119,8 +119,9 @@ class ModelNotFound(ApiError):
     status = 404
     code = "model_not_found"
 
-    def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"there is no model {asked!r} here; this server has {served!r}", param="model")
+    def __init__(self, asked: str, served: Sequence[str]) -> None:
+        named = ", ".join(map(repr, served))
+        super().__init__(f"there is no model {asked!r} here; this server has {named}", param="model")
 
 
 class BodyTooLarge(ApiError):
@@ -249,7 +250,8 @@ def from_validation(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
     place = first["loc"][1:]
     if first["type"] == "json_invalid":
-        return ApiError(f"the body is not valid JSON: {first['ctx']['error']} at character {place[0]}")
+        what = first["ctx"]["error"].removesuffix(" at")
+        return ApiError(f"the body is not valid JSON: {what} at character {place[0]}")
     if first["type"] in ("missing", "model_attributes_type") and not place:
         return ApiError("the body must be a JSON object, sent with content-type application/json")
     if not place:

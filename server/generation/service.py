@@ -171,7 +171,7 @@ class Service:
     def check_model(self, name: str) -> str:
         """The served name for a requested one. Raises `ModelNotFound`."""
         if name not in (*self.names, ALIAS):
-            raise ModelNotFound(name, self.name)
+            raise ModelNotFound(name, self.names)
         return name if name in self.names else self.name
 
     def check_new_tokens(self, num_tokens: int) -> None:

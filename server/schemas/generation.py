@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.generation.grammars import Without
 from server.schemas.body import Int64, NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
+from server.schemas.foreign import check_foreign
 from server.schemas.formats import GUIDED, Form, ResponseFormat, StructuredOutputs, guided
 
 MAX_STOP_STRINGS = 4
@@ -64,7 +65,12 @@ class NviumOptions(RequestBody):
 
 
 class OtherServers(RequestBody):
-    """Fields of other servers that would change tokens or the response, and are not supported."""
+    """Fields of other servers that would change tokens or the response, and are not supported; more are in
+    foreign.py."""
+
+    def check_neutral(self, within: str = "") -> None:
+        super().check_neutral(within)
+        check_foreign(self.model_extra or {})
 
     use_beam_search: Annotated[Any, NeutralOnly(False)] = None
     length_penalty: Annotated[Any, NeutralOnly(1, 1.0)] = None

@@ -9,12 +9,14 @@ from typing_extensions import TypedDict
 from server.errors import InvalidField
 from server.schemas.body import Hint, Int64, NeutralOnly, RequestBody, Text, at_most, check, described, unenforced
 from server.schemas.chat import ChatRequest
+from server.schemas.foreign import check_elsewhere, check_foreign
 from server.schemas.generation import MAX_METADATA, ExitSummary, NviumOptions, TokenExits
 from server.schemas.messages import MAX_MESSAGES
 from server.schemas.tools import MAX_TOOLS, FunctionName
 
 Json = dict[str, Any]
 
+LOGPROBS = "message.output_text.logprobs"
 PARTS = ("input_text", "output_text", "reasoning_text", "text", "refusal")
 CHAT_FIELDS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "stream"),
@@ -137,6 +139,10 @@ class ResponseRequest(RequestBody):
     def as_chat(self, earlier: Sequence[Json]) -> ChatRequest:
         """The chat that this asks for, after the messages of earlier responses. Raises `InvalidField`."""
         self.check_neutral()
+        check_foreign(self.model_extra or {})
+        check_elsewhere(self.model_extra or {}, ChatRequest, "/v1/chat/completions")
+        asked = self.include if isinstance(self.include, list) else []
+        check(LOGPROBS not in asked, "include", f"{LOGPROBS} is not supported; `/v1/chat/completions` has `logprobs`")
         for number, tool in enumerate(self.tools):
             check(tool.type == "function", f"tools[{number}].type", f"{tool.type!r} is not supported; only function is")
             check(tool.name is not None, f"tools[{number}].name", "is missing")

@@ -142,3 +142,39 @@ def test_the_chat_template_gets_its_variables(byte_model: LoadedModel) -> None:
 
 def test_the_list_of_models_names_the_one_served(server: LiveServer) -> None:
     assert [json.loads(server.http.get("/v1/models").text)["data"][0]["id"]] == [NAME]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"regex": "a"}, {"json_schema": {"type": "object"}}, {"guided_whitespace_pattern": " "}, {"do_sample": False}],
+)
+@pytest.mark.parametrize(
+    ("path", "start"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+def test_fields_of_other_servers_that_change_what_is_generated_are_refused(
+    server: LiveServer, path: str, start: Json, field: Json
+) -> None:
+    refused = server.http.post(path, json={"model": NAME, **start, **field})
+    assert (refused.status_code, error_of(refused)["param"]) == (400, next(iter(field)))
+    neutral = {"regex": "", "do_sample": True, "no_repeat_ngram_size": 0, "unheard_of": 1}
+    taken = server.http.post(path, json={"model": NAME, **start, **neutral})
+    assert taken.status_code == 200
+    assert taken.headers["x-nvium-ignored-params"] == ", ".join(neutral)
+
+
+def test_a_token_may_be_the_originals(server: LiveServer) -> None:
+    asked: Json = {"nvium": {"sampling": "original"}, "max_tokens": 30, "ignore_eos": True, "seed": 3}
+    whole = server.complete(**asked).json()["choices"][0]
+    again = server.complete(**asked, n=2).json()["choices"][0]
+    assert whole["nvium"]["token_ids"] == again["nvium"]["token_ids"]
+    assert set(whole["nvium"]["exit_probabilities"]) == {1.0}
+    assert whole["text"] != server.complete(**asked | {"nvium": {}}).json()["choices"][0]["text"]
+    greedy = [server.complete(**asked, temperature=0, logprobs=logprobs).json()["choices"][0] for logprobs in (None, 1)]
+    assert greedy[0]["nvium"]["token_ids"] == greedy[1]["nvium"]["token_ids"]
+    tops = greedy[1]["logprobs"]["top_logprobs"]
+    assert greedy[1]["logprobs"]["token_logprobs"] == [max(top.values()) for top in tops]

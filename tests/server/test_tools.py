@@ -200,7 +200,7 @@ def test_what_begins_as_a_call_is_one_and_there_may_be_several(server: LiveServe
 def test_what_begins_as_a_call_cannot_go_on_as_anything_else(server: LiveServer, broken: str) -> None:
     with answering(server.app, broken):
         response = server.chat(tools=TOOLS)
-    assert response.status_code == 500, "nothing of the script is allowed any more"
+    assert response.json()["error"]["code"] == "no_token_allowed", "nothing of the script is allowed any more"
 
 
 def test_one_call_is_made_where_several_are_not_allowed(server: LiveServer) -> None:

@@ -128,6 +128,12 @@ def test_an_answer_may_have_a_form(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("param", "fields"),
     [
+        ("guided_choice", {"guided_choice": ["yes"]}),
+        ("bad_words", {"bad_words": ["a"]}),
+        ("logit_bias", {"logit_bias": {"1": 2}}),
+        ("presence_penalty", {"presence_penalty": 0.5}),
+        ("n", {"n": 2}),
+        ("include", {"include": ["message.output_text.logprobs"]}),
         ("input", {"input": None}),
         ("input", {"input": []}),
         ("input", {"input": [{"role": "nobody", "content": "a"}]}),
