@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nvium_core import CheckpointError, Engine, EngineConfig, load_model
+from nvium_core import CheckpointError, Engine, EngineConfig, SamplingParams, load_model
 from tests.byte_model import byte_tokenizer
 from tests.model.test_untrusted_folders import write
 from tests.random_models import random_model
@@ -87,9 +87,10 @@ def test_a_configuration_with_anything_in_it_is_served_or_refused(folder: Path) 
         write(config, {chance.choice(names): chance.choice(VALUES) for _ in range(chance.choice([1, 1, 2]))})
         with suppress(CheckpointError):
             loaded = load_model(str(folder), "cpu", "float32")
-            engine = Engine(loaded.model, EngineConfig(context=min(64, loaded.model.config.max_position_embeddings)))
+            context = min(64, loaded.model.config.max_position_embeddings)
+            engine = Engine(loaded.model, EngineConfig(context=context))
             assert all(torch.isfinite(parameter).all() for parameter in loaded.model.parameters())
-            num_served += bool(engine.generate([[1]]))
+            num_served += bool(engine.generate([[1]], SamplingParams(max_tokens=min(16, context - 1))))
         config.write_text(good)
     assert num_served > 10
 
