@@ -8,6 +8,8 @@ RELEASE_ARGS ?=
 FAULTS_ARGS ?=
 # --seconds N for each of five readers, --json FILE, --keep what covers something new.
 FUZZING_ARGS ?= --seconds 30
+# -m 'not slow' leaves out replicas that are killed, scaled and drained, and Ray's own proxy: some three minutes.
+RAY_ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8
 # --required makes `make check` fail where the database of advisories is not reached; --advisories FILE is one of them.
 AUDIT_ARGS ?=
@@ -38,7 +40,7 @@ test: .venv/test.stamp .venv/helm.stamp
 
 # Those that `make test` skips where Ray is not installed.
 test-ray: .venv/ray.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(RAY_TESTS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(RAY_ARGS) $(RAY_TESTS)
 
 # What breaks a server, and what of it is seen; inputs that break what reads them: two tables, some minutes.
 faults: .venv/test.stamp
