@@ -75,6 +75,7 @@ class BackendStub(Stub):
     max_native_rows = 0
     instructions: str | None = None
     is_ahead = False
+    draft_share = 1.0
 
     def run(self, step: Step) -> list[StepResult]:
         started = time.thread_time()
@@ -87,8 +88,6 @@ class BackendStub(Stub):
 
     def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
         raise NotImplementedError("all fronts are decided for in run()")
-
-    draft_share = 1.0
 
     def draft(self, block: int, x_FD: Tensor, sequences: Items[Sequence], uniforms: Items[float]) -> list[int]:
         raise NotImplementedError("nothing is drafted")

@@ -36,8 +36,8 @@ class ChatWriter(ChunkWriter):
         self._request = request
         self._vocabulary = service.vocabulary
         self._readers = [answer_reader(service, request, choice) for choice in generation.choices]
-        self._has_tools = bool(request.callable_tools())
-        self._is_text_first = not self._has_tools or request.may_answer_in_text
+        self._has_tools = self._readers[0].calls is not None
+        self._is_text_first = self._readers[0].may_be_text
         self._streamed = [Delta(choice.index) for choice in generation.choices]
         """Tokens that a stream has sent of each choice."""
 
