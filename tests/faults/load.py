@@ -76,10 +76,11 @@ class Tally:
 
 
 class Load:
-    """Clients that ask one thing after another until they are told to stop. `urls` are those of the server."""
+    """Clients that ask one thing after another until they are told to stop, or all at once every `beat_seconds`."""
 
-    def __init__(self, expected: Mapping[Known, Spoken], seed: int) -> None:
+    def __init__(self, expected: Mapping[Known, Spoken], seed: int, beat_seconds: float = 0) -> None:
         self._expected = expected
+        self._beat_seconds = beat_seconds
         self._known = list(expected)
         self._chance = random.Random(seed)
         self.tally = Tally()
@@ -102,7 +103,12 @@ class Load:
                 await asyncio.sleep(0.5)
             except (OSError, IncompleteReadError, ValueError):
                 self.tally.add("cut")
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(self._pause())
+
+    def _pause(self) -> float:
+        if not self._beat_seconds:
+            return PAUSE_SECONDS
+        return self._beat_seconds - time.monotonic() % self._beat_seconds
 
     async def _ask(self, connection: RawConnection, chance: random.Random) -> None:
         if chance.random() < 0.1:

@@ -1,7 +1,8 @@
 """`python -m tests.faults.soak --seconds 3600 --json FILE`: a server under mixed load, looked at every so often.
 
-What it holds (memory, descriptors, threads, pages) and how long answers take should stay as they were after the first
-minutes. Every answer is compared with a quiet server's.
+All clients ask at once, every `--beat` seconds, so that sequences compete for the cache, and the server is idle in between.
+What it holds (memory, descriptors, threads, pages), the processor's time and how long answers take should stay as they
+were after the first minutes. Every answer is compared with a quiet server's. The file of keys changes again and again.
 """
 
 import argparse
@@ -21,24 +22,40 @@ import httpx
 
 from tests.byte_model import NAME, load_byte_model
 from tests.faults.load import KEY, OPTIONS, Load, dumped, known_requests, percentiles, quiet_answers
+from tests.faults.reloads import Reloads
 from tests.server.forked_server import forked_server
 from tests.server.server_process import ServerProcess
 
-GAUGES = ("kv_cache_usage_ratio", "requests_running", "preemptions_total", "dropped_log_lines_total")
+SERIES = {
+    "pages": "kv_cache_usage_ratio",
+    "running": "requests_running",
+    "preemptions": "preemptions_total",
+    "cached_prompt_tokens": "cached_prompt_tokens_total",
+    "dropped_log_lines": "dropped_log_lines_total",
+}
+NUM_KNOWN = 40
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def holdings(server: ServerProcess) -> dict[str, Any]:
     """What the server has, by the kernel and by its own word."""
     folder = Path(f"/proc/{server.process.pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-    page = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {KEY}"}, timeout=60).text
-    told = {name: float(re.findall(rf"^nvium_{name} (\S+)$", page, re.MULTILINE)[0]) for name in GAUGES}
+    used = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+    page = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {KEY}"}, timeout=300).text
     return {
         "resident_mb": round(int(status["VmRSS"].split()[0]) / 1024, 1),
         "threads": int(status["Threads"]),
         "descriptors": len(os.listdir(folder / "fd")),  # noqa: PTH208 (quicker)
-        **told,
+        "processor_seconds": sum(map(int, used)) / TICKS,
+        **{name: series(page, rf"nvium_{metric}") for name, metric in SERIES.items()},
+        "cancelled": series(page, r'nvium_requests_total\{[^}]*outcome="cancelled"\}'),
     }
+
+
+def series(page: str, pattern: str) -> float:
+    """The sum of what a page of metrics says of those that match."""
+    return sum(float(value) for value in re.findall(rf"^{pattern} (\S+)$", page, re.MULTILINE))
 
 
 async def watched(server: ServerProcess, load: Load, seconds: float, every: float) -> list[dict[str, Any]]:
@@ -54,35 +71,40 @@ async def watched(server: ServerProcess, load: Load, seconds: float, every: floa
     return samples
 
 
-async def soaked(server: ServerProcess, *, seconds: float, every: float, clients: int, seed: int) -> dict[str, Any]:
-    expected = await quiet_answers(server.url, known_requests(40, random.Random(seed)))
-    load = Load(expected, seed)
-    running = asyncio.create_task(load.run(server.url, clients))
-    samples = await watched(server, load, seconds, every)
-    await running
+async def soaked(server: ServerProcess, keys: Path, given: argparse.Namespace) -> dict[str, Any]:
+    expected = await quiet_answers(server.url, known_requests(NUM_KNOWN, random.Random(given.seed)))
+    load, reloads = Load(expected, given.seed, given.beat), Reloads(server, keys)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(load.run(server.url, given.clients))
+        reloading = group.create_task(reloads.run())
+        samples = await watched(server, load, given.seconds, given.every)
+        reloading.cancel()
     last = await asyncio.to_thread(holdings, server)
-    return {"counts": dict(load.tally.counts), "samples": samples, "afterwards": last}
+    return {"counts": load.tally.counts, "reloads": reloads.counts, "samples": samples, "afterwards": last}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--every", type=float, default=30)
+    parser.add_argument("--beat", type=float, default=3)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model, log = load_byte_model(), Path(folder) / "log"
+        model, log, keys = load_byte_model(), Path(folder) / "log", Path(folder) / "keys"
         model.model.save_pretrained(Path(folder) / NAME)
         model.tokenizer.save_pretrained(Path(folder) / NAME)
-        with forked_server(Path(folder) / NAME, log, **OPTIONS) as server:
-            options = {"seconds": given.seconds, "every": given.every, "clients": given.clients, "seed": given.seed}
-            told = asyncio.run(soaked(server, **options))
+        keys.write_text(f"{KEY}\n")
+        options = {name: value for name, value in OPTIONS.items() if name != "api_keys"}
+        with forked_server(Path(folder) / NAME, log, api_keys_file=keys, **options) as server:
+            told = asyncio.run(soaked(server, keys, given))
         lines = [json.loads(line) for line in log.read_text().splitlines()]
     warnings = Counter(line["event"] for line in lines if line["level"] != "info")
-    command = f"python -m tests.faults.soak --seconds {given.seconds:g} --seed {given.seed}"
-    given.json.write_text(dumped({"command": command, "warnings": warnings, **options, **told}))
+    names = ("seconds", "every", "beat", "clients", "seed")
+    command = " ".join(["python -m tests.faults.soak", *(f"--{name} {getattr(given, name):g}" for name in names)])
+    given.json.write_text(dumped({"command": command, "warnings": warnings, **told}))
 
 
 if __name__ == "__main__":
