@@ -1,6 +1,6 @@
 """`python -m tests.faults.soak --seconds 3600 --json FILE`: a server under mixed load, looked at every so often.
 
-All clients ask at once, every `--beat` seconds, so that sequences compete for the cache, and the server is idle in between.
+All clients ask at once, every `--beat` seconds: sequences compete for the cache, and the server is idle in between.
 What it holds (memory, descriptors, threads, pages), the processor's time and how long answers take should stay as they
 were after the first minutes. Every answer is compared with a quiet server's. The file of keys changes again and again.
 """

@@ -1,12 +1,13 @@
 """One target's hunt in processes of its own, begun anew where native code, time or memory ended one."""
 
+import json
 import re
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -27,7 +28,7 @@ PROGRESS = re.compile(r"^#(\d+)\s+\w+\s+cov: (\d+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Hunt:
-    """`covered`: edges of our code and its readers, with the first inputs and at the end.
+    """All in one folder so far. `covered`: edges of our code and its readers, with the first inputs and at the end.
 
     Minutes are of the processor, as a machine may have other things to do.
     """
@@ -41,11 +42,12 @@ class Hunt:
 
 
 class Campaign:
-    """In a folder: `corpus`, `findings`, and what the fuzzer said."""
+    """In a folder: `corpus`, `findings`, what the fuzzer said, and what earlier hunts there came to."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._name = name
         self._corpus, self.findings, self._log = folder / "corpus", folder / "findings", folder / "log"
+        self._so_far = folder / "hunt.json"
         for made in (self._corpus, self.findings):
             made.mkdir(parents=True, exist_ok=True)
 
@@ -59,8 +61,24 @@ class Campaign:
             progress = PROGRESS.findall(said)
             num_inputs += int(progress[-1][0]) if progress else 0
             covered += [int(edges) for _, edges in progress] or [0]
-        minutes = round((processor_seconds() - used) / 60, 1)
-        return Hunt(self._name, minutes, num_inputs, covered[0], max(covered), len(list(self._found())))
+        return self._added((processor_seconds() - used) / 60, num_inputs, covered)
+
+    def _added(self, minutes: float, num_inputs: int, covered: list[int]) -> Hunt:
+        """The hunt, with those before it."""
+        num_findings = len(list(self._found()))
+        hunt = Hunt(self._name, round(minutes, 1), num_inputs, covered[0], max(covered), num_findings)
+        if self._so_far.exists():
+            before = Hunt(**json.loads(self._so_far.read_text()))
+            hunt = Hunt(
+                self._name,
+                round(before.processor_minutes + minutes, 1),
+                before.inputs + num_inputs,
+                before.covered_at_first,
+                max(before.covered, hunt.covered),
+                num_findings,
+            )
+        self._so_far.write_text(json.dumps(asdict(hunt)))
+        return hunt
 
     def keep(self) -> None:
         """Add to the corpus the small inputs that cover something which those in it do not."""
