@@ -49,7 +49,7 @@ class ConversationError(NviumError, ValueError):
 
 class ChatTemplate:
     """`stops` and `stop_token_ids` end the assistant's turn, beside the model's end-of-text. `call_format` is the
-    model's format of tool calls; `call_marker_id` the special token that may precede them."""
+    model's format of tool calls, None if it is not supported; `call_tokens` are the ids of its special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
@@ -58,8 +58,8 @@ class ChatTemplate:
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
         self._special = re.compile(f"(?=(?:{'|'.join(longest_first)}))(.)", re.DOTALL) if special else None
         self.call_format = call_format(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
-        marker = tokenizer.get_added_vocab().get(self.call_format.marker)
-        self.call_marker_id = marker if self.call_format.marker in special else None
+        of_calls = (self.call_format.marker, *self.call_format.tokens) if self.call_format else ()
+        self.call_tokens = {text: tokenizer.get_added_vocab()[text] for text in of_calls if text in special}
         self.thinks = thinks(tokenizer.chat_template)
         end = tokenizer.eos_token_id
         self.stops = PLAIN_STOPS if self._is_plain else ()
@@ -88,10 +88,12 @@ class ChatTemplate:
         pieces = self._tokenizer.backend_tokenizer.encode_batch_fast(others, add_special_tokens=False)
         return list(chain(begun, *(piece.ids for piece in pieces)))
 
-    def reasoning_reader(self, prompt: Sequence[int]) -> ReasoningReader:
-        """For an answer to this prompt, which may have opened the thoughts."""
+    def reasoning_reader(self, prompt: Sequence[int], *, is_continued: bool = False) -> ReasoningReader:
+        """For an answer to this prompt, which may have opened the thoughts; `is_continued`: from its beginning."""
         if not self.thinks:
             return ReasoningReader("answer")
+        if is_continued:
+            return ReasoningReader()
         end: str = self._tokenizer.backend_tokenizer.decode(list(prompt[-LAST_TOKENS:]), skip_special_tokens=False)
         return ReasoningReader("thinking" if end.rstrip().endswith(OPENING) else "start")
 

@@ -4,8 +4,9 @@ A call is a name and arguments, a JSON object. The rest is fixed byte for byte b
 chat template. No engine, grammar or HTTP.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
+from uuid import uuid4
 
 SPACE = " \n"
 """May precede a call at the beginning of an answer."""
@@ -14,8 +15,10 @@ SPACE = " \n"
 @dataclass(frozen=True)
 class CallFormat:
     """An answer is `before`, calls with `between` them, `after`; a call is `beginning`, its name, `middle`, its
-    arguments, `end`. `trigger` opens a call after any text; without one, an answer is either text or calls. `marker` is
-    a special token, not in the text, that may precede the calls."""
+    arguments, `end`. `id_mark` after the name is followed by the call's id. `trigger` opens a call after any text;
+    without one, an answer is either text or calls. `marker` is a special token, not in the text, that may precede the
+    calls; `tokens` are texts above that are special tokens where the tokenizer has them. `id_length` is that of a
+    call's id, which templates may check; None where any will do."""
 
     before: str = ""
     beginning: str = '{"name": "'
@@ -23,8 +26,14 @@ class CallFormat:
     end: str = "}"
     between: str = "\n"
     after: str = ""
+    id_mark: str = ""
     trigger: str = ""
     marker: str = ""
+    tokens: tuple[str, ...] = ()
+    id_length: int | None = None
+
+    def new_id(self) -> str:
+        return f"call_{uuid4().hex}" if self.id_length is None else uuid4().hex[: self.id_length]
 
 
 PLAIN = CallFormat()
@@ -34,21 +43,45 @@ HERMES = CallFormat(beginning='<tool_call>\n{"name": "', end="}\n</tool_call>", 
 """Hermes and Qwen: the same within tags, after any text."""
 
 LLAMA = CallFormat(middle='", "parameters": ', between="; ", marker="<|python_tag|>")
-MISTRAL = CallFormat(before="[", between=", ", after="]", marker="[TOOL_CALLS]")
+MISTRAL = CallFormat(before="[", between=", ", after="]", marker="[TOOL_CALLS]", id_length=9)
+MISTRAL_ARGS = CallFormat(
+    beginning="[TOOL_CALLS]",
+    middle="[ARGS]",
+    end="",
+    between="",
+    trigger="[TOOL_CALLS]",
+    tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    id_length=9,
+)
+"""Mistral from its eleventh tokenizer on: a special token before each name and each object, after any text."""
+
+MISTRAL_CALL_ID = replace(MISTRAL_ARGS, id_mark="[CALL_ID]")
+"""Where each name is followed by the call's id."""
+
+SIGNS: dict[str, CallFormat | None] = {
+    "<parameter=": None,
+    "<tool_call>": HERMES,
+    MISTRAL_CALL_ID.id_mark: MISTRAL_CALL_ID,
+    MISTRAL_ARGS.middle: MISTRAL_ARGS,
+    MISTRAL.marker: MISTRAL,
+    LLAMA.marker: LLAMA,
+    '"parameters": ': LLAMA,
+}
+"""What tells a template's format, the most telling first; None is Qwen3-Coder's, whose arguments are no JSON."""
 
 
-def call_format(template: str | None) -> CallFormat:
-    """The format that a chat template uses."""
-    signs = {"<tool_call>": HERMES, MISTRAL.marker: MISTRAL, LLAMA.marker: LLAMA, '"parameters": ': LLAMA}
-    return next((form for sign, form in signs.items() if sign in (template or "")), PLAIN)
+def call_format(template: str | None) -> CallFormat | None:
+    """The format that a chat template uses; None for one that is not supported."""
+    return next((form for sign, form in SIGNS.items() if sign in (template or "")), PLAIN)
 
 
 class CallPiece(NamedTuple):
-    """What was added to a call: the name, once and whole, or more of the arguments' JSON text."""
+    """What was added to a call: the name and the id, once and whole, or more of the arguments' JSON text."""
 
     number: int
     name: str = ""
     arguments: str = ""
+    id: str = ""
 
 
 class ContentAndCalls(NamedTuple):
@@ -79,6 +112,11 @@ class ToolCallReader:
         while (added := getattr(self, f"_read_{self._state}")()) is not None:
             parsed = ContentAndCalls(parsed.content + added.content, parsed.calls + added.calls)
         return parsed
+
+    @property
+    def held(self) -> str:
+        """Text that is not told yet."""
+        return self._held
 
     def flush(self) -> str:
         """Content held back for a call that did not come."""
@@ -119,7 +157,8 @@ class ToolCallReader:
             return None
         self._state, self._held, self.is_complete = "arguments", rest, False
         self._index += 1
-        return ContentAndCalls("", [CallPiece(self._index, name)])
+        name, _, own_id = name.partition(self.form.id_mark) if self.form.id_mark else (name, "", "")
+        return ContentAndCalls("", [CallPiece(self._index, name, id=own_id or self.form.new_id())])
 
     def _read_arguments(self) -> ContentAndCalls | None:
         if not self._held:

@@ -4,7 +4,7 @@ Knows a tokenizer, but no model, sequence or HTTP.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -50,8 +50,9 @@ class Constraints:
         with suppress(ValueError):  # the tokenizer is neither byte-level nor falls back to bytes
             self._tokens = from_tokenizer(tokenizer, eos_token=sorted(end_token_ids) or None)
 
-    def compile(self, field: str, grammar: Grammar) -> Constraint:
-        """The constraint for an answer. Takes milliseconds, at worst most of a second: keep it off the event loop.
+    def compile(self, field: str, grammar: Grammar, begun: Sequence[int] = ()) -> Constraint:
+        """The constraint for an answer that has `begun`. Takes milliseconds, at worst most of a second: keep it off the
+        event loop.
 
         Raises `InvalidField`, for a grammar that is malformed, unsupported, too large or unsatisfiable.
         A constraint is for one request: its forks share tables, and fail together when those reach their limits.
@@ -61,7 +62,17 @@ class Constraints:
             raise InvalidField(field, self._complaint(field, grammar, matcher.get_error()))
         if error := first_error(matcher):
             raise InvalidField(field, "no text satisfies it" if "NoExtension" in error else "it is too complex")
-        return GrammarConstraint(matcher, grammar.text())
+        matcher.consume_tokens([*begun])
+        return GrammarConstraint(matcher, grammar.text(), begun)
+
+    def begun(self, field: str, grammar: Grammar, text: str) -> tuple[int, ...]:
+        """The tokens of an answer's beginning, without whitespace that its JSON cannot have; none if the grammar does
+        not go on from there. Raises `InvalidField`."""
+        for beginning in dict.fromkeys((text, grammar.compacted(text))):
+            matcher, token_ids = self._matcher(field, grammar), self._token_ids(beginning)
+            if not matcher.is_error() and matcher.consume_tokens(token_ids) and not matcher.is_stopped():
+                return tuple(token_ids)
+        return ()
 
     def restore(self) -> None:
         """Let this process unpickle constraints compiled by another process for the same tokenizer."""
@@ -86,6 +97,10 @@ class Constraints:
         except UnusableGrammar as error:
             raise InvalidField(field, str(error)) from error
 
+    def _token_ids(self, text: str) -> list[int]:
+        """Special tokens among them, as templates write them."""
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to a text: a special token's name, nothing for an id without a token."""
         if token_id >= len(self._tokenizer):
@@ -100,18 +115,19 @@ class Constraints:
 class GrammarConstraint:
     """A position in a text that follows a grammar. Raises `TooCostly` where the next token would be.
 
-    Pickled as its grammar, so only before its first token.
+    Pickled as its grammar and the tokens it had `begun` with, so only before any other token.
     """
 
     tokens: ClassVar[LLTokenizer | None] = None
     """Of this process, for unpickling."""
 
-    def __init__(self, matcher: LLMatcher, grammar: str) -> None:
+    def __init__(self, matcher: LLMatcher, grammar: str, begun: Sequence[int] = ()) -> None:
         self._matcher = matcher
         self._grammar = grammar
+        self._begun = begun
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return restored, (self._grammar,)
+        return restored, (self._grammar, self._begun)
 
     @property
     def is_over(self) -> bool:
@@ -127,7 +143,7 @@ class GrammarConstraint:
         self._check()
 
     def fork(self) -> "GrammarConstraint":
-        return GrammarConstraint(self._matcher.deep_copy(), self._grammar)
+        return GrammarConstraint(self._matcher.deep_copy(), self._grammar, self._begun)
 
     def _check(self) -> None:
         if self._matcher.is_error():  # its message may quote the text
@@ -135,9 +151,11 @@ class GrammarConstraint:
             raise kind(f"the grammar cannot be followed further: {self._matcher.stop_reason()}")
 
 
-def restored(grammar: str) -> GrammarConstraint:
+def restored(grammar: str, begun: Sequence[int]) -> GrammarConstraint:
     assert GrammarConstraint.tokens is not None, "no tokenizer was given to restore constraints with"
-    return GrammarConstraint(LLMatcher(GrammarConstraint.tokens, grammar, log_level=0, limits=LIMITS), grammar)
+    matcher = LLMatcher(GrammarConstraint.tokens, grammar, log_level=0, limits=LIMITS)
+    matcher.consume_tokens([*begun])
+    return GrammarConstraint(matcher, grammar, begun)
 
 
 class AllowedTokens:

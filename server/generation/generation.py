@@ -13,7 +13,7 @@ from functools import partial
 from nvium_core import Admittance, ChoiceKey, EngineRequest, PromptEvent, SamplingParams, TokenEvent, TokenStream
 from nvium_core.text.detokenizer import FinishReason
 from server.errors import DeadlineExceeded
-from server.generation.choice_text import ChoiceText, Prompt
+from server.generation.choice_text import NO_CALLS, CallText, ChoiceText, Prompt
 from server.generation.delta import Delta
 from server.generation.service import Service
 from server.schemas.generation import GenerationRequest
@@ -166,6 +166,7 @@ def start(
     tenant: str = "",
     echo: bool = False,
     stops: Sequence[str] = (),
+    calls: CallText = NO_CALLS,
 ) -> Generation:
     """Submit every choice of an admitted request, or raise and leave none behind. `stops` come on top of its own.
 
@@ -182,6 +183,7 @@ def start(
         echo=echo,
         skips_special=request.skip_special_tokens,
         end_token_ids=service.engine.end_token_ids,
+        calls=calls,
     )
     texts = [text_of(index, prompt) for index, prompt in enumerate(owners)]
     stream = service.worker.submit(asked, tenant)

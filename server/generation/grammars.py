@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -45,6 +45,9 @@ HEADER = '%llguidance {"no_forcing": true}\nstart: '
 BLANK = r"[ \n]*"
 """Allowed before a call at the beginning of an answer."""
 
+BETWEEN_PARTS = re.compile(r'("(?:[^"\\]|\\.)*(?:"|$))|\s+', re.DOTALL)
+"""Strings, which stay, or whitespace, which goes."""
+
 KEY = '"name"'
 
 COMPACT = {"whitespace_flexible": False}
@@ -65,12 +68,19 @@ class Grammar(Protocol):
         """Its smaller grammars, by their place in it, to locate an error."""
         ...
 
+    def compacted(self, text: str) -> str:
+        """The beginning of an answer, its JSON without the whitespace that the grammar does not allow."""
+        ...
+
 
 class SinglePart:
-    """A grammar of one part."""
+    """A grammar of one part, which is not JSON."""
 
     def parts(self) -> Iterator[tuple[str, Grammar]]:
         return iter(())
+
+    def compacted(self, text: str) -> str:
+        return text
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,9 @@ class JsonSchema:
         definitions = {key: self.schema[key] for key in DEFINITIONS if key in self.schema}
         for place, child in subschemas(self.schema):
             yield place, replace(self, schema={**definitions, **child})
+
+    def compacted(self, text: str) -> str:
+        return compact(text)
 
 
 ANY_OBJECT = JsonSchema({"type": "object"})
@@ -166,12 +179,12 @@ class ToolCalls:
     """Calls of these functions, by name, in the format of the model's template.
 
     `is_optional`: text, or JSON of the schema `otherwise`, is an answer too, but what begins as a call must become one.
-    `marker_id` is the token that may precede calls.
+    `special` are the ids of the format's texts that are special tokens.
     """
 
     functions: Mapping[str, Signature]
     form: CallFormat = PLAIN
-    marker_id: int | None = None
+    special: Mapping[str, int] = field(default_factory=dict)
     is_optional: bool = False
     is_parallel: bool = False
     otherwise: JsonSchema | None = None
@@ -187,20 +200,30 @@ class ToolCalls:
         for name, function in self.functions.items():
             yield f"{name}.parameters", function.schema
 
+    def compacted(self, text: str) -> str:
+        head, found, arguments = text.partition(self.form.middle)
+        return head + found + compact(arguments)
+
     def _start(self) -> Iterator[str]:
         """Text and the opening of a call are one lexeme each, so that the lexer can tell them apart."""
         form = self.form
-        more = f"({quoted(form.between + form.trigger)} call)*" if self.is_parallel else ""
-        calls = f"first {more} {quoted(form.after)}"
-        if self.marker_id is not None:
-            calls = f"<[{self.marker_id}]>? {calls}"
+        more = f"({self._literal(form.between + form.trigger)} call)*" if self.is_parallel else ""
+        calls = f"first {more} {self._literal(form.after)}"
+        if form.marker in self.special:
+            calls = f"{self._literal(form.marker)}? {calls}"
         if other := self.otherwise:
             yield f"start: {json_rule(other.schema, closes=other.closes, is_strict=other.is_strict)} | {calls}"
         else:
             yield f"start: TEXT? | {calls}" if self.is_optional else f"start: {calls}"
-        has_text = self.is_optional and not self.otherwise
-        if form.trigger:
-            yield f"begun[lazy]: {'TEXT' if has_text else ''} {quoted(form.trigger)}"
+        yield from self._text(has_text=self.is_optional and not self.otherwise)
+
+    def _text(self, *, has_text: bool) -> Iterator[str]:
+        """What a call begins with after text, and the text."""
+        form = self.form
+        if form.trigger in self.special:
+            yield f"begun: {'TEXT?' if has_text else ''} {self._literal(form.trigger)}"
+        elif form.trigger:
+            yield f"begun[lazy]: {'/(?s:.*)/' if has_text else ''} {quoted(form.trigger)}"
         if has_text and form.trigger:
             yield "TEXT: /(?s:.+)/"
         elif has_text:
@@ -216,18 +239,30 @@ class ToolCalls:
         kind = str(schema.schema["type"])[:100]
         check(kind == "object", f"the parameters of {name} must be an object, got type {kind}")
         rule = json_rule(schema.schema, closes=schema.closes, is_strict=schema.is_strict)
-        return f"{self._opening(name, is_first)} {rule} {quoted(self.form.end)}"
+        return f"{self._opening(name, is_first)} {rule} {self._literal(self.form.end)}"
 
     def _opening(self, name: str, is_first: bool) -> str:
         form = self.form
-        opening = form.beginning.removeprefix(form.trigger) + name + form.middle
-        if is_first and form.trigger:
-            return f"begun {quoted(opening)}"
+        if form.trigger:
+            own_id = f"{self._literal(form.id_mark)} /[a-zA-Z0-9]{{{form.id_length}}}/" if form.id_mark else ""
+            named = self._literal(form.beginning.removeprefix(form.trigger) + name)
+            return f"{'begun' if is_first else ''} {named} {own_id} {self._literal(form.middle)}"
+        opening = form.beginning + name + form.middle
         if is_first and self.otherwise and not form.before:
             return f'"{{" {quoted(KEY)} {quoted(opening.removeprefix("{" + KEY))}'  # as JSON is lexed
         if is_first:
             return f"/{BLANK if self.is_optional else ''}{pattern(form.before + opening)}/"
         return quoted(opening)
+
+    def _literal(self, text: str) -> str:
+        """The text, with its special tokens as such."""
+        parts = re.split(f"({'|'.join(map(re.escape, self.special))})", text) if self.special else [text]
+        return " ".join(f"<[{self.special[part]}]>" if part in self.special else quoted(part) for part in parts if part)
+
+
+def compact(text: str) -> str:
+    """JSON, or the beginning of some, without whitespace between its parts."""
+    return BETWEEN_PARTS.sub(r"\1", text)
 
 
 def quoted(text: str) -> str:

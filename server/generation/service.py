@@ -233,9 +233,17 @@ class Service:
         token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
         return token_ids
 
+    async def begun(self, form: Form | None, text: str) -> Form | None:
+        """The form after this beginning of the answer; as it is where the form has no such beginning."""
+        if form is None or not text:
+            return form
+        return form._replace(begun=await self.aside(self.constraints.begun, form.param, form.grammar, text))
+
     async def constraint(self, form: Form | None, allowed: Sequence[int] | None = None) -> Constraint | None:
         """The constraint of an answer's form and of the tokens allowed. Raises `InvalidField`."""
-        asked = None if form is None else await self.aside(self.constraints.compile, form.param, form.grammar)
+        asked = None
+        if form is not None:
+            asked = await self.aside(self.constraints.compile, form.param, form.grammar, form.begun)
         return asked if allowed is None else AllowedTokens.of(allowed, self.vocab_size, asked)
 
     async def aside(self, work: Callable[..., Result], *given: Any) -> Result:

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 from nvium_core import Constraint, SamplingParams
 from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
+from server.errors import InvalidField
 from server.generation.grammars import JsonSchema, ToolCalls
 from server.schemas.body import Hint, Int64, NeutralOnly, Text, at_most, check
 from server.schemas.formats import Form
@@ -101,17 +102,29 @@ class ChatRequest(GenerationRequest):
     def may_answer_in_text(self) -> bool:
         return self.tool_choice in (None, "auto")
 
-    def form(self, calls: CallFormat = PLAIN, marker_id: int | None = None) -> Form | None:
+    @property
+    def continued(self) -> str:
+        """The text that the answer continues."""
+        return str(self.messages[-1].for_template()["content"] or "") if self.continue_final_message else ""
+
+    @property
+    def ends_at_repeated_calls(self) -> bool:
+        """Models that were not taught to end after their calls repeat them; where they need not call, they may."""
+        return self.tool_choice == "required"
+
+    def form(self, calls: CallFormat | None = PLAIN, special: Mapping[str, int] | None = None) -> Form | None:
         """The form of the answer, calls as the model's template writes them. Raises `InvalidField`."""
         asked = super().form()
         if not (tools := self.callable_tools()):
             return asked
+        if calls is None:
+            raise InvalidField("tools", "not supported: the model's chat template writes calls as Qwen3-Coder's does")
         is_schema = asked is None or (self.may_answer_in_text and isinstance(asked.grammar, JsonSchema))
         check(is_schema, "tool_choice", "a call has a form of its own; give no other")
         grammar = ToolCalls(
             {tool.function.name: tool.function.signature(closes=not self.nvium.open_objects) for tool in tools},
             calls,
-            marker_id,
+            special or {},
             is_optional=self.may_answer_in_text,
             is_parallel=self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool),
             otherwise=asked.grammar if asked and isinstance(asked.grammar, JsonSchema) else None,

@@ -20,6 +20,8 @@ class Form(NamedTuple):
     grammar: Grammar
     is_text: bool = False
     """The answer is text, which also ends where the chat template's turns end."""
+    begun: tuple[int, ...] = ()
+    """Tokens of the answer that the prompt has already."""
 
 
 class JsonSchemaFormat(RequestBody):

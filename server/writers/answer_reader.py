@@ -1,6 +1,6 @@
 """Reads an answer as it is generated: the reasoning, the content and the calls."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nvium_core.text.reasoning import ReasoningReader
@@ -27,6 +27,18 @@ class AnswerReader:
     may_be_text: bool
     """Whether an answer without a call is allowed: if not, a call that is cut is no content."""
 
+    _begun_calls: list[CallPiece] = field(default_factory=list, init=False)
+    """What the prompt has of calls: the answer tells them whole."""
+    _begun_content: str = field(default="", init=False)
+    """What the prompt has of text that may yet be a call: the answer does not repeat it."""
+
+    def begin(self, continued: str, *, is_form: bool) -> None:
+        """Read what the prompt has of the answer, and of its calls if it has the answer's form."""
+        answer = self.reasoning.push(continued).answer
+        if self.calls and is_form:
+            self._begun_calls = self.calls.push(answer).calls
+            self._begun_content = self.calls.held
+
     def read(self, delta: Delta) -> AnswerPart:
         """What a delta adds."""
         reasoning, text = self.reasoning.push(delta.text)
@@ -36,8 +48,11 @@ class AnswerReader:
         if self.calls is None:
             return AnswerPart(reasoning, text, [])
         content, pieces = self.calls.push(text)
+        pieces, self._begun_calls = self._begun_calls + pieces, []
         if delta.finish_reason and self.may_be_text:
             content += self.calls.flush()
+        if content:
+            content, self._begun_content = content.removeprefix(self._begun_content), ""
         return AnswerPart(reasoning, content, pieces)
 
     @property
@@ -47,9 +62,12 @@ class AnswerReader:
 
 
 def answer_reader(service: Service, request: ChatRequest, choice: Choice) -> AnswerReader:
-    template, has_tools = service.chat_template, bool(request.callable_tools())
-    return AnswerReader(
-        template.reasoning_reader(choice.prompt.token_ids),
-        ToolCallReader(template.call_format) if has_tools else None,
+    template, has_tools, given = service.chat_template, bool(request.callable_tools()), choice.text.calls
+    form = template.call_format if has_tools else None
+    reader = AnswerReader(
+        template.reasoning_reader(choice.prompt.token_ids, is_continued=bool(given.continued)),
+        ToolCallReader(form) if form else None,
         not has_tools or request.may_answer_in_text,
     )
+    reader.begin(given.continued, is_form=given.has_begun)
+    return reader

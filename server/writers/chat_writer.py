@@ -1,6 +1,5 @@
 """The bodies of `/v1/chat/completions`, from the deltas of one request."""
 
-import uuid
 from collections.abc import Sequence
 from typing import Literal
 
@@ -115,7 +114,7 @@ def joined(pieces: Sequence[CallPiece]) -> dict[int, MadeToolCall]:
         call["function"]["arguments"] += piece.arguments
         if piece.name:
             calls[piece.number] = {
-                "id": f"call_{uuid.uuid4().hex}",
+                "id": piece.id,
                 "type": "function",
                 "function": {"name": piece.name, "arguments": ""},
             }

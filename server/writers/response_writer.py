@@ -60,7 +60,7 @@ class ResponseWriter(Writer):
             yield from self._add_text("message", content)
         for piece in calls:
             if piece.name:
-                yield from self._begin_call(piece.name)
+                yield from self._begin_call(piece.name, piece.id)
             if piece.arguments:
                 yield self._add_arguments(piece.arguments)
         if delta.finish_reason:
@@ -75,13 +75,13 @@ class ResponseWriter(Writer):
         self._part["text"] += text
         yield self._of_part(f"response.{self._part['type']}.delta", delta=text, **NO_LOGPROBS[kind])
 
-    def _begin_call(self, name: str) -> Iterator[bytes]:
+    def _begin_call(self, name: str, call_id: str) -> Iterator[bytes]:
         yield from self._finish_item("completed")
         call: OutputItem = {
             "id": f"fc_{uuid.uuid4().hex}",
             "type": "function_call",
             "status": "in_progress",
-            "call_id": f"call_{uuid.uuid4().hex}",
+            "call_id": call_id,
             "name": name,
             "arguments": "",
         }

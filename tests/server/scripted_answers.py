@@ -40,19 +40,20 @@ class Scripted:
         return Scripted(self._token_ids, self._asked.fork() if self._asked else None)
 
 
-def script(app: FastAPI, answers: Callable[[], str]) -> None:
-    """Have every request answered with the next text."""
+def script(app: FastAPI, answers: Callable[[], str | list[int]]) -> None:
+    """Have every request answered with the next text, or with the tokens given."""
     service: Service = app.state.service
     constraint = service.constraint
 
     async def scripted(form: Form | None, allowed: object = None) -> Constraint:
-        return Scripted([*token_ids(answers()), 0], await constraint(form))
+        answer = answers()
+        return Scripted([*(token_ids(answer) if isinstance(answer, str) else answer), 0], await constraint(form))
 
     service.constraint = scripted  # type: ignore[method-assign]
 
 
 @contextmanager
-def answering(app: FastAPI, *texts: str) -> Iterator[None]:
+def answering(app: FastAPI, *texts: str | list[int]) -> Iterator[None]:
     """Requests are answered with these texts in turn, and all of them are given."""
     service: Service = app.state.service
     constraint, left = service.constraint, [*texts]

@@ -151,7 +151,8 @@ def test_the_clients_stream_helper_reads_a_call(server: LiveServer) -> None:
     assert [event.arguments for event in done] == [whole.choices[0].message.tool_calls[0].function.arguments]  # type: ignore[union-attr]
 
 
-CALL = '{"name": "get_weather", "arguments": {"place":"Köln","when":"now"}}'
+WEATHER = '{"place":"Köln","when":"now"}'
+CALL = f'{{"name": "get_weather", "arguments": {WEATHER}}}'
 STOP = '{"name": "stop", "arguments": {}}'
 
 
@@ -203,6 +204,14 @@ def test_what_begins_as_a_call_cannot_go_on_as_anything_else(server: LiveServer,
     assert response.json()["error"]["code"] == "no_token_allowed", "nothing of the script is allowed any more"
 
 
+@pytest.mark.parametrize("before", ["", "I look. "])
+def test_nor_where_a_tag_opens_it(before: str) -> None:
+    model = load_byte_model()
+    model.tokenizer.chat_template = "{# <tool_call> #}{{ messages[0].content }}"
+    with live_server(model) as server, answering(server.app, f'{before}<tool_call>\n{{"name": "other'):
+        assert server.chat(tools=TOOLS).json()["error"]["code"] == "no_token_allowed"
+
+
 def test_one_call_is_made_where_several_are_not_allowed(server: LiveServer) -> None:
     with answering(server.app, f"{CALL}\n{CALL}"):
         choice = server.chat(tools=TOOLS, parallel_tool_calls=False).json()["choices"][0]
@@ -232,8 +241,19 @@ TEMPLATES = {
         f"I look. <tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>",
         "I look. ",
     ),
+    "hermes, at once": ("<tool_call>", f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>", None),
     "llama": ('"parameters": ', f"{CALL}; {STOP}".replace("arguments", "parameters"), None),
     "mistral": ("[TOOL_CALLS]", f"[{CALL}, {STOP}]", None),
+    "newer mistral": (
+        "[TOOL_CALLS][ARGS]",
+        f"I look.[TOOL_CALLS]get_weather[ARGS]{WEATHER}[TOOL_CALLS]stop[ARGS]{{}}",
+        "I look.",
+    ),
+    "mistral with ids": (
+        "[TOOL_CALLS][CALL_ID][ARGS]",
+        f"[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{WEATHER}[TOOL_CALLS]stop[CALL_ID]a1b2c3d4f[ARGS]{{}}",
+        None,
+    ),
 }
 
 

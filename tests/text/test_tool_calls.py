@@ -5,7 +5,18 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.text.tool_calls import HERMES, LLAMA, MISTRAL, PLAIN, CallFormat, ToolCallReader, call_format
+from nvium_core.text.repeated_calls import RepeatedCalls
+from nvium_core.text.tool_calls import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    MISTRAL_CALL_ID,
+    PLAIN,
+    CallFormat,
+    ToolCallReader,
+    call_format,
+)
 
 texts = st.text(st.sampled_from('{}[]"\\ ,:a🦊\n')) | st.text()
 values = st.recursive(
@@ -19,7 +30,7 @@ styles = st.sampled_from([{"separators": (",", ":")}, {"indent": 1}, {"ensure_as
 cuts = st.lists(st.integers(0, 200))
 
 
-formats = st.sampled_from([PLAIN, HERMES, LLAMA, MISTRAL])
+formats = st.sampled_from([PLAIN, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS])
 
 
 def call(form: CallFormat, name: str, arguments: str) -> str:
@@ -92,13 +103,43 @@ def test_after_text_a_call_may_begin_where_a_tag_opens_it() -> None:
 def test_each_character_of_the_arguments_is_told_at_once_and_the_name_when_they_begin() -> None:
     reader = ToolCallReader()
     told = [reader.push(character) for character in call(PLAIN, "f", '{"a":"}"}')]
-    assert [tuple(piece) for spoken in told for piece in spoken.calls] == [
+    assert [piece[:3] for spoken in told for piece in spoken.calls] == [
         (0, "f", ""),
         *((0, "", c) for c in '{"a":"}"}'),
     ]
 
 
 def test_the_format_follows_the_template() -> None:
-    formats = {"{{ messages }}": PLAIN, "<tool_call>": HERMES, "[TOOL_CALLS]": MISTRAL, "<|python_tag|>": LLAMA}
+    formats = {
+        "{{ messages }}": PLAIN,
+        "<tool_call>": HERMES,
+        "<tool_call><function=f><parameter=p>": None,
+        "[TOOL_CALLS]": MISTRAL,
+        "[TOOL_CALLS]f[ARGS]": MISTRAL_ARGS,
+        "[TOOL_CALLS]f[CALL_ID]0[ARGS]": MISTRAL_CALL_ID,
+        "<|python_tag|>": LLAMA,
+    }
     assert {template: call_format(template) for template in formats} == formats
     assert call_format(None) == PLAIN
+
+
+def test_a_call_keeps_the_id_that_the_model_gave_it_or_gets_one_that_templates_take() -> None:
+    [given] = ToolCallReader(MISTRAL_CALL_ID).push("[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{}").calls[:1]
+    [made] = ToolCallReader(MISTRAL_ARGS).push("[TOOL_CALLS]f[ARGS]{").calls[:1]
+    assert (given.name, given.id, len(made.id)) == ("f", "a1b2c3d4e", 9)
+
+
+@given(formats, names, objects, names, objects, cuts)
+def test_what_repeats_an_earlier_call_is_not_passed_on(
+    form: CallFormat, name: str, arguments: dict[str, Any], other: str, more: dict[str, Any], cuts: list[int]
+) -> None:
+    calls = [call(form, *made).removeprefix(form.before) for made in ((name, json.dumps(arguments)), (other, "[]"))]
+    calls.append(call(form, name, json.dumps(more)).removeprefix(form.before))
+    text = form.before + form.between.join([*calls, calls[0]])
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    repeated = RepeatedCalls(form)
+    passed = "".join(repeated.push(text[start:end]) for start, end in pairwise(places))
+    whole = form.before + form.between.join(calls[:2] if more == arguments else calls)
+    assert repeated.has_ended
+    assert passed == whole.removesuffix(form.end)
+    assert repeated.flush() == ""

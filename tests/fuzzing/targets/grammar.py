@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from nvium_core import TooCostly
-from nvium_core.text.tool_calls import HERMES, LLAMA, MISTRAL, PLAIN
+from nvium_core.text.tool_calls import HERMES, LLAMA, MISTRAL, MISTRAL_CALL_ID, PLAIN
 from server.errors import InvalidField
 from server.generation.constraints import Constraints, GrammarConstraint
 from server.generation.grammars import Grammar, JsonSchema, Lark, OneOf, Regex, Signature, ToolCalls, Without
@@ -15,7 +15,7 @@ from tests.fuzzing.choices import Choices
 from tests.server.fuzz import BAD_REGEXES, BAD_SCHEMAS, REGEXES, SCHEMAS, with_something_odd
 
 KINDS = ("regex", "choice", "lark", "schema", "without", "calls", "odd schema")
-FORMATS = (PLAIN, HERMES, LLAMA, MISTRAL)
+FORMATS = (PLAIN, HERMES, LLAMA, MISTRAL, MISTRAL_CALL_ID)
 STEP_BYTES = 24
 """At the end of an input, each of which chooses a token."""
 
