@@ -3,11 +3,14 @@
 #   docker build --build-arg TORCH_INDEX_URL=… .                            another of PyTorch's indexes, for a GPU
 #   docker build --build-arg TORCH_INDEX_URL= .                             whatever pip finds
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+# The time of every file, so that two builds are alike.
+ARG SOURCE_DATE_EPOCH=315532800
 
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE} AS build
+ARG SOURCE_DATE_EPOCH
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PATH=/opt/nvium/bin:$PATH
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PATH=/opt/nvium/bin:$PATH
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /src
 # hadolint ignore=DL3008
@@ -34,8 +37,15 @@ RUN pip install --no-deps . \
     && python -P -m nvium_core.engine.device.native \
     && pip uninstall --yes pip
 
+# Byte code that holds no times; it is not compared with its sources, which the image does not change. Left out: what an
+# older Python cannot read.
+RUN find /opt/nvium -name __pycache__ -prune -exec rm -r {} + \
+    && python -m compileall -q --invalidation-mode unchecked-hash -x /py312_ /opt/nvium/lib \
+    && find /opt/nvium -exec touch --no-dereference --date "@$SOURCE_DATE_EPOCH" {} +
+
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE}
+ARG SOURCE_DATE_EPOCH
 RUN useradd --create-home --uid 10001 nvium \
     && install --directory --owner nvium --group nvium /var/cache/nvium
 COPY --from=build /opt/nvium /opt/nvium

@@ -31,6 +31,9 @@ MAX_LAYERS = 10_000
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Not `dynamic` and `longrope`, which depend on the longest sequence of a batch."""
 
+FORMAT = 1
+"""Of model folders. A field that changes what is computed raises it, so that programs that do not know it refuse."""
+
 ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
 
 
@@ -54,6 +57,7 @@ class NviumConfig(LlamaConfig):
     qk_norm: bool = False
     no_rope_layers: list[int] | tuple[int, ...] = ()
     default_sampling: Sampling = "exits"
+    nvium_format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._check_sizes()  # before anything is divided by one
@@ -65,6 +69,11 @@ class NviumConfig(LlamaConfig):
         if self.adapter_hidden_size is None:
             self.adapter_hidden_size = self.hidden_size
         super().__post_init__(**kwargs)
+
+    def validate_format(self) -> None:
+        """Part of `@strict` validation."""
+        if self.nvium_format != FORMAT:
+            raise ValueError(f"nvium_format {self.nvium_format} is another version's; this one reads {FORMAT}")
 
     def validate_backbone(self) -> None:
         """Part of `@strict` validation: what Llama's own checks leave out."""

@@ -29,6 +29,9 @@ State = dict[str, Any]
 
 STATE, PREVIOUS, PARTIAL = "state.pt", "state.previous.pt", "state.partial"
 PARTS = {"model", "optimizers", "beta", "step", "recipe", "run"}
+FORMAT = 1
+"""Of what is in the file; those that do not say are of the first."""
+
 DIGEST_BYTES = hashlib.sha256().digest_size
 MAX_NAMED = 5
 """Differences that an error names."""
@@ -98,7 +101,7 @@ def write_state(state: State, folder: Path) -> None:
     try:
         with partial.open("wb") as file:
             hashed = Hashed(file)
-            torch.save(state, cast(BinaryIO, hashed))
+            torch.save(state | {"format": FORMAT}, cast(BinaryIO, hashed))
             file.write(hashed.digest)
             file.flush()
             os.fsync(file.fileno())
@@ -126,17 +129,20 @@ def is_intact(path: Path) -> bool:
 
 
 def read_state(folder: Path) -> State | None:
-    """The last checkpoint, or None. Raises `TrainingError` for a damaged one, saying whether the previous one can be
-    used."""
+    """The last checkpoint, or None. Raises `TrainingError` for another version's, and for a damaged one, saying whether
+    the previous one can be used."""
     path = folder / STATE
     if not path.exists():  # nor would it, for a moment, while a new one takes the place of the last
         path = folder / PREVIOUS
     if not path.exists():
         return None
     try:
-        return loaded(path)
+        state = loaded(path)
     except TrainingError as error:
         raise TrainingError(f"{error}; {way_out(folder, path)}") from error
+    if (found := state.get("format", 1)) != FORMAT:
+        raise TrainingError(f"{path}: format {found} is another version's of nvium; this one reads {FORMAT}")
+    return state
 
 
 def way_out(folder: Path, damaged: Path) -> str:

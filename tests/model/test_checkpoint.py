@@ -176,6 +176,7 @@ def test_another_kind_of_model_is_refused_naming_it(folder: Path, model_type: st
         ("router_temperature", 0),
         ("hidden_act", "no-such-function"),
         ("router_hidden_size", 0),
+        ("nvium_format", 2),
     ],
 )
 def test_an_impossible_configuration_is_refused_naming_the_field(folder: Path, field: str, value: Any) -> None:

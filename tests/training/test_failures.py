@@ -1,5 +1,7 @@
 """What goes wrong while training, and what a run that was stopped goes on from."""
 
+import hashlib
+import io
 import json
 import os
 import signal
@@ -72,6 +74,21 @@ def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None
     write_state({"model": {}}, tmp_path / "run")
     with pytest.raises(TrainingError, match=r"state\.pt: damaged \(not a checkpoint"):
         start(small_recipe(), run_options)
+
+
+def test_another_versions_checkpoint_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(small_recipe(), options(tmp_path / "run"))
+    with monkeypatch.context() as later:
+        later.setattr("nvium_core.training.checkpoint.FORMAT", 2)
+        run.save()
+    with pytest.raises(TrainingError, match=r"state\.pt: format 2 is another version's of nvium; this one reads 1"):
+        start(small_recipe(), run.options)
+    state = torch.load(run.options.folder / "state.pt", weights_only=True)
+    del state["format"]
+    torch.save(state, content := io.BytesIO())
+    digest = hashlib.sha256(content.getvalue()).digest()
+    (run.options.folder / "state.pt").write_bytes(content.getvalue() + digest)
+    assert start(small_recipe(), run.options).step == run.step
 
 
 def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
