@@ -22,6 +22,14 @@ def faults() -> Table:
 
 
 @table
+def upgrade() -> Table:
+    names = ("running", "right", "wrong", "lost", "failed", "refused")
+    rows = zip(("to this version", "and back"), read("upgrade")["rows"], strict=True)
+    head = ["", "running at SIGTERM", *names[1:], "old server's end, s"]
+    return head, [[what, *(row[name] for name in names), digits(row["drain_seconds"], 1)] for what, row in rows]
+
+
+@table
 def soak_http() -> Table:
     samples = read("soak-http")["samples"]
     head = ["after, s", *HELD, "right so far", "median answer, s"]
