@@ -42,7 +42,8 @@ for command in COMMANDS:
 def main() -> None:
     """Entry point: runs a command; errors of the user become one line and exit code 2."""
     try:
-        status = typer.main.get_command(app)(prog_name="nvium", standalone_mode=False)
+        arguments = serving.with_names_joined(sys.argv[1:])
+        status = typer.main.get_command(app)(arguments, prog_name="nvium", standalone_mode=False)
     except UsageError as error:
         fail(error.format_message())  # type: ignore[attr-defined]
     except (NviumError, OSError) as error:

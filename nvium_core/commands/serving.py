@@ -1,6 +1,7 @@
 """`nvium serve`."""
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from nvium_core.commands.options import ModelArgument, takes
@@ -8,6 +9,18 @@ from nvium_core.options import ServerOptions
 
 if TYPE_CHECKING:
     from server.settings import Settings
+
+
+NAMES = "--served-model-name"
+
+
+def with_names_joined(arguments: list[str]) -> list[str]:
+    """`serve MODEL --served-model-name a b`, which vLLM's users write, with `a,b`. The model must come before."""
+    if NAMES not in arguments or arguments[0] != "serve" or arguments[1].startswith("-"):
+        return arguments
+    first = arguments.index(NAMES) + 1
+    names = [*takewhile(lambda word: not word.startswith("-"), arguments[first:])]
+    return [*arguments[:first], *([",".join(names)] if names else []), *arguments[first + len(names) :]]
 
 
 @takes(ServerOptions)

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
+from typing import Any
 
 from nvium_core.engine.device.budget import Budget
 from nvium_core.engine.device.calibration import assumed_costs, choose_path, choose_threads, measure_costs, own_costs
@@ -85,12 +86,20 @@ class Engine:
         return self.limits.end_token_ids
 
     def add(
-        self, sequence_id: str, token_ids: Items[int], params: SamplingParams | None = None, *, tenant: str = ""
+        self,
+        sequence_id: str,
+        token_ids: Items[int],
+        params: SamplingParams | None = None,
+        *,
+        tenant: str = "",
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         """Queue a request. Raises `InvalidRequest`, naming the field, for one that can never be served.
 
         Each of its choices (`best_of`, or else `n` of them) becomes a sequence with events of its own. Tenants whose
-        sequences wait take turns.
+        sequences wait take turns; of a tenant's own, the lowest `priority` goes first. Cached prefixes are shared by
+        requests of the same `cache_salt`.
         """
         params = params or SamplingParams()
         self.check(token_ids, params)
@@ -98,9 +107,10 @@ class Engine:
             params = replace(params, sampling=self.model_config.default_sampling)
         require(sequence_id not in self._recorder.requests, "sequence_id", f"{sequence_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
+        placed = {"tenant": tenant, "priority": priority, "cache_salt": cache_salt}
         self._recorder.add(
             [
-                self._sequence(sequence_id, token_ids, params, seed=seed, choice=choice, tenant=tenant)
+                self._sequence(sequence_id, token_ids, params, seed=seed, choice=choice, **placed)
                 for choice in range(params.choice, params.choice + params.num_choices)
             ]
         )
@@ -202,7 +212,7 @@ class Engine:
         return POLICIES[self.config.schedule].of(costs, ExitFrequencies.even(self.model_config.num_exits))
 
     def _sequence(
-        self, sequence_id: str, token_ids: Items[int], params: SamplingParams, *, seed: int, choice: int, tenant: str
+        self, sequence_id: str, token_ids: Items[int], params: SamplingParams, *, seed: int, choice: int, **placed: Any
     ) -> Sequence:
         sequence = Sequence(
             sequence_id,
@@ -213,7 +223,7 @@ class Engine:
             num_blocks=self.scheduler.num_blocks,
             arrival=self._num_arrived,
             stop_token_ids=self.limits.stops(params),
-            tenant=tenant,
+            **placed,
         )
         sequence.finish_reason = None if params.max_tokens else "length"
         self._num_arrived += 1

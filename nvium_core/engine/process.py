@@ -91,7 +91,7 @@ def take_commands(engine: Engine, pipe: Connection) -> bool:
             return False
         if isinstance(command, Added):
             for sequence_id, request in command.requests.items():
-                engine.add(sequence_id, request.token_ids, request.params, tenant=command.tenant)
+                engine.add(sequence_id, request.token_ids, request.params, tenant=command.tenant, **request.placed)
         else:
             engine.cancel(*command)
     return True

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, TokenEvent
 from nvium_core.engine.failures import error_of
@@ -16,10 +17,16 @@ ChoiceKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A prompt and its parameters."""
+    """A prompt and its parameters; `priority` and `cache_salt` as `Engine.add` takes them."""
 
     token_ids: Items[int]
     params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+
+    @property
+    def placed(self) -> dict[str, Any]:
+        return {"priority": self.priority, "cache_salt": self.cache_salt}
 
     def keys(self, sequence_id: str) -> list[ChoiceKey]:
         """The keys of its choices, under the id that the engine knows it by."""

@@ -220,7 +220,7 @@ class EngineWorker(Worker):
     def _add(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
         self._streams |= dict.fromkeys(stream.keys, stream)
         for sequence_id, request in requests.items():
-            self.engine.add(sequence_id, request.token_ids, request.params, tenant=tenant)
+            self.engine.add(sequence_id, request.token_ids, request.params, tenant=tenant, **request.placed)
 
     def _drop(self, key: ChoiceKey) -> None:
         self._streams.pop(key, None)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from nvium_core import Admittance, ChoiceKey, EngineRequest, PromptEvent, SamplingParams, TokenEvent, TokenStream
+from nvium_core import Admittance, ChoiceKey, EngineRequest, PromptEvent, SamplingParams, Score, TokenEvent, TokenStream
 from nvium_core.text.detokenizer import FinishReason
 from server.errors import DeadlineExceeded
 from server.generation.choice_text import NO_CALLS, CallText, ChoiceText, Prompt
@@ -23,20 +23,23 @@ Events = Sequence[TokenEvent | PromptEvent]
 
 
 class Choice:
-    """One sequence of the engine and the text it becomes. A prompt's first choice is its leader.
+    """One sequence of the engine and the text it becomes. The first choice of a prompt is the `leader` of the others:
+    if the prompt `is_scored`, the engine gives the leader its scores, before the others begin.
 
     `num_unscored` is how many of the prompt's tokens still wait for their scores.
     """
 
     def __init__(
-        self, text: ChoiceText, record: RequestRecord, *, is_leader: bool = True, num_unscored: int = 0
+        self, text: ChoiceText, record: RequestRecord, leader: "Choice | None" = None, *, is_scored: bool = False
     ) -> None:
         self.index = text.index
         self.prompt = text.prompt
         self.text = text
-        self.num_unscored = num_unscored
+        self.num_unscored = len(text.prompt.token_ids) - 1 if is_scored and leader is None else 0
         self.num_cached_tokens = 0
-        self._is_leader = is_leader
+        self._leader = leader
+        self.prompt_scores: list[Score] = []
+        """Received so far."""
         self._has_begun = False
         self._record = record
         self._submitted = time.monotonic()
@@ -49,6 +52,8 @@ class Choice:
         if tokens:
             self._note_arrival(len(tokens))
         delta = self.text.take(tokens)
+        if self._leader and self._leader.prompt_scores:
+            delta.prompt_scores, self._leader = self._leader.prompt_scores, None
         self._record.served(delta.tokens, delta.finish_reason)
         if len(tokens) < len(events):
             self._take_scores([event for event in events if isinstance(event, PromptEvent)], delta)
@@ -56,6 +61,7 @@ class Choice:
 
     def _take_scores(self, of_prompt: Sequence[PromptEvent], delta: Delta) -> None:
         delta.prompt_scores = [score for event in of_prompt for score in event.scores]
+        self.prompt_scores += delta.prompt_scores
         self.num_unscored -= len(delta.prompt_scores)
         if of_prompt[-1].finish_reason:
             delta.extend(self.end(of_prompt[-1].finish_reason))
@@ -72,7 +78,7 @@ class Choice:
             self._has_begun = True
             self.num_cached_tokens = admission.num_cached_prompt_tokens
             self._record.left_queue(admission.at - self._submitted)
-            if self._is_leader:
+            if self._leader is None:
                 self._record.found_in_cache(admission.num_cached_prompt_tokens)
 
     def _note_arrival(self, num_tokens: int) -> None:
@@ -172,7 +178,8 @@ def start(
 
     Without a seed each prompt gets one of its own, shared by its choices, as if it had been sent alone.
     """
-    asked = [EngineRequest(prompt.token_ids, replace(params, seed=seed_of(request))) for prompt in prompts]
+    placed = request.priority, request.cache_salt or ""
+    asked = [EngineRequest(prompt.token_ids, replace(params, seed=seed_of(request)), *placed) for prompt in prompts]
     check_size(service, params, asked)
     owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
     text_of = partial(
@@ -188,15 +195,10 @@ def start(
     texts = [text_of(index, prompt) for index, prompt in enumerate(owners)]
     stream = service.worker.submit(asked, tenant)
     record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
-    choices = [
-        Choice(
-            text,
-            record,
-            is_leader=text.index % params.num_choices == 0,
-            num_unscored=len(text.prompt.token_ids) - 1 if params.prompt_logprobs else 0,
-        )
-        for text in texts
-    ]
+    choices: list[Choice] = []
+    for text in texts:
+        place = text.index % params.num_choices
+        choices.append(Choice(text, record, choices[-place] if place else None, is_scored=params.prompt_logprobs))
     return Generation(stream, choices, service.admission.leave, service.deadline(record.arrived))
 
 

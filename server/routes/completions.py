@@ -16,7 +16,8 @@ router = APIRouter(route_class=JsonRoute)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     service, record = opened(request, body)
     with service.admission.entered(len(body.prompts) * body.num_choices):
-        prompts = await service.read_prompts(body.prompts, body.truncate_prompt_tokens)
+        kept = body.num_prompt_tokens_kept(service.engine.context)
+        prompts = await service.read_prompts(body.prompts, kept)
         params = body.params(await service.constraint(body.form(), body.allowed_token_ids))
         tenant = request.state.key_id
         generated = start(service, body, params, prompts, record, tenant=tenant, echo=body.echo)

@@ -53,9 +53,7 @@ def tokens(service: Service, body: TokenizeRequest) -> Tokens:
 def read(service: Service, body: TokenizeRequest) -> list[int]:
     if body.messages is None:
         return service.encode(body.prompt or "", adds_special_tokens=body.add_special_tokens is not False)
-    messages = [message.for_template() for message in body.messages]
-    tools = [tool.for_template() for tool in body.tools]
-    return service.chat_template.token_ids(messages, tools, adds_prompt=body.add_generation_prompt)
+    return service.chat_template.prompt(body.conversation_of(body.messages, body.tools))
 
 
 def detokenized(service: Service, token_ids: list[int]) -> Detokenized:

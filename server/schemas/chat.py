@@ -10,7 +10,7 @@ from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.errors import InvalidField
 from server.generation.grammars import JsonSchema, ToolCalls
-from server.schemas.body import Hint, Int64, NeutralOnly, Text, at_most, check
+from server.schemas.body import Hint, Int64, NeutralOnly, Text, check
 from server.schemas.formats import Form
 from server.schemas.generation import (
     Generated,
@@ -18,16 +18,16 @@ from server.schemas.generation import (
     GenerationRequest,
     PromptTokenIds,
     RequestLimits,
+    ScoredPrompt,
     TokenExits,
     loggable,
 )
 from server.schemas.messages import Messages
-from server.schemas.tools import NamedTool, Tool, ToolChoice, Tools, callable_tools
+from server.schemas.template import TemplateOptions
+from server.schemas.tools import NamedTool, Tool, ToolChoice, callable_tools
 
-MAX_TEMPLATE_VARIABLES = 64
 
-
-class ChatRequest(GenerationRequest):
+class ChatRequest(TemplateOptions, GenerationRequest):
     messages: Messages
     max_completion_tokens: Int64 | None = None
     """Without one, the rest of the context, within the server's limit."""
@@ -38,18 +38,10 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = None
     """0 to 20 alternatives; only with `logprobs`."""
 
-    tools: Tools = []
     tool_choice: ToolChoice | None = None
     """`none`, `auto` (the default with tools: text or calls), `required`, or a function that is called once."""
     parallel_tool_calls: bool = True
     """Whether several calls may be made."""
-
-    add_generation_prompt: bool | None = None
-    """Whether the prompt begins the assistant's turn; the default unless the last message is continued."""
-    continue_final_message: bool = False
-    """Whether the answer continues the last message, which is the assistant's."""
-    chat_template_kwargs: Annotated[dict[str, Any], at_most(MAX_TEMPLATE_VARIABLES)] = {}
-    """Variables of the chat template."""
 
     safety_identifier: Text | None = None
     """In the request's log line, in place of `user`."""
@@ -81,18 +73,8 @@ class ChatRequest(GenerationRequest):
         return super().who if self.safety_identifier is None else loggable(self.safety_identifier)
 
     def conversation(self) -> Conversation:
-        """As chat templates expect it; tools that may not be called are not shown."""
-        tools = [] if self.tool_choice == "none" else self.tools
-        adds_prompt = (
-            not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
-        )
-        return Conversation(
-            [message.for_template() for message in self.messages],
-            [tool.for_template() for tool in tools],
-            adds_prompt,
-            self.continue_final_message,
-            self.chat_template_kwargs,
-        )
+        """Tools that may not be called are not shown."""
+        return self.conversation_of(self.messages, [] if self.tool_choice == "none" else self.tools)
 
     def callable_tools(self) -> list[Tool]:
         """Raises `InvalidField`."""
@@ -131,11 +113,15 @@ class ChatRequest(GenerationRequest):
         )
         return Form("tools", grammar, is_text=self.may_answer_in_text and asked is None)
 
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
     def params(
         self, constraint: Constraint | None, default_max_tokens: int, end_of_turn: Sequence[int]
     ) -> SamplingParams:
         """Raises `InvalidRequest`."""
-        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        asked = self.asked_max_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         also_stops_at = () if self.ignore_eos else end_of_turn
         return self.sampling(
@@ -146,9 +132,7 @@ class ChatRequest(GenerationRequest):
         super().check(limits)
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         check(len(given) < 2, "max_tokens", "differs from max_completion_tokens, which replaced it")
-        continues = self.continue_final_message
-        fits = not continues or (self.messages[-1].role == "assistant" and not self.add_generation_prompt)
-        check(fits, "continue_final_message", "needs a last message of the assistant, and no add_generation_prompt")
+        self.check_continued(self.messages)
         asks_for_logprobs = self.logprobs or self.top_logprobs is None
         check(asks_for_logprobs, "top_logprobs", "only allowed when logprobs is true")
 
@@ -212,7 +196,7 @@ class ChatChunkChoice(AnyChatChoice):
     delta: ChatMessage
 
 
-class Chat(Generated, PromptTokenIds):
+class Chat(Generated, PromptTokenIds, ScoredPrompt):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 

@@ -7,7 +7,14 @@ from typing_extensions import TypedDict
 
 from nvium_core import Constraint, SamplingParams
 from server.schemas.body import Int64, NeutralOnly, Text, check, described
-from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, PromptTokenIds, RequestLimits
+from server.schemas.generation import (
+    Generated,
+    GeneratedChoice,
+    GenerationRequest,
+    PromptTokenIds,
+    RequestLimits,
+    ScoredPrompt,
+)
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Prompts = Annotated[
@@ -40,12 +47,16 @@ class CompletionRequest(GenerationRequest):
     def num_choices(self) -> int:
         return self.best_of or self.n
 
+    @property
+    def asked_max_tokens(self) -> int:
+        return self.max_tokens
+
     def params(self, constraint: Constraint | None) -> SamplingParams:
         """An echoed prompt is scored with `logprobs`, or if only the echo is asked for. Raises `InvalidRequest`."""
         scores_prompt = self.echo and (self.logprobs is not None or self.max_tokens == 0)
         logprobs = 0 if scores_prompt and self.logprobs is None else self.logprobs
         return self.sampling(
-            self.max_tokens, constraint, best_of=self.best_of, logprobs=logprobs, prompt_logprobs=scores_prompt
+            self.max_tokens, constraint, best_of=self.best_of, logprobs=logprobs, scores_prompt=scores_prompt
         )
 
     def check(self, limits: RequestLimits) -> None:
@@ -67,7 +78,7 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[int]
 
 
-class CompletionChoice(GeneratedChoice, PromptTokenIds):
+class CompletionChoice(GeneratedChoice, PromptTokenIds, ScoredPrompt):
     text: str
     logprobs: CompletionLogprobs | None
 

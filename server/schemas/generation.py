@@ -21,6 +21,7 @@ MAX_BIASES = 1024
 MAX_BAD_WORDS = 64
 MAX_ALLOWED_TOKENS = 100_000
 MAX_METADATA = 16
+MAX_PROMPT_LOGPROBS = 20
 
 MAX_LOGGED_CHARACTERS = 64
 
@@ -76,9 +77,6 @@ class OtherServers(RequestBody):
     length_penalty: Annotated[Any, NeutralOnly(1, 1.0)] = None
     early_stopping: Annotated[Any, NeutralOnly(False)] = None
     logits_processors: Annotated[Any, NeutralOnly([])] = None
-    prompt_logprobs: Annotated[Any, NeutralOnly(why="; ask `/v1/completions` with `echo` and `logprobs`")] = None
-    priority: Annotated[Any, NeutralOnly(0)] = None
-    cache_salt: Annotated[Any, NeutralOnly()] = None
     spaces_between_special_tokens: Annotated[Any, NeutralOnly(True)] = None
     typical_p: Annotated[Any, NeutralOnly(1, 1.0)] = None
     tfs_z: Annotated[Any, NeutralOnly(1, 1.0)] = None
@@ -138,8 +136,14 @@ class GenerationRequest(OtherServers):
     """Texts that the answer must not contain."""
     allowed_token_ids: Annotated[list[int], at_most(MAX_ALLOWED_TOKENS)] | None = None
     """Tokens that the answer may have; end-of-text only if it is among them."""
-    truncate_prompt_tokens: Annotated[Int64, Field(ge=1)] | None = None
-    """Only this many last tokens of a prompt are used."""
+    truncate_prompt_tokens: Annotated[Int64, Field(ge=-1)] | None = None
+    """Only this many last tokens of a prompt are used; −1: as many as leave room for the answer, `max_tokens` or 1."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
+    """log π_mix of the prompt's tokens, and this many alternatives; not in a stream."""
+    priority: Int64 = 0
+    """Of waiting requests of one key, the lowest goes first."""
+    cache_salt: Annotated[Text, Field(min_length=1)] | None = None
+    """Cached prefixes are shared by requests of the same salt only."""
     skip_special_tokens: bool = True
     """Whether special tokens have no text."""
     metadata: Annotated[dict[Text, Text], at_most(MAX_METADATA)] | None = None
@@ -162,6 +166,16 @@ class GenerationRequest(OtherServers):
     def num_choices(self) -> int:
         """Alternatives to generate for each prompt."""
         return self.n
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        raise NotImplementedError
+
+    def num_prompt_tokens_kept(self, context: int) -> int | None:
+        """None for all of them."""
+        if self.truncate_prompt_tokens != -1:
+            return self.truncate_prompt_tokens
+        return max(1, context - max(1, self.asked_max_tokens or 0))
 
     @property
     def own_names(self) -> dict[str, str]:
@@ -197,9 +211,17 @@ class GenerationRequest(OtherServers):
             raise
 
     def sampling(
-        self, max_tokens: int, constraint: Constraint | None, *, also_stops_at: Sequence[int] = (), **more: Any
+        self,
+        max_tokens: int,
+        constraint: Constraint | None,
+        *,
+        also_stops_at: Sequence[int] = (),
+        logprobs: int | None = None,
+        scores_prompt: bool = False,
+        **more: Any,
     ) -> SamplingParams:
-        """Raises `InvalidRequest`."""
+        """As many alternatives for all tokens as any of them needs. Raises `InvalidRequest`."""
+        scored = [number for number in (logprobs, self.prompt_logprobs) if number is not None]
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -218,6 +240,8 @@ class GenerationRequest(OtherServers):
             n=self.n,
             sampling=self.nvium.sampling,
             probabilities=self.nvium.probabilities,
+            logprobs=max(scored, default=None),
+            prompt_logprobs=scores_prompt or self.prompt_logprobs is not None,
             **more,
         )
 
@@ -230,6 +254,8 @@ class GenerationRequest(OtherServers):
         longest = max(map(len, self.stops), default=0)
         message = f"a stop string may have {MAX_STOP_CHARACTERS} characters, got {longest}"
         check(longest <= MAX_STOP_CHARACTERS, "stop", message)
+        check(self.truncate_prompt_tokens != 0, "truncate_prompt_tokens", "must be at least 1, or -1")
+        check(not self.stream or self.prompt_logprobs is None, "prompt_logprobs", "not available in a stream")
         check(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
         self.form()
 
@@ -282,6 +308,24 @@ class PromptTokenIds(TypedDict, total=False):
     """Returned once per prompt, on request."""
 
     prompt_token_ids: list[int]
+
+
+class PromptLogprob(TypedDict):
+    """log π_mix, the place among all tokens (null if it is not among the alternatives), and the token's name."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By token of the prompt, null for the first: the alternatives and the token itself, by id."""
+
+
+class ScoredPrompt(TypedDict, total=False):
+    """Of a whole answer, on request."""
+
+    prompt_logprobs: PromptLogprobs
 
 
 class GeneratedChoice(TypedDict):

@@ -6,17 +6,16 @@ from pydantic import Field
 
 from server.schemas.body import RequestBody, ResponseBody, Text, check
 from server.schemas.messages import Messages
-from server.schemas.tools import Tools
+from server.schemas.template import TemplateOptions
 
 
-class TokenizeRequest(RequestBody):
-    """A prompt or messages. `add_special_tokens` is for a prompt (None: yes); a chat template has its own."""
+class TokenizeRequest(TemplateOptions):
+    """A prompt or messages, with what chats say of the template. `add_special_tokens` is for a prompt (None: yes); a
+    chat template has its own."""
 
     model: Text | None = None
     prompt: Text | None = None
     messages: Messages | None = None
-    tools: Tools = []
-    add_generation_prompt: bool = True
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -25,6 +24,10 @@ class TokenizeRequest(RequestBody):
         self.check_neutral()
         check((self.prompt is None) != (self.messages is None), "prompt", "give either prompt or messages")
         check(self.messages is not None or not self.tools, "tools", "only allowed with messages")
+        given = self.continue_final_message or self.chat_template_kwargs or self.add_generation_prompt
+        check(self.messages is not None or not given, "messages", "missing: what is said of the template is for them")
+        if self.messages is not None:
+            self.check_continued(self.messages)
         adds = bool(self.messages and self.add_special_tokens)
         check(not adds, "add_special_tokens", "not supported with messages: the chat template brings its own")
 

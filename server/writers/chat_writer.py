@@ -33,7 +33,6 @@ class ChatWriter(ChunkWriter):
     def __init__(self, service: Service, request: ChatRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation, response_id)
         self._request = request
-        self._vocabulary = service.vocabulary
         self._readers = [answer_reader(service, request, choice) for choice in generation.choices]
         self._has_tools = self._readers[0].calls is not None
         self._is_text_first = self._readers[0].may_be_text
@@ -43,7 +42,13 @@ class ChatWriter(ChunkWriter):
     def whole(self, gained: Sequence[Delta]) -> bytes:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in gained]
         fields = self._whole_fields()
-        response: Chat = {**fields, "object": "chat.completion", "choices": choices, **self._prompt_token_ids()}
+        response: Chat = {
+            **fields,
+            "object": "chat.completion",
+            "choices": choices,
+            **self._prompt_logprobs(gained[0]),
+            **self._prompt_token_ids(),
+        }
         return to_json(response)
 
     def _opening(self) -> list[bytes]:

@@ -9,7 +9,8 @@ from pydantic_core import to_json
 from server.generation.delta import Delta
 from server.generation.generation import Generation
 from server.generation.service import Service
-from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, StreamOptions
+from server.schemas.generation import Generated, GeneratedChoice, GenerationRequest, ScoredPrompt, StreamOptions
+from server.writers.logprobs import prompt_logprobs
 from server.writers.writer import Writer
 
 
@@ -20,6 +21,8 @@ class ChunkWriter(Writer):
         super().__init__(service, request, generation)
         self._options = request.stream_options or StreamOptions()
         self._tells_token_ids = request.return_token_ids
+        self._num_prompt_logprobs = request.prompt_logprobs
+        self._vocabulary = service.vocabulary
         self._num_ended = 0
         self._envelope: Generated = {
             "id": response_id,
@@ -56,6 +59,14 @@ class ChunkWriter(Writer):
         if self._tells_token_ids:
             fields["token_ids"] = [event.token_id for event in delta.tokens]
         return fields
+
+    def _prompt_logprobs(self, delta: Delta) -> ScoredPrompt:
+        """Those of the prompt of a whole choice, if asked for."""
+        if self._num_prompt_logprobs is None:
+            return {}
+        token_ids = self.generation.choices[delta.index].prompt.token_ids
+        scores = delta.prompt_scores
+        return {"prompt_logprobs": prompt_logprobs(self._vocabulary, token_ids, scores, self._num_prompt_logprobs)}
 
     def _whole_fields(self) -> Generated:
         """Fields of any whole response, once its choices are written."""

@@ -19,7 +19,6 @@ class CompletionWriter(ChunkWriter):
     def __init__(self, service: Service, request: CompletionRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation, response_id)
         self._request = request
-        self._vocabulary = service.vocabulary
         self._begun: set[int] = set()
         """Choices whose prompt's token ids have been written."""
         self._num_echoed: Counter[int] = Counter()
@@ -47,6 +46,7 @@ class CompletionWriter(ChunkWriter):
             **self._choice(delta, index),
             "text": delta.text,
             "logprobs": self._logprobs(delta),
+            **self._prompt_logprobs(delta),
             **self._prompt_token_ids(delta.index),
         }
 
@@ -70,7 +70,7 @@ class CompletionWriter(ChunkWriter):
             token_ids = choice.prompt.token_ids[places] + token_ids
             offsets = (choice.text.prompt_offsets()[places] if echoed else []) + offsets
             scores = echoed + scores
-        return completion_logprobs(self._vocabulary, token_ids, scores, offsets)
+        return completion_logprobs(self._vocabulary, token_ids, scores, offsets, self._request.logprobs)
 
     def _newly_scored(self, delta: Delta) -> list[Score | None]:
         """Scores of further tokens of the prompt; its first token has none."""

@@ -6,6 +6,7 @@ from nvium_core import Score
 from nvium_core.text.token_bytes import TokenBytes
 from server.schemas.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from server.schemas.completions import CompletionLogprobs
+from server.schemas.generation import PromptLogprobs
 
 MIN_LOGPROB = -9999.0
 """Stands for log 0: JSON has no infinity."""
@@ -16,6 +17,7 @@ def completion_logprobs(
     token_ids: Sequence[int],
     scores: Iterable[Score | None],
     text_offsets: Sequence[int],
+    num_alternatives: int,
 ) -> CompletionLogprobs:
     """The arrays of `/v1/completions`, with null for the first token of a prompt, which has no score."""
     scores = list(scores)
@@ -23,21 +25,42 @@ def completion_logprobs(
         "tokens": [vocabulary.name(token_id) for token_id in token_ids],
         "token_logprobs": [None if score is None else clamped(score.logprob) for score in scores],
         "top_logprobs": [
-            None if score is None else alternatives(vocabulary, token_id, score)
+            None if score is None else alternatives(vocabulary, token_id, score, num_alternatives)
             for token_id, score in zip(token_ids, scores, strict=True)
         ],
         "text_offset": list(text_offsets),
     }
 
 
-def alternatives(vocabulary: TokenBytes, token_id: int, score: Score) -> dict[str, float]:
+def alternatives(vocabulary: TokenBytes, token_id: int, score: Score, num_alternatives: int) -> dict[str, float]:
     """The most probable tokens and the token itself, by name, the best first."""
-    by_id = dict(score.top)
+    by_id = dict(score.top[:num_alternatives])
     by_id.setdefault(token_id, score.logprob)
     best: dict[str, float] = {}
     for candidate, logprob in sorted(by_id.items(), key=lambda item: -item[1]):
         best.setdefault(vocabulary.name(candidate), clamped(logprob))
     return best
+
+
+def prompt_logprobs(
+    vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score], num_alternatives: int
+) -> PromptLogprobs:
+    """As vLLM returns them: the most probable tokens and the prompt's own, by id, the best first."""
+    entries: PromptLogprobs = [None]
+    for own_id, score in zip(token_ids[1:], scores, strict=True):
+        ranks = {token_id: rank for rank, (token_id, _) in enumerate(score.top, start=1)}
+        given = dict([*score.top[:num_alternatives], (own_id, score.logprob)])
+        entries.append(
+            {
+                str(token_id): {
+                    "logprob": clamped(logprob),
+                    "rank": ranks.get(token_id),
+                    "decoded_token": vocabulary.name(token_id),
+                }
+                for token_id, logprob in given.items()
+            }
+        )
+    return entries
 
 
 def chat_logprobs(

@@ -66,16 +66,18 @@ def test_bad_words_do_not_come(server: LiveServer) -> None:
     ("param", "fields"),
     [
         ("nvium.metdata", {"nvium": {"metdata": False}}),
-        ("prompt_logprobs", {"prompt_logprobs": 1}),
+        ("prompt_logprobs", {"prompt_logprobs": -1}),
+        ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
         ("use_beam_search", {"use_beam_search": True}),
         ("repeat_penalty", {"repeat_penalty": 1.3}),
-        ("priority", {"priority": 5}),
-        ("cache_salt", {"cache_salt": "x"}),
+        ("priority", {"priority": "high"}),
+        ("cache_salt", {"cache_salt": ""}),
         ("guided_choice", {"guided_regex": "a", "guided_choice": ["a"]}),
         ("bad_words", {"bad_words": ["a"], "guided_choice": ["a"]}),
         ("bad_words", {"bad_words": [""]}),
         ("grammar", {"grammar": "root ::= ((("}),
         ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+        ("truncate_prompt_tokens", {"truncate_prompt_tokens": -2}),
         ("metadata", {"metadata": {"a": 1}}),
     ],
 )
@@ -96,6 +98,71 @@ def test_a_prompt_is_truncated_to_its_last_tokens(server: LiveServer) -> None:
     cut = server.complete(prompt="abcdef", truncate_prompt_tokens=2, **asked).json()["choices"][0]
     assert cut["prompt_token_ids"] == token_ids("ef")
     assert cut["token_ids"] == server.complete(prompt="ef", **asked).json()["choices"][0]["token_ids"]
+
+
+def test_a_prompt_is_truncated_to_what_leaves_room_for_the_answer(server: LiveServer) -> None:
+    asked: Json = {"truncate_prompt_tokens": -1, "return_token_ids": True}
+    choice = server.complete(prompt="abc" * 2000, max_tokens=2, **asked).json()["choices"][0]
+    assert choice["prompt_token_ids"] == token_ids("abc" * 2000)[-(4096 - 2) :]
+    messages = [{"role": "user", "content": "abc" * 2000}]
+    assert len(server.chat(messages=messages, **asked).json()["prompt_token_ids"]) == 4095
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_log_probabilities_of_the_prompt_come_as_vllm_has_them(server: LiveServer, number: int) -> None:
+    asked: Json = {"max_tokens": 1, "seed": 1}
+    echoed = server.complete(prompt="abc", echo=True, logprobs=number, **asked).json()["choices"][0]["logprobs"]
+    for more in ({}, {"n": 2}, {"logprobs": 5}):
+        body = server.complete(prompt="abc", prompt_logprobs=number, **asked, **more).json()
+        for choice in body["choices"]:
+            none, *entries = choice["prompt_logprobs"]
+            assert none is None
+            own = [entry[str(token_id)] for token_id, entry in zip(token_ids("bc"), entries, strict=True)]
+            assert [value["logprob"] for value in own] == echoed["token_logprobs"][1:3]
+            assert [value["decoded_token"] for value in own] == ["b", "c"]
+            assert all(number <= len(entry) <= number + 1 for entry in entries)
+            ranks = [sorted(value["rank"] for value in entry.values() if value["rank"]) for entry in entries]
+            assert all(rank[:number] == [*range(1, number + 1)] for rank in ranks)
+            assert (choice["logprobs"] is not None) == ("logprobs" in more)
+            assert len((choice["logprobs"] or {"top_logprobs": [{}]})["top_logprobs"][0]) <= 6
+
+
+def test_a_chats_prompt_is_scored_beside_its_choices(server: LiveServer) -> None:
+    body = server.chat(prompt_logprobs=1, max_tokens=1, return_token_ids=True).json()
+    assert len(body["prompt_logprobs"]) == len(body["prompt_token_ids"])
+    assert body["choices"][0]["logprobs"] is None
+    assert "prompt_logprobs" not in server.chat(max_tokens=1).json()
+
+
+def test_every_choice_echoes_the_scores_of_its_prompt(server: LiveServer) -> None:
+    asked: Json = {
+        "prompt": ["abc", "de"],
+        "n": 3,
+        "best_of": 3,
+        "echo": True,
+        "logprobs": 0,
+        "max_tokens": 2,
+        "seed": 1,
+    }
+    choices = server.complete(**asked).json()["choices"]
+    for number, choice in enumerate(choices):
+        told, first = choice["logprobs"], choices[number - number % 3]["logprobs"]
+        size = 3 if number < 3 else 2
+        assert len(told["token_logprobs"]) == len(told["text_offset"]) == size + len(choice["nvium"]["token_ids"])
+        assert told["token_logprobs"][:size] == first["token_logprobs"][:size]
+
+
+def test_prefixes_are_shared_by_requests_of_one_salt_only(server: LiveServer) -> None:
+    def num_cached(**salt: str) -> int:
+        asked: Json = {"prompt": "a prompt that fills a page of the cache", "max_tokens": 9, "ignore_eos": True}
+        usage = server.complete(**asked, logprobs=0, **salt).json()["usage"]
+        cached: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return cached
+
+    assert num_cached(cache_salt="mine") == 0
+    assert num_cached(cache_salt="mine") > 0
+    assert num_cached(cache_salt="other") == num_cached() == 0
+    assert num_cached() > 0
 
 
 def test_a_choice_says_what_stopped_it(server: LiveServer) -> None:

@@ -9,6 +9,7 @@ from typing_extensions import Doc
 
 from nvium_core import LoadedModel, ServerOptions, cli
 from nvium_core.commands.options import takes
+from nvium_core.commands.serving import with_names_joined
 from server.app import create_app
 from server.settings import Settings, SettingsError, read_settings
 from tests.byte_model import load_byte_model, token_ids
@@ -92,6 +93,20 @@ def test_options_of_serve_reach_the_settings_as_text(tmp_path: Path) -> None:
     settings = read_settings(given)
     assert len(settings.api_keys) == 2
     assert (settings.api_keys_file, settings.cors_origins, settings.served_model_name) == (tmp_path, ("*",), ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("serve m --served-model-name a b --port 1", "serve m --served-model-name a,b --port 1"),
+        ("serve m --port 1 --served-model-name a b", "serve m --port 1 --served-model-name a,b"),
+        ("serve --served-model-name a m", "serve --served-model-name a m"),
+        ("serve m --served-model-name", "serve m --served-model-name"),
+        ("--help", "--help"),
+    ],
+)
+def test_names_may_follow_each_other_after_the_model(given: str, read: str) -> None:
+    assert with_names_joined(given.split()) == read.split()
 
 
 def test_a_model_answers_to_each_of_its_names_by_the_name_that_was_asked(byte_model: LoadedModel) -> None:

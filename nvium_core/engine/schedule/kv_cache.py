@@ -128,10 +128,10 @@ class PagePool:
         return page
 
     def _names(self, sequence: Sequence, num_pages: int) -> list[bytes]:
-        """Digests of the first pages: each of its tokens and of all before them."""
+        """Digests of the first pages: each of its tokens, of all before them and of the salt."""
         names = sequence.page_digests
         for index in range(len(names), num_pages):
             tokens = sequence.token_ids[index * self.page_size : (index + 1) * self.page_size]
-            before = names[-1] if names else b""
+            before = names[-1] if names else sequence.cache_salt.encode()
             names.append(blake2b(before + pack(f"<{len(tokens)}q", *tokens), digest_size=32).digest())
         return names[:num_pages]

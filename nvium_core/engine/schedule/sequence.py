@@ -39,10 +39,16 @@ class Sequence:
         choice: int = 0,
         stop_token_ids: frozenset[int] = frozenset(),
         tenant: str = "",
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         self.id = request_id
         self.tenant = tenant
         """Waiting sequences are admitted tenant by tenant in turn."""
+        self.priority = priority
+        """Among a tenant's own the lowest is admitted first."""
+        self.cache_salt = cache_salt
+        """Pages are shared with sequences of the same salt only."""
         self.choice = choice
         self.params = params
         self.draw = params.draw

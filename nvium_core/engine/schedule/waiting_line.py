@@ -1,7 +1,8 @@
 """The queue of waiting sequences: tenants take turns. Knows nothing of seats, pages or why a sequence is held back.
 
-First come, first served within a tenant; preempted sequences go before all. Nothing here takes longer when more wait,
-except finding the next one, which looks at every request that is held back.
+Within a tenant the lowest priority number goes first, and first come, first served among equals; preempted sequences
+go before all. Nothing here takes longer when more wait, except finding the next one, which looks at every request that
+is held back and at the priorities that a tenant has given.
 """
 
 from collections import OrderedDict
@@ -13,6 +14,9 @@ from nvium_core.engine.schedule.sequence import Sequence
 Requests = OrderedDict[str, dict[Sequence, None]]
 """By id, first come first: the choices of each that wait, in order."""
 
+Queue = dict[int, Requests]
+"""By priority."""
+
 
 class WaitingLine:
     """Sequences that wait, each once."""
@@ -20,7 +24,7 @@ class WaitingLine:
     def __init__(self) -> None:
         self._returned: OrderedDict[Sequence, None] = OrderedDict()
         """Preempted sequences, the most recent first."""
-        self._tenants: OrderedDict[str, Requests] = OrderedDict()
+        self._tenants: OrderedDict[str, Queue] = OrderedDict()
         """Each tenant's queue; the tenant whose turn it is comes first."""
         self._num_waiting = 0
 
@@ -29,12 +33,12 @@ class WaitingLine:
 
     def __iter__(self) -> Iterator[Sequence]:
         """Preempted ones, then tenant by tenant."""
-        choices = (choices for requests in self._tenants.values() for choices in requests.values())
-        return chain(self._returned, chain.from_iterable(choices))
+        return chain(self._returned, chain.from_iterable(self._newcomers()))
 
     def add(self, sequence: Sequence) -> None:
-        """Put a newcomer behind its tenant's others; a tenant without others gets its turn after all that wait."""
-        requests = self._tenants.setdefault(sequence.tenant, OrderedDict())
+        """Put a newcomer behind its tenant's others of its priority; a tenant without others gets its turn after all
+        that wait."""
+        requests = self._tenants.setdefault(sequence.tenant, {}).setdefault(sequence.priority, OrderedDict())
         requests.setdefault(sequence.id, {})[sequence] = None
         self._num_waiting += 1
 
@@ -67,14 +71,23 @@ class WaitingLine:
             self._remove_newcomer(sequence)
 
     def _remove_newcomer(self, sequence: Sequence) -> None:
-        requests = self._tenants[sequence.tenant]
+        queue = self._tenants[sequence.tenant]
+        requests = queue[sequence.priority]
         choices = requests[sequence.id]
         del choices[sequence]
         if not choices:
             del requests[sequence.id]
         if not requests:
+            del queue[sequence.priority]
+        if not queue:
             del self._tenants[sequence.tenant]
+
+    def _newcomers(self) -> Iterator[dict[Sequence, None]]:
+        """The waiting choices of every request, in turn."""
+        for queue in self._tenants.values():
+            for priority in sorted(queue):
+                yield from queue[priority].values()
 
     def _heads(self) -> Iterator[Sequence]:
         """The first choice that waits of every request, in turn."""
-        return (next(iter(choices)) for requests in self._tenants.values() for choices in requests.values())
+        return (next(iter(choices)) for choices in self._newcomers())

@@ -15,10 +15,9 @@ from nvium_core.engine.schedule.waiting_line import WaitingLine
 TENANTS = ["", "a", "b", "c"]
 
 
-def newcomer(tenant: str, number: int, choice: int = 0) -> Sequence:
-    return Sequence(
-        f"request-{number}", [0], SamplingParams(), seed=0, num_blocks=1, arrival=number, choice=choice, tenant=tenant
-    )
+def newcomer(tenant: str, number: int, choice: int = 0, priority: int = 0) -> Sequence:
+    placed = {"choice": choice, "tenant": tenant, "priority": priority}
+    return Sequence(f"request-{number}", [0], SamplingParams(), seed=0, num_blocks=1, arrival=number, **placed)  # type: ignore[arg-type]
 
 
 def nobody(_: Sequence) -> bool:
@@ -45,7 +44,7 @@ class SlowLine:
     def in_order(self) -> list[Sequence]:
         """Everybody in the order in which they would be let in if none but the first ever were."""
         by_turn = [[s for s in self.newcomers if s.tenant == tenant] for tenant in self.turns]
-        return self.returned + [sequence for own in by_turn for sequence in own]
+        return self.returned + [s for own in by_turn for s in sorted(own, key=lambda s: s.priority)]
 
     def take(self, sequence: Sequence) -> None:
         is_turn = sequence in self.newcomers
@@ -69,15 +68,19 @@ class Waiting(RuleBasedStateMachine):
         self.inside: list[Sequence] = []
         self.held: set[str] = set()
         self.seen: dict[str, Counter[str]] = {}
-        self.last_taken: dict[str, int] = {}
+        self.last_taken: dict[tuple[str, int], int] = {}
 
     def is_held(self, sequence: Sequence) -> bool:
         return sequence.id in self.held
 
-    @rule(tenant=st.sampled_from(TENANTS), num_choices=st.sampled_from([1, 1, 2, 3]))
-    def add(self, tenant: str, num_choices: int) -> None:
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        num_choices=st.sampled_from([1, 1, 2, 3]),
+        priority=st.sampled_from([0, 0, -1, 5]),
+    )
+    def add(self, tenant: str, num_choices: int, priority: int) -> None:
         for choice in range(num_choices):
-            sequence = newcomer(tenant, self.number, choice)
+            sequence = newcomer(tenant, self.number, choice, priority)
             self.line.add(sequence)
             self.slow.add(sequence)
         self.number += 1
@@ -99,9 +102,9 @@ class Waiting(RuleBasedStateMachine):
             self._note_turn(sequence)
 
     def _note_turn(self, sequence: Sequence) -> None:
-        position = sequence.arrival * 10 + sequence.choice
-        assert self.held or position > self.last_taken.get(sequence.tenant, -1), "not first come, first served"
-        self.last_taken[sequence.tenant] = max(position, self.last_taken.get(sequence.tenant, -1))
+        position, equals = sequence.arrival * 10 + sequence.choice, (sequence.tenant, sequence.priority)
+        assert self.held or position > self.last_taken.get(equals, -1), "not first come, first served"
+        self.last_taken[equals] = max(position, self.last_taken.get(equals, -1))
         self.seen.pop(sequence.tenant, None)
         for counts in self.seen.values():
             counts[sequence.tenant] += 1
@@ -147,6 +150,13 @@ def test_tenants_take_turns_and_each_one_s_own_keep_their_order() -> None:
     for number, tenant in enumerate("aaaabbc"):
         line.add(newcomer(tenant, number))
     assert [sequence.arrival for sequence in taken(line)] == [0, 4, 6, 1, 5, 2, 3]
+
+
+def test_a_lower_priority_goes_first_among_a_tenants_own_and_takes_no_turn_of_others() -> None:
+    line = WaitingLine()
+    for number, (tenant, priority) in enumerate([("a", 0), ("a", 0), ("a", -1), ("b", 9), ("b", 3), ("a", -1)]):
+        line.add(newcomer(tenant, number, priority=priority))
+    assert [sequence.arrival for sequence in taken(line)] == [2, 4, 5, 3, 0, 1]
 
 
 def taken(line: WaitingLine) -> list[Sequence]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel, load_model
-from tests.byte_model import END_OF_TEXT, NAME, token_ids
+from tests.byte_model import END_OF_TEXT, NAME, load_byte_model, token_ids
 from tests.server.live_server import LiveServer, live_server
 from tests.server.test_refusals import error_of
 
@@ -56,6 +56,26 @@ def test_the_tokens_of_messages_are_those_of_a_chats_prompt(server: LiveServer) 
         assert tokenize(server, messages=messages, tools=tools).json()["tokens"] == chat["prompt_token_ids"]
     plain = tokenize(server, messages=messages, add_generation_prompt=False).json()["tokens"]
     assert detokenize(server, tokens=plain).json()["prompt"] == f"User:\nHello {END_OF_TEXT}\n\n"
+
+
+def test_the_template_is_told_what_a_chat_tells_it() -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    model = load_byte_model()
+    model.tokenizer.chat_template = (
+        "{{ mood }}{{ (tools or [])|length }}{% for m in messages %}{{ m.content }}|{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    with live_server(model) as server:
+        for asked, text in (
+            ({}, "0Hi|Well|>"),
+            ({"add_generation_prompt": False}, "0Hi|Well|"),
+            ({"continue_final_message": True}, "0Hi|Well"),
+            ({"chat_template_kwargs": {"mood": "sad"}, "tools": tools}, "sad1Hi|Well|>"),
+        ):
+            told = server.http.post("/tokenize", json={"messages": turns, **asked}).json()["tokens"]
+            chat = server.chat(messages=turns, max_tokens=1, return_token_ids=True, **asked)
+            assert told == chat.json()["prompt_token_ids"] == token_ids(text)
 
 
 def test_a_long_text_does_not_hold_up_others(server: LiveServer) -> None:
