@@ -1,39 +1,49 @@
 """The engine's own time a step: all but the device's work, in place of which a stub answers.
 
-A step is one call of `Engine.step()`: a block for some sequences, or a whole pass, which emits a token of each. With
-native calls the stub stands behind everything that Python prepares for them and reads of them; elsewhere it is the
-whole backend. What the stub itself takes is not counted. Times are the processor's, so a busy machine disturbs little.
+A step is one call of `Engine.step()`: a block for some sequences, or a whole pass, which emits a token of each. The
+stub stands behind everything that Python prepares for native calls and reads of them; and in place of CUDA graphs,
+so that no GPU is needed to see what packing their inputs and reading their answers takes. What the stub itself takes is
+not counted. Times are the processor's, whose pace other work on the machine changes for seconds at a time: turns go
+through all numbers of sequences, and the fastest counts. A first turn, which fills the cache with prompts, does not.
 """
 
 import ctypes
+import math
 import random
 import sys
 import time
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from functools import partial
+from itertools import product
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from rich.table import Table
-from torch import Tensor
 
 from nvium_core.bench.harness import Figures, Subject
 from nvium_core.bench.shapes import exit_odds
 from nvium_core.choices import Schedule
+from nvium_core.engine.device import native
+from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.graphs.backend import EMITTED, LOG_CONTINUE, LOG_EXIT
+from nvium_core.engine.device.graphs.replay import Replay
 from nvium_core.engine.device.native import NativeBackend
 from nvium_core.engine.device.native.steps import GOES_ON, OUTCOME, BlockShape, NativeStep
+from nvium_core.engine.device.paged_cache import PAGE_SIZE
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.events import Score
 from nvium_core.engine.params import EngineConfig, SamplingParams
-from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import FrontDecision, Step, StepResult
 from nvium_core.model.nvium import NviumForCausalLM
 
 SCHEDULES: tuple[Schedule, ...] = ("synchronous", "sweep")
 """Whole passes, and a block at a time."""
 
-PROMPT_TOKENS = 8
+Path = Literal["native", "graphs"]
+
+CONTEXT = 1000
+"""About how many tokens a sequence has at its end, if the model's context allows."""
 
 
 class Stub:
@@ -69,98 +79,113 @@ class NativeStub(Stub):
         return ran
 
 
-class BackendStub(Stub):
-    """In place of a backend."""
+class GraphsStub(Stub, Replay):
+    """In place of a model's graphs: leaves the answers that they would."""
 
-    max_native_rows = 0
-    instructions: str | None = None
-    is_ahead = False
-    draft_share = 1.0
+    def __init__(self, model: NviumForCausalLM, backend: GraphsBackend) -> None:
+        Stub.__init__(self, model.config.num_exits)
+        Replay.__init__(self, torch.device("cpu"))
+        self._answers, self._of_passes = backend.answers, backend.passes.answers
+        num_rows = self._answers.shape[1]
+        self._of_passes[-2] = torch.tensor([self._first_exit() for _ in range(num_rows)])
+        self._answers[EMITTED] = self._of_passes[-1] = 1
+        self._answers[LOG_CONTINUE] = -1
 
-    def run(self, step: Step) -> list[StepResult]:
+    def _first_exit(self) -> int:
+        return next(block for block in range(len(self._exits)) if self.exits(block))
+
+    def run(self, name: Hashable, function: Callable[[], None]) -> None:
         started = time.thread_time()
-        result = StepResult(step, is_complete=True)
-        for run in step.runs:
-            if run.reaches_front:
-                result.decisions[run.sequence] = FrontDecision(1 if self.exits(step.block) else None, -1.0, -1.0)
+        if isinstance(name, tuple) and name[0] == "route":
+            self._answers[LOG_EXIT] = math.log(self._exits[name[1]])
         self.seconds += time.thread_time() - started
-        return [result]
-
-    def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
-        raise NotImplementedError("all fronts are decided for in run()")
-
-    def draft(self, block: int, x_FD: Tensor, sequences: Items[Sequence], uniforms: Items[float]) -> list[int]:
-        raise NotImplementedError("nothing is drafted")
-
-    def logits(self, block: int, x_RD: Tensor) -> Tensor:
-        raise NotImplementedError("all fronts are decided for in run()")
-
-    def draw(
-        self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
-    ) -> list[int]:
-        raise NotImplementedError("all fronts are decided for in run()")
-
-    def score(self, slots: Items[int], targets: Items[int], num_top: Items[int]) -> list[Score]:
-        raise NotImplementedError("nothing is scored")
 
 
 def measure(
-    subject: Subject, *, sequences: Items[int] = (1, 8, 32, 64, 256), tokens: int = 64, repeats: int = 3
+    subject: Subject, *, sequences: Items[int] = (1, 8, 32, 64, 256), tokens: int = 64, repeats: int = 5
 ) -> Figures:
-    """A row for each number of sequences and schedule; of the turns the fastest counts."""
-    rows = [own_time(subject, number, schedule, tokens, repeats) for number in sequences for schedule in SCHEDULES]
-    return {"tokens": tokens, "repeats": repeats, "rows": rows}
+    """A row for each path, number of sequences and schedule."""
+    prompt = (min(CONTEXT, subject.context) - tokens - 1) // PAGE_SIZE * PAGE_SIZE + 1
+    paths: list[Path] = ["native", "graphs"] if native.knows(subject.model) else ["graphs"]
+    cases = [Case(*each, prompt, tokens, subject.model) for each in product(paths, sequences, SCHEDULES)]
+    for _ in range(1 + repeats):
+        for case in cases:
+            case.turn()
+    return {"prompt_tokens": prompt, "tokens": tokens, "repeats": repeats, "rows": [case.figures for case in cases]}
 
 
-def own_time(subject: Subject, num_sequences: int, schedule: Schedule, num_tokens: int, repeats: int) -> Figures:
-    page_size = 16
-    config = EngineConfig(
-        schedule=schedule,
-        max_sequences=num_sequences,
-        max_rows_per_step=max(256, num_sequences),
-        cache_tokens=num_sequences * (PROMPT_TOKENS + num_tokens + page_size),
-        page_size=page_size,
-        prefix_caching=False,
-    )
-    engine, stub = stubbed(subject.model, config)
-    turns = [generate(engine, stub, num_sequences, num_tokens, turn) for turn in range(repeats)]
-    return {
-        "sequences": num_sequences,
-        "schedule": schedule,
-        "step_us": min(1e6 * own / steps for own, steps in turns),
-        "token_us": min(1e6 * own / (num_sequences * num_tokens) for own, _ in turns),
-        "steps": round(median(steps for _, steps in turns)),
-    }
+class Case:
+    """An engine without a device, and what its turns took."""
+
+    def __init__(
+        self, path: Path, num_sequences: int, schedule: Schedule, prompt: int, tokens: int, model: NviumForCausalLM
+    ) -> None:
+        self.path = path
+        self.num_sequences = num_sequences
+        self.schedule: Schedule = schedule
+        self._tokens = tokens
+        self._prompts = [[number % model.config.vocab_size] * prompt for number in range(num_sequences)]
+        self._turns: list[tuple[float, int]] = []
+        config = EngineConfig(
+            schedule=schedule,
+            max_sequences=num_sequences,
+            max_rows_per_step=max(256, num_sequences),
+            cache_tokens=num_sequences * (prompt + tokens + PAGE_SIZE),
+            page_size=PAGE_SIZE,
+        )
+        self._engine, self._stub = (with_native_stub if path == "native" else with_graphs_stub)(model, config)
+
+    def turn(self) -> None:
+        engine, stub = self._engine, self._stub
+        params = SamplingParams(max_tokens=self._tokens, seed=len(self._turns), ignore_eos=True)
+        for number, prompt in enumerate(self._prompts):
+            engine.add(str(number), prompt, params)
+        while any(not sequence.num_generated for sequence in engine.scheduler.running) or engine.scheduler.waiting:
+            engine.step()
+        stub.seconds, steps, started = 0.0, 0, time.thread_time()
+        while engine.has_work:
+            engine.step()
+            steps += 1
+        self._turns.append((time.thread_time() - started - stub.seconds, steps))
+
+    @property
+    def figures(self) -> Figures:
+        turns = self._turns[1:]
+        of_steps = [1e6 * own / steps for own, steps in turns]
+        tokens = self.num_sequences * self._tokens
+        return {
+            "path": self.path,
+            "sequences": self.num_sequences,
+            "schedule": self.schedule,
+            "step_us": min(of_steps),
+            "median_step_us": median(of_steps),
+            "token_us": min(1e6 * own / tokens for own, _ in turns),
+            "steps": round(median(steps for _, steps in turns)),
+        }
 
 
-def stubbed(model: NviumForCausalLM, config: EngineConfig) -> tuple[Engine, Stub]:
-    engine = Engine(model, config)
+def with_native_stub(model: NviumForCausalLM, config: EngineConfig) -> tuple[Engine, Stub]:
+    engine, stub = Engine(model, config), NativeStub(model.config.num_exits)
     backend = engine.runner.backend
-    if isinstance(backend, NativeBackend):
-        stub = NativeStub(model.config.num_exits)
-        backend.steps.run_native = stub
-        backend.max_native_rows = sys.maxsize
-        return engine, stub
-    answers = BackendStub(model.config.num_exits)
-    return Engine(model, config, make_runner=partial(Runner, make_backend=lambda *_: answers)), answers
+    assert isinstance(backend, NativeBackend)
+    backend.steps.run_native = stub
+    backend.max_native_rows = sys.maxsize
+    return engine, stub
 
 
-def generate(engine: Engine, stub: Stub, num_sequences: int, num_tokens: int, turn: int) -> tuple[float, int]:
-    """The engine's own seconds of all steps but the prompts', and how many they were."""
-    params = SamplingParams(max_tokens=num_tokens, seed=turn, ignore_eos=True)
-    for number in range(num_sequences):
-        engine.add(str(number), list(range(1, PROMPT_TOKENS + 1)), params)
-    while any(not sequence.num_generated for sequence in engine.scheduler.running) or engine.scheduler.waiting:
-        engine.step()
-    stub.seconds, steps, started = 0.0, 0, time.thread_time()
-    while engine.has_work:
-        engine.step()
-        steps += 1
-    return time.thread_time() - started - stub.seconds, steps
+def with_graphs_stub(model: NviumForCausalLM, config: EngineConfig) -> tuple[Engine, Stub]:
+    engine = Engine(model, config, make_runner=partial(Runner, make_backend=GraphsBackend))
+    backend = engine.runner.backend
+    assert isinstance(backend, GraphsBackend)
+    stub = GraphsStub(model, backend)
+    backend.replay = backend.passes.replay = stub
+    return engine, stub
 
 
 def table(figures: Figures) -> Table:
-    result = Table("sequences", "schedule", "µs a step", "µs a token", caption="Without the device's work.")
+    columns = "path", "sequences", "schedule", "µs a step", "median", "µs a token"
+    result = Table(*columns, caption="Without the device's work.")
     for row in figures["rows"]:
-        result.add_row(str(row["sequences"]), row["schedule"], f"{row['step_us']:.0f}", f"{row['token_us']:.1f}")
+        times = f"{row['step_us']:.0f}", f"{row['median_step_us']:.0f}", f"{row['token_us']:.1f}"
+        result.add_row(row["path"], str(row["sequences"]), row["schedule"], *times)
     return result

@@ -61,17 +61,19 @@ class Recorder:
         if not is_dense(results[0].step, running):
             for result in results:
                 self._speedup.begin(result.step, running)
-        events: list[list[Event]] = []
+        events: list[list[Event]] = [[] for _ in results]
         for block, result in enumerate(results):
-            of_block: list[Event] = []
-            events.append(of_block)
             for sequence, decision in result.decisions.items():
-                self._decided(sequence, block, decision, of_block)
-        scored = results[-1].scores
+                self._decided(sequence, block, decision, events[block])
+        scored, page_size, num_blocks = results[-1].scores, self._pool.page_size, len(results)
         for sequence, rows, _ in runs:
-            assert sequence.filled[0] == rows.start and sequence.filled[-1] == rows.start
-            sequence.filled = [rows.stop] * len(results)
-            self._pool.publish(sequence, since=rows.start)
+            if sequence.seat is None:  # it could not emit
+                continue
+            start, stop = rows.start, rows.stop
+            assert sequence.filled[0] == start and sequence.filled[-1] == start
+            sequence.filled = [stop] * num_blocks
+            if stop // page_size > start // page_size:
+                self._pool.publish(sequence, since=start)
             if scored and sequence in scored:
                 events[-1] += self._scored(sequence, scored[sequence])
             if sequence.finish_reason is not None and self._is_over(sequence):
@@ -124,17 +126,14 @@ class Recorder:
         token_id, log_exit, log_continue = decision
         if token_id is None:
             sequence.log_reached += log_continue
-            return
-        if token_id == NO_TOKEN:
+        elif token_id == NO_TOKEN:
             events.append(self._fail_to_emit(sequence))
-            return
-        if sequence.is_original:
+        elif sequence.is_original:
             sequence.append_draft(token_id, block)
-            return
-        probability = math.exp(sequence.log_reached + log_exit)
-        sequence.append(token_id)
-        sequence.finish_reason = finish_reason(sequence)
-        self._emit(sequence, block, probability, events)
+        else:
+            probability = math.exp(sequence.log_reached + log_exit)
+            sequence.append(token_id)
+            self._emit(sequence, token_id, block, probability, events)
 
     def _verify(self, sequence: Sequence, tokens: Items[int], events: list[Event]) -> None:
         """The last exit's tokens behind the rows that it has just seen, up to the first that was drafted wrong."""
@@ -146,8 +145,7 @@ class Recorder:
                 return
             had_draft = bool(sequence.drafted_at)
             block = sequence.verify(token_id, last_block)
-            sequence.finish_reason = finish_reason(sequence)
-            self._emit(sequence, block, 1.0, events)
+            self._emit(sequence, token_id, block, 1.0, events)
             num_right += block < last_block
             if sequence.finish_reason is not None or (had_draft and block == last_block):
                 break
@@ -158,9 +156,9 @@ class Recorder:
         if sequence.filled != filled:
             self._speedup.take_back(sequence, filled, self._scheduler.running)
 
-    def _emit(self, sequence: Sequence, block: int, probability: float, events: list[Event]) -> None:
+    def _emit(self, sequence: Sequence, token_id: int, block: int, probability: float, events: list[Event]) -> None:
         """The last verified token, which came from behind this block."""
-        token_id, reason = sequence.token_ids[sequence.num_verified - 1], sequence.finish_reason
+        sequence.finish_reason = reason = finish_reason(sequence, token_id)
         is_stop = reason is not None and token_id in sequence.stop_token_ids
         event = TokenEvent(sequence.id, token_id, block + 1, probability, reason, sequence.choice, None, is_stop)
         if sequence.needs_scores:
@@ -201,16 +199,11 @@ class Recorder:
 
 def is_quick(result: StepResult, runs: list[Run]) -> bool:
     """It is of these runs, and nothing failed."""
-    if result.step.runs is not runs or result.errors or result.verified or not result.is_complete:
-        return False
-    return NO_TOKEN not in [decision.token_id for decision in result.decisions.values()]
+    return result.step.runs is runs and result.is_complete and not (result.errors or result.verified)
 
 
-def finish_reason(sequence: Sequence) -> FinishReason | None:
+def finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
     """Why the token just emitted is the last one, if it is."""
-    if sequence.constraint is not None and sequence.constraint.is_over:
+    if token_id in sequence.stop_token_ids or (sequence.constraint is not None and sequence.constraint.is_over):
         return "stop"
-    num_tokens = sequence.num_verified
-    if sequence.token_ids[num_tokens - 1] in sequence.stop_token_ids:
-        return "stop"
-    return "length" if num_tokens - sequence.num_prompt_tokens == sequence.params.max_tokens else None
+    return "length" if sequence.num_verified == sequence.max_length else None

@@ -118,9 +118,7 @@ class Runner:
             results += ran
             rest = rest.after(len(ran))
             rest = rest and rest.without_fronts(decided)
-        is_told = any(result.decisions or result.verified or result.scores for result in ran)
-        is_idle = is_told and not self.backend.is_ahead
-        self.has_waited = is_idle or not self._is_asynchronous
+        self.has_waited = not self._is_asynchronous or (is_told(ran) and not self.backend.is_ahead)
         return results
 
     @property
@@ -158,6 +156,8 @@ class Runner:
         started = time.perf_counter()
         results = self.backend.run(step)
         self._count_seconds(results, time.perf_counter() - started)
+        if is_settled(step, results):
+            return results
         for result in results:
             if not result.is_complete:
                 self._decide(result, reached, decided)
@@ -173,10 +173,11 @@ class Runner:
     def _count_seconds(self, results: list[StepResult], elapsed: float) -> None:
         """Native calls are timed without what Python does for them."""
         known = [result.seconds for result in results if result.seconds is not None]
-        router, head = sum([each.router_seconds for each in results]), sum([each.head_seconds for each in results])
-        self._router_seconds += router
-        self._head_seconds += head
-        self._layer_seconds += (sum(known) if len(known) == len(results) else elapsed) - router - head
+        self._layer_seconds += sum(known) if len(known) == len(results) else elapsed
+        for result in results:
+            self._layer_seconds -= result.router_seconds + result.head_seconds
+            self._router_seconds += result.router_seconds
+            self._head_seconds += result.head_seconds
 
     def _decide(
         self, result: StepResult, reached: dict[Sequence, float], decided: Mapping[Sequence, FrontDecision]
@@ -219,6 +220,18 @@ class Runner:
                 num_top = [sequence.params.logprobs or 0 for sequence, rows in pairs for _ in rows]
                 scores = iter(score(own_slots, targets, num_top))
                 result.scores |= {sequence: [next(scores) for _ in rows] for sequence, rows in pairs}
+
+
+def is_settled(step: Step, results: list[StepResult]) -> bool:
+    """Nothing of the Step is left to be run, decided or scored."""
+    if False in [result.is_complete for result in results] or step.after(len(results)) is not None:
+        return False
+    return True not in [sequence.needs_scores or sequence.is_original for sequence, _, _ in step.runs]
+
+
+def is_told(results: list[StepResult]) -> bool:
+    """Something of these came back from the device."""
+    return any(result.decisions or result.verified or result.scores for result in results)
 
 
 def passes_over(run: Run) -> bool:

@@ -61,8 +61,8 @@ class Scheduler:
         """The next Step, or None when there is nothing to do."""
         self.admitted = list(self._admit()) if self.waiting and self._seats else []
         self._plan = self.drafting.plan(len(self.running))
-        if self._last_pass is not None and (runs := self._next_rows(self._last_pass)):
-            return self._note(self._with_following(0, runs), set())
+        if self._last_pass is not None and (step := self._next_pass(self._last_pass)):
+            return self._note(step, set())
         while self.running:
             ready = {sequence: self._ready_block(sequence) for sequence in self.running}
             long = {sequence for sequence, block in ready.items() if is_long(sequence, block)}
@@ -182,23 +182,24 @@ class Scheduler:
         """Whether its front row is to draft a token at the planned exit."""
         return len(sequence.drafted_at) < self._plan[1] and sequence.may_draft
 
-    def _next_rows(self, last: Step) -> list[Run]:
+    def _next_pass(self, last: Step) -> Step | None:
         """The rows after those of a pass, so that everybody is not asked anew where they stand: none unless each
         sequence has emitted a token, is not over and owes nothing."""
-        runs: list[Run] = []
         if not self._passes_whole():
-            return runs
-        page_size = self.pool.page_size
+            return None
+        runs, is_plain, page_size = list[Run](), True, self.pool.page_size
         for sequence, passed, _ in last.runs:
             front, filled = passed.stop, sequence.filled
             is_even = filled[0] == filled[-1] == front == len(sequence.token_ids) - 1
-            if not is_even or sequence.finish_reason is not None or sequence.owes_scores:
-                return []
+            if not is_even or sequence.finish_reason is not None or (sequence.needs_scores and sequence.owes_scores):
+                return None
             if front == len(sequence.pages) * page_size and not self.pool.grow(sequence, front + 1):
-                return []
-            rows = range(front, front + 1)
-            runs.append(Run(sequence, rows, not sequence.is_original or self._is_asked(sequence, 0, rows)))
-        return runs
+                return None
+            rows, is_asked = range(front, front + 1), True
+            if sequence.is_original:
+                is_plain, is_asked = False, self._is_asked(sequence, 0, rows)
+            runs.append(Run(sequence, rows, is_asked))
+        return pass_of(runs, self.num_blocks) if is_plain else self._with_following(0, runs)
 
     def _with_following(self, block: int, runs: list[Run]) -> Step:
         """A pass takes the rows through all later blocks, each with the rows that waited there; and a lone sequence's
@@ -273,6 +274,14 @@ class Scheduler:
         self.pool.release(sequence)
         self._seats.append(sequence.seat)
         sequence.seat = None
+
+
+def pass_of(runs: list[Run], num_blocks: int) -> Step:
+    """The same rows through every block."""
+    step = Step(num_blocks - 1, runs, None, goes_on_anyway=True)
+    for block in range(num_blocks - 2, -1, -1):
+        step = Step(block, runs, step, goes_on_anyway=True)
+    return step
 
 
 def is_long(sequence: Sequence, block: int) -> bool:

@@ -62,6 +62,7 @@ class Sequence:
         self.constraint = None if params.constraint is None else ConstraintState(params.constraint)
         self.token_ids = list(prompt)
         self.num_prompt_tokens = len(prompt)
+        self.max_length = len(prompt) + params.max_tokens
         self.drafted_at: list[int] = []
         """The block behind which each of the last tokens was drafted; those before them are verified, and emitted."""
         self.siblings: list[Sequence] = [self]
@@ -183,7 +184,7 @@ class Sequence:
         """Whether a further draft can be of use. What depends on the tokens before it, or is scored, is not drafted."""
         if not self.is_original or self.draw.is_adjusted or self.needs_scores or self.finish_reason is not None:
             return False
-        return self.num_generated + 1 < self.params.max_tokens
+        return self.num_tokens + 1 < self.max_length
 
     def rows_to_verify(self, rows: range) -> range:
         """Those of the rows, about to pass the last block, whose next token the last exit is to say."""

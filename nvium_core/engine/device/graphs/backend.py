@@ -96,7 +96,7 @@ class GraphsBackend(LayersBackend):
             make_fence=make_fence,
         )
         self._x_FD = head.new_zeros(MAX_ROWS, config.hidden_size)
-        self._answers = torch.zeros(3, MAX_ROWS, dtype=torch.float64, device=head.device)
+        self.answers = torch.zeros(3, MAX_ROWS, dtype=torch.float64, device=head.device)
         self.told = torch.zeros(3, MAX_ROWS, dtype=torch.float64, pin_memory=head.is_cuda)
         """The answers, on the host."""
         self._has_light_head = head.nbytes <= light_head_bytes
@@ -194,7 +194,7 @@ class GraphsBackend(LayersBackend):
         fronts = self._routed(sequences, block)
         if not is_at_once and any(front.is_sane and front.exits for front in fronts):
             self.replay.run(*self._draw_graph(block, num_fronts, is_ranked))
-            self.told.copy_(self._answers)
+            self.told.copy_(self.answers)
         return {front.sequence: self._decision(front) for front in fronts}
 
     def _block_graph(self, block: int, sizes: PaddedSizes) -> Graph:
@@ -225,22 +225,22 @@ class GraphsBackend(LayersBackend):
         x_FD = exit_.norm(h_FD)
         log_w_F2 = exit_.route(x_FD)
         self._x_FD[:num_fronts] = x_FD
-        self._answers[LOG_CONTINUE, :num_fronts] = log_w_F2[:, CONTINUE]
-        self._answers[LOG_EXIT, :num_fronts] = log_w_F2[:, EXIT]
+        self.answers[LOG_CONTINUE, :num_fronts] = log_w_F2[:, CONTINUE]
+        self.answers[LOG_EXIT, :num_fronts] = log_w_F2[:, EXIT]
 
     def replay_draw(self, block: int, num_fronts: int, *, is_ranked: bool) -> None:
         """A token for every front, whether it exits or not."""
         o_FD = cast(Exit, self.model.exits[block]).adapter(self._x_FD[:num_fronts])
         truncation = self.inputs.truncation(num_fronts, is_ranked=is_ranked)
         token_F = draw(self.model.lm_head(o_FD), truncation, self.inputs.real(UNIFORM + block, num_fronts))
-        self._answers[EMITTED, :num_fronts] = token_F
+        self.answers[EMITTED, :num_fronts] = token_F
 
     def _draws_at_once(self, block: int, num_fronts: int) -> bool:
         return block == self._last_block or num_fronts >= MANY_FRONTS or self._has_light_head
 
     def _routed(self, sequences: list[Sequence], block: int) -> list[RoutedFront]:
         """Waits for the device."""
-        self.told.copy_(self._answers)
+        self.told.copy_(self.answers)
         log_continue, log_exit, _ = self.told[:, : len(sequences)].tolist()
         return [
             RoutedFront(sequence, row, block, sequence.log_reached, log_exit[row], log_continue[row])

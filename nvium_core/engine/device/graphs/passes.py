@@ -71,7 +71,7 @@ class Passes:
         head, self._num_blocks = model.lm_head.weight, model.config.num_exits
         self._exit, self._emitted = 2 * self._num_blocks, 2 * self._num_blocks + 1
         shape = (2 * self._num_blocks + 2, MAX_ROWS)
-        self._answers = torch.zeros(shape, dtype=torch.float64, device=head.device)
+        self.answers = torch.zeros(shape, dtype=torch.float64, device=head.device)
         """log w of going on behind each block, log w of exiting there, the exit taken, and the token."""
         self._last_tokens = torch.zeros(MAX_ROWS, dtype=torch.float64, device=head.device)
         self.told = [torch.zeros(shape, dtype=torch.float64, pin_memory=head.is_cuda) for _ in range(2)]
@@ -130,7 +130,7 @@ class Passes:
         """The pass behind this one, without those who certainly end; None where a page or a token is missing."""
         if not all(run.sequence.draw.is_plain for run in runs):
             return None
-        going_on = [run for run in runs if run.sequence.num_generated + 1 < run.sequence.params.max_tokens]
+        going_on = [run for run in runs if run.sequence.num_tokens + 1 < run.sequence.max_length]
         room = [len(run.sequence.pages) * self.cache.page_size for run in going_on]
         if not going_on or any(run.rows.stop >= positions for run, positions in zip(going_on, room, strict=True)):
             return None
@@ -140,12 +140,12 @@ class Passes:
 
     def _launch(self, step: Step, sources: Items[int]) -> Flight:
         sizes, is_ranked = self.inputs.sizes(step), any(is_sorted(run.sequence) for run in step.runs)
-        self._last_tokens.copy_(self._answers[self._emitted])
+        self._last_tokens.copy_(self.answers[self._emitted])
         self.inputs.send_pass(step, sources, sizes)
         self.replay.run(*self.graph(sizes, is_ranked))
         self.told.reverse()
         self._fences.reverse()
-        self.told[0].copy_(self._answers, non_blocking=True)
+        self.told[0].copy_(self.answers, non_blocking=True)
         self._fences[0].set()
         places = {
             run.sequence: Place(row, run.rows.start, self._slot(run.sequence, run.rows.start))
@@ -173,16 +173,16 @@ class Passes:
             exit_ = cast(Exit, self.model.exits[block])
             x_RD = exit_.norm(h_RD)
             log_w_R2 = exit_.route(x_RD).double()
-            self._answers[block, :num_rows] = log_w_R2[:, CONTINUE]
-            self._answers[self._num_blocks + block, :num_rows] = log_w_R2[:, EXIT]
+            self.answers[block, :num_rows] = log_w_R2[:, CONTINUE]
+            self.answers[self._num_blocks + block, :num_rows] = log_w_R2[:, EXIT]
             exits_R = is_open_R & (real(UNIFORM + self._num_blocks + block, num_rows) < log_w_R2[:, EXIT].exp())
             is_open_R = is_open_R & ~exits_R
             o_RD = torch.where(exits_R[:, None], exit_.adapter(x_RD), o_RD)
             exit_R = torch.where(exits_R, block, exit_R)
             uniform_R = torch.where(exits_R, real(UNIFORM + block, num_rows), uniform_R)
         token_R = draw(self.model.lm_head(o_RD), self.inputs.truncation(num_rows, is_ranked=is_ranked), uniform_R)
-        self._answers[self._exit, :num_rows] = exit_R.double()
-        self._answers[self._emitted, :num_rows] = token_R.double()
+        self.answers[self._exit, :num_rows] = exit_R.double()
+        self.answers[self._emitted, :num_rows] = token_R.double()
 
     def _results(self, step: Step, flight: Flight) -> list[StepResult]:
         """Of each block, whose fronts are those that have not emitted before. Those not drawn plainly are left to

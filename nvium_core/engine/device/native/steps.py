@@ -115,7 +115,8 @@ class NativeSteps:
         """The Step, and those that follow it as far as they ran. Other fronts are left to the caller."""
         steps, native = [step], self._steps[step.block]
         fronts, kept = self._fill(native, step)
-        following = step.following if is_complete(step) else None
+        are_complete = is_complete(step)
+        following = step.following if are_complete else None
         while following is not None and (following.runs is step.runs or self.suits(following)):
             if following.runs is step.runs:
                 self._fill_as(self._steps[following.block], native)
@@ -126,7 +127,7 @@ class NativeSteps:
         threads = self._threads.of(step.num_rows)
         first, tensors = self._first_steps[step.block], self._tensors.array
         count = self.run_native(first, len(steps), step.goes_on_anyway, tensors, threads)
-        return self._results(steps[:count], fronts)
+        return self._results(steps[:count], fronts, are_complete)
 
     def _prepared(self, block: int) -> NativeStep:
         """What is the same for all Steps of a block."""
@@ -169,16 +170,16 @@ class NativeSteps:
         native.num_rows, native.num_fronts = first.num_rows, first.num_fronts
         native.places, native.fronts = first.places, first.fronts
 
-    def _results(self, steps: list[Step], fronts: list[Sequence]) -> list[StepResult]:
-        """Of Steps that ran. Each front has one decision, where it ended."""
-        are_complete = is_complete(steps[0])
+    def _results(self, steps: list[Step], fronts: list[Sequence], are_complete: bool) -> list[StepResult]:
+        """Of Steps that ran, the first of which is complete or not. Each front has one decision, where it ended."""
         results = [
             self._result(step, are_complete if step.runs is steps[0].runs else is_complete(step)) for step in steps
         ]
         outcomes = OUTCOME.iter_unpack(memoryview(self._outcomes)[: OUTCOME.size * len(fronts)])
+        decisions, first = [result.decisions for result in results], steps[0].block
         for sequence, (block, token, log_exit, log_continue) in zip(fronts, outcomes, strict=True):
             decision = FrontDecision(None if token == GOES_ON else token, log_exit, log_continue)
-            results[block - steps[0].block].decisions[sequence] = decision
+            decisions[block - first][sequence] = decision
         num_left = len(fronts)
         for result in results:
             num_left -= len(result.decisions)
