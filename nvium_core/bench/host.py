@@ -26,7 +26,7 @@ from nvium_core.bench.harness import Figures, Subject
 from nvium_core.bench.shapes import exit_odds
 from nvium_core.choices import Schedule
 from nvium_core.engine.device import native
-from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.graphs import GraphsBackend, passes
 from nvium_core.engine.device.graphs.backend import EMITTED, LOG_CONTINUE, LOG_EXIT
 from nvium_core.engine.device.graphs.replay import Replay
 from nvium_core.engine.device.native import NativeBackend
@@ -87,8 +87,8 @@ class GraphsStub(Stub, Replay):
         Replay.__init__(self, torch.device("cpu"))
         self._answers, self._of_passes = backend.answers, backend.passes.answers
         num_rows = self._answers.shape[1]
-        self._of_passes[-2] = torch.tensor([self._first_exit() for _ in range(num_rows)])
-        self._answers[EMITTED] = self._of_passes[-1] = 1
+        self._of_passes[passes.EXIT_TAKEN] = torch.tensor([self._first_exit() for _ in range(num_rows)])
+        self._answers[EMITTED] = self._of_passes[passes.EMITTED] = 1
         self._answers[LOG_CONTINUE] = -1
 
     def _first_exit(self) -> int:

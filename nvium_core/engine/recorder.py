@@ -65,20 +65,24 @@ class Recorder:
         for block, result in enumerate(results):
             for sequence, decision in result.decisions.items():
                 self._decided(sequence, block, decision, events[block])
-        scored, page_size, num_blocks = results[-1].scores, self._pool.page_size, len(results)
-        for sequence, rows, _ in runs:
-            if sequence.seat is None:  # it could not emit
-                continue
-            start, stop = rows.start, rows.stop
-            assert sequence.filled[0] == start and sequence.filled[-1] == start
-            sequence.filled = [stop] * num_blocks
-            if stop // page_size > start // page_size:
-                self._pool.publish(sequence, since=start)
-            if scored and sequence in scored:
-                events[-1] += self._scored(sequence, scored[sequence])
-            if sequence.finish_reason is not None and self._is_over(sequence):
-                self.end(sequence)
+        self._advance(runs, len(results))
+        for sequence, scores in results[-1].scores.items():
+            events[-1] += self._scored(sequence, scores)
+        for ended in [run.sequence for run in runs if run.sequence.finish_reason is not None]:
+            if self._is_over(ended):
+                self.end(ended)
         return events
+
+    def _advance(self, runs: list[Run], num_blocks: int) -> None:
+        """These rows have passed every block, but those of sequences that could not emit and have ended."""
+        page_size = self._pool.page_size
+        for sequence, rows, _ in runs:
+            start, stop = rows.start, rows.stop
+            if sequence.seat is not None:
+                assert sequence.filled[0] == start and sequence.filled[-1] == start
+                sequence.filled = [stop] * num_blocks
+                if stop // page_size > start // page_size:
+                    self._pool.publish(sequence, since=start)
 
     def _record(self, result: StepResult) -> list[Event]:
         step = result.step
@@ -170,6 +174,8 @@ class Recorder:
         """Events that waited for these scores."""
         num_of_prompt = max(0, sequence.num_prompt_tokens - 1 - sequence.num_scored)
         of_prompt, of_tokens = scores[:num_of_prompt], scores[num_of_prompt:]
+        if sequence.seat is None:  # it could not emit
+            return []
         sequence.num_scored += len(scores)
         events: list[Event] = []
         if of_prompt:

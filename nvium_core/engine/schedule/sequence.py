@@ -52,7 +52,8 @@ class Sequence:
         self.choice = choice
         self.params = params
         self.draw = params.draw
-        self.draws_directly = self.draw.is_plain and not self.draw.is_ranked
+        self.is_plain = self.draw.is_plain
+        self.draws_directly = self.is_plain and not self.draw.is_ranked
         """From an exit's logits as they are, unsorted."""
         self.is_original = self.draw.is_original
         self.needs_scores = params.needs_scores

@@ -1,7 +1,8 @@
 """A Step and what came of it. Blocks count from 0."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -113,3 +114,18 @@ class StepResult:
     def num_left(self) -> int:
         """Fronts that have emitted."""
         return len([decision for decision in self.decisions.values() if decision.token_id is not None])
+
+
+def decide_together(
+    results: list[StepResult], fronts: Items[Sequence], outcomes: Iterable[tuple[int, int, float, float]]
+) -> None:
+    """Note what became of fronts that were asked behind each Step of a call until they emitted: of each, the block it
+    was asked behind last, its token there, below `NO_TOKEN` if it goes on, and log w of exiting and of going on."""
+    decisions, first = [result.decisions for result in results], results[0].step.block
+    for sequence, (block, token, log_exit, log_continue) in zip(fronts, outcomes, strict=True):
+        emitted = None if token < NO_TOKEN else token
+        decisions[block - first][sequence] = FrontDecision(emitted, log_exit, log_continue)
+    num_left = len(fronts)
+    for result in results:
+        num_left -= len(result.decisions)
+        result.num_going_on = num_left

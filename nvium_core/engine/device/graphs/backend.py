@@ -162,8 +162,8 @@ class GraphsBackend(LayersBackend):
 
     def parts(self, runs: list[Run]) -> list[list[Run]]:
         """Runs that fit into the buffers together; long ones, and those that do not fit alone, are left out."""
-        num_rows, longest = sum(len(run.rows) for run in runs), max(run.rows.stop for run in runs)
-        if self.fits(num_rows, longest) and max(len(run.rows) for run in runs) <= LONG_RUN:
+        lengths, longest = [len(run.rows) for run in runs], max([run.rows.stop for run in runs])
+        if max(lengths) <= LONG_RUN and self.fits(sum(lengths), longest):
             return [runs]
         parts, num_rows = [list[Run]()], 0
         for run in sorted(runs, key=lambda run: run.rows.stop):

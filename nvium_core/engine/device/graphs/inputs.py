@@ -17,11 +17,13 @@ from torch import Tensor
 
 from nvium_core.engine.device.attention import power_of_two
 from nvium_core.engine.device.graphs.fence import Fence
+from nvium_core.engine.device.graphs.seat_tables import SeatTables
 from nvium_core.engine.device.layers.backend import tokens_of
+from nvium_core.engine.device.native import native_library
+from nvium_core.engine.device.native.uniforms import uniforms
 from nvium_core.engine.device.paged_cache import PagedCache, positions
 from nvium_core.engine.device.sampling import Truncation
 from nvium_core.engine.schedule.kv_cache import slots
-from nvium_core.engine.schedule.randomness import ROUTE, uniform
 from nvium_core.engine.schedule.randomness import TOKEN as TOKEN_DRAW
 from nvium_core.engine.schedule.routed_front import front_uniform
 from nvium_core.engine.schedule.sequence import Sequence
@@ -73,12 +75,15 @@ class Inputs:
         self.host = torch.zeros(num_words, dtype=torch.long, pin_memory=is_cuda)
         self.device = torch.zeros(num_words, dtype=torch.long, device=device)
         self._whole, self._real = self.host.numpy(), self.host.view(torch.float64).numpy()
+        self._fields = self._real[: self._first_table].reshape(-1, MAX_ROWS)
+        self._tables = SeatTables(max_pages, cache.null_page)
+        self._library = native_library()
         self.make_fence = make_fence
         self._sent = make_fence(device)
 
     def sizes(self, step: Step) -> PaddedSizes:
         """What the Step fits into, if all its runs reached their fronts."""
-        width = self.width(max(run.rows.stop for run in step.runs))
+        width = self.width(max([run.rows.stop for run in step.runs]))
         return PaddedSizes(power_of_two(step.num_rows), width, power_of_two(len(step.runs)))
 
     def width(self, num_positions: int) -> int:
@@ -107,17 +112,15 @@ class Inputs:
         """A row of each sequence for all blocks. Where `sources` is not negative, its token is what the last pass drew
         in that row."""
         self._sent.wait()
-        sequences, count = [run.sequence for run in step.runs], sizes.num_rows
-        fronts = [(run.sequence, run.rows.start) for run in step.runs]
+        fronts, count = [(sequence, rows.start) for sequence, rows, _ in step.runs], sizes.num_rows
         tokens = [0 if s >= 0 else each.token_ids[t] for (each, t), s in zip(fronts, sources, strict=True)]
         self._pack(TOKEN, tokens, count, padding=0)
         self._pack(SOURCE, sources, count, padding=-1)
         self._pack_rows(step, sizes)
-        self._pack_draws(sequences, count)
-        for block in range(self._num_blocks):
-            for purpose, field in ((TOKEN_DRAW, UNIFORM + block), (ROUTE, UNIFORM + self._num_blocks + block)):
-                uniforms = [uniform(s.seed, s.choice, t, block, purpose) for s, t in fronts]
-                self._pack(field, uniforms, count, padding=0.0)
+        self._pack_draws([sequence for sequence, _ in fronts], count)
+        keys = ((sequence.seed, sequence.choice, t) for sequence, t in fronts)
+        self._fields[UNIFORM:, : len(fronts)] = uniforms(self._library, keys, self._num_blocks)
+        self._fields[UNIFORM:, len(fronts) : count] = 0
         self._send(sizes)
 
     def clear(self, sizes: PaddedSizes) -> None:
@@ -154,12 +157,13 @@ class Inputs:
     def _pack_rows(self, step: Step, sizes: PaddedSizes) -> None:
         first, num_words = self._first_table, sizes.num_rows * sizes.num_pages
         tables = self._whole[first : first + num_words].reshape(sizes.num_rows, sizes.num_pages)
-        tables[:] = self._cache.null_page
+        tables[step.num_rows :] = self._cache.null_page
         position_R = slot_R = np.zeros(0, np.int64)
         if step.runs:
-            of_runs = self._cache.tables(step.runs)
-            table_RW = np.repeat(of_runs, [len(run.rows) for run in step.runs], axis=0)
-            tables[: step.num_rows, : of_runs.shape[1]] = table_RW
+            table_RW = self._tables.of([run.sequence for run in step.runs], sizes.num_pages)
+            if step.num_rows > len(step.runs):
+                table_RW = np.repeat(table_RW, [len(run.rows) for run in step.runs], axis=0)
+            tables[: step.num_rows] = table_RW
             position_R, page_size = positions(step.runs), self._cache.page_size
             pages_R = table_RW[np.arange(len(position_R)), position_R // page_size]
             slot_R = pages_R * page_size + position_R % page_size
@@ -168,17 +172,18 @@ class Inputs:
 
     def _pack_fronts(self, block: int, fronts: Items[Sequence], count: int) -> None:
         own_slots = [slots(s, range(s.num_tokens - 1, s.num_tokens), self._cache.page_size)[0] for s in fronts]
-        uniforms = [front_uniform(sequence, block, TOKEN_DRAW) for sequence in fronts]
+        drawn = [front_uniform(sequence, block, TOKEN_DRAW) for sequence in fronts]
         self._pack(FRONT_SLOT, own_slots, count, padding=self._cache.padding_slot)
-        self._pack(UNIFORM + block, uniforms, count, padding=0.0)
+        self._pack(UNIFORM + block, drawn, count, padding=0.0)
         self._pack_draws(fronts, count)
 
     def _pack_draws(self, sequences: Items[Sequence], count: int) -> None:
         draws = [sequence.draw for sequence in sequences]
-        self._pack(TOP_K, [draw.top_k for draw in draws], count, padding=0)
         self._pack(TEMPERATURE, [draw.temperature for draw in draws], count, padding=1.0)
         self._pack(LOG_MIN_P, [draw.log_min_p for draw in draws], count, padding=-np.inf)
-        self._pack(TOP_P, [draw.top_p for draw in draws], count, padding=1.0)
+        if not draws or True in [draw.is_ranked for draw in draws]:
+            self._pack(TOP_K, [draw.top_k for draw in draws], count, padding=0)
+            self._pack(TOP_P, [draw.top_p for draw in draws], count, padding=1.0)
 
     def _pack(self, field: int, values: Items[float] | np.ndarray, count: int, *, padding: float) -> None:
         words = self._real if field >= TEMPERATURE else self._whole

@@ -11,10 +11,11 @@ Shapes: R rows with their padding, N blocks, D width, V vocabulary.
 """
 
 import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -35,26 +36,28 @@ from nvium_core.engine.device.graphs.replay import Graph, Replay
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.sampling import draw
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import NO_TOKEN, FrontDecision, Run, Step, StepResult
+from nvium_core.engine.schedule.step import GOES_ON, NO_TOKEN, Run, Step, StepResult, decide_together
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import NviumForCausalLM
 
 
-class Place(NamedTuple):
-    """Of a sequence in a pass."""
-
-    row: int
-    position: int
-    slot: int
-
-
 @dataclass(frozen=True)
 class Flight:
-    """A pass that was launched. Its answers are `told` once the fence is passed."""
+    """A pass that was launched. Its answers are `told` once the fence is passed.
 
-    places: dict[Sequence, Place]
+    `pages` are the lists that sequences had then: an admission gives a new one, which then only grows.
+    """
+
+    row_of: dict[Sequence, int]
+    positions: list[int]
+    pages: list[list[int]]
     told: Tensor
     fence: Fence
+
+
+EXIT_TAKEN, EMITTED, LOG_W = range(3)
+"""Of each row: the exit, the token, and two rows of log of the probability to have come to the exit, and to go on
+(`CONTINUE`) or emit (`EXIT`) there."""
 
 
 class Passes:
@@ -69,10 +72,8 @@ class Passes:
         self.num_ahead = 0
         """Passes that were launched ahead and asked for."""
         head, self._num_blocks = model.lm_head.weight, model.config.num_exits
-        self._exit, self._emitted = 2 * self._num_blocks, 2 * self._num_blocks + 1
-        shape = (2 * self._num_blocks + 2, MAX_ROWS)
+        shape = LOG_W + 2, MAX_ROWS
         self.answers = torch.zeros(shape, dtype=torch.float64, device=head.device)
-        """log w of going on behind each block, log w of exiting there, the exit taken, and the token."""
         self._last_tokens = torch.zeros(MAX_ROWS, dtype=torch.float64, device=head.device)
         self.told = [torch.zeros(shape, dtype=torch.float64, pin_memory=head.is_cuda) for _ in range(2)]
         """Answers on the host: of the pass that is waited for, and of the one behind it."""
@@ -94,8 +95,8 @@ class Passes:
         return (
             is_whole
             and all(each.num_rows == count for each in steps)
-            and all(run.reaches_front for run in step.runs)
-            and any(run.sequence.draw.is_plain for run in step.runs)
+            and False not in [run.reaches_front for run in step.runs]
+            and True in [run.sequence.is_plain for run in step.runs]
         )
 
     def forget(self) -> None:
@@ -110,48 +111,49 @@ class Passes:
             self.num_ahead += 1
         else:
             flight = self._launch(step, [-1] * len(step.runs))
-        if all(run.sequence in self._emitted_last for run in step.runs):
+        if False not in [run.sequence in self._emitted_last for run in step.runs]:
             self._ahead = self._launch_next(step.runs, flight)
         self._emitted_last = {}
         flight.fence.wait()
         return self._results(step, flight)
 
     def _is_next(self, flight: Flight, runs: Items[Run]) -> bool:
-        """The pass has these rows, with these tokens, in these slots."""
-        places, tokens = flight.places, self._emitted_last
-        return all(
-            sequence in places
-            and places[sequence][1:] == (rows.start, self._slot(sequence, rows.start))
-            and tokens.get(sequence) == sequence.token_ids[rows.start]
-            for sequence, rows, _ in runs
-        )
+        """The pass has these rows, with these tokens, in these pages."""
+        row_of, positions, pages, tokens = flight.row_of, flight.positions, flight.pages, self._emitted_last
+        for sequence, rows, _ in runs:
+            row, position = row_of.get(sequence), rows.start
+            if row is None or positions[row] != position or pages[row] is not sequence.pages:
+                return False
+            if tokens.get(sequence) != sequence.token_ids[position]:
+                return False
+        return True
 
     def _launch_next(self, runs: Items[Run], flight: Flight) -> Flight | None:
         """The pass behind this one, without those who certainly end; None where a page or a token is missing."""
-        if not all(run.sequence.draw.is_plain for run in runs):
+        going_on, page_size = list[Run](), self.cache.page_size
+        for sequence, rows, _ in runs:
+            if not sequence.is_plain:
+                return None
+            if len(sequence.token_ids) + 1 < sequence.max_length:
+                if rows.stop >= len(sequence.pages) * page_size:
+                    return None
+                going_on.append(Run(sequence, range(rows.stop, rows.stop + 1), reaches_front=True))
+        if not going_on:
             return None
-        going_on = [run for run in runs if run.sequence.num_tokens + 1 < run.sequence.max_length]
-        room = [len(run.sequence.pages) * self.cache.page_size for run in going_on]
-        if not going_on or any(run.rows.stop >= positions for run, positions in zip(going_on, room, strict=True)):
-            return None
-        rows = [range(run.rows.stop, run.rows.stop + 1) for run in going_on]
-        step = Step(0, [run._replace(rows=own) for run, own in zip(going_on, rows, strict=True)])
-        return self._launch(step, [flight.places[run.sequence].row for run in going_on])
+        return self._launch(Step(0, going_on), [flight.row_of[sequence] for sequence, _, _ in going_on])
 
     def _launch(self, step: Step, sources: Items[int]) -> Flight:
         sizes, is_ranked = self.inputs.sizes(step), any(is_sorted(run.sequence) for run in step.runs)
-        self._last_tokens.copy_(self.answers[self._emitted])
+        self._last_tokens.copy_(self.answers[EMITTED])
         self.inputs.send_pass(step, sources, sizes)
         self.replay.run(*self.graph(sizes, is_ranked))
         self.told.reverse()
         self._fences.reverse()
         self.told[0].copy_(self.answers, non_blocking=True)
         self._fences[0].set()
-        places = {
-            run.sequence: Place(row, run.rows.start, self._slot(run.sequence, run.rows.start))
-            for row, run in enumerate(step.runs)
-        }
-        return Flight(places, self.told[0], self._fences[0])
+        row_of = {run.sequence: row for row, run in enumerate(step.runs)}
+        positions, pages = [rows.start for _, rows, _ in step.runs], [run.sequence.pages for run in step.runs]
+        return Flight(row_of, positions, pages, self.told[0], self._fences[0])
 
     def graph(self, sizes: PaddedSizes, is_ranked: bool) -> Graph:
         name = "pass", sizes.num_rows, sizes.num_pages, is_ranked
@@ -167,51 +169,59 @@ class Passes:
         rotary = backbone.rotary(position_R, h_RD.dtype)
         o_RD, uniform_R = torch.zeros_like(h_RD), real(UNIFORM, num_rows)
         is_open_R, exit_R = position_R >= 0, torch.zeros_like(position_R)
+        log_R2 = uniform_R.new_zeros(num_rows, 2)
         for block, layers in enumerate(self.model.config.blocks):
             h_RD = backbone.run(h_RD, layers, rotary, attend)
             self.cache.states_behind(block)[slot_R] = h_RD
             exit_ = cast(Exit, self.model.exits[block])
             x_RD = exit_.norm(h_RD)
             log_w_R2 = exit_.route(x_RD).double()
-            self.answers[block, :num_rows] = log_w_R2[:, CONTINUE]
-            self.answers[self._num_blocks + block, :num_rows] = log_w_R2[:, EXIT]
+            log_R2 = torch.where(is_open_R[:, None], log_R2[:, CONTINUE, None] + log_w_R2, log_R2)
             exits_R = is_open_R & (real(UNIFORM + self._num_blocks + block, num_rows) < log_w_R2[:, EXIT].exp())
             is_open_R = is_open_R & ~exits_R
             o_RD = torch.where(exits_R[:, None], exit_.adapter(x_RD), o_RD)
             exit_R = torch.where(exits_R, block, exit_R)
             uniform_R = torch.where(exits_R, real(UNIFORM + block, num_rows), uniform_R)
         token_R = draw(self.model.lm_head(o_RD), self.inputs.truncation(num_rows, is_ranked=is_ranked), uniform_R)
-        self.answers[self._exit, :num_rows] = exit_R.double()
-        self.answers[self._emitted, :num_rows] = token_R.double()
+        self.answers[EXIT_TAKEN, :num_rows] = exit_R
+        self.answers[EMITTED, :num_rows] = token_R
+        self.answers[LOG_W:, :num_rows] = log_R2.T
 
     def _results(self, step: Step, flight: Flight) -> list[StepResult]:
-        """Of each block, whose fronts are those that have not emitted before. Those not drawn plainly are left to
-        the caller, their states being in the cache."""
-        going = [run.sequence for run in step.runs if run.sequence.draw.is_plain]
-        is_complete = len(going) == len(step.runs)
-        answers = flight.told[:, : len(flight.places)].tolist()
-        results, each, decided = list[StepResult](), step, dict[Sequence, FrontDecision]()
-        for block in range(self._num_blocks):
-            decisions = {sequence: self._decision(answers, block, flight.places[sequence].row) for sequence in going}
-            results.append(StepResult(each.without_fronts(decided), decisions, is_complete=is_complete))
-            decided |= {sequence: made for sequence, made in decisions.items() if made.token_id is not None}
-            going = [sequence for sequence in going if sequence not in decided]
-            each = each.following or each
-        self._emitted_last = {sequence: made.token_id or 0 for sequence, made in decided.items()}
+        """Of each block. Fronts that are not drawn plainly are left to the caller, their states being in the cache."""
+        fronts = [sequence for sequence, _, _ in step.runs if sequence.is_plain]
+        results = self._undecided(step, is_complete=len(fronts) == len(step.runs))
+        outcomes = dict(zip(flight.row_of, self._outcomes(flight), strict=True))
+        decide_together(results, fronts, [outcomes[sequence] for sequence in fronts])
+        if not results[0].is_complete:
+            tell_who_goes_on(results, fronts)
+        self._emitted_last = {sequence: outcomes[sequence][1] for sequence in fronts}
         return results
 
-    def _decision(self, answers: list[list[float]], block: int, row: int) -> FrontDecision:
-        log_continue, log_exit = answers[block][row], answers[self._num_blocks + block][row]
-        if math.isnan(log_continue + log_exit):
-            return FrontDecision(NO_TOKEN, log_exit, log_continue)
-        token = int(answers[self._emitted][row]) if answers[self._exit][row] == block else None
-        return FrontDecision(token, log_exit, log_continue)
+    def _undecided(self, step: Step, *, is_complete: bool) -> list[StepResult]:
+        """Of the Steps of a pass."""
+        results, each = list[StepResult](), step
+        for _ in range(self._num_blocks):
+            results.append(StepResult(each, is_complete=is_complete))
+            each = each.following or each
+        return results
 
-    def _slot(self, sequence: Sequence, position: int) -> int:
-        page_size = self.cache.page_size
-        return sequence.pages[position // page_size] * page_size + position % page_size
+    def _outcomes(self, flight: Flight) -> Iterator[tuple[int, int, float, float]]:
+        """Of each row, for `decide_together`."""
+        for exit_taken, token, log_continue, log_exit in flight.told[:, : len(flight.row_of)].T.tolist():
+            emitted = NO_TOKEN if math.isnan(log_exit + log_continue) else int(token)
+            yield int(exit_taken), emitted, log_exit, log_continue
+
+
+def tell_who_goes_on(results: list[StepResult], fronts: Items[Sequence]) -> None:
+    """Decisions for each Step by itself, so that only the other fronts are still to be asked."""
+    going = set(fronts)
+    for result in results:
+        going -= result.decisions.keys()
+        result.decisions |= dict.fromkeys(going, GOES_ON)
+        result.num_going_on = 0
 
 
 def is_sorted(sequence: Sequence) -> bool:
     """Its token is drawn in the pass, from sorted tokens."""
-    return sequence.draw.is_plain and sequence.draw.is_ranked
+    return sequence.is_plain and sequence.draw.is_ranked

@@ -49,7 +49,10 @@ extern "C" void draw(const double* logits, int64_t num_rows, int64_t vocab_size,
     tokens[r] = nvium::draw_row(logits + r * vocab_size, vocab_size, asked[r], weights);
 }
 
-// For the test that holds it to Python's.
-extern "C" double uniform(int64_t seed, int64_t choice, int64_t position, int64_t junction, const char* purpose) {
-  return nvium::uniform(seed, choice, position, junction, purpose);
+// keys [R, 3]: seed, choice and position of each row. out [2, N, R]: for tokens behind each block, and for routing there.
+extern "C" void uniforms(const int64_t* keys, int64_t num_rows, int64_t num_blocks, double* out) {
+  for (const char* purpose : {"token", "route"})
+    for (int64_t block = 0; block < num_blocks; ++block)
+      for (int64_t r = 0; r < num_rows; ++r)
+        *out++ = nvium::uniform(keys[3 * r], keys[3 * r + 1], keys[3 * r + 2], block, purpose);
 }

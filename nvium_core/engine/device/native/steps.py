@@ -17,7 +17,7 @@ from nvium_core.engine.device.native.threads import Threads
 from nvium_core.engine.device.native.weights import ExitShape, Pointers, Store, address
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import FrontDecision, Step, StepResult
+from nvium_core.engine.schedule.step import Step, StepResult, decide_together
 from nvium_core.model.nvium import NviumForCausalLM
 
 MAX_STEP_ROWS, MAX_RUN_ROWS = 128, 32
@@ -176,14 +176,7 @@ class NativeSteps:
             self._result(step, are_complete if step.runs is steps[0].runs else is_complete(step)) for step in steps
         ]
         outcomes = OUTCOME.iter_unpack(memoryview(self._outcomes)[: OUTCOME.size * len(fronts)])
-        decisions, first = [result.decisions for result in results], steps[0].block
-        for sequence, (block, token, log_exit, log_continue) in zip(fronts, outcomes, strict=True):
-            decision = FrontDecision(None if token == GOES_ON else token, log_exit, log_continue)
-            decisions[block - first][sequence] = decision
-        num_left = len(fronts)
-        for result in results:
-            num_left -= len(result.decisions)
-            result.num_going_on = num_left
+        decide_together(results, fronts, outcomes)
         return results
 
     def _result(self, step: Step, is_complete: bool) -> StepResult:

@@ -19,9 +19,10 @@ from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native import weights
 from nvium_core.engine.device.native.fronts import NativeFronts
 from nvium_core.engine.device.native.steps import NativeSteps
+from nvium_core.engine.device.native.uniforms import uniforms
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.kv_cache import slots
-from nvium_core.engine.schedule.randomness import Purpose, uniform
+from nvium_core.engine.schedule.randomness import ROUTE, TOKEN, uniform
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run, Step, StepResult
 from nvium_core.model.exits import Exit
@@ -299,13 +300,15 @@ def test_fronts_that_draw_otherwise_are_left_to_the_junction(library: ctypes.CDL
     assert len(fast.run(Step(0, following.runs, following))) == 1
 
 
-@given(*[st.integers(-(2**63), 2**63 - 1)] * 2, *[st.integers(0, 2**40)] * 2, st.sampled_from([b"route", b"token"]))
-def test_uniforms_are_python_s(
-    library: ctypes.CDLL, seed: int, choice: int, position: int, junction: int, purpose: Purpose
-) -> None:
-    assert library.uniform(seed, choice, position, junction, purpose) == uniform(
-        seed, choice, position, junction, purpose
-    )
+WHOLE = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.lists(st.tuples(WHOLE, WHOLE, st.integers(0, 2**40)), min_size=1, max_size=5), st.integers(1, 6))
+def test_uniforms_are_python_s(library: ctypes.CDLL, keys: list[tuple[int, int, int]], num_blocks: int) -> None:
+    in_python = uniforms(None, keys, num_blocks)
+    assert (uniforms(library, keys, num_blocks) == in_python).all()
+    assert in_python[num_blocks - 1, 0] == uniform(*keys[0], num_blocks - 1, TOKEN)
+    assert in_python[-1, -1] == uniform(*keys[-1], num_blocks - 1, ROUTE)
 
 
 def test_weights_that_bfloat16_holds_are_read_in_it_and_no_bit_changes(
