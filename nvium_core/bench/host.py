@@ -12,8 +12,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Hashable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import product
 from statistics import median
@@ -26,6 +25,7 @@ from nvium_core.bench.harness import Figures, Subject
 from nvium_core.bench.shapes import exit_odds
 from nvium_core.choices import Schedule
 from nvium_core.engine.device import native
+from nvium_core.engine.device.attention import in_place
 from nvium_core.engine.device.graphs import GraphsBackend, passes
 from nvium_core.engine.device.graphs.backend import EMITTED, LOG_CONTINUE, LOG_EXIT
 from nvium_core.engine.device.graphs.replay import Replay
@@ -102,7 +102,7 @@ class GraphsStub(Stub, Replay):
 
 
 def measure(
-    subject: Subject, *, sequences: Items[int] = (1, 8, 32, 64, 256), tokens: int = 64, repeats: int = 5
+    subject: Subject, *, sequences: Sequence[int] = (1, 8, 32, 64, 256), tokens: int = 64, repeats: int = 5
 ) -> Figures:
     """A row for each path, number of sequences and schedule."""
     prompt = (min(CONTEXT, subject.context) - tokens - 1) // PAGE_SIZE * PAGE_SIZE + 1
@@ -174,11 +174,13 @@ def with_native_stub(model: NviumForCausalLM, config: EngineConfig) -> tuple[Eng
 
 
 def with_graphs_stub(model: NviumForCausalLM, config: EngineConfig) -> tuple[Engine, Stub]:
-    engine = Engine(model, config, make_runner=partial(Runner, make_backend=GraphsBackend))
+    make_backend = partial(GraphsBackend, attention=in_place)
+    engine = Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
     backend = engine.runner.backend
     assert isinstance(backend, GraphsBackend)
     stub = GraphsStub(model, backend)
     backend.replay = backend.passes.replay = stub
+    backend.forward = lambda *_: None  # type: ignore[method-assign]  # prompts' rows, which are not measured
     return engine, stub
 
 
