@@ -40,7 +40,7 @@ RUN pip install --no-deps . \
 # Byte code that holds no times; it is not compared with its sources, which the image does not change. Left out: what an
 # older Python cannot read.
 RUN find /opt/nvium -name __pycache__ -prune -exec rm -r {} + \
-    && python -m compileall -q --invalidation-mode unchecked-hash -x /py312_ /opt/nvium/lib \
+    && python -m compileall -f -q --invalidation-mode unchecked-hash -x /py312_ /opt/nvium/lib \
     && find /opt/nvium -exec touch --no-dereference --date "@$SOURCE_DATE_EPOCH" {} +
 
 # hadolint ignore=DL3006

@@ -5,6 +5,7 @@ largest rounding is logged. `nvium_core.text.gguf_tokenizer` reads the tokenizer
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
@@ -68,6 +69,7 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>\w+)", re.ASCII)
 ROPE_FACTORS = "rope_freqs.weight"
 
 EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -165,6 +167,16 @@ def stored_precision(file: GGUFFile) -> torch.dtype:
 
 def read_config(file: GGUFFile) -> NviumConfig:
     """Raises `CheckpointError` for features that our model does not have."""
+    try:
+        fields = read_fields(file)
+        return NviumConfig(rope_parameters=_rope(file, fields), **fields)
+    except CheckpointError:
+        raise
+    except Exception as error:  # strict validation has no error of its own
+        raise CheckpointError(f"{file.path}: {error.__cause__ or error}") from error
+
+
+def read_fields(file: GGUFFile) -> dict[str, Any]:
     fields = {ours: value for ours, theirs in SHAPE.items() if (value := file.shape(theirs)) is not None}
     fields.setdefault("vocab_size", len(file.get("tokenizer.ggml.tokens", ())))
     if {"hidden_size", "num_hidden_layers", "num_attention_heads"} - fields.keys():
@@ -175,12 +187,7 @@ def read_config(file: GGUFFile) -> NviumConfig:
     window = file.shape("attention.sliding_window")
     if window:  # within it a layer attends to everything
         fields["max_position_embeddings"] = min(window, fields["max_position_embeddings"])
-    try:
-        return NviumConfig(rope_parameters=_rope(file, fields), **fields)
-    except CheckpointError:
-        raise
-    except Exception as error:  # strict validation has no error of its own
-        raise CheckpointError(f"{file.path}: {error.__cause__ or error}") from error
+    return fields
 
 
 def _special_tokens(file: GGUFFile) -> dict[str, Any]:
@@ -236,22 +243,29 @@ def read_tensors(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
     """Every weight under our name; rows of queries and keys as ours are."""
     for name, stored in file.tensors.items():
         if name != ROPE_FACTORS:
-            yield our_name(name), rows_in_our_order(file, name, read_tensor(file, stored))
+            try:
+                yield our_name(name), rows_in_our_order(file, name, read_tensor(file, stored))
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise CheckpointError(f"{file.path}: {name}: {error}") from error
 
 
 def rows_in_our_order(file: GGUFFile, name: str, tensor: Tensor) -> Tensor:
-    heads = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
-    part = name.split(".")[-2]
-    if part not in heads or file.architecture not in INTERLEAVED:
+    known = NAME.fullmatch(name)
+    if not known or known["part"] not in ("attn_q", "attn_k") or file.architecture not in INTERLEAVED:
         return tensor
-    return half_a_head_apart(tensor, file.shape(heads[part]))
+    num_heads = file.shape("attention.head_count")
+    if known["part"] == "attn_k":
+        num_heads = file.shape("attention.head_count_kv", num_heads)
+    return half_a_head_apart(tensor, num_heads)
 
 
 def our_name(name: str) -> str:
     """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
-    *layer, part, kind = name.split(".")
-    prefix = f"model.layers.{layer[1]}." if layer else ""
-    return f"{prefix}{NAMES.get(part, part)}.{kind}"
+    known = NAME.fullmatch(name)
+    if not known:
+        return name
+    prefix = f"model.layers.{known['layer']}." if known["layer"] else ""
+    return f"{prefix}{NAMES.get(known['part'], known['part'])}.{known['kind']}"
 
 
 def read_tensor(file: GGUFFile, stored: gguf.ReaderTensor) -> Tensor:

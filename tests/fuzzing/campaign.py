@@ -86,7 +86,12 @@ class Campaign:
         self._run(0, "-merge=1", f"-max_len={MAX_KEPT_BYTES}", str(CORPUS / self._name), str(self._corpus))
 
     def _run(self, seconds: float, *options: str) -> str:
-        limits = [f"-timeout={ENDLESS_SECONDS}", f"-rss_limit_mb={MEMORY_MB}", f"-max_len={INPUT_BYTES}"]
+        limits = [
+            f"-timeout={ENDLESS_SECONDS}",
+            f"-report_slow_units={ENDLESS_SECONDS}",
+            f"-rss_limit_mb={MEMORY_MB}",
+            f"-max_len={INPUT_BYTES}",
+        ]
         command = [sys.executable, "-m", "tests.fuzzing.hunt", self._name, "--findings", str(self.findings), *limits]
         duration = [f"-max_total_time={max(1, int(seconds))}"] if seconds else []
         with self._log.open("w+") as log:
