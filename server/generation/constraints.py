@@ -37,6 +37,7 @@ MAX_ATTEMPTS = 200
 
 PLACE = re.compile(r"^at \d+\(\d+\): ")
 LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)
+UNKNOWN = re.compile(r"Unimplemented keys: \[(.*?)\]")
 DETAIL = re.compile(r"^error: (.*)$", re.MULTILINE)
 
 
@@ -203,5 +204,7 @@ def reason(error: str) -> str:
     """llguidance's error in one line."""
     text = LISTING.sub("", PLACE.sub("", error))
     detail = DETAIL.search(text)
+    if unknown := UNKNOWN.search(text):
+        return f"not supported: {unknown[1].replace(chr(34), '')}"
     line = detail.group(1) if detail else text.removeprefix("failed to compile JSON schema: ").split("\n")[0]
     return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"

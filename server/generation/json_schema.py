@@ -5,7 +5,8 @@
 - A `format` that llguidance cannot check is an annotation.
 - `uniqueItems` is enforced where the items have only a few values, by listing all arrays of them; elsewhere it is an
   annotation, and `may_repeat` says so.
-- `oneOf` whose alternatives exclude each other is `anyOf`.
+- `oneOf` whose alternatives exclude each other is `anyOf`. Where a constant property tells them apart, it is required.
+- Alternatives beside declared `properties` exclude the properties that only other alternatives declare.
 - A pattern of `patternProperties` that matches only a few names becomes these properties, which cannot be repeated.
 
 Knows no tokens, engines or HTTP.
@@ -16,6 +17,8 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import combinations, permutations
 from typing import Any
+
+from server.generation.finite_pattern import texts_of
 
 Schema = Mapping[str, Any]
 Names = dict[str, None]
@@ -38,8 +41,6 @@ MAX_EXCLUSIVE = 100
 
 MAX_DISTINCT = 5
 """Values of items whose arrays without repetition are listed: 326 of them."""
-
-LITERALS = re.compile(r"\^(?:\((?:\?:)?([\w -]+(?:\|[\w -]+)*)\)|([\w -]+))\$")
 
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "dependentSchemas")
@@ -118,7 +119,7 @@ class Preparation:
         merges = is_merged or "allOf" in node or ("$ref" in node and "properties" in node)
         ready = {key: self._part(node, key, value, merges) for key, value in node.items() if is_kept(key, value)}
         if "oneOf" in ready and "anyOf" not in ready and self._are_disjoint(node["oneOf"]):
-            ready["anyOf"] = ready.pop("oneOf")
+            ready["anyOf"] = self._tagged(node["oneOf"], ready.pop("oneOf"))
         return ready if is_merged else self._closed(node, ready)
 
     def _part(self, node: Schema, key: str, value: Any, merges: bool) -> Any:
@@ -126,12 +127,42 @@ class Preparation:
             return {name: self._prepare(child) for name, child in value.items()}
         if key in LISTS and isinstance(value, list):
             are_merged = key == "allOf" or (key != "prefixItems" and (merges or "properties" in node))
-            return [self._prepare(child, is_merged=are_merged) for child in value]
+            prepared = [self._prepare(child, is_merged=are_merged) for child in value]
+            return self._apart(node, value, prepared) if key in ("anyOf", "oneOf") else prepared
         if key in SINGLE:
             return [*map(self._prepare, value)] if isinstance(value, list) else self._prepare(value)
         if key == "$ref" and merges and isinstance(value, str) and value.startswith(("#/$defs/", "#/definitions/")):
             return value + OPEN_SUFFIX
         return value
+
+    def _apart(self, node: Schema, alternatives: list[Any], ready: list[Any]) -> list[Any]:
+        """The alternatives, each without the properties that only others declare, if the schema is to be closed."""
+        is_open = any(key in node for key in (*CLOSING, "patternProperties"))
+        if not self._closes or is_open or "properties" not in node:
+            return ready
+        own = [self._named(child) for child in alternatives]
+        among = dict.fromkeys(name for names in own for name in names if name not in node["properties"])
+        return [
+            closed | {"properties": {name: False for name in among if name not in names} | closed.get("properties", {})}
+            if isinstance(closed, dict) and among.keys() - names.keys()
+            else closed
+            for closed, names in zip(ready, own, strict=True)
+        ]
+
+    def _named(self, node: Any) -> Names:
+        """The properties that a schema declares or requires, with those that it merges."""
+        if not isinstance(node, Mapping):
+            return {}
+        required = [name for member in self._merged(node) for name in listed(member, "required")]
+        return (self._declared(node)[0] or {}) | dict.fromkeys(map(str, required))
+
+    def _tagged(self, alternatives: list[Any], ready: list[Any]) -> list[Any]:
+        """The alternatives with a tag that tells them apart required, where one does and none else does."""
+        resolved = [self._resolved(alternative) for alternative in alternatives]
+        if all(exclude(one, other) for one, other in combinations(resolved, 2)):
+            return ready
+        tag = next(tag for tag in resolved[0].get("properties", {}) if tells_apart(resolved, tag))
+        return [closed | {"required": [*dict.fromkeys([*listed(closed, "required"), tag])]} for closed in ready]
 
     def _closed(self, node: Schema, ready: dict[str, Any]) -> dict[str, Any]:
         if not self._closes or set(node) - {*ANNOTATIONS, *DEFINITIONS} == {"$ref"}:
@@ -182,8 +213,10 @@ class Preparation:
         patterns = node.get("patternProperties")
         if not isinstance(patterns, Mapping):
             return node
-        named = {name: child for pattern, child in patterns.items() for name in literals(pattern)}
-        left = {pattern: child for pattern, child in patterns.items() if not literals(pattern)}
+        named = {name: child for pattern, child in patterns.items() for name in texts_of(pattern)}
+        left = {pattern: child for pattern, child in patterns.items() if not texts_of(pattern)}
+        if len(named) < sum(len(texts_of(pattern)) for pattern in patterns):
+            return node
         if named.keys() & node.get("properties", {}).keys():
             return node
         own = {key: value for key, value in node.items() if key != "patternProperties"}
@@ -198,7 +231,10 @@ class Preparation:
         if not isinstance(alternatives, list) or len(alternatives) > MAX_EXCLUSIVE:
             return False
         resolved = [self._resolved(alternative) for alternative in alternatives]
-        return all(exclude(one, other) for one, other in combinations(resolved, 2))
+        tags = resolved[0].get("properties", {}) if resolved else {}
+        return all(exclude(one, other) for one, other in combinations(resolved, 2)) or any(
+            tells_apart(resolved, tag) for tag in tags
+        )
 
     def _resolved(self, node: Any) -> Schema:
         """The node, or the definition that it refers to."""
@@ -255,12 +291,6 @@ def is_kept(key: str, value: Any) -> bool:
     return not is_annotation and key not in ("uniqueItems", *DEFINITIONS)
 
 
-def literals(pattern: str) -> list[str]:
-    """The names that a pattern such as `^x$` or `^(x|y)$` matches; empty if it may match others."""
-    matched = LITERALS.fullmatch(pattern)
-    return (matched[1] or matched[2]).split("|") if matched else []
-
-
 def exclude(one: Schema, other: Schema) -> bool:
     """Whether the two are constants, types or tagged objects without a common value."""
     values, others = constants(one), constants(other)
@@ -271,6 +301,12 @@ def exclude(one: Schema, other: Schema) -> bool:
         return {types, other_types} != {"integer", "number"}
     tags = (tag for tag in one.get("required", ()) if tag in other.get("required", ()))
     return any(tag_excludes(one, other, tag) for tag in tags)
+
+
+def tells_apart(alternatives: list[Schema], tag: str) -> bool:
+    """Whether a property of all of these objects has other constants in each."""
+    are_objects = all(one.get("type") == "object" for one in alternatives)
+    return are_objects and all(tag_excludes(one, other, tag) for one, other in combinations(alternatives, 2))
 
 
 def tag_excludes(one: Schema, other: Schema, tag: str) -> bool:

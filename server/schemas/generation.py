@@ -10,7 +10,17 @@ from typing_extensions import TypedDict
 
 from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.generation.grammars import Without
-from server.schemas.body import Int64, NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
+from server.schemas.body import (
+    Int64,
+    NeutralOnly,
+    RequestBody,
+    ResponseBody,
+    Text,
+    at_most,
+    check,
+    described,
+    unenforced,
+)
 from server.schemas.foreign import check_foreign
 from server.schemas.formats import GUIDED, Form, ResponseFormat, StructuredOutputs, guided
 
@@ -157,6 +167,10 @@ class GenerationRequest(OtherServers):
     user: Text | None = None
     """In the request's log line, its first 64 characters."""
     nvium: NviumOptions = NviumOptions()
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        return [*super().unknown_fields, *unenforced("guided_json", self.guided_json)]
 
     @property
     def stops(self) -> list[str]:

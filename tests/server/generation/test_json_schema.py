@@ -2,10 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 
 from server.generation.grammars import JsonSchema, UnusableGrammar
 from server.generation.json_schema import may_repeat
@@ -64,6 +64,11 @@ def test_alternatives_are_closed_each_by_itself_or_with_what_they_share() -> Non
     assert allowed({"anyOf": [A, B]}, {"a": 1}, {"b": 1}, {"a": 1, "b": 1}) == [True, True, False]
     shared = {"type": "object", "properties": {"k": {"type": "integer"}}, "anyOf": [A, B]}
     assert allowed(shared, {"k": 1, "a": 1}, {"k": 1, "c": 1}) == [True, False]
+    assert allowed(shared, {"k": 1, "a": 1, "b": "no integer"}, {"k": 1, "a": 1, "b": 2}) == [False, False]
+    referred = DEFINED | shared | {"anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}
+    assert allowed(referred, {"k": 1, "a": 1}, {"k": 1, "b": 1}, {"k": 1, "a": 1, "b": "x"}) == [True, True, False]
+    opened = shared | {"additionalProperties": True}
+    assert allowed(opened, {"k": 1, "a": 1, "b": "free"}) == [True]
 
 
 @pytest.mark.parametrize("name", ["path", "password", "binary", "json-pointer", "iri", "int32", "regex", "my-own"])
@@ -83,10 +88,28 @@ def test_exclusive_alternatives_may_be_given_as_one_of() -> None:
         },
     }
     assert allowed(tagged, {"k": "X"}, {"k": "Y"}, {"k": "Z"}) == [True, True, False]
+    assert is_answer(JsonSchema({"oneOf": [{"type": ["string", "null"]}, {"type": "integer"}]}), "1")
     assert "oneOf" in refusal(JsonSchema({"oneOf": [{"type": "integer"}, {"type": "number"}]}))
 
 
-@pytest.mark.parametrize("pattern", ["^x$", "^(x|y)$", "^(?:x)$"])
+def test_alternatives_that_a_default_tells_apart_must_say_it() -> None:
+    class Cat(BaseModel):
+        kind: Literal["cat"] = "cat"
+        lives: int
+
+    class Dog(BaseModel):
+        kind: Literal["dog"] = "dog"
+        tricks: int = 0
+
+    class Owner(BaseModel):
+        pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+
+    pets: list[Json] = [{"kind": "cat", "lives": 9}, {"kind": "dog"}, {"lives": 9}, {"kind": "dog", "lives": 9}]
+    told = allowed(Owner.model_json_schema(), *({"pet": pet} for pet in pets))
+    assert told == [True, True, False, False]
+
+
+@pytest.mark.parametrize("pattern", ["^x$", "^(x|y)$", "^(?:x)$", "^[x-y]$", "^x[a-c]?$", "^(w|x){1,2}$", r"^x\.?$"])
 def test_a_pattern_that_stands_for_names_does_not_repeat_them(pattern: str) -> None:
     schema = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
     assert [is_answer(JsonSchema(schema), text) for text in ('{"x":1}', '{"x":1,"x":1}', '{"z":1}')] == [
@@ -132,7 +155,26 @@ def test_what_pydantic_makes_of_everyday_types_is_taken() -> None:
 
 def test_what_is_refused_is_named_with_its_place_in_the_schema() -> None:
     schema = {"type": "object", "properties": {"a": {"items": {"not": {"type": "string"}}}}}
-    assert refusal(JsonSchema(schema)) == 'the_field: properties.a.items: Unimplemented keys: ["not"]'
+    assert refusal(JsonSchema(schema)) == "the_field: properties.a.items: not supported: not"
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("not", {"type": "string"}),
+        ("if", {"required": ["a"]}),
+        ("propertyNames", {"pattern": "^a"}),
+        ("dependentRequired", {"a": ["b"]}),
+        ("dependentSchemas", {"a": {}}),
+        ("dependencies", {"a": ["b"]}),
+        ("contains", {"const": 1}),
+        ("unevaluatedProperties", False),
+        ("$dynamicRef", "#a"),
+    ],
+)
+def test_a_keyword_that_is_not_enforced_is_refused_by_name(keyword: str, value: Any) -> None:
+    told = refusal(JsonSchema({"type": "object", "properties": {"a": A | {keyword: value}}}))
+    assert told == f"the_field: properties.a: not supported: {keyword}"
 
 
 def test_too_much_merged_is_refused() -> None:

@@ -229,6 +229,8 @@ def test_what_a_schema_asks_and_answers_are_not_held_to_is_named(server: LiveSer
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": parameters}}
     ignored = server.chat(response_format=schema, max_tokens=1).headers["x-nvium-ignored-params"]
     assert ignored == "response_format.json_schema.schema.uniqueItems"
+    ignored = server.chat(max_tokens=1, guided_json=names).headers["x-nvium-ignored-params"]
+    assert ignored == "guided_json.uniqueItems"
 
 
 def test_unknown_fields_are_named_also_within_messages(server: LiveServer) -> None:
