@@ -7,7 +7,8 @@ HELD = {
     "memory, MB": "resident_mb",
     "threads": "threads",
     "descriptors": "descriptors",
-    "preemptions": "preemptions_total",
+    "preemptions": "preemptions",
+    "disconnects": "cancelled",
 }
 
 
