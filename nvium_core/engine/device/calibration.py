@@ -42,8 +42,8 @@ PROMPT_ROWS = (64, 128, 256)
 
 PROMPT_REPEATS = 3
 
-MANY_ROWS, THREAD_REPEATS = 16, 15
-"""Rows, of as many sequences, that stand for many; turns for each number of threads."""
+MANY_ROWS, THREAD_REPEATS = 8, 15
+"""Rows, of as many sequences, that stand for many; whole passes with each number of threads."""
 
 MAX_PROMPT_POSITION = 1024
 """Where the middle of the context is further, prompts are compared here."""
@@ -97,13 +97,13 @@ def choose_threads(
     numbers = sorted({*(2**power for power in range(most.bit_length())), most})
     for name, num_rows in (("few", 1), ("many", MANY_ROWS)):
         sequences = stand_ins(num_rows, pool, config, max_sequences=max_sequences)
-        runs = [Run(sequence, rows, reaches_front=True) for sequence, rows in sequences.items()]
+        step = whole_pass(sequences, config.num_exits)
         times: dict[int, list[float]] = {number: [] for number in numbers}
         for turn, number in product(range(THREAD_REPEATS), numbers):
             if times[number] and not budget.allows(times[number][-1]):
                 break
             setattr(backend.threads, name, number)
-            times[number].append(sum(seconds(runner, Step(block, runs), turn) for block in range(config.num_exits)))
+            times[number].append(seconds(runner, step, turn))
         setattr(backend.threads, name, min(numbers, key=lambda number: median(times[number])))
         for sequence in sequences:
             pool.release(sequence)

@@ -17,7 +17,7 @@ from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.params import EngineConfig, InvalidRequest
 from nvium_core.engine.schedule.costs import StepCosts
 
-VERSION = 2
+VERSION = 3
 """Of what is measured and how: files of another are not read."""
 
 
