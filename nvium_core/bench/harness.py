@@ -129,6 +129,11 @@ class Timed:
         return self.num_tokens / self.seconds
 
     @property
+    def later_tokens_per_second(self) -> float:
+        """Of all tokens but the first ones, while all sequences run."""
+        return (self.num_tokens - len(self.completions)) / (self.seconds - max(self.first_token_seconds))
+
+    @property
     def generated(self) -> list[tuple[list[int], list[int]]]:
         """Of every choice."""
         return [(completion.token_ids, completion.exits) for completion in self.completions]

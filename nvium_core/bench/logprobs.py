@@ -1,7 +1,8 @@
 """What log-probabilities cost: throughput, time to first token, and how many tokens late they are reported.
 
 A scored token needs every block and every exit's head. Its limit is therefore a pass that computes just these, without
-the engine: rows of all sequences through all blocks, and their scores.
+the engine: rows of all sequences through all blocks, and their scores. Such passes take turns with the engine, whose
+rate behind the first tokens is compared with theirs.
 """
 
 from collections.abc import Callable
@@ -14,13 +15,11 @@ from rich.table import Table
 from nvium_core.bench.harness import Figures, Subject, Timed, interleaved, median_ratio, timed
 from nvium_core.engine.device.calibration import seconds, stand_ins, whole_pass
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.events import Event, TokenEvent
+from nvium_core.engine.events import Completion, Event, TokenEvent
 from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.sequence import Sequence
 
 NUM_LOGPROBS = 5
-
-LIMIT_TURNS = 20
 
 WAYS: dict[str, int | None] = {"without": None, "with": NUM_LOGPROBS}
 
@@ -34,38 +33,38 @@ def measure(subject: Subject, *, sequences: Items[int] = (1, 8), tokens: int = 6
 def compare(subject: Subject, num_sequences: int, num_tokens: int, repeats: int) -> Figures:
     engine = subject.engine(max_sequences=num_sequences, prefix_caching=False)
     engine.calibrate()
-    contenders = {
+    contenders: dict[str, Callable[[int], Timed]] = {
         name: partial(run, subject, engine, num_sequences, num_tokens, logprobs) for name, logprobs in WAYS.items()
     }
+    contenders["limit"] = partial(passes, engine, num_sequences, num_tokens)
     turns = interleaved(contenders, repeats, f"{num_sequences} sequences")
     rates = {name: [timing.tokens_per_second for timing in timings] for name, timings in turns.items()}
-    first = {name: [median(timing.first_token_seconds) for timing in timings] for name, timings in turns.items()}
-    tokens = {name: [timing.generated for timing in timings] for name, timings in turns.items()}
+    behind_first = {name: [timing.later_tokens_per_second for timing in turns[name]] for name in WAYS}
+    first = {name: [median(timing.first_token_seconds) for timing in turns[name]] for name in WAYS}
+    tokens = {name: [timing.generated for timing in turns[name]] for name in WAYS}
     return {
         "sequences": num_sequences,
-        **{f"tokens_per_second_{name}": median(values) for name, values in rates.items()},
+        **{f"tokens_per_second_{name}": median(rates[name]) for name in WAYS},
         **{f"first_token_ms_{name}": 1000 * median(values) for name, values in first.items()},
         "throughput_with_over_without": median_ratio(rates["with"], rates["without"]),
-        **share_of_limit(engine, num_sequences, median(rates["with"]), median(rates["without"])),
+        "limit_tokens_per_second": median(rates["limit"]),
+        "share_of_limit": median_ratio(behind_first["with"], rates["limit"]),
+        "limit_over_without": median_ratio(rates["limit"], behind_first["without"]),
         "first_token_with_over_without": median_ratio(first["with"], first["without"]),
         "tokens_are_identical": tokens["with"] == tokens["without"],
         **delays(subject, engine, num_sequences, num_tokens),
     }
 
 
-def share_of_limit(engine: Engine, num_sequences: int, with_scores: float, without: float) -> Figures:
-    """The tokens/s of scored passes alone, and what is reached of them."""
+def passes(engine: Engine, num_sequences: int, num_tokens: int, turn: int) -> Timed:
+    """As many scored passes as a sequence has tokens."""
     params = SamplingParams(logprobs=NUM_LOGPROBS)
     sequences = stand_ins(num_sequences, engine.pool, engine.model_config, max_sequences=num_sequences, params=params)
     step = whole_pass(sequences, engine.model_config.num_exits)
-    limit = num_sequences / min(seconds(engine.runner, step, turn) for turn in range(LIMIT_TURNS))
+    taken = sum(seconds(engine.runner, step, turn * num_tokens + number) for number in range(num_tokens))
     for sequence in sequences:
         engine.pool.release(sequence)
-    return {
-        "limit_tokens_per_second": limit,
-        "share_of_limit": with_scores / limit,
-        "limit_over_without": limit / without,
-    }
+    return Timed(taken, completions=[Completion(token_ids=[0] * num_tokens) for _ in sequences])
 
 
 def run(
