@@ -51,7 +51,9 @@ def evaluate(
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
     loaded = load_model(model, options.device, options.dtype, weights=options.weights)
+    is_rounded = options.weights in ("q8", "q4")
     parts = suite.Parts(
+        unrounded=load_model(model, options.device, options.dtype, weights="native") if is_rounded else None,
         greedy=greedy,
         temperatures=temperatures,
         twin=load_model(twin, options.device, options.dtype) if twin else None,

@@ -112,6 +112,16 @@ def perplexity_gain(ours: Figures, dense: Figures) -> Figures:
     }
 
 
+def perplexity_price(ours: Figures, other: Figures) -> Figures:
+    """By how many percent of the other's our perplexity is above it, with its interval."""
+    gain = perplexity_gain(ours, other)
+    bounds = gain["perplexity_gain_interval_percent"]
+    return {
+        "price_percent": -gain["perplexity_gain_percent"],
+        "price_interval_percent": bounds and [-bound for bound in reversed(bounds)],
+    }
+
+
 def resolved(value: str, bounds: Sequence[float] | None, nothing: float) -> str:
     """A figure for a table with its interval; marked where that contains zero."""
     if not bounds:

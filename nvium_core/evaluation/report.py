@@ -83,6 +83,14 @@ def certainty(figures: Figures) -> str:
     )
 
 
+def rounding(figures: Figures) -> str:
+    """What rounded weights cost."""
+    found = figures["rounding"]
+    price = resolved(f"{found['price_percent']:.2f}%", found["price_interval_percent"], nothing=0)
+    exact = found["unrounded_perplexity"]
+    return f"## Rounded weights\n\nPerplexity is {price} above that of the weights as they are, {exact:.4f}."
+
+
 def by_position(figures: Figures) -> str:
     """A row for each part of the context, with the dense twin's where its parts are the same."""
     twins = {extent(part): part["mean_logprob"] for part in figures.get("twin", {}).get("by_position", [])}
@@ -231,6 +239,7 @@ def tasks(figures: Figures) -> str:
 
 SECTIONS: Sequence[tuple[str, Callable[[Figures], str]]] = (
     ("perplexity", quality),
+    ("rounding", rounding),
     ("by_position", by_position),
     ("exit_shares", routing),
     ("greedy_agreement", greedy),

@@ -12,7 +12,7 @@ from nvium_core.evaluation import latency, perplexity, report, tasks, temperatur
 from nvium_core.evaluation.coloured_text import page
 from nvium_core.evaluation.greedy import evaluate_greedy
 from nvium_core.evaluation.origin import OPENINGS
-from nvium_core.evaluation.paired import perplexity_gain
+from nvium_core.evaluation.paired import perplexity_gain, perplexity_price
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.spec_bench import Prompts, read_prompts
 from nvium_core.evaluation.turns import TRIALS
@@ -29,12 +29,13 @@ SAMPLES, SAMPLE_TOKENS = 3, 200
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """The optional parts, besides quality, routing and FLOPs. Speed is measured with a twin or Spec-Bench; without the
-    latter on openings of documents, as one category."""
+    latter on openings of documents, as one category. `unrounded` is the same model with weights as they are."""
 
     greedy: bool = False
     temperatures: bool = False
     num_texts: int = temperature.NUM_TEXTS
     tokens_per_text: int = temperature.TOKENS_PER_TEXT
+    unrounded: LoadedModel | None = None
     twin: LoadedModel | None = None
     spec_bench: Path | None = None
     prompts_per_category: int | None = None
@@ -53,6 +54,8 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
     )
     figures = description(loaded)
     figures |= asdict(perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress))
+    if parts.unrounded:
+        figures["rounding"] = rounding(figures, parts.unrounded, documents, show_progress)
     figures["theoretical_speed_up_percent"] = 100 * (1 / figures["mean_depth"] - 1)
     figures["flops"] = flops(loaded, figures["exit_shares"])
     if parts.greedy:
@@ -142,6 +145,12 @@ def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
         "spoken": spoken_flops(config, positions, exit_shares).as_dict(),
         "before_speaking": flops_before_speaking(config, positions, exit_shares).as_dict(),
     }
+
+
+def rounding(figures: Figures, unrounded: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:
+    """The perplexity without rounded weights, and what rounding adds."""
+    exact = asdict(perplexity.evaluate(unrounded.model, unrounded.tokenizer, documents, show_progress))
+    return {"unrounded_perplexity": exact["perplexity"], **perplexity_price(figures, exact)}
 
 
 def beside_twin(figures: Figures, twin: LoadedModel, documents: Sequence[str], show_progress: bool) -> Figures:

@@ -11,7 +11,7 @@ from nvium_core.bench.harness import Figures
 from nvium_core.evaluation import suite
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import markdown, papers_routing
-from nvium_core.loading import load_model
+from nvium_core.loading import load_model, quantize_as
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.run_folder import write_model, write_recipe
 from tests.byte_model import EXIT_LAYERS, load_byte_model
@@ -117,6 +117,19 @@ def test_a_model_without_early_exits_is_reported_too(twin: LoadedModel, tmp_path
     suite.write_report(twin, figures, DOCUMENTS, tmp_path)
     assert figures["theoretical_speed_up_percent"] == 0
     assert "| router |" not in (tmp_path / "report.md").read_text()
+
+
+def test_what_rounded_weights_cost_stands_beside_the_unrounded_perplexity(loaded: LoadedModel) -> None:
+    rounded = load_byte_model(context=64)
+    quantize_as(rounded.model, "q4")
+    figures = suite.evaluate(rounded, DOCUMENTS, suite.Parts(unrounded=loaded), show_progress=False)
+    exact = suite.evaluate(loaded, DOCUMENTS, suite.Parts(), show_progress=False)["perplexity"]
+    found = figures["rounding"]
+    assert found["unrounded_perplexity"] == exact != figures["perplexity"]
+    assert found["price_percent"] == pytest.approx(100 * (figures["perplexity"] / exact - 1))
+    low, high = found["price_interval_percent"]
+    assert low <= found["price_percent"] <= high
+    assert f"above that of the weights as they are, {exact:.4f}" in markdown(figures)
 
 
 def test_speed_is_measured_on_openings_where_there_is_a_twin_and_no_spec_bench(twin: LoadedModel) -> None:
