@@ -239,8 +239,8 @@ def determinism() -> Table:
 
 @table
 def logprobs() -> Table:
-    rows = read("logprobs-tales-6m")["rows"]
     head = [
+        "instructions",
         "sequences",
         "tokens/s kept",
         "at most, by the limit",
@@ -250,4 +250,9 @@ def logprobs() -> Table:
     ]
     names = "throughput_with_over_without", "limit_over_without", "share_of_limit"
     first = "first_token_ms_with", "first_token_ms_without"
-    return head, [[row["sequences"], *(row[name] for name in (*names, *first))] for row in rows]
+    runs = {"AVX-512": "logprobs-tales-6m", "AVX2": "logprobs-tales-6m-avx2"}
+    return head, [
+        [build, row["sequences"], *(row[name] for name in (*names, *first))]
+        for build, run in runs.items()
+        for row in read(run)["rows"]
+    ]
