@@ -1,6 +1,6 @@
 """Small random N-viums for tests, with exits that disagree and routers that are not all alike."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,8 +20,10 @@ def random_model(
     context: int = 64,
     dtype: torch.dtype = torch.float64,
     spread: float = 1.0,
+    **parts: Any,
 ) -> NviumForCausalLM:
-    """A model whose every weight is drawn from a normal of deviation `spread` / √fan-in, norms near one."""
+    """A model whose every weight is drawn from a normal of deviation `spread` / √fan-in, norms near one. `parts` of
+    other makes than Llama are fields of the configuration."""
     config = NviumConfig(
         vocab_size=vocab_size,
         hidden_size=width,
@@ -33,6 +35,7 @@ def random_model(
         exit_layers=exit_layers,
         bos_token_id=0,
         eos_token_id=0,
+        **parts,
     )
     return randomized(NviumForCausalLM(config).to(dtype).eval(), seed, spread)
 

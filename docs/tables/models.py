@@ -1,6 +1,7 @@
 """Models that others made, and what exits for them cost."""
 
-from docs.tables.table import Table, digits, percent, read, table
+from docs.tables.table import Cell, Table, digits, percent, read, table
+from nvium_core.evaluation.paired import resolved
 
 
 @table
@@ -37,6 +38,22 @@ def ready() -> Table:
         for row in read("ready")["rows"]
         for warm in [row["warm"]]
     ]
+    return head, rows
+
+
+@table
+def rounding() -> Table:
+    names = {"tales-6m": "embedded", "smollm2": "SmolLM2-135M-Instruct"}
+    head = ["", "weights", "perplexity unrounded", "perplexity", "price, with its interval"]
+    rows: list[list[Cell]] = []
+    for name, words in names.items():
+        for kind in ("q8", "q4"):
+            found = read(f"rounding-{name}-{kind}")
+            price, bounds = found["rounding"]["price_percent"], found["rounding"]["price_interval_percent"]
+            perplexities = (found["rounding"]["unrounded_perplexity"], found["perplexity"])
+            rows.append(
+                [words, kind, *(digits(each, 2) for each in perplexities), resolved(f"{price:.2f}%", bounds, nothing=0)]
+            )
     return head, rows
 
 

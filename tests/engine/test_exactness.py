@@ -31,14 +31,16 @@ class Request:
     is_cancelled: int | None
 
 
+MAKES: list[dict[str, Any]] = [{}, {}, {"qkv_bias": True}, {"qk_norm": True, "no_rope_layers": [0]}]
+
+
 @st.composite
 def models(draw: st.DrawFn) -> NviumForCausalLM:
     depths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
     exit_layers = [sum(depths[: k + 1]) for k in range(len(depths))]
     seed = draw(st.integers(0, 50))
-    return random_model(
-        exit_layers, seed=seed, vocab_size=VOCAB_SIZE, width=8, num_heads=2, num_key_heads=1, context=CONTEXT
-    )
+    shape = {"vocab_size": VOCAB_SIZE, "width": 8, "num_heads": 2, "num_key_heads": 1, "context": CONTEXT}
+    return random_model(exit_layers, seed=seed, **shape, **draw(st.sampled_from(MAKES)))
 
 
 distributions = st.fixed_dictionaries(

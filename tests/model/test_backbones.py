@@ -91,9 +91,22 @@ def test_the_engine_speaks_the_greedy_tokens_of_transformers(pair: tuple[PreTrai
 
 
 def test_native_steps_know_only_what_they_read(pair: tuple[PreTrainedModel, NviumForCausalLM]) -> None:
-    theirs, ours = pair
-    if theirs.config.model_type != "mistral":
+    _, ours = pair
+    if ours.config.attention_bias:
         assert not native.knows(ours)
+    else:
+        assert native.knows(ours) or native.native_library() is None
+
+
+@torch.no_grad()
+def test_the_engine_gives_the_log_probabilities_of_transformers(pair: tuple[PreTrainedModel, NviumForCausalLM]) -> None:
+    theirs, ours = pair
+    prompt = random_ids(1, 9)[0].tolist()
+    params = SamplingParams(max_tokens=12, seed=3, logprobs=1, ignore_eos=True)
+    (told,) = Engine(ours, EngineConfig()).generate([prompt], params)
+    log_probs = theirs(torch.tensor([prompt + told.token_ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    expected = log_probs.gather(1, torch.tensor(told.token_ids)[:, None]).squeeze(1)
+    assert [score.logprob for score in told.scores] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Steps in one call, on a CPU.
 
 What the model's own layers compute operator by operator, each of which costs more than a small model's arithmetic.
-Compiled where it runs; without a compiler, and for a model that has more than a plain Llama's parts, the layers run.
+Compiled where it runs; without a compiler, and for a model with parts that block.h does not know, the layers run.
 """
 
 from nvium_core.choices import Instructions

@@ -1,5 +1,5 @@
-// A block of a Llama, for a few rows of any sequences over a paged key/value cache, in one call: what the plain PyTorch
-// layers of nvium_core/model/llama.py compute, without an operator's overhead for each of their parts.
+// A block of a Llama or of its relatives, for a few rows of any sequences over a paged key/value cache, in one call: what
+// the plain PyTorch layers of nvium_core/model/llama.py compute, without an operator's overhead for each of their parts.
 //
 // Weights are read once for all rows of the call, as they are stored; sums and whatever lies between two layers are float32
 // or better. A row's results depend neither on the other rows nor on the number of threads.
@@ -15,10 +15,12 @@
 
 namespace nvium {
 
-// In the order of the caller's list.
+// In the order of the caller's list. Biases [H * P] or [G * P] and norms [P] of heads are null where a layer has none.
 template <typename A> struct Layer {
   const A* attention_norm;
   Matrix q, k, v, o;
+  const A *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;
+  int64_t has_rotary;
   const A* mlp_norm;
   Matrix gate, up, down;
 };
@@ -88,7 +90,7 @@ template <typename T> class Pass {
       const int64_t offset = (shape_.first_layer + i) * shape_.num_slots * slot_stride_;
       norm(layer.attention_norm);
       project_heads(layer);
-      rotate_heads(offset);
+      place_heads(layer, offset);
       attend(offset);
       add(attended_, layer.o, shape_.num_heads * shape_.head_size);
       norm(layer.mlp_norm);
@@ -146,20 +148,34 @@ template <typename T> class Pass {
   }
 
   // Queries where they are, keys and values into the cache.
-  void rotate_heads(int64_t offset) {
+  void place_heads(const Layer<A>& layer, int64_t offset) {
     share_out(num_rows_, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) rotate_row(r, offset + own_slot(r) * slot_stride_);
+      for (int64_t r = begin; r < end; ++r) place_row(layer, r, offset + own_slot(r) * slot_stride_);
     });
   }
 
-  void rotate_row(int64_t r, int64_t at) {
+  void place_row(const Layer<A>& layer, int64_t r, int64_t at) {
     const int64_t heads = shape_.num_heads, key_heads = shape_.num_key_heads, size = shape_.head_size;
-    for (int64_t head = r * heads; head < (r + 1) * heads; ++head)
-      rotate(&queries_[head * size], position(r), &queries_[head * size]);
-    for (int64_t head = 0; head < key_heads; ++head) {
-      rotate(&own_keys_[(r * key_heads + head) * size], position(r), keys_ + at + head * size);
-      copy(&own_values_[(r * key_heads + head) * size], values_ + at + head * size);
+    for (int64_t head = 0; head < heads; ++head) {
+      A* query = &queries_[(r * heads + head) * size];
+      finish(query, layer.q_bias, head, layer.q_norm);
+      if (layer.has_rotary) rotate(query, position(r), query);
     }
+    for (int64_t head = 0; head < key_heads; ++head) {
+      A *key = &own_keys_[(r * key_heads + head) * size], *value = &own_values_[(r * key_heads + head) * size];
+      T* kept = keys_ + at + head * size;
+      finish(key, layer.k_bias, head, layer.k_norm);
+      layer.has_rotary ? rotate(key, position(r), kept) : copy(key, kept);
+      finish(value, layer.v_bias, head, nullptr);
+      copy(value, values_ + at + head * size);
+    }
+  }
+
+  // A head's bias, if there are biases, and its norm.
+  void finish(A* x, const A* biases, int64_t head, const A* norm) const {
+    if (biases)
+      for (int64_t p = 0; p < shape_.head_size; ++p) x[p] += biases[head * shape_.head_size + p];
+    if (norm) rms_norm(x, norm, shape_.head_size, static_cast<A>(shape_.eps), x);
   }
 
   void copy(const A* x, T* out) const {

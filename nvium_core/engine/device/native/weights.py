@@ -7,8 +7,7 @@ import ctypes
 from array import array
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
-from functools import partial
-from operator import is_not
+from itertools import chain
 from typing import cast
 
 import torch
@@ -20,11 +19,12 @@ from nvium_core.model.llama import Layer
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.model.quantized import groups_of
 
-Weight = Tensor | Packed | None
+Weight = Tensor | Packed | bool | None
 
 
 class Pointers:
-    """Where tensors are, null for None, for as long as they are needed there; before a matrix stands its kind."""
+    """Where tensors are, null for None, for as long as they are needed there; before a matrix stands its kind. A truth
+    value stands for itself."""
 
     def __init__(self, weights: Items[Weight]) -> None:
         self._kept = weights
@@ -35,6 +35,8 @@ class Pointers:
 def _words(weight: Weight) -> list[int | None]:
     if isinstance(weight, Packed):
         return [weight.kind, *_words(weight.data)]
+    if isinstance(weight, bool):
+        return [int(weight)]
     return [None if weight is None else weight.data_ptr()]
 
 
@@ -61,7 +63,7 @@ class ExitShape(ctypes.Structure):
 
 def is_plain(model: NviumForCausalLM) -> bool:
     """Whether the native functions read every parameter of the model, know its other parts, and run where it is."""
-    if model.device.type != "cpu" or model.config.hidden_act != "silu" or model.config.no_rope_layers:
+    if model.device.type != "cpu" or model.config.hidden_act != "silu":
         return False
     if {id(weight) for weight in model.parameters()} != {id(weight) for weight in _read(model)}:
         return False
@@ -83,17 +85,22 @@ def _weights(model: NviumForCausalLM) -> Iterable[Tensor]:
 def _read(model: NviumForCausalLM) -> Iterator[Tensor]:
     """Every parameter that the native functions read."""
     yield from (model.model.embed_tokens.weight, model.lm_head.weight)
-    for layer in model.model.layers:
-        yield from layer_parameters(cast(Layer, layer))
-    for exit_ in model.exits:
-        yield from filter(partial(is_not, None), exit_parameters(cast(Exit, exit_)))
+    parts: list[Items[Tensor | bool | None]] = [layer_parts(cast(Layer, layer)) for layer in model.model.layers]
+    parts += [exit_parameters(cast(Exit, exit_)) for exit_ in model.exits]
+    for part in chain.from_iterable(parts):
+        if isinstance(part, Tensor):
+            yield part
 
 
-def layer_parameters(layer: Layer) -> list[Tensor]:
-    """In block.h's order."""
+def layer_parts(layer: Layer) -> list[Tensor | bool | None]:
+    """Parameters, and whether rotary embedding is one of its parts, in block.h's order; None is what it has not."""
+    attention = layer.self_attn
     return [
         layer.input_layernorm.weight,
-        *(getattr(layer.self_attn, f"{name}_proj").weight for name in "qkvo"),
+        *(getattr(attention, f"{name}_proj").weight for name in "qkvo"),
+        *(getattr(attention, f"{name}_proj").bias for name in "qkv"),
+        *(getattr(getattr(attention, f"{name}_norm"), "weight", None) for name in "qk"),
+        attention.has_rotary,
         layer.post_attention_layernorm.weight,
         *(getattr(layer.mlp, f"{name}_proj").weight for name in ("gate", "up", "down")),
     ]
@@ -127,7 +134,7 @@ class Store:
 
     def block(self, block: range) -> Pointers:
         layers = (cast(Layer, self._model.model.layers[index]) for index in block)
-        return Pointers([self._stored(weight) for layer in layers for weight in layer_parameters(layer)])
+        return Pointers([self._stored(weight) for layer in layers for weight in layer_parts(layer)])
 
     def exits(self) -> list[Pointers]:
         """Of each exit; they share the head."""
@@ -138,9 +145,9 @@ class Store:
         for place, weight in enumerate(exit_parameters(exit_)):
             yield NOTHING if weight is None and place in EXIT_MATRICES else self._stored(weight)
 
-    def _stored(self, weight: Tensor | None) -> Weight:
-        if weight is None:
-            return None
+    def _stored(self, weight: Tensor | bool | None) -> Weight:
+        if weight is None or isinstance(weight, bool):
+            return weight
         if weight.dim() == 1:
             return weight.detach().to(self._precise).contiguous()
         if groups := self._groups.get(id(weight)):

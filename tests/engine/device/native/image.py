@@ -53,8 +53,11 @@ class Image:
         self.relocations += [place.offset + 8 * i for i, word in enumerate(words) if isinstance(word, At)]
         return place
 
-    def tensor(self, tensor: Tensor | None) -> int | At:
-        return 0 if tensor is None else self.put(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    def tensor(self, tensor: Tensor | bool | None) -> int | At:
+        """Or what stands for itself."""
+        if tensor is None or isinstance(tensor, bool):
+            return int(tensor or False)
+        return self.put(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
     def pointers(self, pointers: Pointers) -> At:
         words: list[int | At] = []

@@ -50,7 +50,16 @@ def driver(compiler: str, *flags: str) -> Path:
 
 
 def model_with(weights: str) -> NviumForCausalLM:
-    model = random_model([1, 2, 3], dtype=torch.float32, width=96, num_heads=3, num_key_heads=1, vocab_size=70)
+    model = random_model(
+        [1, 2, 3],
+        dtype=torch.float32,
+        width=96,
+        num_heads=3,
+        num_key_heads=1,
+        vocab_size=70,
+        qkv_bias=True,
+        qk_norm=True,
+    )
     force_routing(model, (0.4, 0.3, 0.3))
     if weights == "bfloat16":
         model.bfloat16().float()

@@ -43,6 +43,8 @@ SHAPES = {
     "queries that share keys": {"width": 64, "num_heads": 4, "num_key_heads": 2},
     "heads of less than a vector": {"width": 24, "num_heads": 3, "num_key_heads": 3},
     "heads of several vectors": {"width": 160, "num_heads": 2, "num_key_heads": 1},
+    "heads with biases": {"width": 48, "num_heads": 4, "num_key_heads": 2, "qkv_bias": True},
+    "normed heads, and a layer without rotary": {"width": 64, "qk_norm": True, "no_rope_layers": [1]},
 }
 
 
