@@ -25,7 +25,7 @@ def texts_of(pattern: str) -> list[str]:
         return []
     try:
         return list(dict.fromkeys(FewTexts(pattern[1:-1]).read()))
-    except NotFew:
+    except (NotFew, RecursionError):
         return []
 
 

@@ -17,6 +17,7 @@ from server.generation.choice_text import NO_CALLS, CallText, ChoiceText, Prompt
 from server.generation.delta import Delta
 from server.generation.service import Service
 from server.schemas.generation import GenerationRequest
+from server.telemetry.metrics import EndReason
 from server.telemetry.record import RequestRecord
 
 Events = Sequence[TokenEvent | PromptEvent]
@@ -54,7 +55,7 @@ class Choice:
         delta = self.text.take(tokens)
         if self._leader and self._leader.prompt_scores:
             delta.prompt_scores, self._leader = self._leader.prompt_scores, None
-        self._record.served(delta.tokens, delta.finish_reason)
+        self._record.served(delta.tokens)
         if len(tokens) < len(events):
             self._take_scores([event for event in events if isinstance(event, PromptEvent)], delta)
         return delta
@@ -68,9 +69,11 @@ class Choice:
 
     def end(self, reason: FinishReason) -> Delta:
         """The last delta of a choice that ends without a token."""
-        delta = self.text.end(reason)
-        self._record.served([], reason)
-        return delta
+        return self.text.end(reason)
+
+    def ended(self, reason: EndReason) -> None:
+        """Called once it has been answered to its end, or aborted."""
+        self._record.choice_ended(reason)
 
     def note(self, admission: Admittance) -> None:
         """Record, once, when the choice left the queue; also for one that ends before its first token."""
@@ -137,12 +140,15 @@ class Generation:
             self._alarm.cancel()
         self._stream.close()
         for key in list(self._open):
+            self._open[key].ended("abort")
             self._end(key)
 
     def _expire(self) -> list[Delta]:
         if not self._stream.admissions or any(choice.num_unscored for choice in self._open.values()):
             raise DeadlineExceeded
         deltas = [choice.end("length") for choice in self._open.values()]
+        for key in list(self._open):
+            self._end(key)
         self.close()
         return deltas
 

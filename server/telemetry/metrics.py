@@ -8,10 +8,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from nvium_core import WorkerState
-from nvium_core.text.detokenizer import FinishReason
 from server.telemetry.sink import sink
 from server.telemetry.steps import StepMetrics
 from server.version import version
+
+EndReason = Literal["stop", "length", "tool_calls", "abort"]
+"""Why a choice ended; `abort` if its request did before, whoever ended that."""
 
 Outcome = Literal["completed", "invalid", "rejected", "cancelled", "failed"]
 
@@ -103,7 +105,7 @@ class Metrics:
                 self.requests.labels(endpoint, outcome)
             for status in STATUSES:
                 self.responses.labels(endpoint, status)
-        for reason in get_args(FinishReason):
+        for reason in get_args(EndReason):
             self.finished_choices.labels(reason)
         for reason in REASONS:
             self.rejected.labels(reason)

@@ -7,7 +7,7 @@ import structlog
 
 from nvium_core import TokenEvent
 from server.errors import ApiError
-from server.telemetry.metrics import Metrics, Outcome
+from server.telemetry.metrics import EndReason, Metrics, Outcome
 
 REJECTED = (401, 413, 429, 503)
 
@@ -77,13 +77,16 @@ class RequestRecord:
         for _ in range(num_tokens):
             self._metrics.inter_token_latency.observe(gap / num_tokens)
 
-    def served(self, tokens: list[TokenEvent], finish_reason: str | None) -> None:
+    def served(self, tokens: list[TokenEvent]) -> None:
         for event in tokens:
             self.exit_counts[event.exit] += 1
         self.last_told = time.monotonic()
-        if finish_reason:
-            self.finish_reasons.append(finish_reason)
-            self._metrics.finished_choices.labels(finish_reason).inc()
+
+    def choice_ended(self, reason: EndReason) -> None:
+        """A choice was answered to its end, or is `abort`ed because its request ends before it."""
+        self._metrics.finished_choices.labels(reason).inc()
+        if reason != "abort":
+            self.finish_reasons.append(reason)
 
     def refused(self, error: ApiError) -> None:
         """The request got an error, before the status line or in the stream."""

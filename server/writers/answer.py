@@ -65,6 +65,7 @@ async def whole(request: Request, writer: Writer, headers: dict[str, str]) -> Re
     num_tokens = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in gained)
     is_long = num_tokens > MAX_INLINE_TOKENS
     written = await asyncio.to_thread(writer.whole, gained) if is_long else writer.whole(gained)
+    writer.note_ends(gained)
     return Response(written, headers=headers, media_type="application/json")
 
 

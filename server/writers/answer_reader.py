@@ -1,7 +1,7 @@
 """Reads an answer as it is generated: the reasoning, the content and the calls."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from nvium_core.text.reasoning import ReasoningReader
 from nvium_core.text.tool_calls import CallPiece, ToolCallReader
@@ -9,6 +9,8 @@ from server.generation.delta import Delta
 from server.generation.generation import Choice
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
+
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class AnswerPart(NamedTuple):
@@ -55,10 +57,10 @@ class AnswerReader:
             content, self._begun_content = content.removeprefix(self._begun_content), ""
         return AnswerPart(reasoning, content, pieces)
 
-    @property
-    def has_called(self) -> bool:
-        """Whether a call is complete."""
-        return self.calls is not None and self.calls.is_complete
+    def finish_reason(self, delta: Delta) -> FinishReason | None:
+        """Of a delta that has been read."""
+        has_called = self.calls is not None and self.calls.is_complete
+        return "tool_calls" if delta.finish_reason == "stop" and has_called else delta.finish_reason
 
 
 def answer_reader(service: Service, request: ChatRequest, choice: Choice) -> AnswerReader:

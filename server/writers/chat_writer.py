@@ -21,7 +21,7 @@ from server.schemas.chat import (
     MadeToolCall,
 )
 from server.schemas.generation import PromptTokenIds
-from server.writers.answer_reader import answer_reader
+from server.writers.answer_reader import FinishReason, answer_reader
 from server.writers.chunk_writer import ChunkWriter
 from server.writers.logprobs import chat_logprobs
 
@@ -93,9 +93,11 @@ class ChatWriter(ChunkWriter):
 
     def _chat_choice(self, delta: Delta) -> AnyChatChoice:
         fields = self._choice(delta, delta.index)
-        if delta.finish_reason == "stop" and self._readers[delta.index].has_called:
-            fields["finish_reason"] = "tool_calls"
+        fields["finish_reason"] = self._finish_reason(delta)
         return {**fields, "logprobs": self._logprobs(delta)}
+
+    def _finish_reason(self, delta: Delta) -> FinishReason | None:
+        return self._readers[delta.index].finish_reason(delta)
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         if not self._request.logprobs:

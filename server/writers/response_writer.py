@@ -12,7 +12,7 @@ from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
 from server.schemas.responses import OutputItem, OutputPart, Response, ResponseEvent, ResponseRequest, ResponseUsage
-from server.writers.answer_reader import answer_reader
+from server.writers.answer_reader import FinishReason, answer_reader
 from server.writers.writer import Writer
 
 TextKind = Literal["message", "reasoning"]
@@ -101,6 +101,9 @@ class ResponseWriter(Writer):
             response["nvium"] = {**self._token_exits(self._gained), **self._exit_summary()}
         self._keep(response)
         yield self._event(f"response.{response['status']}", response=response)
+
+    def _finish_reason(self, delta: Delta) -> FinishReason | None:
+        return self._reader.finish_reason(delta)
 
     def _response_usage(self) -> ResponseUsage:
         usage = self._usage()

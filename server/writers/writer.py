@@ -9,6 +9,7 @@ from server.generation.generation import Generation
 from server.generation.service import Service
 from server.http.event_stream import DONE
 from server.schemas.generation import ExitSummary, GenerationRequest, TokenExits, Usage
+from server.telemetry.metrics import EndReason
 
 
 class Writer(ABC):
@@ -41,7 +42,18 @@ class Writer(ABC):
         self._has_begun = True
         for delta in deltas:
             events += self._events(delta)
+        self.note_ends(deltas)
         return [*events, *self._closing(), DONE] if self.generation.is_over else events
+
+    def note_ends(self, deltas: Sequence[Delta]) -> None:
+        """Count the choices that these deltas have ended, after they were written."""
+        for delta in deltas:
+            if reason := self._finish_reason(delta):
+                self.generation.choices[delta.index].ended(reason)
+
+    def _finish_reason(self, delta: Delta) -> EndReason | None:
+        """Of a delta that has been read."""
+        return delta.finish_reason
 
     @abstractmethod
     def whole(self, gained: Sequence[Delta]) -> bytes:

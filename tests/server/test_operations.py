@@ -89,6 +89,7 @@ def test_answers_are_counted_by_status_end_and_length(server: LiveServer) -> Non
         'nvium_responses_total{endpoint="completions",status="200"}',
         'nvium_responses_total{endpoint="completions",status="404"}',
         'nvium_finished_choices_total{finish_reason="length"}',
+        'nvium_finished_choices_total{finish_reason="tool_calls"}',
         "nvium_request_prompt_tokens_count",
         "nvium_request_prompt_tokens_sum",
         'nvium_request_generated_tokens_bucket{le="10.0"}',
@@ -97,7 +98,13 @@ def test_answers_are_counted_by_status_end_and_length(server: LiveServer) -> Non
     before = [server.gauge(name) for name in names]
     server.complete(max_tokens=6, ignore_eos=True, n=2)
     server.complete(model="other")
-    assert [server.gauge(name) - then for name, then in zip(names, before, strict=True)] == [1, 1, 2, 1, 4, 0, 1]
+    gained = [server.gauge(name) - then for name, then in zip(names, before, strict=True)]
+    assert gained == [1, 1, 2, 0, 1, 4, 0, 1]
+    tool = {"type": "function", "function": {"name": "f"}}
+    asked = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+    server.chat(**asked)
+    server.chat(**asked, stream=True)
+    assert server.gauge(names[3]) == before[3] + 2
 
 
 def test_metrics_say_what_is_served_with_how_many_seats_and_in_which_process(server: LiveServer) -> None:

@@ -23,7 +23,8 @@ def test_a_closed_connection_frees_its_sequences_within_a_second(server: LiveSer
     )
     url = httpx.URL(server.url)
     cancelled = 'nvium_requests_total{endpoint="completions",outcome="cancelled"}'
-    before = server.gauge(cancelled) if cancelled in server.http.get("/metrics").text else 0
+    aborted = 'nvium_finished_choices_total{finish_reason="abort"}'
+    before, before_aborted = server.gauge(cancelled), server.gauge(aborted)
     with socket.create_connection((url.host, url.port)) as connection:
         connection.sendall(head.encode() + b"\r\n" + body)
         wait_until(lambda: server.gauge("nvium_requests_running") == n)
@@ -31,6 +32,7 @@ def test_a_closed_connection_frees_its_sequences_within_a_second(server: LiveSer
     assert server.service.admission.num_present == 0
     assert server.gauge("nvium_kv_cache_usage_ratio") == 0
     assert server.gauge(cancelled) == before + 1
+    assert server.gauge(aborted) == before_aborted + n
 
 
 def test_a_failure_in_a_stream_is_an_event_and_then_the_end(byte_model: LoadedModel) -> None:
