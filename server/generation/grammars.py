@@ -368,7 +368,8 @@ def patterns_of(node: Schema) -> Iterator[str]:
 def multiples_of(node: Schema) -> Iterator[int]:
     """The digits of `multipleOf`, without the decimal point and the zeros at the end."""
     multiple = node.get("multipleOf")
-    if isinstance(multiple, int | float) and math.isfinite(multiple) and multiple:
+    is_finite = type(multiple) is int or (isinstance(multiple, float) and math.isfinite(multiple))
+    if multiple and is_finite:
         digits = Decimal(str(multiple)).normalize().as_tuple().digits
         yield int("".join(map(str, digits)))
 

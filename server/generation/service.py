@@ -45,8 +45,8 @@ ALIAS = "default"
 MAX_ALTERNATIVES = 2_000_000
 """Log-probabilities of other tokens in one answer, at some 200 bytes each."""
 
-MAX_INLINE_CHARACTERS = 10_000
-"""Longer texts are tokenized off the event loop."""
+MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
+"""Longer texts, and more of them, are tokenized off the event loop."""
 
 NUM_ASIDE_THREADS = 2
 """Threads that tokenize long texts and compile grammars for generating requests."""
@@ -218,7 +218,7 @@ class Service:
         for prompt in prompts:
             if isinstance(prompt, str):
                 self.check_length("prompt", prompt)
-        if sum(map(len, prompts)) > MAX_INLINE_CHARACTERS:
+        if len(prompts) > MAX_INLINE_PROMPTS or sum(map(len, prompts)) > MAX_INLINE_CHARACTERS:
             return await self.aside(self._read, prompts)
         return self._read(prompts)
 

@@ -6,11 +6,15 @@ The published schema is that of these models, so every combination that it allow
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from server.schemas.body import NeutralOnly, RequestBody, Text, at_most, encodable, told_apart
 
 MAX_MESSAGES = 4096
+MAX_PARTS = 4096
+"""Of the contents of all messages: each is validated on the event loop."""
+
 MAX_CALLS = 128
 
 Name = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$"), AfterValidator(encodable)]
@@ -182,4 +186,22 @@ AnyMessage = Annotated[
     | Annotated[AssistantCalls, Tag("assistant calls")],
     told_apart(kind_of_message, by="role", message="must be system, developer, user, assistant or tool"),
 ]
-Messages = Annotated[list[AnyMessage], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]
+
+
+def with_few_parts(messages: Any) -> Any:
+    """Refuses many parts before looking at them."""
+    if not isinstance(messages, list):
+        return messages
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    if num_parts > MAX_PARTS:
+        raise PydanticCustomError("too_many", f"at most {MAX_PARTS} parts of content are allowed, got {num_parts}")
+    return messages
+
+
+Messages = Annotated[
+    list[AnyMessage],
+    Field(min_length=1, fail_fast=True),
+    BeforeValidator(with_few_parts),
+    at_most(MAX_MESSAGES),
+]

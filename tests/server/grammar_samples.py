@@ -96,6 +96,8 @@ REFUSED_SCHEMAS = {
     ),
     "with a large divisor": {"type": "integer", "multipleOf": 1_000_003},
     "with a large negative divisor": {"type": "integer", "multipleOf": -1_000_003},
+    "with a divisor beyond floats": {"type": "integer", "multipleOf": 10**400},
+    "with a divisor that is no number": {"type": "integer", "multipleOf": True},
     "with divisors": {"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
     "with divisors and decimals": {"allOf": [{"multipleOf": 0.997}, {"multipleOf": 9910}]},
     "that multiplies": {"allOf": [either(i) for i in range(20)]},

@@ -98,6 +98,13 @@ def test_half_a_surrogate_pair_breaks_nothing(server: LiveServer, field: str) ->
     assert response.status_code in (200, 400, 404)
 
 
+def test_many_parts_of_content_are_refused(server: LiveServer) -> None:
+    parts = [{"type": "text", "text": "a"}] * 2100
+    messages = [{"role": "user", "content": parts}] * 2
+    error = error_of(server.chat(messages=messages))
+    assert (error["param"], "at most 4096 parts of content" in error["message"]) == ("messages", True)
+
+
 def test_another_content_type_is_refused(server: LiveServer) -> None:
     content = json.dumps({"model": NAME, "prompt": "a"})
     response = server.http.post("/v1/completions", content=content, headers={"content-type": "text/xml"})
