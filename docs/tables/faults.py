@@ -31,6 +31,21 @@ def upgrade() -> Table:
 
 
 @table
+def replica_hangs() -> Table:
+    counts = ("requests", "right", "wrong", "failed", "lost", "delayed")
+    times = {
+        "longest_seconds": "longest, s",
+        "excluded_seconds": "excluded after, s",
+        "back_seconds": "two again after, s",
+    }
+    head = ["one of two replicas", *counts, *times.values()]
+    rows = read("replica-hangs")["rows"]
+    return head, [
+        [row["what"], *(row[name] for name in counts), *(digits(row[name], 1) for name in times)] for row in rows
+    ]
+
+
+@table
 def soak_http() -> Table:
     samples = read("soak-http")["samples"]
     head = ["after, s", *HELD, "right so far", "median answer, s"]
