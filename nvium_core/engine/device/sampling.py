@@ -14,6 +14,12 @@ from torch import Tensor
 from nvium_core.engine.params import Draw
 from nvium_core.engine.schedule.step import NO_TOKEN
 
+MANY_CANDIDATES = 1024
+"""Tokens among which those of top-p are looked for first, where there is no top-k."""
+
+MIN_SHARE = 4
+"""The candidates are at most a vocabulary's part of this, or else all of it is sorted."""
+
 CERTAINTY_MARGIN = 1e-9
 """ε of the certificate: more than float64 rounding can move a sum of probabilities."""
 
@@ -22,7 +28,8 @@ CERTAINTY_MARGIN = 1e-9
 class Truncation:
     """Per row: temperature > 0, log min-p (-inf is off), top-k (0 is off) and top-p (1 is off).
 
-    `is_ranked`: some row has top-k or top-p, so rows are sorted.
+    `is_ranked`: some row has top-k or top-p. `num_candidates`: so many of the most probable tokens are ranked, top-k of
+    all rows among them, and the whole vocabulary only if some row's top-p needs more; 0 ranks all of it at once.
     """
 
     temperature_R: Tensor
@@ -30,15 +37,18 @@ class Truncation:
     top_k_R: Tensor
     top_p_R: Tensor
     is_ranked: bool
+    num_candidates: int = 0
 
     @classmethod
     def of(cls, draws: Items[Draw], device: torch.device) -> "Truncation":
+        counts = [draw.top_k or MANY_CANDIDATES for draw in draws if draw.is_ranked]
         return cls(
             torch.tensor([draw.temperature for draw in draws], dtype=torch.float64, device=device),
             torch.tensor([draw.log_min_p for draw in draws], dtype=torch.float64, device=device),
             torch.tensor([draw.top_k for draw in draws], device=device),
             torch.tensor([draw.top_p for draw in draws], dtype=torch.float64, device=device),
-            is_ranked=any(draw.is_ranked for draw in draws),
+            is_ranked=bool(counts),
+            num_candidates=max(counts, default=0),
         )
 
 
@@ -103,15 +113,55 @@ def below_peak(logits_RV: Tensor, truncation: Truncation) -> Tensor:
 
 def _truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:
     """Zero all but the k most probable tokens, then all but the fewest of those that hold top-p of their mass."""
+    if 0 < MIN_SHARE * truncation.num_candidates <= probs_RV.shape[-1]:
+        kept_RV, is_enough = truncate_candidates(probs_RV, truncation)
+        if is_enough:
+            return kept_RV
+    return truncate_all(probs_RV, truncation)
+
+
+def truncate_all(probs_RV: Tensor, truncation: Truncation) -> Tensor:
+    """By sorting the vocabulary: the reference for `truncate_candidates`."""
     vocab_size = probs_RV.shape[-1]
     sorted_RV, order_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
     k_R1 = torch.where(truncation.top_k_R > 0, truncation.top_k_R, vocab_size)[:, None]
     sorted_RV = sorted_RV.masked_fill(torch.arange(vocab_size, device=k_R1.device) >= k_R1, 0)
-    mass_before_RV = cumulative(sorted_RV) - sorted_RV
+    nothing_RV = torch.zeros_like(probs_RV)
+    total_R1 = nothing_RV.scatter(-1, order_RV, sorted_RV).sum(-1, keepdim=True)
+    cut_RV = beyond_top_p(sorted_RV, total_R1, truncation)
+    return nothing_RV.scatter(-1, order_RV, sorted_RV.masked_fill(cut_RV, 0))
+
+
+def truncate_candidates(probs_RV: Tensor, truncation: Truncation) -> tuple[Tensor, bool]:
+    """The same by sorting candidates, in token-id order where they are equal, and whether all that is kept was among
+    them. Shapes: C candidates."""
+    top_k_R1, top_p_R1, count = truncation.top_k_R[:, None], truncation.top_p_R[:, None], truncation.num_candidates
+    first_RV = most_probable(probs_RV, torch.where(top_k_R1 > 0, top_k_R1, count), count)
+    token_RC = first_RV.topk(count).indices.sort(-1).values
+    sorted_RC, order_RC = first_RV.gather(-1, token_RC).sort(dim=-1, descending=True, stable=True)
+    total_R1 = torch.where(top_k_R1 > 0, first_RV, probs_RV).sum(-1, keepdim=True)
+    cut_RC = beyond_top_p(sorted_RC, total_R1, truncation)
+    kept_RC = sorted_RC.masked_fill(cut_RC, 0)
+    kept_RV = torch.zeros_like(probs_RV).scatter(-1, token_RC.gather(-1, order_RC), kept_RC)
+    is_whole_R1 = ((top_k_R1 == 0) & (top_p_R1 == 1)) | ~torch.isfinite(probs_RV.sum(-1, keepdim=True))
+    is_enough_R1 = (top_k_R1 > 0) | is_whole_R1 | cut_RC[:, -1:]
+    return torch.where(is_whole_R1, probs_RV, kept_RV), bool(is_enough_R1.all())
+
+
+def most_probable(probs_RV: Tensor, k_R1: Tensor, most: int) -> Tensor:
+    """All but k probabilities of each row are zero; of equal ones the lowest token ids count. No k exceeds `most`."""
+    least_R1 = probs_RV.topk(most).values.gather(-1, k_R1 - 1)
+    is_above_RV, is_least_RV = probs_RV > least_R1, probs_RV == least_R1
+    room_R1 = k_R1 - is_above_RV.sum(-1, keepdim=True)
+    return probs_RV.where(is_above_RV | (is_least_RV & (is_least_RV.cumsum(-1) <= room_R1)), 0)
+
+
+def beyond_top_p(sorted_RX: Tensor, total_R1: Tensor, truncation: Truncation) -> Tensor:
+    """Where those before hold top-p of the mass; never the first, as top-p of the mass may underflow to nothing."""
     top_p_R1 = truncation.top_p_R[:, None]
-    cut_RV = (mass_before_RV >= top_p_R1 * sorted_RV.sum(-1, keepdim=True)) & (top_p_R1 < 1)
-    cut_RV[:, 0] = False  # top-p of the mass may underflow to nothing
-    return torch.zeros_like(probs_RV).scatter(-1, order_RV, sorted_RV.masked_fill(cut_RV, 0))
+    cut_RX = (cumulative(sorted_RX) - sorted_RX >= top_p_R1 * total_R1) & (top_p_R1 < 1)
+    cut_RX[:, 0] = False
+    return cut_RX
 
 
 def inverse_cdf(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:

@@ -1,13 +1,23 @@
 """The vectorised sampler against the reference's plain Python."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.engine.device.sampling import NO_TOKEN, Truncation, certified_argmax, draw, inverse_cdf
+from nvium_core.engine.device.sampling import (
+    NO_TOKEN,
+    Truncation,
+    certified_argmax,
+    draw,
+    inverse_cdf,
+    truncate_all,
+    truncate_candidates,
+)
 from nvium_core.engine.params import SamplingParams
 from nvium_core.model.reference import Params, invert, truncated
 
@@ -40,6 +50,39 @@ def test_draws_equal_the_reference_row_by_row(rows: list[tuple[list[float], dict
     params = truncation(*(SamplingParams(**wishes) for wishes in asked))
     tokens = draw(float64(logits), params, float64(uniform)).tolist()
     assert tokens == [invert(truncated(row, Params(**wishes)), u) for row, wishes, u in rows]
+
+
+FEW_OF_MANY = st.lists(st.sampled_from([-9.0, -2.0, -1.0, 0.0]) | st.floats(-8, 8), min_size=30, max_size=30)
+
+
+@given(st.lists(st.tuples(FEW_OF_MANY, wishes), min_size=1, max_size=4))
+def test_candidates_are_truncated_as_the_whole_vocabulary_is(rows: list[tuple[list[float], dict[str, Any]]]) -> None:
+    logits, asked = zip(*rows, strict=True)
+    params = replace(truncation(*(SamplingParams(**wishes) for wishes in asked)), num_candidates=7)
+    probs = float64(logits).softmax(-1)
+    found, is_enough = truncate_candidates(probs, params)
+    assert not is_enough or torch.equal(found, truncate_all(probs, params))
+    assert is_enough or any(wishes["top_k"] == 0 and wishes["top_p"] < 1 for wishes in asked)
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 2.0])
+@pytest.mark.parametrize("asked", [{"top_k": 40}, {"top_p": 0.6}, {"top_k": 300, "top_p": 0.9}, {}])
+def test_a_large_vocabulary_gives_the_same_tokens(temperature: float, asked: dict[str, Any]) -> None:
+    """Those of 1,024 candidates, or where they do not hold top-p, of all."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(64, 5000, generator=generator, dtype=torch.float64).round(decimals=1) * 2
+    uniform = torch.rand(64, generator=generator, dtype=torch.float64)
+    each = [SamplingParams(temperature=temperature, **asked), SamplingParams(top_p=0.5, temperature=0.3)] * 32
+    params = truncation(*each)
+    assert params.num_candidates == 1024
+    assert torch.equal(draw(logits, params, uniform), draw(logits, replace(params, num_candidates=0), uniform))
+
+
+def test_a_row_that_is_no_distribution_is_told_among_candidates() -> None:
+    logits = torch.zeros(2, 40, dtype=torch.float64)
+    logits[0, 7] = torch.nan
+    tokens = draw(logits, truncation(*[SamplingParams(top_k=3)] * 2), float64([0.5, 0.5]))
+    assert tokens.tolist() == [NO_TOKEN, 1]
 
 
 @given(st.lists(logit_rows, min_size=1, max_size=4), st.floats(0, 1, exclude_max=True), wishes)
