@@ -29,9 +29,8 @@ from nvium_core.errors import NviumError
 from nvium_core.loading import check_vocabulary, gguf_file_tokenizer, load_tokenizer
 from nvium_core.model.checkpoint import Checkpoint, CheckpointError
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.gguf import is_gguf
 from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.model.source import read_source
+from nvium_core.model.source import is_gguf, read_source
 
 TOKENIZER_FILE = "tokenizer.json"
 COMPANIONS = (

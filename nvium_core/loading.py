@@ -11,10 +11,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Device, Precision, Quantization, Weights
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, CheckpointError, one_line, resolve_folder
-from nvium_core.model.gguf import forget_gguf, is_gguf, open_gguf
-from nvium_core.model.gguf_groups import has_groups, hold_groups
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.model.quantized import quantize_model
+from nvium_core.model.source import is_gguf
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -79,6 +78,9 @@ def load_gguf(
     path: Path, device: torch.device, dtype: Precision, kind: type[NviumForCausalLM], weights: Weights
 ) -> LoadedModel:
     """A GGUF file's model, under the file's name without its suffix."""
+    from nvium_core.model.gguf import forget_gguf, open_gguf
+    from nvium_core.model.gguf_groups import has_groups, hold_groups
+
     tokenizer = gguf_file_tokenizer(path)
     keeps_groups = weights == "auto" and dtype == "auto" and device.type == "cpu" and has_groups(open_gguf(path))
     precision = gguf_precision(dtype, device, in_groups=keeps_groups or weights in get_args(Quantization))
@@ -100,6 +102,8 @@ def gguf_precision(dtype: Precision, device: torch.device, *, in_groups: bool) -
 
 def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Raises `CheckpointError` for an unknown kind, or a damaged one."""
+    from nvium_core.model.gguf import open_gguf
+
     file = open_gguf(path)
     try:
         return gguf_tokenizer(file.get)

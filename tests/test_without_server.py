@@ -1,4 +1,4 @@
-"""Who trains, evaluates and measures needs nothing of what only the server is made of."""
+"""Who trains, evaluates and measures needs nothing of what only the server, or only a GGUF file, is needed for."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def nvium_without_the_server(*commands: list[str]) -> subprocess.CompletedProcess[str]:
-    program = PROGRAM.format(missing=OF_THE_SERVER)
+    program = PROGRAM.format(missing=(*OF_THE_SERVER, "gguf"))
     return subprocess.run(
         [sys.executable, "-c", program, json.dumps(commands)], capture_output=True, text=True, check=False, timeout=240
     )

@@ -1,11 +1,13 @@
 """All that is to be measured on a GPU, in order: `python -m nvium_core.bench.on_gpu`.
 
 Each part is a process of its own of less than ten minutes, and leaves one file in the folder; what has its file is not
-run again. `--tiny` tries the list anywhere, in a folder of its own.
+run again. A part that needs a package which is not installed is left out, and the package named. `--tiny` tries the
+list anywhere, in a folder of its own.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.error import URLError
 
@@ -22,6 +25,8 @@ MAX_SECONDS = 590
 SHAPES, DENSE_1B = ("24x768", "36x768", "48x768"), "22x2048"
 COUNTS, DENSE_COUNTS, STREAMS = (1, 8, 32, 64, 128, 256), (1, 32, 256), "32,256"
 PORT = 8765
+OF_ALL, OF_TESTS, OF_SERVER = ("platformdirs",), ("pytest", "hypothesis"), ("fastapi", "structlog", "uvicorn")
+"""Packages that a machine with PyTorch may lack, and that cannot be done without."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,12 @@ class Part:
     command: tuple[str, ...]
     writes_json: bool = True
     is_served: bool = False
+    needs: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages that it needs and that are not installed."""
+        return [package for package in (*OF_ALL, *self.needs) if find_spec(package) is None]
 
 
 def parts(device: str, *, is_tiny: bool) -> Iterator[Part]:
@@ -46,20 +57,9 @@ def parts(device: str, *, is_tiny: bool) -> Iterator[Part]:
         race = ("--sequences", str(count), "--against", against, "--seconds", seconds)
         return (*NVIUM, "bench", "peers", "--shape", shape, *where, *timed, *race, *more)
 
-    tests = (
-        "-m",
-        "pytest",
-        "-q",
-        "-rs",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "0",
-        "-m",
-        "cuda",
-        "tests/engine/device/graphs",
-    )
-    yield Part("tests", (PYTHON, *tests), writes_json=False)
+    without_plugins = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider")
+    tests = ("-q", "-rs", *without_plugins, "-m", "cuda", "tests/engine/device/graphs/test_cuda.py")
+    yield Part("tests", (PYTHON, "-m", "pytest", *tests), writes_json=False, needs=OF_TESTS)
     batches = ("--sequences", "1,4,16,64" if not is_tiny else "1", "--requests", "64" if not is_tiny else "2")
     bench = (*NVIUM, "bench")
     yield Part("determinism", (*bench, "determinism", "--shape", shapes[0], *where, *batches, *timed))
@@ -73,7 +73,7 @@ def parts(device: str, *, is_tiny: bool) -> Iterator[Part]:
         yield Part(f"dense-{dense}-{count}", peers(dense, count, "generate", "--routing", "1"))
     load = ("--concurrency", STREAMS if not is_tiny else "1", "--requests", "512" if not is_tiny else "1")
     url = ("--base-url", f"http://127.0.0.1:{PORT}", "--max-tokens", tokens)
-    yield Part("http", (PYTHON, "-m", "loadtest", *url, *load), is_served=True)
+    yield Part("http", (PYTHON, "-m", "loadtest", *url, *load), is_served=True, needs=OF_SERVER)
     if not is_tiny:
         yield Part("training", (*NVIUM, "train", "paper-24x768", "--device", device, "--dry-run"), writes_json=False)
 
@@ -150,6 +150,10 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         if asked.list:
             say(part.name, *part.command[1:])
+        elif part.missing:
+            say(f"{part.name}: left out, as {', '.join(part.missing)} cannot be imported")
+            left += 1
+            continue
         left += asked.list or not run(part, file, asked.device)
     return min(left, 1)
 

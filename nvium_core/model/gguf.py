@@ -24,9 +24,6 @@ from nvium_core.model.config import NviumConfig
 
 logger = logging.getLogger(__name__)
 
-SUFFIX = ".gguf"
-
-
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"qkv_bias": True},
@@ -117,10 +114,6 @@ class GGUFFile:
     @cached_property
     def tensors(self) -> dict[str, gguf.ReaderTensor]:
         return {tensor.name: tensor for tensor in self.reader.tensors}
-
-
-def is_gguf(source: object) -> bool:
-    return str(source).endswith(SUFFIX) and Path(str(source)).is_file()
 
 
 def open_gguf(path: Path) -> GGUFFile:

@@ -9,9 +9,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.model.checkpoint import read_config, resolve_folder
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.gguf import is_gguf, open_gguf
+from nvium_core.model.gguf import open_gguf
 from nvium_core.model.gguf import read_config as read_gguf_config
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.source import is_gguf
 from nvium_core.training.data.corpus import is_corpus, stream_documents
 from nvium_core.training.data.documents import DataError, read_documents
 from nvium_core.training.data.tokens import encoded

@@ -1,30 +1,49 @@
-"""What only a GPU can show. All of it: `python -m pytest -m cuda`."""
+"""What is to be shown on a GPU: `python -m pytest -m cuda`. What a CPU can do of it is done there too."""
 
 import warnings
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from nvium_core import Engine, EngineConfig, SamplingParams
+from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
 from nvium_core.engine.device.attention import gathered, in_place
 from nvium_core.engine.device.graphs.replay import Replay
+from nvium_core.engine.device.layers.fixed_order import FixedOrderBackend
+from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule import randomness
 from nvium_core.model import reference
 from tests.engine.cached_blocks import TOLERANCE, assert_alike, carry_five_by_five, sequences_of
-from tests.engine.device.graphs.engines import Cached, backend_of
+from tests.engine.device.graphs.engines import Cached, backend_of, graphs_engine
+from tests.engine.driving import Key, drained
 from tests.random_models import random_model
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+on_a_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+anywhere = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 
 PROMPTS = [[1, 2, 3], [4, 5], [6] * 20]
+WISHES: list[dict[str, Any]] = [{}, {"top_k": 4, "top_p": 0.8}, {"temperature": 0.0}, {"repetition_penalty": 1.3}]
 
 
+def engine_on(device: str, model: NviumForCausalLM, config: EngineConfig) -> Engine:
+    """As it is made for a GPU; on a CPU, graphs are just called."""
+    if device == "cuda":
+        return Engine(model, config)
+    if config.deterministic:
+        return Engine(model, config, make_runner=partial(Runner, make_backend=FixedOrderBackend))
+    return graphs_engine(model, config)
+
+
+@anywhere
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("wishes", [{}, {"top_k": 4, "top_p": 0.8}, {"temperature": 0.0}, {"repetition_penalty": 1.3}])
-def test_tokens_and_exits_equal_algorithm_1_in_float64(wishes: dict[str, float], deterministic: bool) -> None:
-    model = random_model([1, 2, 4], seed=5)
-    engine = Engine(random_model([1, 2, 4], seed=5).cuda(), EngineConfig(max_sequences=3, deterministic=deterministic))
+@pytest.mark.parametrize("wishes", WISHES)
+def test_tokens_and_exits_equal_algorithm_1_in_float64(
+    wishes: dict[str, Any], deterministic: bool, device: str
+) -> None:
+    model, config = random_model([1, 2, 4], seed=5), EngineConfig(max_sequences=3, deterministic=deterministic)
+    engine = engine_on(device, random_model([1, 2, 4], seed=5).to(device), config)
     params = SamplingParams(max_tokens=20, seed=11, ignore_eos=True, **wishes)
     asked = reference.Params(stop_token_ids=set(), **wishes)
     for prompt, told in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
@@ -32,10 +51,42 @@ def test_tokens_and_exits_equal_algorithm_1_in_float64(wishes: dict[str, float],
         assert list(zip(told.token_ids, told.exits, strict=True)) == [(s.token_id, s.exit) for s in spoken]
 
 
+@anywhere
+@torch.inference_mode()
+def test_greedy_tokens_are_the_mixture_s_argmax_though_some_leave_early(device: str) -> None:
+    model = random_model([1, 2, 4], seed=5, spread=2.0).to(device)
+    engine = engine_on(device, model, EngineConfig(max_sequences=3))
+    answers = engine.generate(PROMPTS, SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
+    for prompt, told in zip(PROMPTS, answers, strict=True):
+        tokens = torch.tensor([[*prompt, *told.token_ids]], device=device)
+        most_probable = model(tokens[:, :-1]).logits[0, len(prompt) - 1 :].argmax(-1)
+        assert most_probable.tolist() == told.token_ids
+    assert {exit_ for told in answers for exit_ in told.exits} > {3}
+
+
+@anywhere
+@pytest.mark.parametrize("num_sequences", [1, 4, 16, 64])
+def test_an_answer_does_not_depend_on_its_company_in_bfloat16(num_sequences: int, device: str) -> None:
+    model = random_model([1, 2, 4], dtype=torch.bfloat16, width=64).to(device)
+    answers = answers_of(engine_on(device, model, EngineConfig(max_sequences=num_sequences, deterministic=True)))
+    alone = answers_of(engine_on(device, model, EngineConfig(max_sequences=1, deterministic=True)))
+    assert answers == alone
+
+
+def answers_of(engine: Engine) -> dict[Key, Completion]:
+    """Of 64 requests of several kinds, as many at once as there are seats."""
+    for number in range(64):
+        prompt = [(number + 5 * t) % 17 for t in range(1 + number % 23)]
+        wishes = {**WISHES[number % len(WISHES)], "logprobs": 1 if number % 3 == 0 else None}
+        engine.add(str(number), prompt, SamplingParams(max_tokens=6, seed=number, ignore_eos=True, **wishes))
+    return drained(engine)
+
+
+@on_a_gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("page_size", [16, 256])
-def test_static_blocks_are_the_layers(dtype: torch.dtype, page_size: int) -> None:
-    model = random_model([1, 3], dtype=dtype, spread=0.5, width=64).cuda()
+def test_static_blocks_are_the_layers(dtype: torch.dtype, page_size: int, device: str) -> None:
+    model = random_model([1, 3], dtype=dtype, spread=0.5, width=64).to(device)
     sequences = sequences_of([1, 17, 40], model.config.vocab_size, page_size)
     plain, graphs = Cached(model, False, page_size), Cached(model, True, page_size)
     is_kernels = dtype == torch.bfloat16 and page_size == 256
@@ -44,9 +95,10 @@ def test_static_blocks_are_the_layers(dtype: torch.dtype, page_size: int) -> Non
     assert_alike(graphs, plain, TOLERANCE[dtype])
 
 
+@on_a_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_graphs_leave_what_their_functions_leave(dtype: torch.dtype) -> None:
-    model = random_model([1, 3], dtype=dtype, spread=0.5, width=64).cuda()
+def test_graphs_leave_what_their_functions_leave(dtype: torch.dtype, device: str) -> None:
+    model = random_model([1, 3], dtype=dtype, spread=0.5, width=64).to(device)
     sequences = sequences_of([9, 17, 40], model.config.vocab_size)
     replayed, called = Cached(model, has_graphs=True), Cached(model, has_graphs=True)
     called.graphs.replay = Replay(torch.device("cpu"))
@@ -61,9 +113,10 @@ def test_graphs_leave_what_their_functions_leave(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE[dtype])
 
 
+@on_a_gpu
 @pytest.mark.parametrize("num_sequences", [1, 5])
-def test_a_decoding_step_waits_for_the_device_once(num_sequences: int) -> None:
-    model = random_model([1, 2, 4], dtype=torch.bfloat16, width=64).cuda()
+def test_a_decoding_step_waits_for_the_device_once(num_sequences: int, device: str) -> None:
+    model = random_model([1, 2, 4], dtype=torch.bfloat16, width=64).to(device)
     engine = Engine(model, EngineConfig(max_sequences=num_sequences))
     engine.calibrate()
     for number in range(num_sequences):
