@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nvium_core.registration import register_when_imported
 
 if TYPE_CHECKING:
+    from nvium_core.choices import SUGGESTED as SUGGESTED
     from nvium_core.choices import Device as Device
     from nvium_core.choices import Precision as Precision
     from nvium_core.choices import Sampling as Sampling
@@ -59,6 +60,7 @@ _HOME = {
     "Precision": "choices",
     "Sampling": "choices",
     "Schedule": "choices",
+    "SUGGESTED": "choices",
     "NviumError": "errors",
     "Constraint": "engine.constraint",
     "TooCostly": "engine.constraint",

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nvium_core.choices import Sampling
+from nvium_core.choices import SUGGESTED, Sampling
 from nvium_core.commands.options import ModelArgument, chosen, takes
 from nvium_core.engine.params import EngineConfig
 from nvium_core.options import ModelOptions
@@ -28,8 +28,8 @@ def generate(
     prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "Once upon a time",
     max_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 128,
     seed: SeedOption = None,
-    temperature: TemperatureOption = 0.7,
-    top_p: TopPOption = 0.95,
+    temperature: TemperatureOption = SUGGESTED["temperature"],
+    top_p: TopPOption = SUGGESTED["top_p"],
     sampling: SamplingOption = None,
     **given: Any,
 ) -> None:
@@ -48,8 +48,8 @@ def chat(
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Of each answer, at most [the rest of the context].")] = None,
     seed: SeedOption = None,
-    temperature: TemperatureOption = 0.7,
-    top_p: TopPOption = 0.95,
+    temperature: TemperatureOption = SUGGESTED["temperature"],
+    top_p: TopPOption = SUGGESTED["top_p"],
     sampling: SamplingOption = None,
     **given: Any,
 ) -> None:

@@ -30,11 +30,11 @@ PARETO = {
 }
 """The quality-speed figure, 24 layers of width 768 except the 1.5B."""
 
-SHAPE = (24, 768)
+RECIPE = "paper-24x768"
 EXIT_SHARES = (0.145703, 0.259934, 0.344640, 0.246770)
 EXIT_PERPLEXITIES = (312.6, 62.6, 48.4, 161.0)
 PERPLEXITY, DENSE_PERPLEXITY = 18.8, 19.46
-"""Of the 4-vium of that shape."""
+"""Of the 4-vium of that recipe."""
 
 
 @dataclass(frozen=True)

@@ -127,9 +127,8 @@ def routing(figures: Figures) -> str:
 
 
 def papers_routing(figures: Figures) -> str:
-    """Compared with a model of the same shape."""
-    shape = figures["num_layers"], figures["width"], len(figures["exit_layers"])
-    if shape != (*paper.SHAPE, len(paper.EXIT_SHARES)):
+    """Compared with the paper's model, for a run of its recipe."""
+    if figures.get("recipe") != paper.RECIPE:
         return ""
     ours = (figures["exit_shares"], figures["exit_perplexities"])
     columns = ["exit", "mean p_k", "paper's", "perplexity", "paper's"]

@@ -19,7 +19,7 @@ from nvium_core.evaluation.turns import TRIALS
 from nvium_core.loading import LoadedModel
 from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.model.flops import flops_before_speaking, flops_per_token, spoken_flops
-from nvium_core.training.run_folder import tokens_read
+from nvium_core.training.run_folder import recipe_of, tokens_read
 
 OPENING_CHARACTERS = 200
 NUM_OPENINGS = 8
@@ -127,6 +127,7 @@ def description(loaded: LoadedModel) -> Figures:
     return {
         **subject_of(loaded).as_dict(),
         "model": run.name if run else loaded.name,
+        "recipe": recipe_of(run) if run else None,
         "training_tokens": tokens_read(run) if run else None,
         "num_parameters": loaded.model.num_parameters(),
         "num_layers": config.num_hidden_layers,

@@ -45,7 +45,7 @@ class NviumOutput(ModelOutput):
     loss: L_mix, also what Trainer minimises. logits: log π_mix [B, T, V]. exit_probs: p_k [B, T, E]. exit_logits: each
     exit's own logits [B, T, E, V], on request. compute_loss: L_compute. balance_loss: L_balance. exit_losses:
     cross-entropy of each exit alone [E]. hidden_states: the embeddings and the output of each layer, before any norm,
-    [B, T, D] each, on request.
+    [B, T, D] each, on request. last_hidden_state: what the head reads at the last exit [B, T, D].
     """
 
     loss: Tensor | None = None
@@ -58,6 +58,7 @@ class NviumOutput(ModelOutput):
     exit_losses: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     past_key_values: Cache | None = None
+    last_hidden_state: Tensor | None = None
 
 
 class NviumForCausalLM(PreTrainedModel, GenerationMixin):
@@ -194,6 +195,7 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
             exit_logits=exit_logits if output_exit_logits else None,
             hidden_states=all_states,
             past_key_values=past_key_values,
+            last_hidden_state=outputs[-1],
             **losses,
         )
 

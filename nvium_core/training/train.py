@@ -46,10 +46,7 @@ from nvium_core.training.options import RunOptions
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import Lines, Report, RunLog, describe, progress_bar
-from nvium_core.training.run_folder import owned, write_model, write_recipe
-
-EXTENDABLE = {"total_tokens", "epochs", "checkpoint_every", "evaluations"}
-"""What may change when a run is resumed."""
+from nvium_core.training.run_folder import EXTENDABLE, owned, write_model, write_recipe
 
 
 def train(recipe: Recipe, options: RunOptions) -> Path:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import structlog
 
 from nvium_core import (
+    SUGGESTED,
     Constraint,
     Engine,
     EngineProcess,
@@ -262,7 +263,7 @@ class Service:
             created=self.created,
             max_model_len=self.engine.context,
             limits={name: getattr(self.settings, name) for name in names},
-            nvium={"exit_layers": self.exit_layers, "num_layers": self.num_layers},
+            nvium={"exit_layers": self.exit_layers, "num_layers": self.num_layers, "suggested": SUGGESTED},
         )
 
     def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:

@@ -5,7 +5,7 @@ import { Chat } from "./chat.js";
 import { hide } from "./hint.js";
 import { key, request, wantsMixture } from "./request.js";
 import { Run } from "./run.js";
-import { remember } from "./settings.js";
+import { remember, suggest } from "./settings.js";
 import { KeyNeeded, Trouble } from "./trouble.js";
 
 const NARROW = matchMedia("(max-width: 40rem)");
@@ -25,6 +25,7 @@ async function meet() {
   const { id, nvium } = await servedModel(key());
   model = { exitLayers: nvium.exit_layers, numLayers: nvium.num_layers };
   part("model").textContent = `${id}, ${model.numLayers} layers${exitsOf(model)}`;
+  suggest({ temperature: nvium.suggested.temperature, "top-p": nvium.suggested.top_p });
   part("key").placeholder = key() ? "" : "not needed";
   document.body.classList.toggle("with-exits", model.exitLayers.length > 1);
 }

@@ -13,12 +13,15 @@ export function request() {
 export function sampling() {
   return {
     max_tokens: Number(field("length").value),
-    temperature: Number(field("temperature").value),
-    top_p: Number(field("top-p").value),
+    temperature: numberOf("temperature"),
+    top_p: numberOf("top-p"),
     seed: field("seed").value === "" ? Math.floor(Math.random() * LARGEST_SEED) : Number(field("seed").value),
     stop: stops(),
   };
 }
+
+/** Nothing if the field is empty: the server's default. */
+const numberOf = (id) => (field(id).value === "" ? undefined : Number(field(id).value));
 
 export const key = () => field("key").value.trim();
 

@@ -14,6 +14,11 @@ export function remember() {
   }
 }
 
+/** Fill the fields of which nothing was kept. */
+export function suggest(values) {
+  for (const [id, suggested] of Object.entries(values)) if (field(id).value === "") put(field(id), suggested);
+}
+
 function read() {
   try {
     return JSON.parse(localStorage.getItem(NAME)) ?? {};

@@ -13,7 +13,7 @@ from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import markdown, papers_routing
 from nvium_core.loading import load_model, quantize_as
 from nvium_core.training.recipes.catalogue import recipe_named
-from nvium_core.training.run_folder import write_model, write_recipe
+from nvium_core.training.run_folder import recipe_of, write_model, write_recipe
 from tests.byte_model import EXIT_LAYERS, load_byte_model
 from tests.random_models import random_model
 
@@ -82,9 +82,7 @@ def test_every_part_has_its_section(figures: Figures) -> None:
 
 def test_a_model_of_four_exits_stands_beside_the_papers() -> None:
     found = {
-        "num_layers": 24,
-        "width": 768,
-        "exit_layers": [6, 12, 18, 24],
+        "recipe": "paper-24x768",
         "exit_shares": [0.25] * 4,
         "exit_perplexities": [40.0] * 4,
         "perplexity": 30.0,
@@ -92,8 +90,18 @@ def test_a_model_of_four_exits_stands_beside_the_papers() -> None:
     text = papers_routing(found | {"twin": {"perplexity": 31.0}})
     assert "| π_mix | – | – | 30 | 18.8 |" in text and "| dense twin | – | – | 31 | 19.46 |" in text
     assert "| dense twin | – | – | – | 19.46 |" in papers_routing(found)
-    assert papers_routing(found | {"exit_layers": [12, 24]}) == ""
-    assert papers_routing(found | {"width": 192}) == ""
+    for other in ("paper-beta-0", None):
+        assert papers_routing(found | {"recipe": other}) == ""
+
+
+def test_a_runs_recipe_is_known_by_its_settings_whatever_its_length(tmp_path: Path) -> None:
+    assert recipe_of(tmp_path) is None
+    write_recipe(recipe_named("paper-24x768", ["total_tokens=1000000", "seed=3"]), tmp_path)
+    assert recipe_of(tmp_path) == "paper-24x768"
+    write_recipe(recipe_named("paper-beta-0.2", []), tmp_path)
+    assert recipe_of(tmp_path) == "paper-beta-0.2"
+    write_recipe(recipe_named("paper-24x768", ["beta.initial=0.17"]), tmp_path)
+    assert recipe_of(tmp_path) is None
 
 
 def test_tables_are_rectangular(figures: Figures) -> None:

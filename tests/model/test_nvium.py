@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import AutoModel
 
 from nvium_core import NviumForCausalLM
 from nvium_core.model.exits import CONTINUE, EXIT
@@ -134,6 +135,15 @@ def test_hidden_states_are_those_of_transformers_llama_and_change_nothing(tmp_pa
         torch.testing.assert_close(ours, their)
     torch.testing.assert_close(output.logits, model(ids).logits, rtol=0, atol=0)
     assert model(ids).hidden_states is None
+
+
+@torch.no_grad()
+def test_the_last_hidden_state_is_transformers_own_from_a_folder_by_auto_model(tmp_path: Path) -> None:
+    llama = random_llama()
+    NviumForCausalLM.from_pretrained(llama_folder(tmp_path, llama), dtype=torch.float32).save_pretrained(tmp_path / "n")
+    model = AutoModel.from_pretrained(tmp_path / "n", dtype=torch.float32)
+    ids = INPUT_IDS % model.config.vocab_size
+    torch.testing.assert_close(model(ids).last_hidden_state, llama.model(ids).last_hidden_state)
 
 
 def some_states(output: NviumOutput) -> tuple[Tensor, ...]:

@@ -38,7 +38,11 @@ def test_a_strict_client_lists_and_finds_the_model(server: LiveServer) -> None:
         card = client.models.retrieve(asked).model_dump()
         assert card["id"] == NAME
         assert card["max_model_len"] == 4096
-        assert card["nvium"] == {"exit_layers": EXIT_LAYERS, "num_layers": 4}
+        assert card["nvium"] == {
+            "exit_layers": EXIT_LAYERS,
+            "num_layers": 4,
+            "suggested": {"temperature": 0.7, "top_p": 0.95},
+        }
         assert card["limits"]["max_n"] == 128
 
 
