@@ -46,6 +46,14 @@ def replica_hangs() -> Table:
 
 
 @table
+def fuzzing() -> Table:
+    names = ("inputs", "covered_at_first", "covered", "findings")
+    head = ["target", "processor, minutes", "inputs", "edges at first", "edges", "findings"]
+    rows = read("fuzzing")["rows"]
+    return head, [[row["target"], digits(row["processor_minutes"], 1), *(row[name] for name in names)] for row in rows]
+
+
+@table
 def soak_http() -> Table:
     samples = read("soak-http")["samples"]
     head = ["after, s", *HELD, "right so far", "median answer, s"]
