@@ -52,7 +52,6 @@ extern "C" void draw(const double* logits, int64_t num_rows, int64_t vocab_size,
 // keys [R, 3]: seed, choice and position of each row. out [2, N, R]: for tokens behind each block, and for routing there.
 extern "C" void uniforms(const int64_t* keys, int64_t num_rows, int64_t num_blocks, double* out) {
   for (const char* purpose : {"token", "route"})
-    for (int64_t block = 0; block < num_blocks; ++block)
-      for (int64_t r = 0; r < num_rows; ++r)
-        *out++ = nvium::uniform(keys[3 * r], keys[3 * r + 1], keys[3 * r + 2], block, purpose);
+    for (int64_t block = 0; block < num_blocks; ++block, out += num_rows)
+      nvium::uniforms(keys, num_rows, block, purpose, out);
 }
