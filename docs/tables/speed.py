@@ -113,7 +113,7 @@ def host() -> Table:
         for row in read("host-tales-6m")["rows"]
     }
     columns = [("native", "synchronous"), ("native", "sweep"), ("graphs", "synchronous"), ("graphs", "sweep")]
-    body = [
+    body: list[list[Cell]] = [
         [sequences, most, *(took[*column, sequences] for column in columns)]
         for sequences, most in MOST_MICROSECONDS.items()
     ]
