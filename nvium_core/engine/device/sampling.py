@@ -145,7 +145,7 @@ def truncate_candidates(probs_RV: Tensor, truncation: Truncation) -> tuple[Tenso
     kept_RV = torch.zeros_like(probs_RV).scatter(-1, token_RC.gather(-1, order_RC), kept_RC)
     is_whole_R1 = ((top_k_R1 == 0) & (top_p_R1 == 1)) | ~torch.isfinite(probs_RV.sum(-1, keepdim=True))
     is_enough_R1 = (top_k_R1 > 0) | is_whole_R1 | cut_RC[:, -1:]
-    return torch.where(is_whole_R1, probs_RV, kept_RV), bool(is_enough_R1.all())
+    return torch.where(is_whole_R1, probs_RV, kept_RV), all(is_enough_R1.flatten().tolist())
 
 
 def most_probable(probs_RV: Tensor, k_R1: Tensor, most: int) -> Tensor:
