@@ -70,7 +70,7 @@ ASKED = (
 )
 """What, the files' name, sequences, over whom, and the least ratio."""
 
-GAIN_ASKED = 0.95
+GAIN_ASKED, LLAMA = 0.95, "llama.cpp"
 BUILDS = {"avx512": "AVX-512", "avx2": "AVX2"}
 
 
@@ -85,8 +85,8 @@ def builds() -> Table:
 @table
 def public_llama() -> Table:
     return ["over llama.cpp", "at least", *BUILDS.values()], [
-        by_build("1 sequence, tokens/s", 1.1, partial(over_llama, "race-smollm2", 1)),
-        by_build("8 sequences, tokens/s", 1.2, partial(over_llama, "race-smollm2", 8)),
+        by_build("1 sequence, tokens/s", 1.1, partial(ours_over, "race-smollm2", 1, LLAMA)),
+        by_build("8 sequences, tokens/s", 1.2, partial(ours_over, "race-smollm2", 8, LLAMA)),
         by_build("first token after 512", 1.0, partial(first_token_over, "prompts-smollm2")),
     ]
 
@@ -95,15 +95,17 @@ def public_llama() -> Table:
 def quantised() -> Table:
     large, public = "24 × 768, 1 sequence", "SmolLM2-135M"
     return ["groups of 32, one thread", "at least", *BUILDS.values()], [
-        by_build(f"{large}, q8 over llama.cpp's Q8_0 of the twin", 1.0, partial(over_llama, "race-24x768-q8", 1)),
+        by_build(f"{large}, q8 over llama.cpp's Q8_0 of the twin", 1.0, partial(ours_over, "race-24x768-q8", 1, LLAMA)),
         by_build(
             f"{large}, q8, share of the possible gain",
             GAIN_ASKED,
             partial(share_of_gain, "race-24x768-q8"),
         ),
-        by_build(f"{large}, q4 over llama.cpp's Q4_0 of the twin", None, partial(over_llama, "race-24x768-q4", 1)),
-        by_build(f"{public}, q8, 1 at once, over Q8_0", None, partial(over_llama, "race-smollm2-q8", 1)),
-        by_build(f"{public}, q8, 8 at once, over Q8_0", None, partial(over_llama, "race-smollm2-q8", 8)),
+        by_build(
+            f"{large}, q4 over llama.cpp's Q4_0 of the twin", None, partial(ours_over, "race-24x768-q4", 1, LLAMA)
+        ),
+        by_build(f"{public}, q8, 1 at once, over Q8_0", None, partial(ours_over, "race-smollm2-q8", 1, LLAMA)),
+        by_build(f"{public}, q8, 8 at once, over Q8_0", None, partial(ours_over, "race-smollm2-q8", 8, LLAMA)),
     ]
 
 
@@ -137,10 +139,6 @@ def ours_over(name: str, sequences: int, peer: str, build: str) -> Measured:
     bounds = interval([len(ratios)], lambda samples: np.median(ratios[samples[0]], axis=1))
     ratio = row["ours_over"][peer]
     return Measured(ratio, bounds[1] if bounds else ratio)
-
-
-def over_llama(name: str, sequences: int, build: str) -> Measured:
-    return ours_over(name, sequences, "llama.cpp", build)
 
 
 def share_of_gain(name: str, build: str) -> float:

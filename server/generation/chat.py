@@ -12,7 +12,8 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
     """Admit, make the prompt and submit. Raises what refuses the request, and leaves nothing behind then."""
     template = service.chat_template
     with service.admission.entered(chat.num_choices), chat.in_own_names():
-        prompt = await service.read_messages(chat.conversation(), chat.num_prompt_tokens_kept(service.engine.context))
+        kept = chat.num_prompt_tokens_kept(service.engine.context, chat.asked_max_tokens)
+        prompt = await service.read_messages(chat.conversation(), kept)
         form = await service.begun(chat.form(template.call_format, template.call_tokens), chat.continued)
         constraint = await service.constraint(form, chat.allowed_token_ids)
         max_tokens = service.default_max_tokens(len(prompt.token_ids), chat.num_choices)

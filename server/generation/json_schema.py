@@ -213,9 +213,10 @@ class Preparation:
         patterns = node.get("patternProperties")
         if not isinstance(patterns, Mapping):
             return node
-        named = {name: child for pattern, child in patterns.items() for name in texts_of(pattern)}
-        left = {pattern: child for pattern, child in patterns.items() if not texts_of(pattern)}
-        if len(named) < sum(len(texts_of(pattern)) for pattern in patterns):
+        names = {pattern: texts_of(pattern) for pattern in patterns}
+        named = {name: child for pattern, child in patterns.items() for name in names[pattern]}
+        left = {pattern: child for pattern, child in patterns.items() if not names[pattern]}
+        if len(named) < sum(map(len, names.values())):
             return node
         if named.keys() & node.get("properties", {}).keys():
             return node

@@ -16,7 +16,7 @@ router = APIRouter(route_class=JsonRoute)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     service, record = opened(request, body)
     with service.admission.entered(len(body.prompts) * body.num_choices):
-        kept = body.num_prompt_tokens_kept(service.engine.context)
+        kept = body.num_prompt_tokens_kept(service.engine.context, body.max_tokens)
         prompts = await service.read_prompts(body.prompts, kept)
         params = body.params(await service.constraint(body.form(), body.allowed_token_ids))
         tenant = request.state.key_id

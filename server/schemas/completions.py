@@ -47,10 +47,6 @@ class CompletionRequest(GenerationRequest):
     def num_choices(self) -> int:
         return self.best_of or self.n
 
-    @property
-    def asked_max_tokens(self) -> int:
-        return self.max_tokens
-
     def params(self, constraint: Constraint | None) -> SamplingParams:
         """An echoed prompt is scored with `logprobs`, or if only the echo is asked for. Raises `InvalidRequest`."""
         scores_prompt = self.echo and (self.logprobs is not None or self.max_tokens == 0)

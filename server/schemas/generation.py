@@ -181,15 +181,11 @@ class GenerationRequest(OtherServers):
         """Alternatives to generate for each prompt."""
         return self.n
 
-    @property
-    def asked_max_tokens(self) -> int | None:
-        raise NotImplementedError
-
-    def num_prompt_tokens_kept(self, context: int) -> int | None:
+    def num_prompt_tokens_kept(self, context: int, max_tokens: int | None) -> int | None:
         """None for all of them."""
         if self.truncate_prompt_tokens != -1:
             return self.truncate_prompt_tokens
-        return max(1, context - max(1, self.asked_max_tokens or 0))
+        return max(1, context - max(1, max_tokens or 0))
 
     @property
     def own_names(self) -> dict[str, str]:
