@@ -20,6 +20,9 @@ MANY_CANDIDATES = 1024
 MIN_SHARE = 4
 """The candidates are at most a vocabulary's part of this, or else all of it is sorted."""
 
+NOT_DRAWN = NO_TOKEN - 1
+"""In place of a token whose row keeps more than the candidates."""
+
 CERTAINTY_MARGIN = 1e-9
 """ε of the certificate: more than float64 rounding can move a sum of probabilities."""
 
@@ -28,8 +31,8 @@ CERTAINTY_MARGIN = 1e-9
 class Truncation:
     """Per row: temperature > 0, log min-p (-inf is off), top-k (0 is off) and top-p (1 is off).
 
-    `is_ranked`: some row has top-k or top-p. `num_candidates`: so many of the most probable tokens are ranked, top-k of
-    all rows among them, and the whole vocabulary only if some row's top-p needs more; 0 ranks all of it at once.
+    `is_ranked`: some row has top-k or top-p. `num_candidates`: so many of the most probable tokens are ranked, and the
+    whole vocabulary only if some row keeps more; 0 ranks all of it at once.
     """
 
     temperature_R: Tensor
@@ -51,6 +54,9 @@ class Truncation:
             num_candidates=max(counts, default=0),
         )
 
+    def ranks_candidates(self, vocab_size: int) -> bool:
+        return 0 < MIN_SHARE * self.num_candidates <= vocab_size
+
 
 def draw_tokens(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -> list[int]:
     """One token per row, from f of its logits; `NO_TOKEN` where they are no distribution. Either all draws are of the
@@ -65,7 +71,18 @@ def draw_tokens(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -
 def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
     """One token per row, [R], from softmax(logits) after temperature, min-p, top-k, and top-p of what is left."""
     probs_RV = below_peak(logits_RV, truncation).softmax(-1)
-    return inverse_cdf(_truncate(probs_RV, truncation) if truncation.is_ranked else probs_RV, uniform_R)
+    return inverse_cdf(truncate(probs_RV, truncation) if truncation.is_ranked else probs_RV, uniform_R)
+
+
+def draw_unread(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
+    """As `draw`, but no value is read on the host: `NOT_DRAWN` where the candidates are not enough."""
+    probs_RV = below_peak(logits_RV, truncation).softmax(-1)
+    if not truncation.is_ranked:
+        return inverse_cdf(probs_RV, uniform_R)
+    if not truncation.ranks_candidates(probs_RV.shape[-1]):
+        return inverse_cdf(truncate_all(probs_RV, truncation), uniform_R)
+    kept_RV, is_enough_R = truncate_candidates(probs_RV, truncation)
+    return inverse_cdf(kept_RV, uniform_R).where(is_enough_R, NOT_DRAWN)
 
 
 def draw_by_race(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -> list[int]:
@@ -78,7 +95,7 @@ def draw_by_race(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) 
     truncation = Truncation.of(warm, logits_RV.device)
     weight_RV = below_peak(logits_RV, truncation).exp()
     if truncation.is_ranked:
-        weight_RV = _truncate(weight_RV, truncation)
+        weight_RV = truncate(weight_RV, truncation)
     time_RV = race_numbers(uniforms, logits_RV.shape[-1], logits_RV.device) / weight_RV
     token_R = torch.where(is_greedy_R, logits_RV.argmax(-1), time_RV.argmin(-1))
     tokens: list[int] = torch.where(torch.isfinite(weight_RV.sum(-1)), token_R, NO_TOKEN).tolist()
@@ -111,11 +128,11 @@ def below_peak(logits_RV: Tensor, truncation: Truncation) -> Tensor:
     return below_RV.masked_fill(below_RV < truncation.log_min_p_R[:, None], -torch.inf)
 
 
-def _truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:
+def truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:
     """Zero all but the k most probable tokens, then all but the fewest of those that hold top-p of their mass."""
-    if 0 < MIN_SHARE * truncation.num_candidates <= probs_RV.shape[-1]:
-        kept_RV, is_enough = truncate_candidates(probs_RV, truncation)
-        if is_enough:
+    if truncation.ranks_candidates(probs_RV.shape[-1]):
+        kept_RV, is_enough_R = truncate_candidates(probs_RV, truncation)
+        if all(is_enough_R.tolist()):
             return kept_RV
     return truncate_all(probs_RV, truncation)
 
@@ -132,9 +149,9 @@ def truncate_all(probs_RV: Tensor, truncation: Truncation) -> Tensor:
     return nothing_RV.scatter(-1, order_RV, sorted_RV.masked_fill(cut_RV, 0))
 
 
-def truncate_candidates(probs_RV: Tensor, truncation: Truncation) -> tuple[Tensor, bool]:
-    """The same by sorting candidates, in token-id order where they are equal, and whether all that is kept was among
-    them. Shapes: C candidates."""
+def truncate_candidates(probs_RV: Tensor, truncation: Truncation) -> tuple[Tensor, Tensor]:
+    """The same by sorting candidates, in token-id order where they are equal, and of which rows all that is kept was
+    among them, [R]. Shapes: C candidates."""
     top_k_R1, top_p_R1, count = truncation.top_k_R[:, None], truncation.top_p_R[:, None], truncation.num_candidates
     first_RV = most_probable(probs_RV, torch.where(top_k_R1 > 0, top_k_R1, count), count)
     token_RC = first_RV.topk(count).indices.sort(-1).values
@@ -144,13 +161,14 @@ def truncate_candidates(probs_RV: Tensor, truncation: Truncation) -> tuple[Tenso
     kept_RC = sorted_RC.masked_fill(cut_RC, 0)
     kept_RV = torch.zeros_like(probs_RV).scatter(-1, token_RC.gather(-1, order_RC), kept_RC)
     is_whole_R1 = ((top_k_R1 == 0) & (top_p_R1 == 1)) | ~torch.isfinite(probs_RV.sum(-1, keepdim=True))
-    is_enough_R1 = (top_k_R1 > 0) | is_whole_R1 | cut_RC[:, -1:]
-    return torch.where(is_whole_R1, probs_RV, kept_RV), all(is_enough_R1.flatten().tolist())
+    is_enough_R1 = is_whole_R1 | torch.where(top_k_R1 > 0, top_k_R1 <= count, cut_RC[:, -1:])
+    return torch.where(is_whole_R1, probs_RV, kept_RV), is_enough_R1[:, 0]
 
 
 def most_probable(probs_RV: Tensor, k_R1: Tensor, most: int) -> Tensor:
-    """All but k probabilities of each row are zero; of equal ones the lowest token ids count. No k exceeds `most`."""
-    least_R1 = probs_RV.topk(most).values.gather(-1, k_R1 - 1)
+    """All but k probabilities of each row are zero, or all but `most` or more where k exceeds that; of equal ones the
+    lowest token ids count."""
+    least_R1 = probs_RV.topk(most).values.gather(-1, k_R1.clamp(max=most) - 1)
     is_above_RV, is_least_RV = probs_RV > least_R1, probs_RV == least_R1
     room_R1 = k_R1 - is_above_RV.sum(-1, keepdim=True)
     return probs_RV.where(is_above_RV | (is_least_RV & (is_least_RV.cumsum(-1) <= room_R1)), 0)

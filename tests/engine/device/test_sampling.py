@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from nvium_core.engine.device.sampling import (
     NO_TOKEN,
+    NOT_DRAWN,
     Truncation,
     certified_argmax,
     draw,
+    draw_unread,
     inverse_cdf,
     truncate_all,
     truncate_candidates,
@@ -60,9 +62,23 @@ def test_candidates_are_truncated_as_the_whole_vocabulary_is(rows: list[tuple[li
     logits, asked = zip(*rows, strict=True)
     params = replace(truncation(*(SamplingParams(**wishes) for wishes in asked)), num_candidates=7)
     probs = float64(logits).softmax(-1)
-    found, is_enough = truncate_candidates(probs, params)
-    assert not is_enough or torch.equal(found, truncate_all(probs, params))
-    assert is_enough or any(wishes["top_k"] == 0 and wishes["top_p"] < 1 for wishes in asked)
+    found, is_enough_R = truncate_candidates(probs, params)
+    assert torch.equal(found[is_enough_R], truncate_all(probs, params)[is_enough_R])
+    for is_enough, each in zip(is_enough_R.tolist(), asked, strict=True):
+        assert is_enough or (each["top_k"] == 0 and each["top_p"] < 1)
+
+
+@given(st.lists(st.tuples(FEW_OF_MANY, wishes), min_size=1, max_size=4), st.floats(0, 1, exclude_max=True))
+def test_what_is_drawn_unread_is_the_same_or_says_that_it_is_not_drawn(
+    rows: list[tuple[list[float], dict[str, Any]]], uniform: float
+) -> None:
+    logits, asked = zip(*rows, strict=True)
+    params = replace(truncation(*(SamplingParams(**wishes) for wishes in asked)), num_candidates=4)
+    uniforms = float64([uniform] * len(rows))
+    found, expected = (way(float64(logits), params, uniforms).tolist() for way in (draw_unread, draw))
+    for token, same, each in zip(found, expected, asked, strict=True):
+        is_sure = (0 < each["top_k"] <= 4) or (each["top_k"] == 0 and each["top_p"] == 1)
+        assert token == same or (token == NOT_DRAWN and not is_sure)
 
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 2.0])

@@ -38,7 +38,7 @@ from nvium_core.engine.device.graphs.passes import Passes
 from nvium_core.engine.device.graphs.replay import Graph, Replay
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.sampling import draw
+from nvium_core.engine.device.sampling import MANY_CANDIDATES, NOT_DRAWN, draw_unread
 from nvium_core.engine.schedule.routed_front import RoutedFront
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, FrontDecision, Run, Step, StepResult
@@ -76,6 +76,7 @@ class GraphsBackend(LayersBackend):
         cache: PagedCache,
         *,
         light_head_bytes: int = LIGHT_HEAD_BYTES,
+        num_candidates: int = MANY_CANDIDATES,
         attention: RowAttention | None = None,
         make_fence: Callable[[torch.device], Fence] = Fence,
     ) -> None:
@@ -93,6 +94,7 @@ class GraphsBackend(LayersBackend):
             num_blocks=config.num_exits,
             max_pages=max_pages,
             has_few_widths=self.attention is not gathered,
+            num_candidates=num_candidates,
             make_fence=make_fence,
         )
         self._x_FD = head.new_zeros(MAX_ROWS, config.hidden_size)
@@ -195,7 +197,8 @@ class GraphsBackend(LayersBackend):
         if not is_at_once and any(front.is_sane and front.exits for front in fronts):
             self.replay.run(*self._draw_graph(block, num_fronts, is_ranked))
             self.told.copy_(self.answers)
-        return {front.sequence: self._decision(front) for front in fronts}
+        decisions = {front.sequence: self._decision(front) for front in fronts}
+        return {sequence: each for sequence, each in decisions.items() if each.token_id != NOT_DRAWN}
 
     def _block_graph(self, block: int, sizes: PaddedSizes) -> Graph:
         return ("block", block, sizes.num_rows, sizes.num_pages), partial(self.replay_block, block, sizes)
@@ -232,7 +235,7 @@ class GraphsBackend(LayersBackend):
         """A token for every front, whether it exits or not."""
         o_FD = cast(Exit, self.model.exits[block]).adapter(self._x_FD[:num_fronts])
         truncation = self.inputs.truncation(num_fronts, is_ranked=is_ranked)
-        token_F = draw(self.model.lm_head(o_FD), truncation, self.inputs.real(UNIFORM + block, num_fronts))
+        token_F = draw_unread(self.model.lm_head(o_FD), truncation, self.inputs.real(UNIFORM + block, num_fronts))
         self.answers[EMITTED, :num_fronts] = token_F
 
     def _draws_at_once(self, block: int, num_fronts: int) -> bool:

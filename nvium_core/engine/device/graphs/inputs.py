@@ -22,7 +22,7 @@ from nvium_core.engine.device.layers.backend import tokens_of
 from nvium_core.engine.device.native import native_library
 from nvium_core.engine.device.native.uniforms import uniforms
 from nvium_core.engine.device.paged_cache import PagedCache, positions
-from nvium_core.engine.device.sampling import Truncation
+from nvium_core.engine.device.sampling import MANY_CANDIDATES, Truncation
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.randomness import TOKEN as TOKEN_DRAW
 from nvium_core.engine.schedule.routed_front import front_uniform
@@ -61,10 +61,13 @@ class Inputs:
         num_blocks: int,
         max_pages: int,
         has_few_widths: bool,
+        num_candidates: int = MANY_CANDIDATES,
         make_fence: Callable[[torch.device], Fence] = Fence,
     ) -> None:
-        """`max_pages`: of any sequence. `has_few_widths`: tables may be longer than needed."""
+        """`max_pages`: of any sequence. `has_few_widths`: tables may be longer than needed. `num_candidates`: among
+        which tokens are ranked."""
         self._cache = cache
+        self._num_candidates = num_candidates
         self._num_blocks = num_blocks
         self._max_pages = max_pages
         self._has_few_widths = has_few_widths
@@ -152,6 +155,7 @@ class Inputs:
             self.whole(TOP_K, num_fronts),
             self.real(TOP_P, num_fronts),
             is_ranked=is_ranked,
+            num_candidates=self._num_candidates,
         )
 
     def _pack_rows(self, step: Step, sizes: PaddedSizes) -> None:

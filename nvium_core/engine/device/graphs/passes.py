@@ -34,7 +34,7 @@ from nvium_core.engine.device.graphs.inputs import (
 )
 from nvium_core.engine.device.graphs.replay import Graph, Replay
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.sampling import draw
+from nvium_core.engine.device.sampling import NOT_DRAWN, draw_unread
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import GOES_ON, NO_TOKEN, Run, Step, StepResult, decide_together
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
@@ -182,16 +182,18 @@ class Passes:
             o_RD = torch.where(exits_R[:, None], exit_.adapter(x_RD), o_RD)
             exit_R = torch.where(exits_R, block, exit_R)
             uniform_R = torch.where(exits_R, real(UNIFORM + block, num_rows), uniform_R)
-        token_R = draw(self.model.lm_head(o_RD), self.inputs.truncation(num_rows, is_ranked=is_ranked), uniform_R)
+        truncation = self.inputs.truncation(num_rows, is_ranked=is_ranked)
+        token_R = draw_unread(self.model.lm_head(o_RD), truncation, uniform_R)
         self.answers[EXIT_TAKEN, :num_rows] = exit_R
         self.answers[EMITTED, :num_rows] = token_R
         self.answers[LOG_W:, :num_rows] = log_R2.T
 
     def _results(self, step: Step, flight: Flight) -> list[StepResult]:
-        """Of each block. Fronts that are not drawn plainly are left to the caller, their states being in the cache."""
-        fronts = [sequence for sequence, _, _ in step.runs if sequence.is_plain]
-        results = self._undecided(step, is_complete=len(fronts) == len(step.runs))
+        """Of each block. Fronts that are not drawn plainly, and those for which the candidates were not enough, are
+        left to the caller, their states being in the cache."""
         outcomes = dict(zip(flight.row_of, self._outcomes(flight), strict=True))
+        fronts = [each for each, _, _ in step.runs if each.is_plain and outcomes[each][1] != NOT_DRAWN]
+        results = self._undecided(step, is_complete=len(fronts) == len(step.runs))
         decide_together(results, fronts, [outcomes[sequence] for sequence in fronts])
         if not results[0].is_complete:
             tell_who_goes_on(results, fronts)

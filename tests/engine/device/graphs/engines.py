@@ -15,10 +15,14 @@ from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run, Step
 from tests.engine.cached_blocks import NUM_PAGES
 
+NUM_CANDIDATES = 3
+"""Of a small vocabulary's tokens: often not enough."""
+
 
 def graphs_engine(model: NviumForCausalLM, config: EngineConfig, *, is_at_once: bool = True) -> Engine:
-    """As an engine on a GPU; `is_at_once` says whether all heads count as light."""
-    make_backend = partial(GraphsBackend, light_head_bytes=2**40 if is_at_once else 0)
+    """As an engine on a GPU; `is_at_once` says whether all heads count as light. What is ranked, are few candidates."""
+    light_head_bytes = 2**40 if is_at_once else 0
+    make_backend = partial(GraphsBackend, light_head_bytes=light_head_bytes, num_candidates=NUM_CANDIDATES)
     return Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
 
 

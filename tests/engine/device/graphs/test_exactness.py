@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
+from nvium_core.choices import Schedule
+from nvium_core.engine.device.graphs import GraphsBackend
 from nvium_core.engine.device.graphs.replay import Replay
+from nvium_core.engine.device.layers.backend import LayersBackend
 from tests.engine.device.graphs.engines import backend_of, graphs_engine
 from tests.engine.driving import alone, drained
 from tests.engine.test_exactness import Request, check, configs, models, requests, served
@@ -89,6 +94,28 @@ def test_plain_requests_draw_what_they_draw_elsewhere(num_sequences: int, is_at_
             engine.add(str(number), [1, 2, 3, number], asked)
         told.append({key: (each.token_ids, each.exits) for key, each in drained(engine).items()})
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("schedule", ["sweep", "synchronous"])
+def test_a_nucleus_that_is_larger_than_the_candidates_is_drawn_afterwards(
+    schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, config = random_model([1, 2, 4], seed=3), EngineConfig(max_sequences=4, schedule=schedule)
+    asked: list[dict[str, Any]] = [{"top_p": 0.5}, {"top_p": 0.9, "min_p": 0.1}, {"top_k": 3}, {}]
+    engines, told, afterwards = (Engine(model, config), graphs_engine(model, config)), list[object](), list[int]()
+    draw = LayersBackend.draw
+
+    def noting(backend: LayersBackend, block: int, x_FD: Tensor, rows: list[int], *more: Any) -> list[int]:
+        afterwards.append(len(rows))
+        return draw(backend, block, x_FD, rows, *more)
+
+    monkeypatch.setattr(GraphsBackend, "draw", noting)
+    for engine in engines:
+        for number, wishes in enumerate(asked):
+            engine.add(str(number), [1, 2, number], SamplingParams(max_tokens=20, seed=number, **wishes))
+        told.append({key: (each.token_ids, each.exits) for key, each in drained(engine).items()})
+    assert told[0] == told[1]
+    assert 5 < sum(afterwards) < 2 * 20
 
 
 def test_an_engine_that_is_calibrated_says_the_same() -> None:

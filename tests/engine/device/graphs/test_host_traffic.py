@@ -142,13 +142,14 @@ class Crossing(TorchDispatchMode):
         return out
 
 
+@pytest.mark.parametrize("num_candidates", [0, 4])
 @pytest.mark.parametrize("attention", [gathered, in_place])
 @torch.inference_mode()
-def test_nothing_of_a_graph_needs_to_know_a_value_or_the_host(attention: RowAttention) -> None:
+def test_nothing_of_a_graph_needs_to_know_a_value_or_the_host(attention: RowAttention, num_candidates: int) -> None:
     model = random_model([1, 2, 4], dtype=torch.bfloat16).to("meta")
     like = model.lm_head.weight
     cache = PagedCache(model.config, num_pages=4, page_size=256, like=like)
-    backend = GraphsBackend(model, cache, attention=attention)
+    backend = GraphsBackend(model, cache, attention=attention, num_candidates=num_candidates)
     with Crossing(), Traffic([], []) as traffic:
         for block in range(3):
             backend.replay_block(block, PaddedSizes(num_rows=4, num_pages=1, num_fronts=2))

@@ -38,10 +38,10 @@ class Kernels(TorchDispatchMode):
         return out
 
 
-def backend_of(exit_layers: list[int], attention: RowAttention) -> GraphsBackend:
+def backend_of(exit_layers: list[int], attention: RowAttention, num_candidates: int = 4) -> GraphsBackend:
     model = random_model(exit_layers, dtype=torch.bfloat16).to("meta")
     cache = PagedCache(model.config, num_pages=4, page_size=256, like=model.lm_head.weight)
-    return GraphsBackend(model, cache, attention=attention)
+    return GraphsBackend(model, cache, attention=attention, num_candidates=num_candidates)
 
 
 @torch.inference_mode()
@@ -64,10 +64,11 @@ def test_a_pass_takes_so_many_kernels_a_block_beside_its_layers(number: int) -> 
     assert counts.total() <= 39 + number * (18 + 25), counts
 
 
-@pytest.mark.parametrize(("is_ranked", "most"), [(False, 18), (True, 37)])
-def test_a_draw_takes_so_many_kernels(is_ranked: bool, most: int) -> None:
-    """One of the ranked draw's puts its tokens back in order, in which their mass is summed as it is of a few."""
-    counts = kernels(partial(backend_of([1, 2], in_place).replay_draw, 0, 4, is_ranked=is_ranked))
+@pytest.mark.parametrize(("is_ranked", "num_candidates", "most"), [(False, 4, 18), (True, 4, 65), (True, 0, 37)])
+def test_a_draw_takes_so_many_kernels(is_ranked: bool, num_candidates: int, most: int) -> None:
+    """Of the ranked ones, the second has more, but sorts candidates only."""
+    backend = backend_of([1, 2], in_place, num_candidates)
+    counts = kernels(partial(backend.replay_draw, 0, 4, is_ranked=is_ranked))
     assert counts.total() <= most, counts
 
 

@@ -40,7 +40,7 @@ def late_engine(
     model: NviumForCausalLM, config: EngineConfig, device: LateDevice, make_fence: Callable[[torch.device], Fence]
 ) -> Engine:
     device.take(*model.parameters(), *model.buffers())
-    make_backend = partial(GraphsBackend, light_head_bytes=0, make_fence=make_fence)
+    make_backend = partial(GraphsBackend, light_head_bytes=0, num_candidates=4, make_fence=make_fence)
     engine = Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
     backend = engine.runner.backend
     assert isinstance(backend, GraphsBackend)
@@ -64,6 +64,9 @@ STAIRCASES = EngineConfig(schedule="sweep", max_sequences=6, max_rows_per_step=1
 PASSES = replace(STAIRCASES, schedule="synchronous")
 PLAIN: list[dict[str, object]] = [{}, {}, {"top_k": 3, "top_p": 0.8}, {"stop_token_ids": (3, 5)}]
 
+RANKED: list[dict[str, object]] = [{}, {"top_p": 0.6}, {"top_p": 0.8}]
+"""Four candidates are enough for some tokens of theirs."""
+
 SCORED: list[dict[str, object]] = [{"logprobs": 2}, {"logprobs": 0}, {}, {"logprobs": 1, "top_k": 3}]
 
 MANY = EngineConfig(schedule="synchronous", max_sequences=80, max_rows_per_step=200, chunk_rows=100)
@@ -71,8 +74,16 @@ MANY = EngineConfig(schedule="synchronous", max_sequences=80, max_rows_per_step=
 
 @pytest.mark.parametrize(
     ("config", "kinds"),
-    [(STAIRCASES, KINDS), (PASSES, KINDS), (PASSES, PLAIN), (PASSES, SCORED), (MANY, PLAIN * 19 + KINDS[2:])],
-    ids=["staircases", "passes", "passes ahead", "scored passes ahead", "many"],
+    [
+        (STAIRCASES, KINDS),
+        (STAIRCASES, RANKED),
+        (PASSES, KINDS),
+        (PASSES, PLAIN),
+        (PASSES, RANKED),
+        (PASSES, SCORED),
+        (MANY, PLAIN * 19 + KINDS[2:]),
+    ],
+    ids=["staircases", "ranked", "passes", "passes ahead", "ranked passes", "scored passes ahead", "many"],
 )
 def test_answers_are_those_of_the_layers(config: EngineConfig, kinds: list[dict[str, object]]) -> None:
     expected = plain_answers(config, kinds)
