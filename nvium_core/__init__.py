@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from nvium_core.llm import TextCompletion as TextCompletion
     from nvium_core.loading import LoadedModel as LoadedModel
     from nvium_core.loading import load_model as load_model
+    from nvium_core.mapped_weights import load_mapped as load_mapped
     from nvium_core.model.checkpoint import CheckpointError as CheckpointError
     from nvium_core.model.config import NviumConfig as NviumConfig
     from nvium_core.model.nvium import NviumForCausalLM as NviumForCausalLM
@@ -99,6 +100,7 @@ _HOME = {
     "TextCompletion": "llm",
     "LoadedModel": "loading",
     "load_model": "loading",
+    "load_mapped": "mapped_weights",
     "ServerOptions": "options",
 }
 

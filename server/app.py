@@ -16,7 +16,7 @@ from opentelemetry.trace import TracerProvider
 from prometheus_client import disable_created_metrics
 from starlette.middleware import Middleware
 
-from nvium_core import LoadedModel, load_model
+from nvium_core import LoadedModel, load_mapped
 from server.errors import install_error_handlers
 from server.generation.service import Service
 from server.http.bodies import Bodies
@@ -164,7 +164,7 @@ def load(settings: Settings) -> Service:
     say = log.info if sys.stderr.isatty() else log.debug  # a terminal's user waits for it
     say("loading", model=settings.model or "the embedded model")
     started = time.monotonic()
-    loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights)
+    loaded = load_mapped(settings.model, settings.device, settings.dtype, weights=settings.weights)
     service = Service(loaded, settings)
     log.info(
         "loaded",

@@ -31,7 +31,7 @@ SCHEDULE, DEVICE = f"{ENGINE}.schedule", f"{ENGINE}.device"
 ASKED_AND_TOLD = (f"{ENGINE}.params", f"{ENGINE}.events", f"{ENGINE}.constraint", f"{ENGINE}.failures")
 PLANNING, TEXT, LLM = f"{CORE}.planning", f"{CORE}.text", f"{CORE}.llm"
 REGISTRATION = f"{CORE}.registration"
-CONVERSION, TERMINAL = f"{CORE}.conversion", f"{CORE}.terminal"
+CONVERSION, TERMINAL, MAPPED = f"{CORE}.conversion", f"{CORE}.terminal", f"{CORE}.mapped_weights"
 
 MAY_IMPORT = {
     WORDS: (),
@@ -39,6 +39,7 @@ MAY_IMPORT = {
     MODEL: (WORDS, ERRORS, MODEL),
     LOADING: (WORDS, ERRORS, MODEL, TEXT),
     CONVERSION: (WORDS, ERRORS, MODEL, LOADING),
+    MAPPED: (WORDS, ERRORS, MODEL, LOADING, CONVERSION),
     LLM: (WORDS, ERRORS, MODEL, LOADING, ENGINE, TEXT),
     TERMINAL: (WORDS, ERRORS, MODEL, LOADING, ENGINE, LLM),
     REGISTRATION: (),

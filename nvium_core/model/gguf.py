@@ -127,8 +127,8 @@ def open_gguf(path: Path) -> GGUFFile:
 
 @lru_cache(1)
 def _open(path: Path, *written: int) -> GGUFFile:
-    """Cached: tokenizer and weights of one file are read in turn."""
-    return GGUFFile(path, BoundedReader(path))
+    """Cached: tokenizer and weights of one file are read in turn. Mapped so that what is written stays in memory."""
+    return GGUFFile(path, BoundedReader(path, "c"))
 
 
 def forget_gguf() -> None:
@@ -267,7 +267,8 @@ def read_tensor(file: GGUFFile, stored: gguf.ReaderTensor) -> Tensor:
         raise CheckpointError(f"{file.path}: {stored.name} is stored as {kind}, which is none of {', '.join(KINDS)}")
     shape = [int(size) for size in reversed(stored.shape)]
     if kind in EXACT:
-        return torch.frombuffer(bytearray(stored.data.tobytes()), dtype=EXACT[kind]).view(shape)
+        numbers = stored.data.reshape(-1).view(f"u{EXACT[kind].itemsize}")
+        return torch.from_numpy(np.require(numbers, requirements="A")).view(EXACT[kind]).view(shape)
     return torch.from_numpy(gguf.dequantize(stored.data, stored.tensor_type)).view(shape)
 
 

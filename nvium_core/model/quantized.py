@@ -54,6 +54,11 @@ def hold(layer: nn.Linear, groups: Groups) -> None:
         raise ValueError(f"dequantised weights have more digits than {layer.weight.dtype} holds; use float32")
     with torch.no_grad():
         layer.weight.copy_(groups.dequantized(layer.weight.dtype))
+    remember(layer, groups)
+
+
+def remember(layer: nn.Linear, groups: Groups) -> None:
+    """Groups of the weights that the layer has."""
     layer.groups = groups  # type: ignore[assignment]  # a plain attribute, no parameter
 
 

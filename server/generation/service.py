@@ -21,7 +21,7 @@ from nvium_core import (
     LoadedModel,
     StepReport,
     Worker,
-    load_model,
+    load_mapped,
     warm_up,
 )
 from nvium_core.text.chat_template import ChatTemplate, Conversation
@@ -282,7 +282,7 @@ def worker_for(engine: Engine, settings: Settings, observe: Callable[[StepReport
 def built(settings: Settings) -> Engine:
     """Called in the engine's own process."""
     configure_logs(settings.log_level)
-    loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights)
+    loaded = load_mapped(settings.model, settings.device, settings.dtype, weights=settings.weights)
     engine = Engine(loaded.model, settings.engine)
     Constraints(loaded.tokenizer, engine.end_token_ids).restore()
     return engine

@@ -11,7 +11,7 @@ from prometheus_client import disable_created_metrics
 from ray import serve
 from starlette.middleware import Middleware
 
-from nvium_core import load_model
+from nvium_core import load_mapped
 from server.app import STOP_SECONDS, assemble, uvicorn_config
 from server.generation.service import Service
 from server.http.listener import listen
@@ -38,7 +38,7 @@ class Replica:
         disable_created_metrics()
         self._listener = listen(host or ray.util.get_node_ip_address(), port=0)
         self._secret = secrets.token_urlsafe(32)
-        loaded = load_model(settings.model, settings.device, settings.dtype, weights=settings.weights)
+        loaded = load_mapped(settings.model, settings.device, settings.dtype, weights=settings.weights)
         self._service = Service(loaded, settings)
         gate = Middleware(GatewayOnly, secret=self._secret, metrics=self._service.metrics)
         app = assemble(self._service, gate, tracer_provider(settings))

@@ -46,13 +46,13 @@ def test_afterwards_the_socket_is_free_for_the_server_and_no_thread_is_left() ->
 
 def slow_to_load() -> None:
     """In the server's process: its model takes a moment more."""
-    load_model = app.load_model
+    load_mapped = app.load_mapped
 
     def slowly(*given: Any, **more: Any) -> LoadedModel:
         threading.Event().wait(LOADS_FOR)
-        return load_model(*given, **more)
+        return load_mapped(*given, **more)
 
-    app.load_model = slowly
+    app.load_mapped = slowly
 
 
 def test_a_server_that_loads_becomes_ready_on_the_same_address(model_folder: Path, tmp_path: Path) -> None:

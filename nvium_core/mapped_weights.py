@@ -1,0 +1,182 @@
+"""Loads a model to be served on a CPU, with weights that are pages of a file, which the system may take back.
+
+Weights that are not as their file has them (dequantised, in another precision, rounded) are in the process's own
+memory, beside the native calls' copy. They are written once to the user's cache, as a model folder, and mapped from
+there, by later starts and replicas too.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from filelock import FileLock
+from platformdirs import user_cache_path
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils.logging import disable_progress_bar
+
+from nvium_core.choices import Device, Precision, Quantization, Weights
+from nvium_core.conversion import write_config, written_whole
+from nvium_core.errors import NviumError
+from nvium_core.loading import LoadedModel, load_model, load_tokenizer, model_name, resolve_device
+from nvium_core.model.checkpoint import PUBLISHED_EXTRAS, CheckpointError, resolve_folder
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.quantized import Groups, groups_of, remember
+from nvium_core.model.source import is_gguf
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+"""Of what is written: folders of another are not read."""
+
+WEIGHTS_FILE, GROUPS_FILE = "model.safetensors", "groups.safetensors"
+
+MIN_BYTES = 64 * 2**20
+"""Fewer are left in memory."""
+
+MAX_SHARE = 0.25
+"""Of the disk's free space, for one model."""
+
+MAX_IDLE_DAYS = 30
+"""What nobody has read for so long is removed when something is written."""
+
+
+def load_mapped(
+    source: str | None = None, device: Device = "auto", dtype: Precision = "auto", weights: Weights = "auto"
+) -> LoadedModel:
+    """As `load_model`. Where nothing can be written, the weights stay in memory, and the log says why."""
+    if source is None or resolve_device(device).type != "cpu":
+        return load_model(source, device, dtype, weights=weights)
+    disable_progress_bar()
+    path = Path(source)
+    origin = path if is_gguf(path) else resolve_folder(path)
+    name = path.stem if is_gguf(path) else model_name(path)
+    place = place_of(origin, dtype, weights)
+    loaded = read_kept(place, origin) or keep(load_model(str(origin), device, dtype, weights=weights), origin, place)
+    give_back()
+    return replace(loaded, name=name, folder=origin.resolve())
+
+
+def give_back() -> None:
+    """To the system what was freed while loading, several times the weights at worst, which the C library may keep."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim:
+        trim(0)
+
+
+def place_of(origin: Path, dtype: Precision, weights: Weights) -> Path:
+    """The folder in the user's cache, named by all that the weights depend on."""
+    files = [origin] if origin.is_file() else [*sorted(origin.iterdir()), origin / PUBLISHED_EXTRAS]
+    written = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
+    own = f"{origin.resolve().name}-{digest(str(origin.resolve()))}"
+    return user_cache_path("nvium") / "weights" / own / f"{dtype}-{weights}-{digest(repr((VERSION, written)))}"
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def keep(loaded: LoadedModel, origin: Path, place: Path) -> LoadedModel:
+    """The model with mapped weights, if most of them are not pages of a file yet."""
+    num_bytes = sum(weight.nbytes for weight in loaded.model.parameters())
+    if own_bytes(loaded.model) < max(MIN_BYTES, num_bytes / 2):
+        return loaded
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(place.with_suffix(".lock")):
+            if not place.exists():
+                check_space(place, num_bytes)
+                tidy(place)
+                write(loaded, origin, place)
+        logger.info("%s: its weights are mapped from %s", loaded.name, place)
+        return read_kept(place, origin) or loaded
+    except (OSError, NviumError) as error:
+        logger.info("%s: its weights stay in memory: %s", loaded.name, error)
+        return loaded
+
+
+def own_bytes(model: nn.Module) -> int:
+    """Bytes of weights that are no pages of a file; 0 where the system does not tell."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return 0
+    lines = (line.split(maxsplit=5) for line in maps.read_text(encoding="utf-8", errors="replace").splitlines())
+    files = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in lines if fields[4] != "0"]
+    weights = list(model.parameters())
+    return sum(weight.nbytes for weight in weights if not any(first <= weight.data_ptr() < end for first, end in files))
+
+
+def check_space(place: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(place.parent).free
+    if num_bytes > MAX_SHARE * free:
+        raise OSError(f"{num_bytes:,} bytes are more than {MAX_SHARE:.0%} of what is free in {place.parent}")
+
+
+def tidy(place: Path) -> None:
+    """Remove what was written of earlier states of the same source, and what nobody reads any more."""
+    kind = place.name.rpartition("-")[0]
+    earlier = [folder for folder in place.parent.glob(f"{kind}-*") if folder.is_dir()]
+    oldest = time.time() - MAX_IDLE_DAYS * 24 * 3600
+    idle = [
+        folder for folder in place.parent.parent.glob("*/*-*") if folder.is_dir() and folder.stat().st_mtime < oldest
+    ]
+    for folder in {*earlier, *idle}:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write(loaded: LoadedModel, origin: Path, place: Path) -> None:
+    """As a folder that loads, with the groups that layers hold in a file beside the weights."""
+    model = loaded.model
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    with written_whole(place) as folder:
+        write_config(model.config, model.dtype, folder)
+        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_groups(model, folder)
+        if is_gguf(origin):
+            loaded.tokenizer.save_pretrained(folder)
+        elif (origin / GENERATION_CONFIG_NAME).exists():
+            shutil.copyfile(origin / GENERATION_CONFIG_NAME, folder / GENERATION_CONFIG_NAME)
+
+
+def write_groups(model: NviumForCausalLM, folder: Path) -> None:
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    held = {name: groups for name, layer in layers if (groups := groups_of(layer))}
+    if held:
+        tensors: dict[str, Tensor] = {f"{name}.numbers": groups.numbers_ND for name, groups in held.items()}
+        tensors |= {f"{name}.scales": groups.scales_NG for name, groups in held.items()}
+        save_file(tensors, folder / GROUPS_FILE, metadata={name: groups.kind for name, groups in held.items()})
+
+
+def read_kept(place: Path, origin: Path) -> LoadedModel | None:
+    """The model of a folder that was written here; None where there is none, or a damaged one, which is removed."""
+    if not place.exists():
+        return None
+    try:
+        model = NviumForCausalLM.from_pretrained(place, dtype="auto").eval()
+        read_groups(model, place)
+        loaded = LoadedModel(place.name, model, load_tokenizer(place if is_gguf(origin) else origin, model))
+        os.utime(place)
+    except (CheckpointError, OSError) as error:
+        logger.warning("%s: is damaged, and is written anew: %s", place, error)
+        shutil.rmtree(place, ignore_errors=True)
+        return None
+    return loaded
+
+
+def read_groups(model: NviumForCausalLM, folder: Path) -> None:
+    if not (folder / GROUPS_FILE).exists():
+        return
+    with safe_open(folder / GROUPS_FILE, "pt") as file:
+        for name, kind in file.metadata().items():
+            numbers, scales = file.get_tensor(f"{name}.numbers"), file.get_tensor(f"{name}.scales")
+            remember(cast(nn.Linear, model.get_submodule(name)), Groups(cast(Quantization, kind), numbers, scales))

@@ -1,0 +1,153 @@
+"""What is served on a CPU has its weights mapped from a file, whatever the model came from, and they are the same."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from nvium_core import load_mapped, load_model, mapped_weights
+from nvium_core.choices import Precision, Weights
+from nvium_core.conversion import convert
+from nvium_core.engine.device.native.weights import is_plain
+from nvium_core.loading import LoadedModel
+from nvium_core.mapped_weights import own_bytes
+from nvium_core.model.quantized import groups_of
+from tests.full_disk import no_file_larger_than
+from tests.model.gguf_files import write_gguf
+from tests.model.test_backbones import random_model
+from tests.test_gguf_conversion import FIELDS, SHAPE, TEXT
+
+WIDE = SHAPE | {"hidden_size": 64, "intermediate_size": 64}
+Q4_1, Q8_0, BF16, FOLDER = "model.Q4_1.gguf", "model.Q8_0.gguf", "model.BF16.gguf", "folder"
+IN_MEMORY: list[tuple[str, Precision, Weights]] = [
+    (Q4_1, "auto", "auto"),
+    (Q4_1, "float32", "auto"),
+    (Q8_0, "auto", "auto"),
+    (FOLDER, "float32", "auto"),
+    (FOLDER, "auto", "q8"),
+    (BF16, "auto", "q4"),
+]
+"""What is held otherwise than its file has it."""
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not tell what is mapped")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One random model in several files, and as a folder in bfloat16."""
+    place = tmp_path_factory.mktemp("sources")
+    for kind in ("Q4_1", "Q8_0", "BF16"):
+        write_gguf(place / f"model.{kind}.gguf", random_model("llama", WIDE), kind, tokenizer=FIELDS)
+    convert(place / BF16, place / FOLDER, "bfloat16")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(mapped_weights, "user_cache_path", lambda name: tmp_path)
+    monkeypatch.setattr(mapped_weights, "MIN_BYTES", 0)
+    return tmp_path
+
+
+def kept(cache: Path) -> list[Path]:
+    return [folder for folder in cache.glob("weights/*/*") if folder.is_dir()]
+
+
+def not_loaded(*given: object, **more: object) -> LoadedModel:
+    raise AssertionError("read from its source again")
+
+
+@pytest.mark.parametrize(("source", "dtype", "weights"), IN_MEMORY)
+def test_they_are_written_once_and_mapped_and_every_bit_is_the_same(
+    source: str, dtype: Precision, weights: Weights, sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = load_model(str(sources / source), "cpu", dtype, weights=weights)
+    first = load_mapped(str(sources / source), "cpu", dtype, weights)
+    monkeypatch.setattr(mapped_weights, "load_model", not_loaded)
+    for mapped in (first, load_mapped(str(sources / source), "cpu", dtype, weights)):
+        assert own_bytes(plain.model) > 0 == own_bytes(mapped.model)
+        assert mapped.name == plain.name
+        assert mapped.model.dtype == plain.model.dtype
+        assert is_plain(mapped.model)
+        assert mapped.tokenizer(TEXT).input_ids == plain.tokenizer(TEXT).input_ids
+        assert mapped.tokenizer.chat_template == plain.tokenizer.chat_template
+        for layer, theirs in zip(mapped.model.modules(), plain.model.modules(), strict=True):
+            assert groups(layer) == groups(theirs)
+        for (name, weight), (_, theirs) in zip(
+            mapped.model.state_dict().items(), plain.model.state_dict().items(), strict=True
+        ):
+            assert torch.equal(weight, theirs), name
+    assert len(kept(cache)) == 1
+
+
+def groups(layer: nn.Module) -> object:
+    found = groups_of(layer) if isinstance(layer, nn.Linear) else None
+    return found and (found.kind, found.numbers_ND.tolist(), found.scales_NG.tolist())
+
+
+@pytest.mark.parametrize(("source", "dtype"), [(BF16, "auto"), (FOLDER, "bfloat16")])
+def test_what_a_file_has_in_the_precision_served_is_mapped_from_there(
+    source: str, dtype: Precision, sources: Path, cache: Path
+) -> None:
+    loaded = load_mapped(str(sources / source), "cpu", dtype)
+    matrices = [weight for weight in loaded.model.parameters() if weight.dim() > 1]
+    assert own_bytes(loaded.model) < sum(weight.nbytes for weight in matrices) / 2
+    assert not kept(cache)
+
+
+def test_small_models_stay_in_memory(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_weights, "MIN_BYTES", 2**20)
+    assert own_bytes(load_mapped(str(sources / Q4_1), "cpu").model) > 0
+    assert not kept(cache)
+
+
+def test_a_changed_source_is_written_anew_and_replaces_its_earlier_state(sources: Path, cache: Path) -> None:
+    load_mapped(str(sources / Q4_1), "cpu")
+    load_mapped(str(sources / Q4_1), "cpu", "float32")
+    before = set(kept(cache))
+    os.utime(sources / Q4_1)
+    load_mapped(str(sources / Q4_1), "cpu")
+    assert len(before) == 2 == len(kept(cache))
+    assert {folder.name for folder in before & set(kept(cache))} == {
+        folder.name for folder in before if folder.name.startswith("float32")
+    }
+
+
+def test_what_nobody_reads_any_more_is_removed(sources: Path, cache: Path) -> None:
+    load_mapped(str(sources / Q4_1), "cpu")
+    [idle] = kept(cache)
+    os.utime(idle, (0, 0))
+    load_mapped(str(sources / FOLDER), "cpu", "float32")
+    assert idle not in kept(cache)
+    assert len(kept(cache)) == 1
+
+
+def test_a_damaged_one_is_written_anew(sources: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_mapped(str(sources / Q4_1), "cpu")
+    [folder] = kept(cache)
+    (folder / "model.safetensors").write_bytes(b"nothing of the kind")
+    assert own_bytes(load_mapped(str(sources / Q4_1), "cpu").model) == 0
+    assert str(folder) in caplog.text
+    assert kept(cache) == [folder]
+
+
+def test_a_full_disk_leaves_them_in_memory(sources: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with no_file_larger_than(10_000):
+        loaded = load_mapped(str(sources / Q4_1), "cpu")
+    assert own_bytes(loaded.model) > 0
+    assert "stay in memory" in caplog.text
+    assert not kept(cache)
+
+
+def test_a_small_disk_is_not_filled(
+    sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(mapped_weights, "MAX_SHARE", 0.0)
+    assert own_bytes(load_mapped(str(sources / Q4_1), "cpu").model) > 0
+    assert "what is free" in caplog.text
+    assert not kept(cache)
