@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from nvium_core.engine.device.attention import (
-    MAX_GATHERED_KEYS,
     RowAttention,
     best_attention,
     gathered,
@@ -93,7 +92,7 @@ class GraphsBackend(LayersBackend):
             cache,
             num_blocks=config.num_exits,
             max_pages=max_pages,
-            has_few_widths=self.attention is not gathered,
+            reads_in_place=self.attention is not gathered,
             num_candidates=num_candidates,
             make_fence=make_fence,
         )
@@ -108,11 +107,6 @@ class GraphsBackend(LayersBackend):
     @property
     def is_ahead(self) -> bool:
         return self.passes.is_ahead
-
-    def fits(self, num_rows: int, num_positions: int) -> bool:
-        """Whether so many rows of sequences that are at most so long fit into the fixed buffers."""
-        num_keys = power_of_two(num_rows) * self.inputs.width(num_positions) * self.cache.page_size
-        return num_rows <= MAX_ROWS and (self.attention is not gathered or num_keys <= MAX_GATHERED_KEYS)
 
     @torch.inference_mode()
     def prepare(self, max_rows: int) -> None:
@@ -137,7 +131,7 @@ class GraphsBackend(LayersBackend):
             count = 1 << power
             for width in self.inputs.widths:
                 sizes = PaddedSizes(count, width, count)
-                if self.fits(count, width * self.cache.page_size):
+                if self.inputs.fits(count, width * self.cache.page_size):
                     for is_ranked in kinds:
                         yield sizes, *self.passes.graph(sizes, is_ranked)
                     for block in blocks:
@@ -150,7 +144,7 @@ class GraphsBackend(LayersBackend):
 
     @torch.inference_mode()
     def run(self, step: Step) -> list[StepResult]:
-        if self.passes.suits(step) and self.parts(step.runs) == [step.runs]:
+        if self.passes.suits(step):
             return self.passes.run(step)
         self.passes.forget()
         decisions: dict[Sequence, FrontDecision] = {}
@@ -165,13 +159,13 @@ class GraphsBackend(LayersBackend):
     def parts(self, runs: list[Run]) -> list[list[Run]]:
         """Runs that fit into the buffers together; long ones, and those that do not fit alone, are left out."""
         lengths, longest = [len(run.rows) for run in runs], max([run.rows.stop for run in runs])
-        if max(lengths) <= LONG_RUN and self.fits(sum(lengths), longest):
+        if max(lengths) <= LONG_RUN and self.inputs.fits(sum(lengths), longest):
             return [runs]
         parts, num_rows = [list[Run]()], 0
         for run in sorted(runs, key=lambda run: run.rows.stop):
             own = len(run.rows)
-            if own <= LONG_RUN and self.fits(own, run.rows.stop):
-                if not self.fits(num_rows + own, run.rows.stop):
+            if own <= LONG_RUN and self.inputs.fits(own, run.rows.stop):
+                if not self.inputs.fits(num_rows + own, run.rows.stop):
                     parts.append([])
                     num_rows = 0
                 parts[-1].append(run)
@@ -179,7 +173,8 @@ class GraphsBackend(LayersBackend):
         return [part for part in parts if part]
 
     def _run_part(self, step: Step) -> dict[Sequence, FrontDecision]:
-        sizes, sequences = self.inputs.sizes(step), plain_fronts(step)
+        longest, sequences = max([run.rows.stop for run in step.runs]), plain_fronts(step)
+        sizes = self.inputs.sizes(step.num_rows, longest, len(step.runs))
         self.inputs.send(step, sequences, sizes)
         self.replay.run(*self._block_graph(step.block, sizes))
         return self._decisions(step.block, sequences, sizes.num_fronts) if sequences else {}

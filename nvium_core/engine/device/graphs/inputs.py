@@ -7,6 +7,7 @@ two; padding writes to the padding slot and sees the null slot.
 Shapes: R rows, F fronts, W pages of the longest table, each with its padding; N blocks.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.attention import power_of_two
+from nvium_core.engine.device.attention import MAX_GATHERED_KEYS, power_of_two
 from nvium_core.engine.device.graphs.fence import Fence
+from nvium_core.engine.device.graphs.members import Members
 from nvium_core.engine.device.graphs.seat_tables import SeatTables
 from nvium_core.engine.device.layers.backend import tokens_of
 from nvium_core.engine.device.native import native_library
-from nvium_core.engine.device.native.uniforms import uniforms
-from nvium_core.engine.device.paged_cache import PagedCache, positions
+from nvium_core.engine.device.native.uniforms import Uniforms
+from nvium_core.engine.device.paged_cache import Integers, PagedCache, positions
 from nvium_core.engine.device.sampling import MANY_CANDIDATES, Truncation
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.randomness import TOKEN as TOKEN_DRAW
@@ -53,6 +55,16 @@ class PaddedSizes:
     num_fronts: int
 
 
+def widths(max_pages: int, *, has_few: bool) -> list[int]:
+    """Of tables, up to that of the longest sequence."""
+    width, ratio = (MIN_WIDTH, WIDTH_RATIO) if has_few else (1, 2)
+    found = list[int]()
+    while width < max_pages:
+        found.append(width)
+        width *= ratio
+    return [*found, max_pages]
+
+
 class Inputs:
     def __init__(
         self,
@@ -60,17 +72,18 @@ class Inputs:
         *,
         num_blocks: int,
         max_pages: int,
-        has_few_widths: bool,
+        reads_in_place: bool,
         num_candidates: int = MANY_CANDIDATES,
         make_fence: Callable[[torch.device], Fence] = Fence,
     ) -> None:
-        """`max_pages`: of any sequence. `has_few_widths`: tables may be longer than needed. `num_candidates`: among
-        which tokens are ranked."""
+        """`max_pages`: of any sequence. `reads_in_place`: attention does not copy keys, so tables may be longer than
+        needed. `num_candidates`: among which tokens are ranked."""
         self._cache = cache
         self._num_candidates = num_candidates
         self._num_blocks = num_blocks
-        self._max_pages = max_pages
-        self._has_few_widths = has_few_widths
+        self._reads_in_place = reads_in_place
+        self.widths = widths(max_pages, has_few=reads_in_place)
+        """Of all tables there may be."""
         self._first_table = MAX_ROWS * num_fields(num_blocks)
         device = cache.keys.device
         is_cuda = device.type == "cuda"
@@ -80,50 +93,53 @@ class Inputs:
         self._whole, self._real = self.host.numpy(), self.host.view(torch.float64).numpy()
         self._fields = self._real[: self._first_table].reshape(-1, MAX_ROWS)
         self._tables = SeatTables(max_pages, cache.null_page)
-        self._library = native_library()
+        self._uniforms = Uniforms(native_library(), self._fields[UNIFORM:])
         self.make_fence = make_fence
         self._sent = make_fence(device)
+        self._packed: tuple[Members, PaddedSizes] | None = None
+        """Whose draws and tables were packed last, if it was for a pass."""
 
-    def sizes(self, step: Step) -> PaddedSizes:
-        """What the Step fits into, if all its runs reached their fronts."""
-        width = self.width(max([run.rows.stop for run in step.runs]))
-        return PaddedSizes(power_of_two(step.num_rows), width, power_of_two(len(step.runs)))
+    def sizes(self, num_rows: int, num_positions: int, num_fronts: int) -> PaddedSizes:
+        """What so many rows of sequences that are at most so long fit into."""
+        return PaddedSizes(power_of_two(num_rows), self.width(num_positions), power_of_two(num_fronts))
 
     def width(self, num_positions: int) -> int:
         """Pages of tables that hold so many positions, with padding."""
         num_pages = -(-num_positions // self._cache.page_size)
-        return next(width for width in self.widths if width >= num_pages)
+        return self.widths[bisect_left(self.widths, num_pages)]
 
-    @property
-    def widths(self) -> list[int]:
-        """Of all tables there may be."""
-        first, ratio = (MIN_WIDTH, WIDTH_RATIO) if self._has_few_widths else (1, 2)
-        widths = [first]
-        while widths[-1] < self._max_pages:
-            widths.append(widths[-1] * ratio)
-        return [*(width for width in widths if width < self._max_pages), self._max_pages]
+    def fits(self, num_rows: int, num_positions: int) -> bool:
+        """Whether there is room for so many rows of sequences that are at most so long."""
+        num_keys = power_of_two(num_rows) * self.width(num_positions) * self._cache.page_size
+        return num_rows <= MAX_ROWS and (self._reads_in_place or num_keys <= MAX_GATHERED_KEYS)
 
     def send(self, step: Step, fronts: Items[Sequence], sizes: PaddedSizes) -> None:
         """Pack the Step, and what is drawn for those of its fronts that `fronts` names; send it."""
         self._sent.wait()  # the last Step's numbers have left the host
+        self._packed = None
         self._pack(TOKEN, tokens_of(step.runs), sizes.num_rows, padding=0)
         self._pack_rows(step, sizes)
         self._pack_fronts(step.block, fronts, sizes.num_fronts)
         self._send(sizes)
 
-    def send_pass(self, step: Step, sources: Items[int], sizes: PaddedSizes) -> None:
-        """A row of each sequence for all blocks. Where `sources` is not negative, its token is what the last pass drew
-        in that row."""
+    def send_pass(self, members: Members, age: int, source_R: Integers | None, sizes: PaddedSizes) -> None:
+        """A row of each member for all blocks. With `source_R` its token is what the last pass drew in that row."""
         self._sent.wait()
-        fronts, count = [(sequence, rows.start) for sequence, rows, _ in step.runs], sizes.num_rows
-        tokens = [0 if s >= 0 else each.token_ids[t] for (each, t), s in zip(fronts, sources, strict=True)]
-        self._pack(TOKEN, tokens, count, padding=0)
-        self._pack(SOURCE, sources, count, padding=-1)
-        self._pack_rows(step, sizes)
-        self._pack_draws([sequence for sequence, _ in fronts], count)
-        keys = ((sequence.seed, sequence.choice, t) for sequence, t in fronts)
-        self._fields[UNIFORM:, : len(fronts)] = uniforms(self._library, keys, self._num_blocks)
-        self._fields[UNIFORM:, len(fronts) : count] = 0
+        count, position_R = len(members.sequences), members.start_R + age
+        table_RW = self._host_tables(sizes)
+        if self._packed == (members, sizes):
+            for row, page in members.new_pages(age):
+                table_RW[row, page] = members.pages[row][page]
+        else:
+            self._pack_members(members, sizes)
+        if source_R is None:
+            tokens = [each.token_ids[t] for each, t in zip(members.sequences, position_R.tolist(), strict=True)]
+            self._pack(TOKEN, tokens, sizes.num_rows, padding=0)
+            source_R = np.full_like(position_R, -1)
+        self._pack(SOURCE, source_R, sizes.num_rows, padding=-1)
+        self._pack_positions(table_RW[:count], position_R, sizes)
+        self._uniforms.key_R3[:count, -1] = position_R
+        self._uniforms.write(count)
         self._send(sizes)
 
     def clear(self, sizes: PaddedSizes) -> None:
@@ -158,21 +174,39 @@ class Inputs:
             num_candidates=self._num_candidates,
         )
 
+    def _host_tables(self, sizes: PaddedSizes) -> Integers:
+        """`tables`, on the host."""
+        words = self._whole[self._first_table : self._first_table + sizes.num_rows * sizes.num_pages]
+        return words.reshape(sizes.num_rows, sizes.num_pages)
+
     def _pack_rows(self, step: Step, sizes: PaddedSizes) -> None:
-        first, num_words = self._first_table, sizes.num_rows * sizes.num_pages
-        tables = self._whole[first : first + num_words].reshape(sizes.num_rows, sizes.num_pages)
-        tables[step.num_rows :] = self._cache.null_page
-        position_R = slot_R = np.zeros(0, np.int64)
+        table_RW = self._host_tables(sizes)
+        table_RW[step.num_rows :] = self._cache.null_page
+        position_R = np.zeros(0, np.int64)
         if step.runs:
-            table_RW = self._tables.of([run.sequence for run in step.runs], sizes.num_pages)
-            if step.num_rows > len(step.runs):
-                table_RW = np.repeat(table_RW, [len(run.rows) for run in step.runs], axis=0)
-            tables[: step.num_rows] = table_RW
-            position_R, page_size = positions(step.runs), self._cache.page_size
-            pages_R = table_RW[np.arange(len(position_R)), position_R // page_size]
-            slot_R = pages_R * page_size + position_R % page_size
+            own_BW = self._tables.of([run.sequence for run in step.runs], sizes.num_pages)
+            is_one_each = step.num_rows == len(step.runs)
+            table_RW[: step.num_rows] = own_BW if is_one_each else own_BW.repeat([len(r.rows) for r in step.runs], 0)
+            position_R = positions(step.runs)
+        self._pack_positions(table_RW[: step.num_rows], position_R, sizes)
+
+    def _pack_positions(self, table_RW: Integers, position_R: Integers, sizes: PaddedSizes) -> None:
+        """And slots."""
+        page_size = self._cache.page_size
+        page_R = position_R // page_size
+        slot_R = (table_RW[np.arange(len(page_R)), page_R] - page_R) * page_size + position_R
         self._pack(POSITION, position_R, sizes.num_rows, padding=0)
         self._pack(SLOT, slot_R, sizes.num_rows, padding=self._cache.padding_slot)
+
+    def _pack_members(self, members: Members, sizes: PaddedSizes) -> None:
+        """What stays from pass to pass: how they draw, and their pages until there are new ones."""
+        table_RW = self._host_tables(sizes)
+        table_RW[: len(members.sequences)] = self._tables.of(members.sequences, sizes.num_pages)
+        table_RW[len(members.sequences) :] = self._cache.null_page
+        self._pack_draws(members.sequences, sizes.num_rows)
+        keys = [(sequence.seed, sequence.choice) for sequence in members.sequences]
+        self._uniforms.key_R3[: len(keys), :2] = keys
+        self._packed = members, sizes
 
     def _pack_fronts(self, block: int, fronts: Items[Sequence], count: int) -> None:
         own_slots = [slots(s, range(s.num_tokens - 1, s.num_tokens), self._cache.page_size)[0] for s in fronts]

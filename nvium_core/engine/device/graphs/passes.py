@@ -10,18 +10,16 @@ owner later in the device's queue.
 Shapes: R rows with their padding, N blocks, D width, V vocabulary.
 """
 
-import math
-from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
+from operator import is_
 from typing import cast
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from nvium_core.engine.device.attention import RowAttention
-from nvium_core.engine.device.graphs.fence import Fence
 from nvium_core.engine.device.graphs.inputs import (
     MAX_ROWS,
     POSITION,
@@ -32,27 +30,28 @@ from nvium_core.engine.device.graphs.inputs import (
     Inputs,
     PaddedSizes,
 )
+from nvium_core.engine.device.graphs.members import Members
 from nvium_core.engine.device.graphs.replay import Graph, Replay
-from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.paged_cache import Integers, PagedCache
 from nvium_core.engine.device.sampling import NOT_DRAWN, draw_unread
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import GOES_ON, NO_TOKEN, Run, Step, StepResult, decide_together
+from nvium_core.engine.schedule.step import GOES_ON, NO_TOKEN, Step, StepResult, decide_together
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import NviumForCausalLM
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A pass that was launched. Its answers are `told` once the fence is passed.
+    """A pass that was launched for members of that age, and which of its answers are theirs. They have come once the
+    fence of its `turn`, 0 or 1, is passed."""
 
-    `pages` are the lists that sequences had then: an admission gives a new one, which then only grows.
-    """
+    members: Members
+    age: int
+    row_R: Integers
+    turn: int
 
-    row_of: dict[Sequence, int]
-    positions: list[int]
-    pages: list[list[int]]
-    told: Tensor
-    fence: Fence
+    def part(self, rows: list[int]) -> "Flight":
+        return Flight(self.members.part(rows), self.age, self.row_R[rows], self.turn)
 
 
 EXIT_TAKEN, EMITTED, LOG_W = range(3)
@@ -74,9 +73,12 @@ class Passes:
         head, self._num_blocks = model.lm_head.weight, model.config.num_exits
         shape = LOG_W + 2, MAX_ROWS
         self.answers = torch.zeros(shape, dtype=torch.float64, device=head.device)
-        self._last_tokens = torch.zeros(MAX_ROWS, dtype=torch.float64, device=head.device)
+        self._emitted = self.answers[EMITTED]
+        self._last_tokens = torch.zeros_like(self._emitted)
         self.told = [torch.zeros(shape, dtype=torch.float64, pin_memory=head.is_cuda) for _ in range(2)]
-        """Answers on the host: of the pass that is waited for, and of the one behind it."""
+        """Answers on the host: of the pass that is waited for, and of the one behind it, in turns."""
+        self._values = [told.numpy() for told in self.told]
+        self._turn = 0
         self._fences = [inputs.make_fence(head.device) for _ in range(2)]
         self._ahead: Flight | None = None
         self._emitted_last: dict[Sequence, int] = {}
@@ -88,15 +90,16 @@ class Passes:
 
     def suits(self, step: Step) -> bool:
         """A row of each sequence for every block, of sequences whose tokens are drawn plainly."""
-        count, steps = len(step.runs), [step]
+        runs, steps = step.runs, [step]
         while following := steps[-1].following:
             steps.append(following)
         is_whole = step.goes_on_anyway and step.block == 0 and len(steps) == self._num_blocks
         return (
             is_whole
-            and all(each.num_rows == count for each in steps)
-            and False not in [run.reaches_front for run in step.runs]
-            and True in [run.sequence.is_plain for run in step.runs]
+            and all(each.num_rows == len(runs) for each in steps)
+            and False not in [run.reaches_front for run in runs]
+            and True in [run.sequence.is_plain for run in runs]
+            and self.inputs.fits(len(runs), max([run.rows.stop for run in runs]))
         )
 
     def forget(self) -> None:
@@ -104,56 +107,49 @@ class Passes:
         self._ahead = None
         self._emitted_last = {}
 
-    @torch.inference_mode()
     def run(self, step: Step) -> list[StepResult]:
-        flight, self._ahead = self._ahead, None
-        if flight is not None and self._is_next(flight, step.runs):
-            self.num_ahead += 1
-        else:
-            flight = self._launch(step, [-1] * len(step.runs))
-        if False not in [run.sequence in self._emitted_last for run in step.runs]:
-            self._ahead = self._launch_next(step.runs, flight)
+        sequences, positions = [run.sequence for run in step.runs], [run.rows.start for run in step.runs]
+        ahead, self._ahead = self._ahead, None
+        flight = ahead and self._asked(ahead, sequences, positions)
+        self.num_ahead += flight is not None
+        flight = flight or self._launch(Members.of(sequences, positions, self.cache.page_size))
+        if all(map(self._emitted_last.__contains__, sequences)):
+            self._ahead = self._launch_next(flight)
         self._emitted_last = {}
-        flight.fence.wait()
+        self._fences[flight.turn].wait()
         return self._results(step, flight)
 
-    def _is_next(self, flight: Flight, runs: Items[Run]) -> bool:
-        """The pass has these rows, with these tokens, in these pages."""
-        row_of, positions, pages, tokens = flight.row_of, flight.positions, flight.pages, self._emitted_last
-        for sequence, rows, _ in runs:
-            row, position = row_of.get(sequence), rows.start
-            if row is None or positions[row] != position or pages[row] is not sequence.pages:
-                return False
-            if tokens.get(sequence) != sequence.token_ids[position]:
-                return False
-        return True
-
-    def _launch_next(self, runs: Items[Run], flight: Flight) -> Flight | None:
-        """The pass behind this one, without those who certainly end; None where a page or a token is missing."""
-        going_on, page_size = list[Run](), self.cache.page_size
-        for sequence, rows, _ in runs:
-            if not sequence.is_plain:
+    def _asked(self, flight: Flight, sequences: list[Sequence], positions: list[int]) -> Flight | None:
+        """Of the flight just these rows, if it has them all, with these tokens, in these pages."""
+        if sequences != flight.members.sequences:
+            row_of = {sequence: row for row, sequence in enumerate(flight.members.sequences)}
+            if not row_of.keys() >= {*sequences}:
                 return None
-            if len(sequence.token_ids) + 1 < sequence.max_length:
-                if rows.stop >= len(sequence.pages) * page_size:
-                    return None
-                going_on.append(Run(sequence, range(rows.stop, rows.stop + 1), reaches_front=True))
-        if not going_on:
-            return None
-        return self._launch(Step(0, going_on), [flight.row_of[sequence] for sequence, _, _ in going_on])
+            flight = flight.part([row_of[sequence] for sequence in sequences])
+        members, pages = flight.members, [sequence.pages for sequence in sequences]
+        is_there = positions == (members.start_R + flight.age).tolist() and all(map(is_, members.pages, pages))
+        tokens = [sequence.token_ids[-1] for sequence in sequences]
+        return flight if is_there and tokens == list(map(self._emitted_last.get, sequences)) else None
 
-    def _launch(self, step: Step, sources: Items[int]) -> Flight:
-        sizes, is_ranked = self.inputs.sizes(step), any(is_sorted(run.sequence) for run in step.runs)
-        self._last_tokens.copy_(self.answers[EMITTED])
-        self.inputs.send_pass(step, sources, sizes)
-        self.replay.run(*self.graph(sizes, is_ranked))
-        self.told.reverse()
-        self._fences.reverse()
-        self.told[0].copy_(self.answers, non_blocking=True)
-        self._fences[0].set()
-        row_of = {run.sequence: row for row, run in enumerate(step.runs)}
-        positions, pages = [rows.start for _, rows, _ in step.runs], [run.sequence.pages for run in step.runs]
-        return Flight(row_of, positions, pages, self.told[0], self._fences[0])
+    def _launch_next(self, flight: Flight) -> Flight | None:
+        """The pass behind this one, without those who certainly end; None where a page or a token is missing."""
+        age = flight.age + 1
+        if age >= flight.members.first_end:
+            flight = flight.part([row for row, end in enumerate(flight.members.ends) if end > age])
+        members, num_rows = flight.members, len(flight.row_R)
+        has_room = num_rows and members.have_room(age) and self.inputs.fits(num_rows, members.longest + age)
+        return self._launch(members, age, flight.row_R) if has_room and members.are_plain else None
+
+    def _launch(self, members: Members, age: int = 0, source_R: Integers | None = None) -> Flight:
+        num_rows = len(members.sequences)
+        sizes = self.inputs.sizes(num_rows, members.longest + age, num_rows)
+        self._last_tokens.copy_(self._emitted)
+        self.inputs.send_pass(members, age, source_R, sizes)
+        self.replay.run(*self.graph(sizes, members.are_ranked))
+        self._turn = turn = 1 - self._turn
+        self.told[turn].copy_(self.answers, non_blocking=True)
+        self._fences[turn].set()
+        return Flight(members, age, np.arange(num_rows), turn)
 
     def graph(self, sizes: PaddedSizes, is_ranked: bool) -> Graph:
         name = "pass", sizes.num_rows, sizes.num_pages, is_ranked
@@ -191,13 +187,17 @@ class Passes:
     def _results(self, step: Step, flight: Flight) -> list[StepResult]:
         """Of each block. Fronts that are not drawn plainly, and those for which the candidates were not enough, are
         left to the caller, their states being in the cache."""
-        outcomes = dict(zip(flight.row_of, self._outcomes(flight), strict=True))
-        fronts = [each for each, _, _ in step.runs if each.is_plain and outcomes[each][1] != NOT_DRAWN]
-        results = self._undecided(step, is_complete=len(fronts) == len(step.runs))
-        decide_together(results, fronts, [outcomes[sequence] for sequence in fronts])
-        if not results[0].is_complete:
+        fronts, outcomes = flight.members.sequences, self._outcomes(flight)
+        is_complete = flight.members.are_plain and NOT_DRAWN not in [outcome[1] for outcome in outcomes]
+        if not is_complete:
+            pairs = zip(fronts, outcomes, strict=True)
+            told = [pair for pair in pairs if pair[0].is_plain and pair[1][1] != NOT_DRAWN]
+            fronts, outcomes = [sequence for sequence, _ in told], [outcome for _, outcome in told]
+        results = self._undecided(step, is_complete=is_complete)
+        decide_together(results, fronts, outcomes)
+        if not is_complete:
             tell_who_goes_on(results, fronts)
-        self._emitted_last = {sequence: outcomes[sequence][1] for sequence in fronts}
+        self._emitted_last = {sequence: token for sequence, (_, token, _, _) in zip(fronts, outcomes, strict=True)}
         return results
 
     def _undecided(self, step: Step, *, is_complete: bool) -> list[StepResult]:
@@ -208,11 +208,12 @@ class Passes:
             each = each.following or each
         return results
 
-    def _outcomes(self, flight: Flight) -> Iterator[tuple[int, int, float, float]]:
+    def _outcomes(self, flight: Flight) -> list[tuple[int, int, float, float]]:
         """Of each row, for `decide_together`."""
-        for exit_taken, token, log_continue, log_exit in flight.told[:, : len(flight.row_of)].T.tolist():
-            emitted = NO_TOKEN if math.isnan(log_exit + log_continue) else int(token)
-            yield int(exit_taken), emitted, log_exit, log_continue
+        told = self._values[flight.turn].take(flight.row_R, axis=1)
+        told[EMITTED, np.isnan(told[LOG_W + EXIT] + told[LOG_W + CONTINUE])] = NO_TOKEN
+        exits, tokens = told[:LOG_W].astype(np.int64).tolist()
+        return list(zip(exits, tokens, told[LOG_W + EXIT].tolist(), told[LOG_W + CONTINUE].tolist(), strict=True))
 
 
 def tell_who_goes_on(results: list[StepResult], fronts: Items[Sequence]) -> None:
@@ -222,8 +223,3 @@ def tell_who_goes_on(results: list[StepResult], fronts: Items[Sequence]) -> None
         going -= result.decisions.keys()
         result.decisions |= dict.fromkeys(going, GOES_ON)
         result.num_going_on = 0
-
-
-def is_sorted(sequence: Sequence) -> bool:
-    """Its token is drawn in the pass, from sorted tokens."""
-    return sequence.is_plain and sequence.draw.is_ranked

@@ -1,28 +1,33 @@
-"""The random numbers of whole passes, in one native call, or in Python where there is no compiler."""
+"""The random numbers of whole passes, in one native call, or in Python where there is no compiler.
+
+Shapes: N blocks, R rows there is room for.
+"""
 
 import ctypes
-from array import array
-from collections.abc import Iterable
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nvium_core.engine.device.native.weights import address
-from nvium_core.engine.schedule.randomness import ROUTE, TOKEN, uniform
-
-Key = tuple[int, int, int]
-"""Seed, choice and position of a row."""
+from nvium_core.engine.schedule.randomness import ROUTE, TOKEN, Purpose, uniform
 
 
-def uniforms(library: ctypes.CDLL | None, keys: Iterable[Key], num_blocks: int) -> NDArray[np.float64]:
-    """[2N, R]: for the rows' tokens behind each of N blocks, then for routing there."""
-    if library is None:
-        rows = list(keys)
-        every = [(block, purpose) for purpose in (TOKEN, ROUTE) for block in range(num_blocks)]
-        return np.array([[uniform(*key, block, purpose) for key in rows] for block, purpose in every])
-    asked = array("q", chain.from_iterable(keys))
-    num_rows = len(asked) // 3
-    drawn = array("d", bytes(8 * 2 * num_blocks * num_rows))
-    library.uniforms(address(asked), num_rows, num_blocks, address(drawn))
-    return np.frombuffer(drawn).reshape(2 * num_blocks, num_rows)
+class Uniforms:
+    """Of rows whose seeds, choices and positions are in `key_R3`."""
+
+    def __init__(self, library: ctypes.CDLL | None, out_XR: NDArray[np.float64]) -> None:
+        """They are written to `out_XR`, [2N, R]: for tokens drawn behind each block, then for routing there."""
+        self._library = library
+        self._out_XR = out_XR
+        self.key_R3 = np.zeros((out_XR.shape[1], 3), np.int64)
+        self._addresses = self.key_R3.ctypes.data, out_XR.ctypes.data
+        purposes: tuple[Purpose, ...] = TOKEN, ROUTE
+        self._order = [(block, purpose) for purpose in purposes for block in range(len(out_XR) // 2)]
+
+    def write(self, num_rows: int) -> None:
+        """For the first rows."""
+        keys, out = self._addresses
+        if self._library is not None:
+            self._library.uniforms(keys, num_rows, len(self._order) // 2, out, self._out_XR.shape[1])
+        else:
+            for row, (seed, choice, position) in enumerate(self.key_R3[:num_rows].tolist()):
+                self._out_XR[:, row] = [uniform(seed, choice, position, *each) for each in self._order]

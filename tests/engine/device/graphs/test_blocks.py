@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from nvium_core import SamplingParams
 from nvium_core.engine.device.attention import in_place, power_of_two
+from nvium_core.engine.device.graphs import GraphsBackend
 from nvium_core.engine.device.graphs.backend import LONG_RUN
 from nvium_core.engine.device.graphs.inputs import MAX_ROWS
 from nvium_core.engine.schedule.sequence import Sequence
@@ -64,13 +65,13 @@ def test_a_step_that_is_run_again_leaves_the_same() -> None:
 
 def test_buffers_have_room_for_so_many_rows_and_keys() -> None:
     backend = Cached(random_model([1], context=8192), has_graphs=True, page_size=512).graphs
-    assert backend.fits(MAX_ROWS, 1) is False
-    assert backend.fits(128, 1)
-    assert backend.fits(8, 6000)
-    assert not backend.fits(9, 6000)
-    backend.attention = in_place
-    assert backend.fits(MAX_ROWS, 8192)
-    assert not backend.fits(MAX_ROWS + 1, 1)
+    assert backend.inputs.fits(MAX_ROWS, 1) is False
+    assert backend.inputs.fits(128, 1)
+    assert backend.inputs.fits(8, 6000)
+    assert not backend.inputs.fits(9, 6000)
+    backend = GraphsBackend(backend.model, backend.cache, attention=in_place)
+    assert backend.inputs.fits(MAX_ROWS, 8192)
+    assert not backend.inputs.fits(MAX_ROWS + 1, 1)
 
 
 def test_a_step_is_split_so_that_nobody_rides_a_prompt_through_the_layers() -> None:
@@ -92,11 +93,11 @@ def test_parts_of_a_step_fit_and_leave_out_what_does_not_fit_alone(lengths: list
         runs.append(Run(sequence, range(max(0, length - rows), length), reaches_front=True))
     parts = LONG_CONTEXT.parts(runs)
     for part in parts:
-        assert LONG_CONTEXT.fits(sum(len(run.rows) for run in part), max(run.rows.stop for run in part))
+        assert LONG_CONTEXT.inputs.fits(sum(len(run.rows) for run in part), max(run.rows.stop for run in part))
     there = [run for part in parts for run in part]
     assert len(there) == len({run.sequence for run in there})
     left = [run for run in runs if run not in there]
-    assert all(len(run.rows) > LONG_RUN or not LONG_CONTEXT.fits(len(run.rows), run.rows.stop) for run in left)
+    assert all(len(run.rows) > LONG_RUN or not LONG_CONTEXT.inputs.fits(len(run.rows), run.rows.stop) for run in left)
 
 
 LONG_CONTEXT = Cached(random_model([1], context=380), has_graphs=True).graphs

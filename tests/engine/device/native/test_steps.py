@@ -4,6 +4,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native import weights
 from nvium_core.engine.device.native.fronts import NativeFronts
 from nvium_core.engine.device.native.steps import NativeSteps
-from nvium_core.engine.device.native.uniforms import uniforms
+from nvium_core.engine.device.native.uniforms import Uniforms
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.randomness import ROUTE, TOKEN, uniform
@@ -307,10 +308,18 @@ WHOLE = st.integers(-(2**63), 2**63 - 1)
 
 @given(st.lists(st.tuples(WHOLE, WHOLE, st.integers(0, 2**40)), min_size=1, max_size=5), st.integers(1, 6))
 def test_uniforms_are_python_s(library: ctypes.CDLL, keys: list[tuple[int, int, int]], num_blocks: int) -> None:
-    in_python = uniforms(None, keys, num_blocks)
-    assert (uniforms(library, keys, num_blocks) == in_python).all()
+    written = []
+    for each in (library, None):
+        out = np.zeros((2 * num_blocks, 7))
+        uniforms = Uniforms(each, out)
+        uniforms.key_R3[: len(keys)] = keys
+        uniforms.write(len(keys))
+        assert not out[:, len(keys) :].any()
+        written.append(out)
+    natively, in_python = written
+    assert (natively == in_python).all()
     assert in_python[num_blocks - 1, 0] == uniform(*keys[0], num_blocks - 1, TOKEN)
-    assert in_python[-1, -1] == uniform(*keys[-1], num_blocks - 1, ROUTE)
+    assert in_python[-1, len(keys) - 1] == uniform(*keys[-1], num_blocks - 1, ROUTE)
 
 
 def test_weights_that_bfloat16_holds_are_read_in_it_and_no_bit_changes(
