@@ -11,7 +11,13 @@ from nvium_core.commands.options import show
 def retrofit(
     source: Annotated[str, typer.Argument(help="A plain Llama or relative: a folder, Hub name or GGUF file.")],
     target: Annotated[Path, typer.Argument(help="The folder to write; one that was begun is gone on with.")],
-    data: Annotated[Path, typer.Option(help="UTF-8 text such as the model writes itself, as `nvium train` reads it.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Text as `nvium train` reads it, or a .jsonl of conversations. [the model's own]"),
+    ] = None,
+    self_talk: Annotated[
+        int | None, typer.Option(help="Tokens of its own to learn from. [without data a third of --tokens]", min=0)
+    ] = None,
     exits: Annotated[str, typer.Option(help="How many, or the layers they stand after, such as 12,18,24.")] = "4",
     tokens: Annotated[int, typer.Option(help="Of the text, to learn from; read again where it has fewer.", min=1)] = (
         1_000_000
@@ -26,6 +32,9 @@ def retrofit(
     from nvium_core.training.retrofitting.table import table
 
     keep_freed_memory()
-    settings = RetrofitSettings(source=source, target=target, data=data, exits=exits, tokens=tokens, depth=depth)
-    show(table(run(settings, source_tokenizer(source))))
+    settings = RetrofitSettings(
+        source=source, target=target, data=data, self_talk=self_talk, exits=exits, tokens=tokens, depth=depth
+    )
+    for kind, measured in run(settings, source_tokenizer(source)).items():
+        show(table(measured, kind))
     print(f"The model is in {target}")

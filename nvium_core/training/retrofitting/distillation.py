@@ -1,8 +1,8 @@
 """KL(π_N ‖ π_k) on the tokens that the last exit finds likeliest, and on all others as one.
 
 With p the last exit's distribution, q the exit's, and `rest` what is beyond p's top tokens, the gradient by the logits
-is q − p for a top token and q (1 − p_rest / q_rest) for another, so the head is applied once, a few rows at a time, and
-no logits are kept.
+is q − p for a top token and q r with r = 1 − p_rest / q_rest for another. So the head is applied once, a few rows at a
+time, and no logits are kept; the gradient is that of q r for all, and what top tokens differ by.
 
 Shapes: R rows, C rows at a time, K top tokens, D width, V vocabulary.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-CHUNK_ROWS = 64
+CHUNK_ROWS = 128
 TOP = 32
 LEAST = 1e-6
 """Of what is beyond the top tokens, so that its logarithm is finite."""
@@ -70,12 +70,18 @@ def _of_chunk(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """KL [C], −log of the target [C], and the KL's gradient by the outputs [C, D]."""
     logits_CV = F.linear(output_CD.to(head_VD.dtype), head_VD).float()
-    log_sum_C1 = logits_CV.logsumexp(-1, keepdim=True)
-    nll_C = (log_sum_C1 - logits_CV.gather(1, target_C[:, None])).squeeze(1)
-    q_CV = logits_CV.sub_(log_sum_C1).exp_()
-    q_CK = q_CV.gather(1, top_CK)
+    top_logits_CK, target_logit_C1 = logits_CV.gather(1, top_CK), logits_CV.gather(1, target_C[:, None])
+    most_C1 = logits_CV.amax(-1, keepdim=True)
+    scaled_q_CV = logits_CV.sub_(most_C1).exp_()
+    scale_C1 = scaled_q_CV.sum(-1, keepdim=True)
+    log_sum_C1 = most_C1 + scale_C1.log()
+    log_q_CK = top_logits_CK - log_sum_C1
+    q_CK = log_q_CK.exp()
     p_rest_C1, q_rest_C1 = ((1 - x.sum(1, keepdim=True)).clamp_min(LEAST) for x in (p_CK, q_CK))
-    kl_CK = p_CK * (p_CK.clamp_min(LEAST).log() - q_CK.clamp_min(torch.finfo(q_CK.dtype).tiny).log())
+    kl_CK = p_CK * (p_CK.clamp_min(LEAST).log() - log_q_CK)
     kl_C = kl_CK.sum(1) + (p_rest_C1 * (p_rest_C1 / q_rest_C1).log()).squeeze(1)
-    by_logits_CV = q_CV.mul_(1 - p_rest_C1 / q_rest_C1).scatter_(1, top_CK, q_CK - p_CK)
-    return kl_C, nll_C, (by_logits_CV.to(head_VD.dtype) @ head_VD).to(output_CD.dtype)
+    r_C1 = 1 - p_rest_C1 / q_rest_C1
+    by_output_CD = (scaled_q_CV.to(head_VD.dtype) @ head_VD).float() * (r_C1 / scale_C1)
+    differs_C1K = (q_CK - p_CK - q_CK * r_C1)[:, None].to(head_VD.dtype)
+    by_output_CD += (differs_C1K @ head_VD[top_CK]).squeeze(1)
+    return kl_C, (log_sum_C1 - target_logit_C1).squeeze(1), by_output_CD.to(output_CD.dtype)

@@ -22,7 +22,7 @@ RELUCTANCE = 2.0
 
 @dataclass(frozen=True)
 class Rows:
-    """Of a batch: the early exits' normed rows, the last exit's, and the tokens that came, [R]."""
+    """Of a batch's rows that count: the early exits' normed rows, the last exit's, and the tokens that came, [R]."""
 
     early: list[Tensor]
     last_RD: Tensor
@@ -70,14 +70,16 @@ class FrozenWithExits:
 
     def rows(self, batch: Batch) -> Rows:
         """Normed rows, the early ones as their norms are now, with a gradient to them."""
+        counted_R = batch.counted.flatten()
         with torch.no_grad():
             attend = causal_attention(batch.mask())
             states = self.model.hidden_states(batch.inputs, batch.positions, attend)
             last = self.model.exits[-1]
             assert isinstance(last, Exit)
-            last_RD = last.norm(states[-1].float()).flatten(0, 1)
-        early = [exit_.norm(h_BTD.float()).flatten(0, 1) for exit_, h_BTD in zip(self.early, states, strict=False)]
-        return Rows(early, last_RD, batch.targets.flatten())
+            *early, last_RD = (h_BTD.flatten(0, 1)[counted_R].float() for h_BTD in states)
+            last_RD = last.norm(last_RD)
+        normed = [exit_.norm(h_RD) for exit_, h_RD in zip(self.early, early, strict=True)]
+        return Rows(normed, last_RD, batch.targets.flatten()[counted_R])
 
     def heard(self, rows: Rows) -> Heard:
         """Routers see rows without a gradient, so that they and the exits learn beside each other."""

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from nvium_core.model import mixture
 from nvium_core.model.exits import Adapter
 from nvium_core.training.checkpoint import read_state, write_state
-from nvium_core.training.data.windows import PackedStream
+from nvium_core.training.data.windows import Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.interruption import Interruption
 from nvium_core.training.objective.beta import DepthSteering, haste
@@ -54,7 +54,7 @@ class RetrofitRun:
         settings: RetrofitSettings,
         model: FrozenWithExits,
         tokenizer: PreTrainedTokenizerFast,
-        stream: PackedStream,
+        stream: Windows,
         context: int,
     ) -> None:
         self.settings, self.model, self.tokenizer = settings, model, tokenizer

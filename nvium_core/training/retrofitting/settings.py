@@ -7,16 +7,20 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.training.retrofit import RetrofitError, with_exits
 
 NUM_EXITS = 4
+EPOCHS = 3
+"""Over what the model says to itself, where nothing else is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrofitSettings:
     """`exits` is their number, the last included, or the layers of the early ones, such as `12,18,24`; `depth` is the
-    mean depth l / L that routers are led to."""
+    mean depth l / L that routers are led to. `self_talk` is how many tokens the model writes itself to learn from: by
+    default none with `data`, and a third of `tokens` without."""
 
     source: str
     target: Path
-    data: Path
+    data: Path | None = None
+    self_talk: int | None = None
     exits: str = str(NUM_EXITS)
     tokens: int = 1_000_000
     depth: float = 0.9
@@ -26,7 +30,7 @@ class RetrofitSettings:
         """The configuration with exits. Raises `RetrofitError` for what cannot be had."""
         if config.num_exits > 1 or config.adapter_hidden_size:
             raise RetrofitError(f"{self.source}: has exits or an adapter already; only a plain Llama is retrofitted")
-        if not self.data.exists():
+        if self.data and not self.data.exists():
             raise RetrofitError(f"{self.data}: no such text")
         added = with_exits(config, exit_layers(self.exits, config.num_hidden_layers), 2 * config.hidden_size)
         added.default_sampling = "original"
@@ -35,7 +39,15 @@ class RetrofitSettings:
             raise RetrofitError(f"depth must be between {shallowest:.3g}, that of the first exit, and 1")
         if self.tokens < 1:
             raise RetrofitError(f"tokens must be at least 1, got {self.tokens}")
+        if not self.data and not self.self_talk_tokens:
+            raise RetrofitError("without data, self_talk must be at least 1")
         return added
+
+    @property
+    def self_talk_tokens(self) -> int:
+        if self.self_talk is not None:
+            return self.self_talk
+        return 0 if self.data else max(1, self.tokens // EPOCHS)
 
 
 def exit_layers(text: str, num_layers: int) -> list[int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nvium_core.model import mixture
-from nvium_core.training.data.windows import PackedStream
+from nvium_core.training.data.windows import Windows
 from nvium_core.training.retrofitting.distillation import CHUNK_ROWS
 from nvium_core.training.retrofitting.model import FrozenWithExits, Rows
 
@@ -50,7 +50,7 @@ class Measured:
 
 
 @torch.no_grad()
-def measured(model: FrozenWithExits, stream: PackedStream, context: int) -> Measured:
+def measured(model: FrozenWithExits, stream: Windows, context: int) -> Measured:
     """On every window of the stream."""
     parts = [
         _of_rows(model, model.rows(stream.batch(window, 1, context))) for window in range(stream.num_windows(context))
@@ -96,9 +96,9 @@ def _of_chunk(head_VD: Tensor, log_p_RE: Tensor, target_R: Tensor, outputs: Sequ
     return nll_RE, kl_RE, overlap_RE, log_p_RE.exp(), mix_R, same_R
 
 
-def table(measured: Measured) -> Table:
+def table(measured: Measured, kind: str) -> Table:
     """Price against depth, an exit a row, and the mixture."""
-    shown = Table("", "depth", "perplexity", "KL to the last", "would be accepted", "tokens leave")
+    shown = Table(kind, "depth", "perplexity", "KL to the last", "would be accepted", "tokens leave")
     depths = measured.exits[-1].layer
     for number, exit_ in enumerate(measured.exits, 1):
         numbers = (exit_.layer / depths, exit_.perplexity, exit_.kl, exit_.overlap, exit_.share)

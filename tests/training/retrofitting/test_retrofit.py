@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from nvium_core import NviumForCausalLM, load_model
 from nvium_core.cli import app
 from nvium_core.loading import source_tokenizer
 from nvium_core.model.exits import CONTINUE, EXIT
-from nvium_core.training.data.windows import PackedStream
+from nvium_core.training.data.documents import DataError
+from nvium_core.training.data.windows import Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.retrofit import RetrofitError
 from nvium_core.training.retrofitting import retrofit as command
@@ -27,6 +29,7 @@ from tests.model.llama_folders import llama_folder, random_llama
 IDS = torch.randint(1, 257, (2, 30), generator=torch.Generator().manual_seed(0))
 DOCUMENTS = [f"There were {n} foxes, and {n + 1} hens. " * 6 for n in range(60)]
 TOKENS = 12 * 1024
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + END_OF_TEXT + "{% endfor %}<assistant>"
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,17 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("llama"), random_llama(**shape, max_position_embeddings=256).bfloat16()
     )
     PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chatty(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a chat template."""
+    folder = tmp_path_factory.mktemp("chatty")
+    copytree(llama, folder, dirs_exist_ok=True)
+    tokenizer = source_tokenizer(str(llama))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -76,13 +90,13 @@ def test_the_command_writes_a_model_that_serves_and_a_table(
     assert "would be accepted" in ran.output and "mixture" in ran.output
     loaded = load_model(str(target))
     assert loaded.model.config.exit_layers == [1, 3, 4]
-    found = json.loads((target / "retrofit.json").read_text())["measured"]
+    found = json.loads((target / "retrofit.json").read_text())["measured"]["text"]
     assert [exit_["layer"] for exit_ in found["exits"]] == [1, 3, 4]
     assert found["exits"][-1] | {"share": 0} == found["exits"][-1] | {"kl": 0.0, "overlap": 1.0, "share": 0}
     assert len((target / "retrofit/log.jsonl").read_text().splitlines()) == TOKENS // 512
 
 
-def held_out_kl(run: module.RetrofitRun, held_out: PackedStream) -> float:
+def held_out_kl(run: module.RetrofitRun, held_out: Windows) -> float:
     return sum(exit_.kl for exit_ in measured(run.model, held_out, run.context).exits)
 
 
@@ -91,7 +105,9 @@ def test_least_squares_bring_exits_nearer_and_learning_nearer_still(
 ) -> None:
     asked = settings(llama, data, tmp_path / "target")
     config = asked.check(command.source_config(llama))
-    run, held_out = command.prepared(asked, llama, config, source_tokenizer(str(llama)))
+    tokenizer = source_tokenizer(str(llama))
+    run, [text] = command.prepared(asked, llama, config, tokenizer)
+    held_out = command.windows(text.held_out, tokenizer)
     untrained = held_out_kl(run, held_out)
     run.fit()
     fitted = held_out_kl(run, held_out)
@@ -116,6 +132,23 @@ def test_with_all_mass_on_the_last_exit_it_is_the_original_bit_for_bit(
         bias[CONTINUE], bias[EXIT] = 1e4, -1e4
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, original(IDS).logits)
+
+
+def test_without_a_text_a_chat_model_learns_from_what_it_says_to_itself(
+    chatty: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
+) -> None:
+    both = RetrofitSettings(source=str(chatty), target=tmp_path / "both", data=data, self_talk=100, tokens=TOKENS)
+    found = command.retrofit(both, source_tokenizer(str(chatty)))
+    assert found.keys() == {"text", "conversations"}
+    asked = ["retrofit", str(chatty), str(tmp_path / "alone"), "--exits", "1,3", "--tokens", "3000"]
+    ran = CliRunner().invoke(app, asked, env={"COLUMNS": "120"})
+    assert ran.exit_code == 0, ran.output
+    assert "conversations" in ran.output and "of 1,000 tokens" in ran.output
+
+
+def test_a_model_without_a_chat_template_needs_a_text(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="without a chat template cannot talk to itself; give a text"):
+        retrofit(RetrofitSettings(source=str(llama), target=tmp_path / "target", tokens=300))
 
 
 def test_a_run_that_is_gone_on_with_ends_as_one_that_was_not_interrupted(

@@ -1,0 +1,98 @@
+"""Conversations that a chat model has with itself: its chat template leads it up to the user's turn, which it samples,
+and then the answer (Magpie, 2406.08464). So exits learn from text such as the model will write.
+
+Sampled at temperature 1 from seeds that count up, so the n-th conversation is always the same. One file, which is
+written anew after every round.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.events import Completion, FailureEvent, TokenEvent
+from nvium_core.engine.failures import error_of
+from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.text.chat_template import ChatTemplate
+from nvium_core.training.chat.conversations import Conversation, assistant, user
+from nvium_core.training.data.documents import DataError
+
+ROUND, SEATS = 256, 64
+"""Conversations begun together, and sequences that run at once."""
+
+MAX_REQUEST_TOKENS, MAX_ANSWER_TOKENS = 128, 256
+"""A request that is longer has gone astray; an answer is cut."""
+
+MARK = "a text that no template has"
+
+
+class SelfTalk:
+    """Raises `DataError` for a tokenizer without a chat template."""
+
+    def __init__(self, model: NviumForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+        if not tokenizer.chat_template:
+            raise DataError("a model without a chat template cannot talk to itself; give a text to learn from")
+        self._tokenizer = tokenizer
+        self._engine = Engine(model, EngineConfig(max_sequences=SEATS))
+        self._ends = ChatTemplate(tokenizer).stop_token_ids
+        rendered = tokenizer.apply_chat_template([user(MARK)], add_generation_prompt=True, tokenize=False)
+        before, after = str(rendered).split(MARK)
+        self._before, self._after = (tokenizer.encode(text, add_special_tokens=False) for text in (before, after))
+        self._room = self._engine.context - len(self._before) - len(self._after)
+
+    def round(self, number: int) -> Iterator[Conversation]:
+        """Those of the round whose request ends and is answered."""
+        seeds = range(number * ROUND, (number + 1) * ROUND)
+        begun = self._said(dict.fromkeys(seeds, self._before), min(MAX_REQUEST_TOKENS, self._room // 2))
+        requests = {seed: said.token_ids[:-1] for seed, said in begun.items() if said.finish_reason == "stop"}
+        prompts = {seed: self._before + request + self._after for seed, request in requests.items()}
+        answers = self._said(prompts, min(MAX_ANSWER_TOKENS, self._room // 2))
+        for seed, said in answers.items():
+            request, answer = self._text(requests[seed]), self._text(said.token_ids)
+            if request and answer:
+                yield [user(request), assistant(answer)]
+
+    def _said(self, prompts: dict[int, list[int]], max_tokens: int) -> dict[int, Completion]:
+        """By seed. Raises the error of a sequence that failed."""
+        said = {seed: Completion() for seed in prompts}
+        for seed, prompt in prompts.items():
+            asked = SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=self._ends)
+            self._engine.add(str(seed), prompt, asked)
+        while self._engine.has_work:
+            for event in self._engine.step():
+                if isinstance(event, FailureEvent):
+                    raise error_of(event)
+                if isinstance(event, TokenEvent):
+                    said[int(event.sequence_id)].append(event)
+        return said
+
+    def num_tokens(self, conversation: Conversation) -> int:
+        return sum(len(self._tokenizer.encode(turn["content"], add_special_tokens=False)) for turn in conversation)
+
+    def _text(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
+
+
+def write_self_talk(begin: Callable[[], SelfTalk], file: Path, num_tokens: int, tell: Callable[[int], None]) -> None:
+    """Until the file has so many tokens of requests and answers; one that has fewer is gone on with. `tell` gets their
+    number after every round."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    written = [json.loads(line) for line in lines]
+    number, num_written = (written[-1]["round"] + 1 if written else 0), sum(each["tokens"] for each in written)
+    talk = begin() if num_written < num_tokens else None
+    while talk and num_written < num_tokens:
+        found: list[dict[str, Any]] = [
+            {"messages": said, "round": number, "tokens": talk.num_tokens(said)} for said in talk.round(number)
+        ]
+        if not found:
+            raise DataError(f"none of {ROUND} requests that the model made up ended; give a text to learn from")
+        lines += [json.dumps(each, ensure_ascii=False) for each in found]
+        scratch = file.with_name(f"partial-{file.name}")
+        scratch.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        scratch.replace(file)
+        number, num_written = number + 1, num_written + sum(each["tokens"] for each in found)
+        tell(num_written)

@@ -1,0 +1,58 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from nvium_core.training.data.documents import DataError
+from nvium_core.training.retrofitting.texts import read_text
+from tests.byte_model import END_OF_TEXT, byte_tokenizer
+from tests.training.retrofitting.test_self_talk import TEMPLATE
+
+CONTEXT = 32
+DOCUMENTS = [f"Document {number} " + "x" * (3 * number) for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    made = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
+    made.chat_template = TEMPLATE
+    return made
+
+
+def test_a_text_is_cut_into_windows_that_lose_no_token(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(f"\n{END_OF_TEXT}\n".join(DOCUMENTS))
+    text = read_text(file, tokenizer, CONTEXT, 10_000)
+    assert text.kind == "text"
+    examples = text.learnt + text.held_out
+    assert max(map(len, examples)) == CONTEXT + 1
+    assert all(each.is_answer.all() for each in examples)
+    targets = np.concatenate([each.tokens[1:] for each in examples])
+    assert tokenizer.decode(targets) == "".join(DOCUMENTS)
+    held_out = sum(map(len, text.held_out))
+    assert 0 < held_out <= 0.1 * sum(map(len, examples))
+
+
+def test_of_conversations_answers_count(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    file = tmp_path / "chats.jsonl"
+    lines = [
+        [{"role": "user", "content": "u" * number}, {"role": "assistant", "content": "a" * 9}]
+        for number in range(1, 40)
+    ]
+    file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in lines))
+    text = read_text(file, tokenizer, CONTEXT, 10_000)
+    assert text.kind == "conversations"
+    examples = text.learnt + text.held_out
+    assert max(map(len, examples)) == CONTEXT + 1
+    assert 0 < len(examples) < len(lines)  # of some the answer begins behind the window
+    said = {tokenizer.decode(each.tokens[each.is_answer]) for each in examples}
+    assert "a" * 9 + END_OF_TEXT in said and all(each.startswith("a") for each in said)
+
+
+def test_too_little_is_told_with_the_file(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    file = tmp_path / "short.txt"
+    file.write_text("too short")
+    with pytest.raises(DataError, match=r"short\.txt: .* are too few"):
+        read_text(file, tokenizer, CONTEXT, 100)
