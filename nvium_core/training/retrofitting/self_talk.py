@@ -80,7 +80,7 @@ class SelfTalk:
 def write_self_talk(begin: Callable[[], SelfTalk], file: Path, num_tokens: int, tell: Callable[[int], None]) -> None:
     """Until the file has so many tokens of requests and answers; one that has fewer is gone on with. `tell` gets their
     number after every round."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
     written = [json.loads(line) for line in lines]
     number, num_written = (written[-1]["round"] + 1 if written else 0), sum(each["tokens"] for each in written)
     talk = begin() if num_written < num_tokens else None

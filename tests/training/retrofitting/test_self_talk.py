@@ -1,10 +1,11 @@
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.training.chat.conversations import read_conversations
+from nvium_core.training.chat.conversations import assistant, read_conversations, user
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.retrofitting import self_talk
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
@@ -46,6 +47,14 @@ def test_a_file_is_gone_on_with_where_it_ends(tmp_path: Path) -> None:
     assert parts.read_text() == whole.read_text()
     assert read_conversations(whole)
     write_self_talk(lambda: pytest.fail("nothing is left to say"), whole, 2_000, told.append)
+
+
+def test_what_is_no_end_of_a_line_in_json_is_none_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "file.jsonl"
+    said = {"messages": [user("one\u2028two"), assistant("\u0085")], "round": 0, "tokens": 4}
+    file.write_text(json.dumps(said, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_self_talk(talk, file, 5, lambda _: None)
+    assert json.loads(file.read_text(encoding="utf-8").split("\n")[0]) == said
 
 
 def test_a_model_whose_requests_never_end_is_told_so(tmp_path: Path) -> None:
