@@ -10,7 +10,7 @@ owner later in the device's queue.
 Shapes: R rows with their padding, N blocks, D width, V vocabulary.
 """
 
-from collections.abc import Sequence as Items
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from operator import is_
@@ -98,7 +98,7 @@ class Passes:
             is_whole
             and all(each.num_rows == len(runs) for each in steps)
             and False not in [run.reaches_front for run in runs]
-            and True in [run.sequence.is_plain for run in runs]
+            and any(run.sequence.is_plain for run in runs)
             and self.inputs.fits(len(runs), max([run.rows.stop for run in runs]))
         )
 
@@ -187,17 +187,19 @@ class Passes:
     def _results(self, step: Step, flight: Flight) -> list[StepResult]:
         """Of each block. Fronts that are not drawn plainly, and those for which the candidates were not enough, are
         left to the caller, their states being in the cache."""
-        fronts, outcomes = flight.members.sequences, self._outcomes(flight)
-        is_complete = flight.members.are_plain and NOT_DRAWN not in [outcome[1] for outcome in outcomes]
-        if not is_complete:
-            pairs = zip(fronts, outcomes, strict=True)
-            told = [pair for pair in pairs if pair[0].is_plain and pair[1][1] != NOT_DRAWN]
-            fronts, outcomes = [sequence for sequence, _ in told], [outcome for _, outcome in told]
+        fronts, (exits, tokens, log_exit, log_continue) = flight.members.sequences, self._told(flight)
+        outcomes = zip(exits, tokens, log_exit, log_continue, strict=True)
+        is_complete = flight.members.are_plain and NOT_DRAWN not in tokens
         results = self._undecided(step, is_complete=is_complete)
-        decide_together(results, fronts, outcomes)
-        if not is_complete:
-            tell_who_goes_on(results, fronts)
-        self._emitted_last = {sequence: token for sequence, (_, token, _, _) in zip(fronts, outcomes, strict=True)}
+        if is_complete:
+            decide_together(results, fronts, outcomes)
+            self._emitted_last = dict(zip(fronts, tokens, strict=True))
+        else:
+            pairs = zip(fronts, outcomes, strict=True)
+            told = {each: outcome for each, outcome in pairs if each.is_plain and outcome[1] != NOT_DRAWN}
+            decide_together(results, list(told), told.values())
+            tell_who_goes_on(results, told.keys())
+            self._emitted_last = {each: token for each, (_, token, _, _) in told.items()}
         return results
 
     def _undecided(self, step: Step, *, is_complete: bool) -> list[StepResult]:
@@ -208,15 +210,15 @@ class Passes:
             each = each.following or each
         return results
 
-    def _outcomes(self, flight: Flight) -> list[tuple[int, int, float, float]]:
-        """Of each row, for `decide_together`."""
+    def _told(self, flight: Flight) -> tuple[list[int], list[int], list[float], list[float]]:
+        """The exits, tokens, and log w of exiting and going on, of its rows."""
         told = self._values[flight.turn].take(flight.row_R, axis=1)
         told[EMITTED, np.isnan(told[LOG_W + EXIT] + told[LOG_W + CONTINUE])] = NO_TOKEN
         exits, tokens = told[:LOG_W].astype(np.int64).tolist()
-        return list(zip(exits, tokens, told[LOG_W + EXIT].tolist(), told[LOG_W + CONTINUE].tolist(), strict=True))
+        return exits, tokens, told[LOG_W + EXIT].tolist(), told[LOG_W + CONTINUE].tolist()
 
 
-def tell_who_goes_on(results: list[StepResult], fronts: Items[Sequence]) -> None:
+def tell_who_goes_on(results: list[StepResult], fronts: Iterable[Sequence]) -> None:
     """Decisions for each Step by itself, so that only the other fronts are still to be asked."""
     going = set(fronts)
     for result in results:
