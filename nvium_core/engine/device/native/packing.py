@@ -1,6 +1,6 @@
 """Matrices as the native functions read them: matrix.h says how they lie.
 
-Shapes: N rows, padded to whole vectors; D their length; P panels of K vectors of L lanes; S steps; G groups.
+Shapes: N rows, padded to whole vectors; D their length; R rows of a panel; S steps; G groups; X numbers or bytes.
 """
 
 from typing import NamedTuple
@@ -39,10 +39,13 @@ class Layout(NamedTuple):
 
 
 def pack(weight_ND: Tensor, layout: Layout) -> Packed:
-    """Of a precision of `KINDS`."""
+    """Of a precision of `KINDS`. A step of bfloat16 is two numbers, moved as one."""
     step = 2 if weight_ND.dtype == torch.bfloat16 else 1
-    filled_ND = pad(weight_ND, (0, -weight_ND.shape[1] % step))
-    return Packed(KINDS[weight_ND.dtype], _panels(filled_ND.unflatten(1, (-1, step)), layout))
+    missing = -weight_ND.shape[1] % step, -weight_ND.shape[0] % layout.lanes
+    if any(missing):
+        weight_ND = pad(weight_ND, (0, missing[0], 0, missing[1]))
+    steps_NS = weight_ND.contiguous().view(torch.int32) if step == 2 else weight_ND
+    return Packed(KINDS[weight_ND.dtype], _panels(steps_NS, layout).view(weight_ND.dtype))
 
 
 def pack_groups(groups: Groups, layout: Layout) -> Packed:
@@ -64,9 +67,11 @@ def _grouped_panels(groups_NGX: Tensor, layout: Layout) -> list[Tensor]:
     return [panel_NGX.permute(1, 2, 0).contiguous().flatten(1).view(torch.uint8) for panel_NGX in panels]
 
 
-def _panels(steps_NSX: Tensor, layout: Layout) -> Tensor:
-    """What belongs to each step of each row, so that the steps of a panel's vectors take turns."""
-    filled_NSX = pad(steps_NSX, (0, 0, 0, 0, 0, -len(steps_NSX) % layout.lanes))
-    vectors_VLSX = filled_NSX.unflatten(0, (-1, layout.lanes))
-    panels = vectors_VLSX.split(layout.across)
-    return torch.cat([panel_KLSX.permute(2, 0, 1, 3).flatten() for panel_KLSX in panels])
+def _panels(steps_NS: Tensor, layout: Layout) -> Tensor:
+    """The steps of a panel's rows take turns."""
+    num_rows, num_steps = layout.across * layout.lanes, steps_NS.shape[1]
+    packed = torch.empty(steps_NS.numel(), dtype=steps_NS.dtype)
+    places = packed.split(num_rows * num_steps)
+    for place, panel_RS in zip(places, steps_NS.split(num_rows), strict=True):
+        place.view(num_steps, -1).copy_(panel_RS.T)
+    return packed
