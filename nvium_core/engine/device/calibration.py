@@ -139,7 +139,8 @@ def measure_costs(
     budget = budget or Budget()
     half = budget.share(0.5)
     bare = _measure(runner, pool, config, max_sequences=max_sequences, reaches_fronts=False, budget=half)
-    asked = _measure(runner, pool, config, max_sequences=max_sequences, reaches_fronts=True, budget=budget)
+    most = budget.share(0.7)
+    asked = _measure(runner, pool, config, max_sequences=max_sequences, reaches_fronts=True, budget=most)
     points = {block: rising({rows: min(seconds) for rows, seconds in times.items()}) for block, times in bare.items()}
     junctions = []
     for block, times in asked.items():
@@ -147,15 +148,22 @@ def measure_costs(
         surplus = {rows: mean_but_slowest(taken) - known[rows] for rows, taken in times.items() if rows in known}
         one_each = min(max_sequences, MAX_SPREAD_ROWS)
         junctions.append(line({rows: surplus[rows] for rows in surplus if rows <= one_each}))
-    passes = measure_passes(runner, pool, config, max_sequences=max_sequences)
+    apart = StepCosts(points, junctions)
+    counts = [count for count in ROW_COUNTS if count <= min(max_sequences, MAX_PASS_SEQUENCES)]
+    expected = {count: apart.apart(count) for count in counts}
+    passes = expected | measure_passes(runner, pool, config, expected, budget)
     return StepCosts(points, junctions, passes=passes).with_bounded_passes()
 
 
-def measure_passes(runner: Runner, pool: PagePool, config: NviumConfig, *, max_sequences: int) -> dict[int, float]:
-    """Seconds of all blocks at once with one row of each of so many sequences."""
+def measure_passes(
+    runner: Runner, pool: PagePool, config: NviumConfig, expected: Mapping[int, float], budget: Budget
+) -> dict[int, float]:
+    """Seconds of all blocks at once with one row of each of so many sequences, as far as there is time; `expected` are
+    those of the blocks by themselves."""
     times: dict[int, list[float]] = defaultdict(list)
-    counts = [count for count in ROW_COUNTS if count <= min(max_sequences, MAX_PASS_SEQUENCES)]
-    for turn, count in product(range(PASS_REPEATS), counts):
+    for turn, count in product(range(PASS_REPEATS), expected):
+        if not budget.allows(expected[count]):
+            continue
         sequences = stand_ins(count, pool, config, max_sequences=count)
         if len(sequences) == count:
             times[count].append(seconds(runner, whole_pass(sequences, config.num_exits), turn))

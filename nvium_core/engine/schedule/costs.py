@@ -161,13 +161,13 @@ class StepCosts:
             self.passes[measured[index]] *= math.exp(rate * share)
 
     def with_bounded_passes(self) -> "StepCosts":
-        """The same, where no pass costs more than its blocks by themselves if each exit emits equally often. It cannot:
-        one that was measured to do so was disturbed, and would make staircases look better than they are."""
-        passes = {rows: min(seconds, self._apart(rows)) for rows, seconds in self.passes.items()}
+        """The same, where no pass costs more than its blocks by themselves. It cannot: one that was measured to do so
+        was disturbed, and would make staircases look better than they are."""
+        passes = {rows: min(seconds, self.apart(rows)) for rows, seconds in self.passes.items()}
         return StepCosts(self.points, self.junctions, self.own, passes)
 
-    def _apart(self, rows: int) -> float:
-        """Of all blocks, one by one, with the fronts that come to each."""
+    def apart(self, rows: int) -> float:
+        """Seconds of all blocks, one by one, with the fronts that come to each if every exit emits equally often."""
         blocks = range(self.num_blocks)
         return sum(self.seconds_following(block, rows, rows * (1 - block / len(blocks))) for block in blocks)
 

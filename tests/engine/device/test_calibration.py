@@ -240,12 +240,14 @@ class SlowRunner(Runner):
 
 
 def test_of_a_slow_model_few_numbers_of_rows_are_measured_the_coarse_ones_first(model: NviumForCausalLM) -> None:
-    engine = Engine(model, EngineConfig(page_size=4, max_sequences=8), make_runner=SlowRunner)
+    """Whole passes, too, of which many rows' are assumed to cost what their blocks do."""
+    engine = Engine(model, EngineConfig(page_size=4, max_sequences=64), make_runner=SlowRunner)
     started = time.monotonic()
-    costs = measure_costs(engine.runner, engine.pool, engine.model_config, max_sequences=8, budget=Budget(2.0))
+    costs = measure_costs(engine.runner, engine.pool, engine.model_config, max_sequences=64, budget=Budget(2.0))
     assert time.monotonic() - started < 6
     assert {1, 16} <= {*costs.points[0]} and 128 not in costs.points[0]
     assert costs.seconds(0, 256) > costs.seconds(0, 1)
+    assert costs.passes[64] == pytest.approx(costs.apart(64))
 
 
 def test_what_was_measured_is_remembered_for_the_same_conditions_only(
