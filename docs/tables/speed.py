@@ -92,6 +92,22 @@ def public_llama() -> Table:
 
 
 @table
+def processor_seconds() -> Table:
+    """Tokens each, of the public Llama."""
+    runs = [(f"race-smollm2-{build}", words, n) for build, words in BUILDS.items() for n in (1, 8)]
+    head = ["", *(f"{words}, {n} at once" for _, words, n in runs)]
+    names = {"ours, bfloat16": "optimal", "llama.cpp, BF16": "llama.cpp/bf16", "llama.cpp, F16": "llama.cpp/f16"}
+    return head, [
+        [words, *(digits(tokens_of_processor_second(file, n, name), 0) for file, _, n in runs)]
+        for words, name in names.items()
+    ]
+
+
+def tokens_of_processor_second(file: str, sequences: int, contender: str) -> float:
+    return 1000 / float(row_of(read(file), sequences)["contenders"][contender]["processor_ms_per_token"])
+
+
+@table
 def quantised() -> Table:
     large, public = "24 × 768, 1 sequence", "SmolLM2-135M"
     return ["groups of 32, one thread", "at least", *BUILDS.values()], [
