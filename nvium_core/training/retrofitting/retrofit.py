@@ -19,11 +19,12 @@ from nvium_core.training.chat.examples import Example
 from nvium_core.training.chat.packing import PackedConversations
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.precision import fast_dtype
-from nvium_core.training.retrofitting.folder import STATE_FOLDER, check_target, write_result
+from nvium_core.training.retrofitting.folder import STATE_FOLDER, check_target, write_in_place, write_result
 from nvium_core.training.retrofitting.model import FrozenWithExits
 from nvium_core.training.retrofitting.run import RetrofitRun, described, show
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
 from nvium_core.training.retrofitting.settings import RetrofitSettings
+from nvium_core.training.retrofitting.steering import steer
 from nvium_core.training.retrofitting.table import Measured, measured
 from nvium_core.training.retrofitting.texts import Text, read_text
 from nvium_core.training.run_folder import owned
@@ -46,9 +47,11 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
         run, texts = prepared(settings, source, config, tokenizer)
         run.resume()
         show(run)
+        shift = steer(run.model, run.stream, run.context, settings.depth)
+        write_in_place(run.model.as_stored(), tokenizer, settings.target)
         found = {text.kind: measured(run.model, windows(text.held_out, tokenizer), run.context) for text in texts}
         result = {kind: each.as_dict() for kind, each in found.items()}
-        write_result(described(settings) | {"measured": result}, settings.target)
+        write_result(described(settings) | {"shift": shift, "measured": result}, settings.target)
     return found
 
 

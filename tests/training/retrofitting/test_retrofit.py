@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from nvium_core import NviumForCausalLM, load_model
 from nvium_core.cli import app
 from nvium_core.loading import source_tokenizer
+from nvium_core.model import mixture
 from nvium_core.model.exits import CONTINUE, EXIT
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.windows import Windows
@@ -22,6 +23,7 @@ from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
 from nvium_core.training.retrofitting.settings import RetrofitSettings
 from nvium_core.training.retrofitting.table import measured
+from nvium_core.training.retrofitting.texts import read_text
 from nvium_core.training.schedule import LearningRate
 from tests.byte_model import END_OF_TEXT, byte_tokenizer
 from tests.model.llama_folders import llama_folder, random_llama
@@ -132,6 +134,20 @@ def test_with_all_mass_on_the_last_exit_it_is_the_original_bit_for_bit(
         bias[CONTINUE], bias[EXIT] = 1e4, -1e4
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, original(IDS).logits)
+
+
+def test_the_depth_that_was_asked_for_is_met_on_the_text_that_was_learnt_from(
+    llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
+) -> None:
+    asked = settings(llama, data, tmp_path / "target")
+    retrofit(asked)
+    model, tokenizer = NviumForCausalLM.from_pretrained(asked.target), source_tokenizer(str(llama))
+    learnt = read_text(data, tokenizer, model.config.max_position_embeddings, TOKENS).learnt
+    with torch.no_grad():
+        probs = [model(torch.from_numpy(each.tokens[None, :-1])).exit_probs[0] for each in learnt]
+    depth = mixture.mean_depth(torch.cat(probs).log(), model.config.exit_layers or []).mean()
+    assert depth == pytest.approx(asked.depth, abs=0.005)
+    assert json.loads((asked.target / "retrofit.json").read_text())["shift"]
 
 
 def test_without_a_text_a_chat_model_learns_from_what_it_says_to_itself(
