@@ -33,6 +33,7 @@ Experiment = Literal[
     "host",
     "threads",
     "drafts",
+    "exits",
 ]
 
 Given = Mapping[str, Any]

@@ -20,9 +20,12 @@ TURNS = 3
 def limit(fixed: Sequence[float], per_row: Sequence[float], head: float, routing: Sequence[float]) -> float:
     """(Σ_k (a_k + b_k) + h) / (Σ_k P(depth ≥ k)·a_k + Σ_k b_k + h) for one sequence: a block costs a_k + b_k·r for r
     rows, a token's head h. `routing` is p_k."""
-    always = sum(per_row) + head
+    return (sum(fixed) + sum(per_row) + head) / token_seconds(fixed, per_row, head, routing)
+
+
+def token_seconds(fixed: Sequence[float], per_row: Sequence[float], head: float, routing: Sequence[float]) -> float:
     reached = reach_probabilities(exit_probabilities(routing))
-    return (sum(fixed) + always) / (sum(p * a for p, a in zip(reached, fixed, strict=True)) + always)
+    return sum(p * a for p, a in zip(reached, fixed, strict=True)) + sum(per_row) + head
 
 
 def share_of_gain(ratio: float, best: float) -> float | None:
@@ -40,7 +43,11 @@ class TokenCosts:
 
     def limit(self, routing: Sequence[float]) -> float:
         """The junction is part of its block's fixed cost. This is the figure that pages claim."""
-        return limit([a + self.junction for a in self._few_rows.fixed], self._few_rows.per_row, self.head, routing)
+        return limit(self._with_junctions, self._few_rows.per_row, self.head, routing)
+
+    def seconds(self, routing: Sequence[float]) -> float:
+        """Of a token at the limit; of a model without exits, `routing` is [1]."""
+        return token_seconds(self._with_junctions, self._few_rows.per_row, self.head, routing)
 
     def limit_with_junctions_paid(self, routing: Sequence[float]) -> float:
         """Both schedules pay the same junctions, as they do: a row that has emitted is not routed again."""
@@ -49,6 +56,10 @@ class TokenCosts:
     def per_token(self, routing: Sequence[float]) -> float:
         """Junctions and head of a token under any schedule."""
         return self.junction * sum(reach_probabilities(exit_probabilities(routing))) + self.head
+
+    @property
+    def _with_junctions(self) -> list[float]:
+        return [a + self.junction for a in self._few_rows.fixed]
 
     @property
     def _few_rows(self) -> StepCosts:
@@ -76,7 +87,7 @@ def measured_costs(engine: Engine, prompt: list[int], num_tokens: int) -> TokenC
 def _at_exits(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[float, float]:
     """Seconds of a junction for each front routed, and of a head with its draw for each token."""
     before = engine.runner.part_seconds
-    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=num_tokens, sampling="exits", ignore_eos=True)
     completions = engine.generate([prompt] * engine.config.max_sequences, params)
     router, head = (engine.runner.part_seconds[part] - before[part] for part in ("router", "head"))
     num_tokens = sum(len(completion.token_ids) for completion in completions)

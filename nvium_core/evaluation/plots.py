@@ -100,6 +100,27 @@ def line(panel: Axes, points: Sequence[Point], **style: object) -> None:
     panel.plot([point.speed_up for point in points], [point.perplexity_gain for point in points], **style)  # type: ignore[arg-type]
 
 
+def retrofit_curve(figures: Figures) -> Figure:
+    """The mixture's price over the original, and how often both have the same argmax, by mean depth."""
+    figure, [price, same] = sheet(figures, 2)
+    for name, text in figures["texts"].items():
+        points = sorted(text["points"], key=lambda point: point["depth"])
+        bars(price, name, points, "price_percent", "price_interval_percent")
+        bars(same, name, points, "same_argmax", "same_argmax_interval")
+    price.axhline(0, color="black", linewidth=1)
+    label(price, "mean depth", "perplexity above the original, %")
+    label(same, "mean depth", "argmax of π_mix is the original's, share")
+    return figure
+
+
+def bars(panel: Axes, name: str, points: Sequence[Figures], what: str, bounds: str) -> None:
+    """A line with its intervals."""
+    values = [point[what] for point in points]
+    sides = [[value - point[bounds][0] for point, value in zip(points, values, strict=True)]]
+    sides += [[point[bounds][1] - value for point, value in zip(points, values, strict=True)]]
+    panel.errorbar([point["depth"] for point in points], values, yerr=sides, fmt="o-", capsize=4, label=name)
+
+
 PLOTS: dict[str, tuple[str, Callable[[Figures], Figure]]] = {
     "routing": ("exit_shares", routing),
     "perplexity": ("exit_perplexities", perplexity),

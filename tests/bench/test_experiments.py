@@ -44,6 +44,7 @@ SMALL: dict[str, Mapping[str, Any]] = {
     "host": {"sequences": (1, 3), "tokens": 4, "repeats": 1},
     "threads": {"sequences": (1, 3), "tokens": 4, "repeats": 1},
     "drafts": {"sequences": (1, 2), "tokens": 12, "repeats": 1},
+    "exits": {"tokens": 24, "repeats": 1},
 }
 
 
@@ -100,6 +101,16 @@ def test_a_gap_counts_as_disturbed_if_any_part_of_it_lies_in_the_newcomers_wait(
     assert scene.quiet_gaps == [1.0]
     assert scene.disturbed_gaps == [3.0, 5.0]
     assert scene.first_token_seconds == 5.0
+
+
+def test_tokens_leave_sooner_where_routers_are_shifted_to_less_depth_and_the_limit_rises() -> None:
+    rows = found("exits")["rows"]
+    assert [row["asked_depth"] for row in rows] == [0.9, 0.85, 0.8]
+    shifts = [row["shift"] for row in rows]
+    assert shifts == sorted(shifts) and shifts[0] < shifts[-1]
+    for row in rows:
+        assert sum(row["routing"]) == pytest.approx(1)
+        assert row["share_of_limit"] == pytest.approx(row["ratio"] / row["limit"])
 
 
 def test_log_probabilities_change_no_token_and_come_at_most_a_few_tokens_late() -> None:

@@ -38,6 +38,7 @@ def test_a_junction_is_part_of_its_block_or_paid_in_any_case() -> None:
     costs = TokenCosts(blocks=StepCosts.linear([3.0, 3.0], [0.5, 0.5]), junction=1.0, head=2.0)
     # as part of it, dense: 2·(4 + .5) + 2 = 11; early: 4·1.25 + 1 + 2 = 8
     assert costs.limit([0.75, 0.25]) == pytest.approx(11 / 8)
+    assert costs.seconds([0.75, 0.25]) == pytest.approx(8)
     # paid, dense: 2·3.5 + 1.25 + 2 = 10.25; early: 3·1.25 + 1 + 1.25 + 2 = 8
     assert costs.limit_with_junctions_paid([0.75, 0.25]) == pytest.approx(10.25 / 8)
 
