@@ -18,6 +18,7 @@ from nvium_core.engine.device.sampling import draw_by_race, inverse_cdf
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.engine.schedule.randomness import TOKEN, uniform
+from nvium_core.engine.schedule.sequence import DRAFTER
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines.univium import univium_config
@@ -77,8 +78,6 @@ def row(engine: Engine, turns: dict[str, list[Timed]], num_sequences: int, tempe
     said = {
         name: [token_ids for timing in timings for token_ids, _ in timing.generated] for name, timings in turns.items()
     }
-    last = engine.model_config.num_exits
-    exits = [exit_ for timing in turns["lossless"] for _, exits in timing.generated for exit_ in exits]
     drafting, ratio = engine.scheduler.drafting, median_ratio(rates["lossless"], rates["dense"])
     block, most = drafting.plan(num_sequences)
     limit = max(1.0, drafting.gain(block, most, num_sequences)) if most else 1.0
@@ -87,10 +86,9 @@ def row(engine: Engine, turns: dict[str, list[Timed]], num_sequences: int, tempe
         "temperature": temperature,
         **{f"tokens_per_second_{name}": median(values) for name, values in rates.items()},
         "lossless_over_dense": ratio,
-        "drafting_exit": block + 1,
+        "drafted_by": "drafter" if block == DRAFTER else f"exit {block + 1}",
         "drafts_in_a_row": most,
         "drafts_right": drafting.right(block),
-        "tokens_drafted": sum(exit_ < last for exit_ in exits) / len(exits),
         "limit": limit,
         "share_of_limit": ratio / limit,
         "tokens_are_identical": said["lossless"] == said["dense"],
@@ -128,14 +126,18 @@ def agreements(logits_RV: Tensor, last_RV: Tensor, uniforms: Sequence[float]) ->
 
 
 def table(figures: Figures) -> Table:
-    result = Table("sequences", "temperature", "over dense", "limit", "drafts in a row", "of exit", "right")
+    result = Table("sequences", "temperature", "over dense", "limit", "drafts in a row", "right", "by")
     for row in figures["rows"]:
         numbers = (
             row["lossless_over_dense"],
             row["limit"],
             row["drafts_in_a_row"],
-            row["drafting_exit"],
             row["drafts_right"],
         )
-        result.add_row(str(row["sequences"]), f"{row['temperature']:g}", *(f"{number:.3g}" for number in numbers))
+        result.add_row(
+            str(row["sequences"]),
+            f"{row['temperature']:g}",
+            *(f"{number:.3g}" for number in numbers),
+            row["drafted_by"],
+        )
     return result

@@ -58,7 +58,7 @@ class Engine:
         self.limits = Limits(self.context, num_pages * page_size, model.config.vocab_size, eos_token_ids(model))
         self.pool = PagePool(num_pages, page_size, keeps_pages=self.config.prefix_caching)
         policy = self._policy(assumed_costs(model.config))
-        drafting = Drafting(assumed_costs(model.config), self.config.max_drafts)
+        drafting = Drafting(assumed_costs(model.config), self.config.max_drafts, has_drafter=model.drafter is not None)
         self.scheduler = Scheduler(policy, self.pool, self.config, num_blocks=model.config.num_exits, drafting=drafting)
         self.runner = make_runner(
             model,
@@ -184,8 +184,12 @@ class Engine:
         self.speedup.costs = costs.with_own((0.0, 0.0))
         self.costs = costs.copy()
         self.scheduler.policy = self._policy(costs)
-        share = self.runner.backend.draft_share
-        self.scheduler.drafting = Drafting(costs, self.config.max_drafts, head_share=share)
+        self.scheduler.drafting = Drafting(
+            costs,
+            self.config.max_drafts,
+            head_share=self.runner.backend.draft_share,
+            has_drafter=self.runner.has_drafter,
+        )
         return costs
 
     def _measured(self, budget: Budget) -> StepCosts:

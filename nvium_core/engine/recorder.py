@@ -9,7 +9,7 @@ from collections.abc import Sequence as Items
 
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, Score, TokenEvent
 from nvium_core.engine.schedule.scheduler import Scheduler
-from nvium_core.engine.schedule.sequence import FinishReason, Sequence
+from nvium_core.engine.schedule.sequence import DRAFTER, FinishReason, Sequence
 from nvium_core.engine.schedule.speedup import PiggybackSpeedup, is_dense
 from nvium_core.engine.schedule.step import NO_TOKEN, FrontDecision, Run, Step, StepResult
 
@@ -111,6 +111,7 @@ class Recorder:
         sequence.advance(block, run.rows)
         if tokens := result.verified.get(sequence):
             self._verify(sequence, tokens, events)
+            sequence.append_drafts(result.drafts.get(sequence, ()))
         elif (decision := result.decisions.get(sequence)) is not None:
             self._decided(sequence, block, decision, events)
         if sequence.seat is None:  # it could not emit
@@ -149,9 +150,10 @@ class Recorder:
                 return
             had_draft = bool(sequence.drafted_at)
             block = sequence.verify(token_id, last_block)
-            self._emit(sequence, token_id, block, 1.0, events)
-            num_right += block < last_block
-            if sequence.finish_reason is not None or (had_draft and block == last_block):
+            self._emit(sequence, token_id, last_block if block == DRAFTER else block, 1.0, events)
+            is_right = had_draft and block != last_block
+            num_right += is_right
+            if sequence.finish_reason is not None or (had_draft and not is_right):
                 break
         if sequence.finish_reason is not None:
             sequence.take_back()

@@ -44,7 +44,8 @@ class NviumConfig(LlamaConfig):
     `router_hidden_size=None` is the paper's ⌊0.66 d⌋; `adapter_hidden_size=None` is the width d, and 0 is no adapters,
     which with a single exit is exactly a Llama. Parts of other makes: `qkv_bias`, biases of queries, keys and values
     but not the output; `qk_norm`, norms of every query and key; `no_rope_layers`, indices of layers without rotary
-    embedding. `default_sampling` is what requests get that name none: "original" for a model that exits were added to.
+    embedding. `drafter_hidden_size` is the inner width of a drafter, 0 for none. `default_sampling` is what requests
+    get that name none: "original" for a model that exits were added to.
     """
 
     model_type = "nvium"
@@ -56,6 +57,7 @@ class NviumConfig(LlamaConfig):
     qkv_bias: bool = False
     qk_norm: bool = False
     no_rope_layers: list[int] | tuple[int, ...] = ()
+    drafter_hidden_size: int = 0
     default_sampling: Sampling = "exits"
     nvium_format: int = FORMAT
 

@@ -30,6 +30,7 @@ from transformers.utils.generic import ModelOutput
 from nvium_core.model import mixture
 from nvium_core.model.checkpoint import CheckpointError, one_line
 from nvium_core.model.config import NviumConfig, check_end_token_ids
+from nvium_core.model.drafter import Drafter
 from nvium_core.model.exits import Adapter, Exit, Router
 from nvium_core.model.llama import Attend, Llama, RMSNorm, dense_attention
 from nvium_core.model.source import read_source
@@ -78,6 +79,7 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
         self.exits = nn.ModuleList(
             Exit(config, depth == config.num_hidden_layers) for depth in config.exit_layers or []
         )
+        self.drafter = Drafter(config) if config.drafter_hidden_size else None
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 

@@ -16,9 +16,11 @@ from transformers import LlamaForCausalLM
 from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.engine.device.sampling import draw_by_race
 from nvium_core.engine.schedule import randomness
+from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.model import reference
 from nvium_core.training.retrofit import retrofit
+from nvium_core.training.retrofitting.least_squares import hold
 from tests.engine.driving import drained
 from tests.model.llama_folders import llama_folder, random_llama
 from tests.random_models import random_model
@@ -28,7 +30,8 @@ PROMPTS = [[3, 1, 4, 1, 5], [3, 1, 4, 1, 5, 9, 2, 6], [7], [3, 1, 4, 2]]
 
 
 def agreeing_model(seed: int = 0, **shape: int) -> NviumForCausalLM:
-    """Later blocks change little, and exits say alike, so that many drafts are right and many wrong."""
+    """Later blocks change little, and exits say alike, so that many drafts are right and many wrong. With
+    `drafter_hidden_size` the drafter, which knows nothing, is right by chance."""
     model = random_model([1, 2, 4], seed=seed, vocab_size=VOCAB_SIZE, **shape)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -42,15 +45,14 @@ def agreeing_model(seed: int = 0, **shape: int) -> NviumForCausalLM:
 
 
 class Whims(Drafting):
-    """Another exit and another number of drafts at every Step."""
+    """Another exit or the drafter, and another number of drafts at every Step."""
 
     def __init__(self, num_blocks: int, seed: int) -> None:
-        super().__init__(Drafting.never()._costs)
-        self._num_early, self._whim = num_blocks - 1, Random(seed)
-        self._tested, self._right = [1.0] * num_blocks, [0.0] * num_blocks
+        super().__init__(StepCosts.linear([1.0] * num_blocks, [0.0] * num_blocks), has_drafter=True)
+        self._whim = Random(seed)
 
     def plan(self, num_sequences: int) -> tuple[int, int]:
-        return self._whim.randrange(self._num_early), self._whim.choice([0, 1, 2, 3, 7])
+        return self._whim.choice([*self._tested]), self._whim.choice([0, 1, 2, 3, 7])
 
 
 def whimsical(model: NviumForCausalLM, seed: int, config: EngineConfig | None = None) -> Engine:
@@ -98,7 +100,7 @@ configs = st.builds(
 def test_tokens_are_the_references_whatever_is_drafted(
     seed: int, config: EngineConfig, plan: list[tuple[list[int], SamplingParams]]
 ) -> None:
-    model = agreeing_model(seed % 3)
+    model = agreeing_model(seed % 3, drafter_hidden_size=8 * (seed % 2))
     engine = whimsical(model, seed, config)
     for number, (prompt, params) in enumerate(plan):
         engine.add(str(number), prompt, params)
@@ -137,6 +139,37 @@ def test_what_early_exits_say_changes_no_token() -> None:
     engine = Engine(model, EngineConfig(max_drafts=2))
     assert [completion.token_ids for completion in generated(engine, LONG)] == told
     assert engine.scheduler.drafting.num_drafted == 0
+
+
+@pytest.mark.parametrize("max_drafts", [1, 3])
+def test_a_drafter_drafts_behind_every_token_and_changes_none(max_drafts: int) -> None:
+    model = agreeing_model(drafter_hidden_size=8)
+    engine = Engine(model, EngineConfig(max_drafts=max_drafts))
+    engine.scheduler.drafting._right.update({0: 0.0, 1: 0.0})  # the exits' are never right
+    completions = generated(engine, LONG)
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        assert completion.token_ids == expected(model, prompt, LONG)
+        assert set(completion.exits) == {3}
+    assert 20 < engine.scheduler.drafting.num_accepted < engine.scheduler.drafting.num_drafted
+
+
+def test_a_drafter_that_foresees_the_last_exits_row_is_always_right() -> None:
+    """No layer adds anything, so the last row is the normed embedding, which the drafter hands on."""
+    model = agreeing_model(drafter_hidden_size=32)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.startswith("model.layers.") and name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.zero_()
+    assert model.drafter is not None
+    map_ = torch.cat([torch.zeros(16, 16), torch.eye(16)]).double()  # the norm of the token's embedding
+    hold(model.drafter.up, model.drafter.down, map_)
+    model.drafter.norm.weight.data = model.exits[-1].get_parameter("norm.weight").data.clone()
+    engine = Engine(model, EngineConfig(max_drafts=2))
+    engine.scheduler.drafting._right.update({0: 0.0, 1: 0.0})
+    completions = generated(engine, LONG)
+    drafting = engine.scheduler.drafting
+    assert drafting.num_accepted == drafting.num_drafted > 20
+    assert [each.token_ids for each in completions] == [expected(model, prompt, LONG) for prompt in PROMPTS]
 
 
 def test_no_page_of_a_wrong_draft_is_found_by_others() -> None:

@@ -7,7 +7,8 @@ The router's output comes to the host, and every front is of one of three kinds:
 
 Rows of sequences that sample from the original are asked at two exits only. An early one may draft the token behind the
 front; the last one draws the tokens behind all rows that reach it, each from the uniform that the draft was drawn from.
-A draft is right if it is that token. So what is emitted are the last exit's own draws, whatever was drafted.
+A draft is right if it is that token. So what is emitted are the last exit's own draws, whatever was drafted. A drafter,
+where the model has one, drafts behind the last of these draws instead, before the next row has passed any block.
 
 Shapes: F front rows, R some of them, D width, V vocabulary.
 """
@@ -92,6 +93,28 @@ class Junctions:
         uniforms = [row_uniform(sequence, row) for sequence, row in asked]
         sequences = [sequence for sequence, _ in asked]
         return self._backend.draw(self._last_block, x_RD, range(len(asked)), sequences, uniforms)
+
+    @torch.inference_mode()
+    def foresee(
+        self, said: Mapping[Sequence, Items[int]], slots: Items[int], num_drafts: int
+    ) -> dict[Sequence, list[int]]:
+        """What the drafter takes for the last exit's next tokens, from the same uniforms: so many of each sequence, or
+        up to one that would end it. `said` is what the last exit has just said, the slots are of the rows that it said
+        the last of each behind."""
+        drafter, embed = self._model.drafter, self._model.model.embed_tokens
+        assert drafter is not None
+        drafts: dict[Sequence, list[int]] = {sequence: [] for sequence in said}
+        x_FD, _ = self._backend.route(self._last_block, slots)
+        tokens = [each[-1] for each in said.values()]
+        for ahead in range(num_drafts):
+            x_FD = drafter(x_FD, embed(self._tensor([max(token, 0) for token in tokens]))).to(x_FD.dtype)
+            rows = [sequence.num_verified + len(each) - 1 + ahead for sequence, each in said.items()]
+            tokens = self._backend.draft(self._last_block, x_FD, [*said], [*map(row_uniform, said, rows)])
+            for sequence, token in zip(said, tokens, strict=True):
+                goes_on = token != NO_TOKEN and token not in sequence.stop_token_ids
+                if goes_on and len(drafts[sequence]) == ahead:
+                    drafts[sequence].append(token)
+        return drafts
 
     @torch.inference_mode()
     def score(self, slots: Items[int], targets: Items[int], num_top: Items[int]) -> list[Score]:

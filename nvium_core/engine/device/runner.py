@@ -88,6 +88,7 @@ class Runner:
         """Whether the device had nothing left to do when the last run() returned: only then is its time known."""
         self._layer_seconds = self._router_seconds = self._head_seconds = 0.0
         self._last_block = model.config.num_exits - 1
+        self.has_drafter = model.drafter is not None
 
     def prepare(self, max_rows: int) -> None:
         """Do beforehand what Steps of at most so many rows would do when they are first met."""
@@ -204,6 +205,19 @@ class Runner:
             rows = {run.sequence: run.sequence.rows_to_verify(run.rows) for run in runs}
             own_slots = [slot for sequence, own in rows.items() for slot in slots(sequence, own, page_size)]
             result.verified = self._junctions.verify(rows, own_slots)
+            if result.step.num_drafts and self.has_drafter:
+                self._draft_ahead(result, rows)
+
+    def _draft_ahead(self, result: StepResult, rows: Mapping[Sequence, range]) -> None:
+        """The drafter's tokens, behind those of which no draft is left to be verified."""
+        said, own_slots = dict[Sequence, list[int]](), list[int]()
+        for sequence, tokens in result.verified.items():
+            num_right = sequence.num_right(tokens)
+            if num_right < len(tokens) and sequence.may_draft:
+                said[sequence] = tokens[: num_right + 1]
+                own_slots += slots(sequence, rows[sequence][num_right : num_right + 1], self.cache.page_size)
+        if said:
+            result.drafts = self._junctions.foresee(said, own_slots, result.step.num_drafts)
 
     def _score(self, result: StepResult, decided: Mapping[Sequence, FrontDecision]) -> None:
         """The rows that have just passed the last block and are to be scored."""

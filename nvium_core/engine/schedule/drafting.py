@@ -1,11 +1,15 @@
-"""How many tokens an exit drafts before the last one verifies them, and which exit: by what Steps cost, and how often
-drafts were the last exit's tokens. Torch-free; blocks count from 0.
+"""How many tokens are drafted before the last exit verifies them, and who drafts, an early exit or the drafter: by what
+Steps cost, and how often drafts were the last exit's tokens. Torch-free; blocks count from 0.
 
-A round of m drafts runs the drafting blocks m + 1 times with a row of each sequence, and the others once with m + 1
-rows. It emits as many tokens as were drafted right in a row, and one more.
+A round of m drafts of an exit runs the drafting blocks m + 1 times with a row of each sequence, and the others once
+with m + 1 rows. The drafter needs no block: all of them run once with m + 1 rows. A round emits as many tokens as were
+drafted right in a row, and one more.
 """
 
+from collections.abc import Sequence as Items
+
 from nvium_core.engine.schedule.costs import StepCosts, at
+from nvium_core.engine.schedule.sequence import DRAFTER
 
 MAX_DRAFTS = 8
 HALF_LIFE = 500
@@ -25,15 +29,18 @@ MIN_GAIN = 1.02
 
 
 class Drafting:
-    """`most` fixes the number of drafts in a row; None lets costs decide. `head_share` is how much of a junction's cost
-    a draft has."""
+    """`most` fixes the number of drafts in a row; None lets costs decide. `head_share` is how much of the last exit's
+    cost the head of a draft has."""
 
-    def __init__(self, costs: StepCosts, most: int | None = None, *, head_share: float = 1.0) -> None:
+    def __init__(
+        self, costs: StepCosts, most: int | None = None, *, head_share: float = 1.0, has_drafter: bool = False
+    ) -> None:
         self._costs = costs
         self._head_share = head_share
         self._most = most
-        self._tested = [float(PRIOR_DRAFTS)] * max(costs.num_blocks - 1, 0)
-        self._right = [PRIOR_DRAFTS * PRIOR_SHARE] * len(self._tested)
+        drafting: Items[int] = [*([DRAFTER] if has_drafter else []), *range(costs.num_blocks - 1)]
+        self._tested = dict.fromkeys(drafting, float(PRIOR_DRAFTS))
+        self._right = dict.fromkeys(drafting, PRIOR_DRAFTS * PRIOR_SHARE)
         self._plans: dict[int, tuple[int, int]] = {}
         self._num_unseen = self._num_observed = 0
         self.num_drafted = self.num_accepted = 0
@@ -44,7 +51,8 @@ class Drafting:
         return cls(StepCosts.linear([1.0], [0.0]), 0)
 
     def plan(self, num_sequences: int) -> tuple[int, int]:
-        """Block and number of drafts in a row, 0 where the dense schedule is as fast."""
+        """The block behind which tokens are drafted, or `DRAFTER`, and how many in a row: 0 where the dense schedule is
+        as fast."""
         if not self._tested or self._most == 0:
             return 0, 0
         if num_sequences not in self._plans:
@@ -70,26 +78,37 @@ class Drafting:
             self._plans.clear()
 
     def right(self, block: int) -> float:
-        """The share of an exit's drafts that were right."""
+        """The share of drafts from there that were right."""
         return self._right[block] / self._tested[block]
 
     def _best(self, num_sequences: int) -> tuple[int, int]:
         most = range(self._most, self._most + 1) if self._most else range(1, MAX_DRAFTS + 1)
-        plans = [(block, number) for block in range(len(self._tested)) for number in most]
+        plans = [(block, number) for block in self._tested for number in most]
         gains = [self.gain(block, number, num_sequences) for block, number in plans]
         block, number = plans[gains.index(max(gains))]
         return block, number if self._most or max(gains) > MIN_GAIN else 0
 
     def gain(self, block: int, most: int, num_sequences: int) -> float:
         """Tokens per second over the dense schedule's."""
-        costs, n = self._costs, num_sequences
-        right, later = self.right(block), range(block + 1, costs.num_blocks)
-        tokens = sum(right**number for number in range(most + 1))
-        drafting = (
-            sum(costs.seconds_following(early, n) for early in range(block + 1)) + costs.own[0] + costs.own[1] * n
-        )
-        verifying = sum(costs.seconds_following(late, (most + 1) * n) for late in later)
-        asking = most * self._head_share * at(costs.junctions[block], n) + at(costs.junctions[-1], (most + 1) * n)
-        dense = drafting + sum(costs.seconds_following(late, n) for late in later) + at(costs.junctions[-1], n)
-        dense = min(dense, costs.pass_seconds(n))
-        return tokens * dense / ((most + 1) * drafting + verifying + asking)
+        tokens = sum(self.right(block) ** number for number in range(most + 1))
+        return tokens * self._dense(num_sequences) / self._round(block, most, num_sequences)
+
+    def _dense(self, n: int) -> float:
+        """Seconds of a token of each sequence without drafts."""
+        costs = self._costs
+        blocks = sum(costs.seconds_following(block, n) for block in range(costs.num_blocks))
+        return min(self._own(n) + blocks + at(costs.junctions[-1], n), costs.pass_seconds(n))
+
+    def _round(self, block: int, most: int, n: int) -> float:
+        """Seconds of so many drafts of each sequence, and of verifying them."""
+        costs, rows = self._costs, (most + 1) * n
+        heads = most * self._head_share * at(costs.junctions[-1], n)
+        later = sum(costs.seconds_following(late, rows) for late in range(block + 1, costs.num_blocks))
+        verifying = later + at(costs.junctions[-1], rows)
+        if block == DRAFTER:
+            return heads + min(self._own(n) + verifying, costs.pass_seconds(rows))
+        early = sum(costs.seconds_following(early, n) for early in range(block + 1))
+        return (most + 1) * (self._own(n) + early) + most * at(costs.junctions[block], n) + heads + verifying
+
+    def _own(self, n: int) -> float:
+        return self._costs.own[0] + self._costs.own[1] * n

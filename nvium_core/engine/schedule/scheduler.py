@@ -12,7 +12,7 @@ from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import Policy
-from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.sequence import DRAFTER, Sequence
 from nvium_core.engine.schedule.step import Run, Step
 from nvium_core.engine.schedule.waiting_line import WaitingLine
 
@@ -48,7 +48,8 @@ class Scheduler:
         self.num_preemptions = 0
         self._seats = list(range(config.max_sequences - 1, -1, -1))
         self._plan = 0, 0
-        """The block behind which tokens are drafted in the Step that is being made, and how many in a row at most."""
+        """In the Step that is being made: the block behind which tokens are drafted, or `DRAFTER`, and how many in a
+        row at most."""
         self._num_steps = 0
         self._long_ran = False
         self._last_pass: Step | None = None
@@ -187,18 +188,21 @@ class Scheduler:
         sequence has emitted a token, is not over and owes nothing."""
         if not self._passes_whole():
             return None
-        runs, is_plain, page_size = list[Run](), True, self.pool.page_size
-        for sequence, passed, _ in last.runs:
-            front, filled = passed.stop, sequence.filled
-            is_even = filled[0] == filled[-1] == front == len(sequence.token_ids) - 1
+        runs, is_plain, page_size, num_rows = list[Run](), True, self.pool.page_size, 0
+        for sequence, _, _ in last.runs:
+            filled = sequence.filled
+            front, stop = filled[0], len(sequence.token_ids)
+            is_even = front == filled[-1] == sequence.num_verified - 1
             if not is_even or sequence.finish_reason is not None or (sequence.needs_scores and sequence.owes_scores):
                 return None
-            if front == len(sequence.pages) * page_size and not self.pool.grow(sequence, front + 1):
+            if stop > len(sequence.pages) * page_size and not self.pool.grow(sequence, stop):
                 return None
-            rows, is_asked = range(front, front + 1), True
+            rows, is_asked, num_rows = range(front, stop), True, num_rows + stop - front
             if sequence.is_original:
                 is_plain, is_asked = False, self._is_asked(sequence, 0, rows)
             runs.append(Run(sequence, rows, is_asked))
+        if num_rows > self.config.max_rows_per_step:  # with drafts
+            return None
         return pass_of(runs, self.num_blocks) if is_plain else self._with_following(0, runs)
 
     def _with_following(self, block: int, runs: list[Run]) -> Step:
@@ -263,6 +267,8 @@ class Scheduler:
         self._long_ran = bool(long) and any(run.sequence in long for run in step.runs)
         for run in step.runs:
             run.sequence.last_step = num_steps
+        if self._plan[0] == DRAFTER:
+            step.last.num_drafts = self._plan[1]
         is_everybodys = step.goes_on_anyway and step.block == 0 and len(step.runs) == len(self.running)
         self._last_pass = step if is_everybodys else None
         return step

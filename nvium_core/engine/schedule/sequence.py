@@ -20,6 +20,9 @@ from nvium_core.engine.params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 
+DRAFTER = -1
+"""In place of the block behind which a token was drafted: none, but by the drafter."""
+
 SCORE_WINDOW = 32
 """Rows of one sequence that may be on their way to being scored: how late a log-probability may come."""
 
@@ -65,7 +68,8 @@ class Sequence:
         self.num_prompt_tokens = len(prompt)
         self.max_length = len(prompt) + params.max_tokens
         self.drafted_at: list[int] = []
-        """The block behind which each of the last tokens was drafted; those before them are verified, and emitted."""
+        """The block behind which each of the last tokens was drafted, or `DRAFTER`; those before them are verified, and
+        emitted."""
         self.siblings: list[Sequence] = [self]
         """The request's living choices, this one among them; the first leads and prefills for all."""
         self.finish_reason: FinishReason | None = None
@@ -187,6 +191,12 @@ class Sequence:
             return False
         return self.num_tokens + 1 < self.max_length
 
+    def num_right(self, tokens: Items[int]) -> int:
+        """How many drafts the first of these tokens, which the last exit says behind the verified ones, confirm."""
+        drafts = self.token_ids[self.num_verified :]
+        agree = [draft == token for draft, token in zip(drafts, tokens, strict=False)]
+        return agree.index(False) if False in agree else len(agree)
+
     def rows_to_verify(self, rows: range) -> range:
         """Those of the rows, about to pass the last block, whose next token the last exit is to say."""
         is_due = self.is_original and self.finish_reason is None
@@ -197,8 +207,15 @@ class Sequence:
         self.token_ids.append(token_id)
         self.drafted_at.append(block)
 
+    def append_drafts(self, token_ids: Items[int]) -> None:
+        """Those of the drafter, as many as can be of use."""
+        for token_id in token_ids:
+            if self.may_draft:
+                self.append_draft(token_id, DRAFTER)
+
     def verify(self, token_id: int, last_block: int) -> int:
-        """The last exit says what follows the verified tokens. Returns the block that the token came from.
+        """The last exit says what follows the verified tokens. Returns the block that the token came from, the last one
+        or an early one, or `DRAFTER`.
 
         Another token than the draft, if there is one, replaces it; all drafts behind are taken back with their rows.
         """

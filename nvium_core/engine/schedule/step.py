@@ -38,6 +38,8 @@ class Step:
     runs: list[Run]
     following: "Step | None" = None
     goes_on_anyway: bool = False
+    num_drafts: int = 0
+    """Tokens that the drafter drafts behind each that the last exit says here, at most."""
     num_rows: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +47,14 @@ class Step:
         self.num_rows = (
             known.num_rows if known and known.runs is self.runs else sum([len(run.rows) for run in self.runs])
         )
+
+    @property
+    def last(self) -> "Step":
+        """Of those that may run without coming back to the scheduler."""
+        step = self
+        while step.following is not None:
+            step = step.following
+        return step
 
     def after(self, num_steps: int) -> "Step | None":
         """What is left of a pass after so many of its Steps."""
@@ -105,6 +115,8 @@ class StepResult:
     num_going_on: int = 0
     """Fronts that went on to the next Step of the call, without a decision here."""
     verified: dict[Sequence, list[int]] = field(default_factory=dict)
+    drafts: dict[Sequence, list[int]] = field(default_factory=dict)
+    """Of the drafter, behind the verified ones."""
 
     @property
     def num_asked(self) -> int:

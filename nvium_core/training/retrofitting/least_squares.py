@@ -7,7 +7,7 @@ Shapes: R rows, D width, A the adapter's inner width.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nvium_core.model.exits import Adapter
 
@@ -18,29 +18,34 @@ RIDGE = 1e-4
 class RowFit:
     """min over M of Σ |x M − y|², from rows that come in parts."""
 
-    def __init__(self, width: int) -> None:
-        self._xx_DD = torch.zeros(width, width, dtype=torch.float64)
-        self._xy_DD = torch.zeros(width, width, dtype=torch.float64)
+    def __init__(self, width: int, width_out: int | None = None) -> None:
+        self._xx = torch.zeros(width, width, dtype=torch.float64)
+        self._xy = torch.zeros(width, width_out or width, dtype=torch.float64)
 
-    def add(self, x_RD: Tensor, y_RD: Tensor) -> None:
-        self._xx_DD += (x_RD.T @ x_RD).double()
-        self._xy_DD += (x_RD.T @ y_RD).double()
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Rows [R, width] and [R, width_out]."""
+        self._xx += (x.T @ x).double()
+        self._xy += (x.T @ y).double()
 
     def solve(self) -> Tensor:
-        """M [D, D], float64."""
-        ridge = RIDGE * self._xx_DD.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
-        return torch.linalg.solve(self._xx_DD + ridge * torch.eye(len(self._xx_DD)), self._xy_DD)
+        """M [width, width_out], float64."""
+        ridge = RIDGE * self._xx.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+        return torch.linalg.solve(self._xx + ridge * torch.eye(len(self._xx)), self._xy)
+
+
+def hold_map(adapter: Adapter, map_DD: Tensor) -> None:
+    """Make x + down(SiLU(up(x))) the map x M; of fewer than 2 D inner units, its best of that rank."""
+    hold(adapter.up, adapter.down, map_DD.double() - torch.eye(len(map_DD), dtype=torch.float64))
 
 
 @torch.no_grad()
-def hold_map(adapter: Adapter, map_DD: Tensor) -> None:
-    """Make x + down(SiLU(up(x))) the map x M; of fewer than 2 D inner units, its best of that rank."""
-    rest_DD = map_DD.double() - torch.eye(len(map_DD), dtype=torch.float64)
-    left, sizes, right = torch.linalg.svd(rest_DD)
-    rank = min(len(map_DD), len(adapter.up.weight) // 2)
+def hold(up: nn.Linear, down: nn.Linear, map_: Tensor) -> None:
+    """Make down(SiLU(up(x))) the map x M, or the best of as many pairs as there are units."""
+    left, sizes, right = torch.linalg.svd(map_.double(), full_matrices=False)
+    rank = min(len(sizes), len(up.weight) // 2)
     root = sizes[:rank].sqrt()
     into, out = (left[:, :rank] * root).T, right[:rank].T * root
-    adapter.up.weight.zero_()
-    adapter.down.weight.zero_()
-    adapter.up.weight[: 2 * rank].copy_(torch.cat([into, -into]))
-    adapter.down.weight[:, : 2 * rank].copy_(torch.cat([out, -out], 1))
+    up.weight.zero_()
+    down.weight.zero_()
+    up.weight[: 2 * rank].copy_(torch.cat([into, -into]))
+    down.weight[:, : 2 * rank].copy_(torch.cat([out, -out], 1))

@@ -1,4 +1,5 @@
-"""The model that gets exits: a frozen backbone in its own precision, exits in float32, and what both say of a batch.
+"""The model that gets exits and a drafter: a frozen backbone in its own precision, what is added in float32, and what
+they say of a batch.
 
 Shapes: R rows, D width, E exits, K early exits, V vocabulary.
 """
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from nvium_core.model import mixture
 from nvium_core.model.config import NviumConfig
+from nvium_core.model.drafter import Drafter
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import NviumForCausalLM
@@ -22,19 +24,24 @@ RELUCTANCE = 2.0
 
 @dataclass(frozen=True)
 class Rows:
-    """Of a batch's rows that count: the early exits' normed rows, the last exit's, and the tokens that came, [R]."""
+    """Of a batch's rows that count: the early exits' normed rows, the last exit's, the tokens that came, [R], and what
+    a drafter knows beforehand: the last exit's rows one position earlier, zeros where a document begins, and embeddings
+    of the rows' own tokens."""
 
     early: list[Tensor]
     last_RD: Tensor
     target_R: Tensor
+    before_RD: Tensor
+    token_RD: Tensor
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What early exits and routers make of a batch: KL to the last exit [R, K], −log π_k of the tokens [R, E] and
-    log p [R, E]."""
+    """What early exits, the drafter and routers make of a batch: KL to the last exit [R, K] and [R], −log π_k of the
+    tokens [R, E] and log p [R, E]."""
 
     kl_RK: Tensor
+    draft_kl_R: Tensor
     nll_RE: Tensor
     log_p_RE: Tensor
 
@@ -55,6 +62,7 @@ class FrozenWithExits:
         final_norm = source.get_parameter("exits.0.norm.weight")
         for exit_ in self.model.exits:
             exit_.get_parameter("norm.weight").data.copy_(final_norm)
+        self.drafter.requires_grad_(True)
         for exit_ in self.early:
             exit_.requires_grad_(True)
             assert exit_.router is not None
@@ -63,6 +71,11 @@ class FrozenWithExits:
     @property
     def early(self) -> list[Exit]:
         return [exit_ for exit_ in self.model.exits[:-1] if isinstance(exit_, Exit)]
+
+    @property
+    def drafter(self) -> Drafter:
+        assert self.model.drafter is not None
+        return self.model.drafter
 
     @property
     def head(self) -> Tensor:
@@ -76,10 +89,13 @@ class FrozenWithExits:
             states = self.model.hidden_states(batch.inputs, batch.positions, attend)
             last = self.model.exits[-1]
             assert isinstance(last, Exit)
-            *early, last_RD = (h_BTD.flatten(0, 1)[counted_R].float() for h_BTD in states)
-            last_RD = last.norm(last_RD)
-        normed = [exit_.norm(h_RD) for exit_, h_RD in zip(self.early, early, strict=True)]
-        return Rows(normed, last_RD, batch.targets.flatten()[counted_R])
+            last_XD = last.norm(states[-1].float()).flatten(0, 1)
+            before_XD = last_XD.roll(1, 0) * (batch.positions.flatten() > 0)[:, None]
+            token_RD = self.model.model.embed_tokens(batch.inputs.flatten()[counted_R])
+        early = [
+            exit_.norm(h_BTD.flatten(0, 1)[counted_R].float()) for exit_, h_BTD in zip(self.early, states, strict=False)
+        ]
+        return Rows(early, last_XD[counted_R], batch.targets.flatten()[counted_R], before_XD[counted_R], token_RD)
 
     def heard(self, rows: Rows) -> Heard:
         """Routers see rows without a gradient, so that they and the exits learn beside each other."""
@@ -89,8 +105,10 @@ class FrozenWithExits:
             kl_R, nll_R = head_kl(exit_.adapter(x_RD), self.head, teacher, rows.target_R)
             kls.append(kl_R)
             nlls.append(nll_R)
+        drafted_RD = self.drafter(rows.before_RD, rows.token_RD)
+        draft_kl_R, _ = head_kl(drafted_RD, self.head, teacher, rows.target_R)
         log_p_RE = self.log_exit_probs([x_RD.detach() for x_RD in rows.early])
-        return Heard(torch.stack(kls, 1), torch.stack([*nlls, teacher.nll_R], 1), log_p_RE)
+        return Heard(torch.stack(kls, 1), draft_kl_R, torch.stack([*nlls, teacher.nll_R], 1), log_p_RE)
 
     def log_exit_probs(self, early: list[Tensor]) -> Tensor:
         """log p [R, E] of the early exits' rows."""

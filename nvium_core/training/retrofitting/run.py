@@ -1,4 +1,4 @@
-"""A retrofit: exits are fitted by least squares, learn what the last exit says, and are then offered to routers.
+"""A retrofit: exits and a drafter are fitted by least squares and learn what the last exit says; then routers learn.
 
 The backbone and the last exit stay as they are. Routers learn −log π_mix with a price on depth that leads them to the
 depth asked for; exits never learn from the mixture, so an exit that is not chosen learns on. In TARGET stands a model
@@ -27,7 +27,7 @@ from nvium_core.training.interruption import Interruption
 from nvium_core.training.objective.beta import DepthSteering, haste
 from nvium_core.training.reports import Lines, Report, RunLog, describe, progress_bar
 from nvium_core.training.retrofitting.folder import STATE_FOLDER, write_in_place
-from nvium_core.training.retrofitting.least_squares import RowFit, hold_map
+from nvium_core.training.retrofitting.least_squares import RowFit, hold, hold_map
 from nvium_core.training.retrofitting.model import FrozenWithExits
 from nvium_core.training.retrofitting.settings import RetrofitSettings
 from nvium_core.training.schedule import LearningRate
@@ -63,6 +63,7 @@ class RetrofitRun:
         self.num_steps = max(1, settings.tokens // (self.windows_of_a_step * context))
         groups = [
             {"params": model.speakers(), "maximum": RATE.maximum},
+            {"params": [*model.drafter.parameters()], "maximum": RATE.maximum},
             {"params": model.routers(), "maximum": ROUTER_RATE},
         ]
         self.optimizer = AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
@@ -92,14 +93,17 @@ class RetrofitRun:
 
     @torch.no_grad()
     def fit(self) -> None:
-        """The least-squares start of every early exit."""
+        """The least-squares start of every early exit, and of the drafter."""
         num_windows = self.stream.num_windows(self.context)
         num_read = min(MAX_FIT_TOKENS // self.context, max(1, round(FIT_SHARE * num_windows)))
-        fits = [RowFit(self.model.model.config.hidden_size) for _ in self.model.early]
+        width, drafter = self.model.model.config.hidden_size, self.model.drafter
+        fits, draft_fit = [RowFit(width) for _ in self.model.early], RowFit(2 * width, width)
         for window in range(num_read):
             rows = self.model.rows(self.stream.batch(window, 1, self.context))
             for fit, x_RD in zip(fits, rows.early, strict=True):
                 fit.add(x_RD, rows.last_RD)
+            draft_fit.add(drafter.inputs(rows.before_RD, rows.token_RD), rows.last_RD)
+        hold(drafter.up, drafter.down, draft_fit.solve())
         for fit, exit_ in zip(fits, self.model.early, strict=True):
             assert isinstance(exit_.adapter, Adapter)
             hold_map(exit_.adapter, fit.solve())
@@ -129,13 +133,14 @@ class RetrofitRun:
         heard = self.model.heard(self.model.rows(batch))
         mix = mixture.mixture_nll(heard.log_p_RE, heard.nll_RE).mean()
         depth = mixture.mean_depth(heard.log_p_RE, self.model.model.config.exit_layers or []).mean()
-        loss = heard.kl_RK.sum(1).mean() + (mix + self.price.beta * depth if routes else 0.0)
+        loss = heard.kl_RK.sum(1).mean() + heard.draft_kl_R.mean() + (mix + self.price.beta * depth if routes else 0.0)
         (loss / self.windows_of_a_step).backward()
         return {
             "mix_loss": mix.detach(),
             "original_loss": heard.nll_RE[:, -1].mean().detach(),
             "mean_depth": depth.detach(),
             "kl": heard.kl_RK.mean(0).detach(),
+            "draft_kl": heard.draft_kl_R.mean().detach(),
             "exit_probs": heard.log_p_RE.exp().mean(0).detach(),
         }
 
@@ -151,9 +156,13 @@ class RetrofitRun:
 
     def save(self) -> None:
         """The checkpoint, and the model as it is now."""
-        exits = {name: weight for name, weight in self.model.model.state_dict().items() if name.startswith("exits.")}
+        added = {
+            name: weight
+            for name, weight in self.model.model.state_dict().items()
+            if name.startswith(("exits.", "drafter."))
+        }
         state = {
-            "model": exits,
+            "model": added,
             "optimizers": self.optimizer.state_dict(),
             "beta": self.price.state(),
             "step": self.step,

@@ -34,6 +34,7 @@ class RetrofitSettings:
             raise RetrofitError(f"{self.data}: no such text")
         added = with_exits(config, exit_layers(self.exits, config.num_hidden_layers), 2 * config.hidden_size)
         added.default_sampling = "original"
+        added.drafter_hidden_size = 2 * config.hidden_size
         shallowest = (added.exit_layers or [])[0] / added.num_hidden_layers
         if not shallowest < self.depth < 1:
             raise RetrofitError(f"depth must be between {shallowest:.3g}, that of the first exit, and 1")

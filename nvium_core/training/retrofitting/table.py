@@ -1,6 +1,6 @@
 """What a retrofit has become on text that it has not seen: each exit alone, the mixture, and the price of its depth.
 
-Shapes: R rows, E exits, V vocabulary.
+Shapes: R rows, E exits, F the drafter and the exits, V vocabulary.
 """
 
 import math
@@ -38,6 +38,7 @@ class Measured:
 
     tokens: int
     exits: list[ExitFigures]
+    drafter: ExitFigures
     original_perplexity: float
     perplexity: float
     price: float
@@ -55,15 +56,26 @@ def measured(model: FrozenWithExits, stream: Windows, context: int) -> Measured:
     parts = [
         _of_rows(model, model.rows(stream.batch(window, 1, context))) for window in range(stream.num_windows(context))
     ]
-    nll_RE, kl_RE, overlap_RE, p_RE, mix_R, same_R = (torch.cat(part).double() for part in zip(*parts, strict=True))
+    nll_RF, kl_RF, overlap_RF, p_RE, mix_R, same_R = (torch.cat(part).double() for part in zip(*parts, strict=True))
     layers = list(model.model.config.exit_layers or [])
-    gap_R = mix_R - nll_RE[:, -1]
+    drafter, *exits = (
+        ExitFigures(layer, *(round(float(value), 4) for value in values))
+        for layer, *values in zip(
+            [0, *layers],
+            nll_RF.mean(0).exp(),
+            kl_RF.mean(0),
+            overlap_RF.mean(0),
+            [0.0, *p_RE.mean(0)],
+            strict=True,
+        )
+    )
+    gap_R = mix_R - nll_RF[:, -1]
     price = math.expm1(gap_R.mean().item())
-    figures = zip(layers, nll_RE.mean(0).exp(), kl_RE.mean(0), overlap_RE.mean(0), p_RE.mean(0), strict=True)
     return Measured(
         tokens=len(mix_R),
-        exits=[ExitFigures(layer, *(round(float(value), 4) for value in values)) for layer, *values in figures],
-        original_perplexity=math.exp(nll_RE[:, -1].mean().item()),
+        exits=exits,
+        drafter=drafter,
+        original_perplexity=math.exp(nll_RF[:, -1].mean().item()),
         perplexity=math.exp(mix_R.mean().item()),
         price=price,
         price_error=(1 + price) * gap_R.std().item() / math.sqrt(len(gap_R)),
@@ -74,7 +86,8 @@ def measured(model: FrozenWithExits, stream: Windows, context: int) -> Measured:
 
 def _of_rows(model: FrozenWithExits, rows: Rows) -> tuple[Tensor, ...]:
     log_p_RE = model.log_exit_probs(rows.early)
-    outputs = [*(exit_.adapter(x) for exit_, x in zip(model.early, rows.early, strict=True)), rows.last_RD]
+    early = (exit_.adapter(x) for exit_, x in zip(model.early, rows.early, strict=True))
+    outputs = [model.drafter(rows.before_RD, rows.token_RD), *early, rows.last_RD]
     chunks = zip(*(x.split(CHUNK_ROWS) for x in outputs), strict=True)
     others = zip(log_p_RE.split(CHUNK_ROWS), rows.target_R.split(CHUNK_ROWS), strict=True)
     found = [_of_chunk(model.head, *other, of_exits) for of_exits, other in zip(chunks, others, strict=True)]
@@ -82,27 +95,30 @@ def _of_rows(model: FrozenWithExits, rows: Rows) -> tuple[Tensor, ...]:
 
 
 def _of_chunk(head_VD: Tensor, log_p_RE: Tensor, target_R: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """−log π_k of the tokens, KL to the last exit and overlap with it, all [R, E]; p [R, E]; −log π_mix [R], and where
+    """−log π_k of the tokens, KL to the last exit and overlap with it, all [R, F]; p [R, E]; −log π_mix [R], and where
     its argmax is the last exit's [R]."""
-    logits_REV = torch.stack([F.linear(o_RD.to(head_VD.dtype), head_VD).float() for o_RD in outputs], 1)
-    log_REV = logits_REV.log_softmax(-1)
-    pi_REV, last_RV = log_REV.exp(), log_REV[:, -1]
-    kl_RE = (pi_REV[:, -1:] * (log_REV[:, -1:] - log_REV)).sum(-1)
-    overlap_RE = torch.minimum(pi_REV, pi_REV[:, -1:]).sum(-1)
-    log_mix_RV = mixture.log_mixture(log_p_RE, logits_REV)
-    nll_RE = -log_REV.gather(2, target_R[:, None, None].expand(-1, log_REV.shape[1], 1)).squeeze(2)
+    logits_RFV = torch.stack([F.linear(o_RD.to(head_VD.dtype), head_VD).float() for o_RD in outputs], 1)
+    log_RFV = logits_RFV.log_softmax(-1)
+    pi_RFV, last_RV = log_RFV.exp(), log_RFV[:, -1]
+    kl_RF = (pi_RFV[:, -1:] * (log_RFV[:, -1:] - log_RFV)).sum(-1)
+    overlap_RF = torch.minimum(pi_RFV, pi_RFV[:, -1:]).sum(-1)
+    log_mix_RV = mixture.log_mixture(log_p_RE, logits_RFV[:, 1:])
+    nll_RF = -log_RFV.gather(2, target_R[:, None, None].expand(-1, log_RFV.shape[1], 1)).squeeze(2)
     mix_R = -log_mix_RV.gather(1, target_R[:, None]).squeeze(1)
     same_R = log_mix_RV.argmax(-1) == last_RV.argmax(-1)
-    return nll_RE, kl_RE, overlap_RE, log_p_RE.exp(), mix_R, same_R
+    return nll_RF, kl_RF, overlap_RF, log_p_RE.exp(), mix_R, same_R
 
 
 def table(measured: Measured, kind: str) -> Table:
     """Price against depth, an exit a row, and the mixture."""
     shown = Table(kind, "depth", "perplexity", "KL to the last", "would be accepted", "tokens leave")
     depths = measured.exits[-1].layer
-    for number, exit_ in enumerate(measured.exits, 1):
+    for name, exit_ in [
+        ("drafter", measured.drafter),
+        *((f"exit {n}, after layer {each.layer}", each) for n, each in enumerate(measured.exits, 1)),
+    ]:
         numbers = (exit_.layer / depths, exit_.perplexity, exit_.kl, exit_.overlap, exit_.share)
-        shown.add_row(f"exit {number}, after layer {exit_.layer}", *(f"{value:.3g}" for value in numbers))
+        shown.add_row(name, *(f"{value:.3g}" for value in numbers))
     price = f"{measured.perplexity:.4g} ({100 * measured.price:+.1f}% ± {100 * measured.price_error:.1f})"
     shown.add_row("mixture", f"{measured.depth:.3f}", price, "", "", "")
     return shown
