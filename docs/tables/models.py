@@ -1,12 +1,14 @@
 """Models that others made, and what exits for them cost."""
 
-from docs.tables.table import Cell, Table, digits, percent, read, table
+from typing import Any
+
+from docs.tables.table import Cell, Table, digits, percent, read, table, verdict
 from nvium_core.evaluation.paired import resolved
 
 
 @table
 def retrofit() -> Table:
-    found = read("retrofit-smollm2")["measured"]
+    found = read("retrofit-smollm2")["measured"]["conversations"]
     depth = found["exits"][-1]["layer"]
     head = ["", "depth", "perplexity", "KL to the last, nats", "drafts it would accept", "tokens leave"]
     rows = [
@@ -22,6 +24,74 @@ def retrofit() -> Table:
     ]
     price = f"{digits(found['perplexity'], 2)} ({percent(found['price'])} ± {percent(found['price_error'])})"
     return head, [*rows, ["mixture", digits(found["depth"], 3), price, None, None, None]]
+
+
+ASKED_PRICES = {0.9: 0, 0.85: 2, 0.8: 4}
+"""Of text such as was learnt from, percent at most, by depth."""
+
+ASKED_EQUAL = {0.85: 0.9}
+"""The share of positions, at least."""
+
+
+@table
+def retrofit_curve() -> Table:
+    texts = read("retrofit-curve-smollm2")["texts"]
+    head = [
+        "depth",
+        "asked",
+        "price, conversations",
+        "price, tales",
+        "asked",
+        "same argmax, conversations",
+        "same, tales",
+    ]
+    pairs = zip(*(text["points"][1:] for text in (texts["conversations"], texts["tales"])), strict=True)
+    return head, [curve_row(own, other) for own, other in pairs]
+
+
+def curve_row(own: Any, other: Any) -> list[Cell]:
+    depth = own["asked_depth"]
+    price, equal = ASKED_PRICES.get(depth), ASKED_EQUAL.get(depth)
+    met_price = f"at most {price}%: {verdict(own['price_percent'] <= price)}" if price is not None else None
+    met_equal = f"at least {percent(equal, 0)}: {verdict(own['same_argmax'] >= equal)}" if equal else None
+    prices = (
+        f"{digits(each['price_percent'], 1)}%, {between(each['price_interval_percent'])}" for each in (own, other)
+    )
+    shares = (
+        f"{percent(each['same_argmax'])}, {between([100 * share for share in each['same_argmax_interval']])}"
+        for each in (own, other)
+    )
+    return [digits(depth, 2), met_price, *prices, met_equal, *shares]
+
+
+def between(bounds: Any) -> str:
+    return " to ".join(digits(bound, 1) for bound in bounds)
+
+
+@table
+def retrofit_speed() -> Table:
+    head = ["depth", "tokens/s", "dense, tokens/s", "over dense", "what costs allow", "share of it", "asked"]
+    return head, [
+        [
+            digits(row["depth"], 2),
+            *(digits(row[f"tokens_per_second_{name}"], 1) for name in ("early", "dense")),
+            *(digits(row[name], 2) for name in ("ratio", "limit", "share_of_limit")),
+            f"at least .9: {verdict(row['share_of_limit'] >= 0.9)}",
+        ]
+        for row in read("exits-smollm2")["rows"]
+    ]
+
+
+@table
+def retrofit_answers() -> Table:
+    found = read("retrofit-curve-smollm2")["answers"]
+    asked = len(found["questions"])
+    rows: list[list[Cell]] = [["the original", None, f"{found['original']['right']} of {asked}"]]
+    rows += [
+        [f"depth {digits(row['depth'], 2)}", f"{row['equal']} of {asked}", f"{row['right']} of {asked}"]
+        for row in found["mixture"]
+    ]
+    return ["", "the original's answer, word for word", "has the right word"], rows
 
 
 @table

@@ -104,7 +104,7 @@ def retrofit_curve(figures: Figures) -> Figure:
     """The mixture's price over the original, and how often both have the same argmax, by mean depth."""
     figure, [price, same] = sheet(figures, 2)
     for name, text in figures["texts"].items():
-        points = sorted(text["points"], key=lambda point: point["depth"])
+        points = [point for point in text["points"] if point["asked_depth"]]
         bars(price, name, points, "price_percent", "price_interval_percent")
         bars(same, name, points, "same_argmax", "same_argmax_interval")
     price.axhline(0, color="black", linewidth=1)
