@@ -108,8 +108,9 @@ class Preparation:
         return [list(chosen) for length in lengths for chosen in permutations(items, length)]
 
     def _prepare(self, node: Any, *, is_merged: bool = False) -> Any:
-        """A prepared schema. One that is merged stays open; the schema that merges it is closed instead."""
-        if not isinstance(node, Mapping):
+        """A prepared schema. One that is merged stays open; the schema that merges it is closed instead. What is no
+        schema is left as it is, to be refused."""
+        if not is_object(node):
             return node
         if only := only_member(node):
             return self._prepare(only, is_merged=is_merged)
@@ -144,7 +145,7 @@ class Preparation:
         among = dict.fromkeys(name for names in own for name in names if name not in node["properties"])
         return [
             closed | {"properties": {name: False for name in among if name not in names} | closed.get("properties", {})}
-            if isinstance(closed, dict) and among.keys() - names.keys()
+            if is_object(closed) and among.keys() - names.keys()
             else closed
             for closed, names in zip(ready, own, strict=True)
         ]
@@ -161,7 +162,7 @@ class Preparation:
         resolved = [self._resolved(alternative) for alternative in alternatives]
         if all(exclude(one, other) for one, other in combinations(resolved, 2)):
             return ready
-        tag = next(tag for tag in resolved[0].get("properties", {}) if tells_apart(resolved, tag))
+        tag = next(tag for tag in declared(resolved[0]) if tells_apart(resolved, tag))
         return [closed | {"required": [*dict.fromkeys([*listed(closed, "required"), tag])]} for closed in ready]
 
     def _closed(self, node: Schema, ready: dict[str, Any]) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class Preparation:
         if is_open or names is None:
             return ready
         any_value: dict[str, Any] = {name: {} for name in names}
-        return ready | {"properties": any_value | ready.get("properties", {}), "additionalProperties": False}
+        return ready | {"properties": {**any_value, **declared(ready)}, "additionalProperties": False}
 
     def _declared(self, node: Schema) -> tuple[Names | None, bool]:
         """The properties of a schema and all that it merges (None: none declared), and whether any says it is open."""
@@ -218,21 +219,21 @@ class Preparation:
         left = {pattern: child for pattern, child in patterns.items() if not names[pattern]}
         if len(named) < sum(map(len, names.values())):
             return node
-        if named.keys() & node.get("properties", {}).keys():
+        if named.keys() & declared(node).keys():
             return node
         own = {key: value for key, value in node.items() if key != "patternProperties"}
         more = {"patternProperties": left} if left else {}
         is_closed = (
             {} if any(key in node for key in CLOSING) or "properties" in node else {"additionalProperties": True}
         )
-        return {**own, "properties": {**node.get("properties", {}), **named}, **is_closed, **more}
+        return {**own, "properties": {**declared(node), **named}, **is_closed, **more}
 
     def _are_disjoint(self, alternatives: Any) -> bool:
         """Whether no value can match two of them. False also where that is not known."""
         if not isinstance(alternatives, list) or len(alternatives) > MAX_EXCLUSIVE:
             return False
         resolved = [self._resolved(alternative) for alternative in alternatives]
-        tags = resolved[0].get("properties", {}) if resolved else {}
+        tags = declared(resolved[0]) if resolved else {}
         return all(exclude(one, other) for one, other in combinations(resolved, 2)) or any(
             tells_apart(resolved, tag) for tag in tags
         )
@@ -277,6 +278,17 @@ def needed(definitions: Mapping[str, Any], users: list[Any]) -> dict[str, Any]:
     return found
 
 
+def is_object(node: Any) -> bool:
+    """Whether it is a schema whose properties, if any, are declared as such."""
+    return isinstance(node, Mapping) and isinstance(node.get("properties", {}), Mapping)
+
+
+def declared(node: Schema) -> Mapping[str, Any]:
+    """Its properties by name."""
+    properties = node.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
 def listed(node: Schema, key: str) -> list[Any]:
     value = node.get(key)
     return value if isinstance(value, list) else []
@@ -300,7 +312,7 @@ def exclude(one: Schema, other: Schema) -> bool:
     types, other_types = one.get("type"), other.get("type")
     if isinstance(types, str) and isinstance(other_types, str) and types != other_types:
         return {types, other_types} != {"integer", "number"}
-    tags = (tag for tag in one.get("required", ()) if tag in other.get("required", ()))
+    tags = (tag for tag in listed(one, "required") if tag in listed(other, "required"))
     return any(tag_excludes(one, other, tag) for tag in tags)
 
 
@@ -311,7 +323,7 @@ def tells_apart(alternatives: list[Schema], tag: str) -> bool:
 
 
 def tag_excludes(one: Schema, other: Schema, tag: str) -> bool:
-    values, others = (constants(schema.get("properties", {}).get(tag, {})) for schema in (one, other))
+    values, others = (constants(declared(schema).get(tag, {})) for schema in (one, other))
     return values is not None and others is not None and not values & others
 
 

@@ -177,6 +177,21 @@ def test_a_keyword_that_is_not_enforced_is_refused_by_name(keyword: str, value: 
     assert told == f"the_field: properties.a: not supported: {keyword}"
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": ["a"]},
+        {"$ref": "#/$defs/A", "properties": ["a"]} | DEFINED,
+        {"properties": {"a": {}}, "anyOf": [{"properties": ["b"]}, {"properties": {"c": {}}}]},
+        {"oneOf": [{"type": "object", "properties": 3, "required": 4}, A]},
+        {"properties": "x", "patternProperties": {"^x$": {}}},
+        {"allOf": [{"properties": [1]}, A]},
+    ],
+)
+def test_properties_that_are_no_object_are_refused(schema: Json) -> None:
+    assert refusal(JsonSchema(schema))
+
+
 def test_too_much_merged_is_refused() -> None:
     chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"minItems": 0}]} for i in range(1_000)}
     with pytest.raises(UnusableGrammar, match="too many schemas"):
