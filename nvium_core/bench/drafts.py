@@ -49,7 +49,7 @@ def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 
 
 
 def original_of(model: NviumForCausalLM) -> NviumForCausalLM:
-    """The model with its last exit alone, sharing its weights, without its adapter if that adds nothing."""
+    """The model with its last exit alone, sharing its weights, without its adapter if that adds nothing; no drafter."""
     last, config = f"exits.{model.config.num_exits - 1}.", univium_config(model.config)
     own = {name: weight for name, weight in model.state_dict().items() if name.startswith(last)}
     if any("down" in name and weight.any() for name, weight in own.items()):

@@ -15,11 +15,11 @@ MAX_DRAFTS = 8
 HALF_LIFE = 500
 """Drafts of an exit until what was seen before counts half."""
 
-PRIOR_DRAFTS, PRIOR_SHARE = 8, 0.5
+PRIOR_DRAFTS, PRIOR_SHARE = 8, 0.3
 """How many drafts the first guess of the share of right ones counts for."""
 
 LOOK_EVERY = 64
-"""Rounds without drafts until one is drafted to see whether it would be right."""
+"""Rounds until one token is drafted from elsewhere, each place in its turn, to see whether it is right."""
 
 LEARN_EVERY = 32
 """Rounds with drafts until the number of drafts is decided anew."""
@@ -42,7 +42,7 @@ class Drafting:
         self._tested = dict.fromkeys(drafting, float(PRIOR_DRAFTS))
         self._right = dict.fromkeys(drafting, PRIOR_DRAFTS * PRIOR_SHARE)
         self._plans: dict[int, tuple[int, int]] = {}
-        self._num_unseen = self._num_observed = 0
+        self._num_rounds = self._num_looks = self._num_observed = 0
         self.num_drafted = self.num_accepted = 0
         """In all so far."""
 
@@ -57,17 +57,17 @@ class Drafting:
             return 0, 0
         if num_sequences not in self._plans:
             self._plans[num_sequences] = self._best(num_sequences)
-        block, most = self._plans[num_sequences]
-        is_look = most == 0 and self._num_unseen >= LOOK_EVERY
-        return block, 1 if is_look else most
+        if self._looks:
+            return [*self._tested][self._num_looks % len(self._tested)], 1
+        return self._plans[num_sequences]
 
     def observe(self, block: int, num_drafted: int, num_right: int) -> None:
         """A round is over: so many drafts from behind this block began with so many that were right."""
+        self._num_looks += self._looks
+        self._num_rounds += 1
         if not num_drafted:
-            self._num_unseen += 1
             return
         num_tested = min(num_right + 1, num_drafted)
-        self._num_unseen = 0
         self.num_drafted += num_drafted
         self.num_accepted += num_right
         kept = 0.5 ** (num_tested / HALF_LIFE)
@@ -76,6 +76,10 @@ class Drafting:
         self._num_observed += 1
         if self._num_observed % LEARN_EVERY == 0:
             self._plans.clear()
+
+    @property
+    def _looks(self) -> bool:
+        return self._num_rounds // LOOK_EVERY > self._num_looks
 
     def right(self, block: int) -> float:
         """The share of drafts from there that were right."""

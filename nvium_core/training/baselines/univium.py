@@ -32,7 +32,7 @@ class UniviumForCausalLM(NviumForCausalLM):
 
 def univium_config(config: NviumConfig) -> NviumConfig:
     """The univium with an N-vium's shape."""
-    own = {"exit_layers": None, "adapter_hidden_size": 0}
+    own = {"exit_layers": None, "adapter_hidden_size": 0, "drafter_hidden_size": 0}
     return NviumConfig(**(shape_fields(config) | own))
 
 

@@ -62,10 +62,12 @@ class ExitShape(ctypes.Structure):
 
 
 def is_plain(model: NviumForCausalLM) -> bool:
-    """Whether the native functions read every parameter of the model, know its other parts, and run where it is."""
+    """Whether the native functions read every parameter of the model but its drafter's, know its other parts, and run
+    where it is."""
     if model.device.type != "cpu" or model.config.hidden_act != "silu":
         return False
-    if {id(weight) for weight in model.parameters()} != {id(weight) for weight in _read(model)}:
+    needed = (weight for name, weight in model.named_parameters() if not name.startswith("drafter."))
+    if {id(weight) for weight in needed} != {id(weight) for weight in _read(model)}:
         return False
     precisions = {weight.dtype for weight in _weights(model)}
     return len(precisions) == 1 and precisions <= KINDS.keys()

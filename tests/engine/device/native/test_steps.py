@@ -194,6 +194,7 @@ def test_what_a_sequence_leaves_in_its_pages_does_not_reach_whoever_has_them_nex
 def test_a_model_with_other_parts_is_left_to_its_layers(config: dict[str, Any]) -> None:
     model = random_model([1])
     assert native.knows(model)
+    assert native.knows(random_model([1, 2], dtype=torch.float32, drafter_hidden_size=8))  # it drafts beside them
     assert not native.knows(NviumForCausalLM(type(model.config)(**(model.config.to_dict() | config))))
 
 
