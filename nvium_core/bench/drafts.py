@@ -32,7 +32,7 @@ def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 
     """A row for each number of sequences and temperature; and how often drafts would be right of what was said at
     temperature 1."""
     original = original_of(subject.model)
-    rows, said = [], list[list[int]]()
+    rows, texts = [], list[list[int]]()
     for number in sequences:
         engines = {
             "lossless": subject.engine(max_sequences=number, prefix_caching=False),
@@ -43,8 +43,10 @@ def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 
         for temperature in TEMPERATURES:
             turns = compare(subject, engines, number, tokens, repeats, temperature)
             rows.append(row(engines["lossless"], turns, number, temperature))
-            said += [token_ids for timing in turns["dense"] for token_ids, _ in timing.generated if temperature]
-    found = agreement(subject.model, [subject.prompt + token_ids for token_ids in said])
+            said = [token_ids for timing in turns["dense"] for token_ids, _ in timing.generated if temperature]
+            seeds = range(number, number + len(said))  # turn 0 is not counted
+            texts += [prompt(subject, seed) + token_ids for seed, token_ids in zip(seeds, said, strict=True)]
+    found = agreement(subject.model, texts)
     return {"tokens": tokens, "repeats": repeats, "rows": rows, "exits": found}
 
 
@@ -66,10 +68,15 @@ def compare(
     def run(engine: Engine, turn: int) -> Timed:
         seeds = range(turn * num_sequences, (turn + 1) * num_sequences)
         asked = SamplingParams(max_tokens=num_tokens, temperature=temperature, sampling="original", ignore_eos=True)
-        return timed(engine, [(subject.prompt, replace(asked, seed=seed)) for seed in seeds])
+        return timed(engine, [(prompt(subject, seed), replace(asked, seed=seed)) for seed in seeds])
 
     contenders = {name: partial(run, engine) for name, engine in engines.items()}
     return interleaved(contenders, repeats, f"{num_sequences} sequences at {temperature:g}")
+
+
+def prompt(subject: Subject, seed: int) -> list[int]:
+    """Another question for every seed, from a model that chats."""
+    return subject.chats[seed % len(subject.chats)] if subject.chats else subject.prompt
 
 
 def row(engine: Engine, turns: dict[str, list[Timed]], num_sequences: int, temperature: float) -> Figures:

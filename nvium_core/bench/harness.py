@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from rich.progress import track
 from rich.table import Table
+from transformers import PreTrainedTokenizerFast
 
 from nvium_core.bench.shapes import PAPER_ROUTING, random_model, shape_config
 from nvium_core.choices import Device, Precision, Weights
@@ -28,6 +29,16 @@ from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.planning.plan import numbers
 
 PROMPT = "Once upon a time there was a"
+QUESTIONS = (
+    "What is the capital of France, and what is it known for?",
+    "Give me three tips for learning to cook.",
+    "How does rain form?",
+    "Write a short letter to a friend who has moved away.",
+    "What is the difference between a frog and a toad?",
+    "Tell me a story about a lost umbrella.",
+)
+"""For a model that chats, where what it says matters."""
+
 PROMPT_TOKENS = 8
 """Of the prompt for a model without a tokenizer."""
 
@@ -41,12 +52,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model to measure, and a short prompt for it."""
+    """The model to measure, and a short prompt for it. `chats` are questions in its chat template, if it has one."""
 
     name: str
     model: NviumForCausalLM
     prompt: list[int]
     weights: Weights = "auto"
+    chats: tuple[list[int], ...] = ()
 
     @property
     def context(self) -> int:
@@ -95,7 +107,16 @@ def load_subjects(
 
 
 def subject_of(loaded: LoadedModel) -> Subject:
-    return Subject(loaded.name, loaded.model, loaded.tokenizer(PROMPT).input_ids)
+    tokenizer = loaded.tokenizer
+    chats = [chat(question, tokenizer) for question in QUESTIONS if tokenizer.chat_template]
+    return Subject(loaded.name, loaded.model, tokenizer(PROMPT).input_ids, chats=tuple(chats))
+
+
+def chat(question: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The prompt of the answer."""
+    asked = [{"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    return tokenizer.encode(str(text), add_special_tokens=False)
 
 
 def random_subject(
