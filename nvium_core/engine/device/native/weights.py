@@ -111,6 +111,8 @@ def layer_parts(layer: Layer) -> list[Tensor | bool | None]:
 EXIT_MATRICES = (1, 3, 6, 8, 9)
 """Where matrices stand among an exit's parameters."""
 
+ADAPTER_MATRICES = EXIT_MATRICES[-2:]
+
 
 def exit_parameters(exit_: Exit) -> list[Tensor | None]:
     """All but the head, in exits.h's order; None is what an exit has not."""
@@ -121,6 +123,11 @@ def exit_parameters(exit_: Exit) -> list[Tensor | None]:
         routing = [getattr(layer, part) for layer in layers for part in ("weight", "bias") if hasattr(layer, part)]
     adapting = [adapter.up.weight, adapter.down.weight] if isinstance(adapter, Adapter) else [None] * 2
     return [exit_.norm.weight, *routing, *adapting]
+
+
+def adds_nothing(adapter: nn.Module) -> bool:
+    """An adapter that is the identity, as the last exit's of a retrofitted model."""
+    return isinstance(adapter, Adapter) and not adapter.down.weight.any() and bool(adapter.up.weight.isfinite().all())
 
 
 class Store:
@@ -144,8 +151,10 @@ class Store:
         return [Pointers([*self._exit(cast(Exit, exit_)), head]) for exit_ in self._model.exits]
 
     def _exit(self, exit_: Exit) -> Iterator[Weight]:
+        left_out = ADAPTER_MATRICES if adds_nothing(exit_.adapter) else ()
         for place, weight in enumerate(exit_parameters(exit_)):
-            yield NOTHING if weight is None and place in EXIT_MATRICES else self._stored(weight)
+            is_nothing = place in left_out or (weight is None and place in EXIT_MATRICES)
+            yield NOTHING if is_nothing else self._stored(weight)
 
     def _stored(self, weight: Tensor | bool | None) -> Weight:
         if weight is None or isinstance(weight, bool):

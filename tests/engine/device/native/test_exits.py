@@ -14,6 +14,8 @@ from nvium_core import NviumForCausalLM
 from nvium_core.bench.shapes import force_routing
 from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.native.fronts import NativeFronts
+from nvium_core.engine.device.native.packing import NOTHING
+from nvium_core.engine.device.native.weights import Store
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.sampling import NO_TOKEN
 from nvium_core.engine.params import SamplingParams
@@ -52,6 +54,21 @@ def layers_over(model: NviumForCausalLM, states_NSD: Tensor) -> LayersBackend:
     cache = PagedCache(model.config, num_pages=1, page_size=1, like=model.lm_head.weight)
     cache.states_NSD = states_NSD
     return LayersBackend(model, cache)
+
+
+@torch.inference_mode()
+def test_an_adapter_that_adds_nothing_is_left_out(library: ctypes.CDLL) -> None:
+    model, states_NSD = random_model([1, 3], width=48, vocab_size=50), states(48, torch.float64)
+    last = model.exits[1]
+    last.get_parameter("adapter.down.weight").zero_()
+    fast = NativeFronts(library, model, states_NSD)
+    x_RD, _ = fast.route(1, SLOTS)
+    alone = fast.logits(1, x_RD)
+    torch.testing.assert_close(alone, layers_over(model, states_NSD).logits(1, x_RD), rtol=0, atol=1e-12)
+    exits = Store(model, library.vector_bytes()).exits()
+    assert [stored._kept.count(NOTHING) for stored in exits] == [0, 5]  # the last exit has no router either
+    last.get_parameter("adapter.up.weight")[0, 0] = torch.nan
+    assert NativeFronts(library, model, states_NSD).logits(1, x_RD).isnan().any()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
