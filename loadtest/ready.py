@@ -62,11 +62,13 @@ def started(command: str) -> Figures:
 
 
 def taken(pid: int) -> Figures:
-    """Processor seconds and memory of a process; nothing where the system does not tell."""
+    """Processor seconds and memory of a process; nothing where the system does not tell, or of one that has ended."""
     status, stat = Path(f"/proc/{pid}/status"), Path(f"/proc/{pid}/stat")
     if not status.exists():
         return {}
     lines = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines())
+    if not lines.keys() >= {*MEMORY.values()}:
+        return {}
     user, system = stat.read_text(encoding="ascii").rpartition(")")[2].split()[11:13]
     processor = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
     return {"processor": processor, **{name: 1024 * int(lines[field].split()[0]) for name, field in MEMORY.items()}}
@@ -81,7 +83,11 @@ def measured(commands: Sequence[str], turns: int) -> list[dict[str, Any]]:
             "name": name,
             "command": command,
             "first": rounds[0][place],
-            "warm": {key: median(each[place][key] for each in rounds[1:]) for key in rounds[0][place]},
+            "warm": {
+                key: median(each[place][key] for each in rounds[1:])
+                for key in rounds[0][place]
+                if all(key in each[place] for each in rounds)
+            },
         }
         for place, (name, _, command) in enumerate(named)
     ]

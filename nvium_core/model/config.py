@@ -28,6 +28,9 @@ MAX_SIZE = 2**24
 
 MAX_LAYERS = 10_000
 
+MAX_NUMBER = 1e30
+"""Of what is not counted; an integer of JSON may be beyond floats."""
+
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Not `dynamic` and `longrope`, which depend on the longest sequence of a batch."""
 
@@ -92,6 +95,8 @@ class NviumConfig(LlamaConfig):
         for name in SIZES:
             require_between(name, getattr(self, name), MAX_SIZE)
         require_between("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS)
+        if self.max_position_embeddings < 2:
+            raise ValueError("max_position_embeddings must be at least 2, a token and the one behind it")
 
     def validate_heads(self) -> None:
         """Part of `@strict` validation."""
@@ -106,8 +111,8 @@ class NviumConfig(LlamaConfig):
         if not 0 <= self.rms_norm_eps < math.inf:
             raise ValueError(f"rms_norm_eps must be finite and not negative, got {self.rms_norm_eps}")
         for name, value in rope_numbers(self.rope_parameters or {}):
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+            if not 0 < value <= MAX_NUMBER:
+                raise ValueError(f"{name} must be positive and at most {MAX_NUMBER:g}")
         check_end_token_ids(self.eos_token_id, self.vocab_size)
         if getattr(self, "quantization_config", None) is not None:
             raise ValueError("quantization_config: weights that others have quantized are not read")
@@ -123,9 +128,9 @@ class NviumConfig(LlamaConfig):
             )
         if (self.router_hidden_size or 0) < 1:
             raise ValueError(f"router_hidden_size must be positive, got {self.router_hidden_size}")
-        if not 0 < self.router_temperature < math.inf:
-            raise ValueError(f"router_temperature must be positive and finite, got {self.router_temperature}")
-        for name in ("router_hidden_size", "adapter_hidden_size"):
+        if not 0 < self.router_temperature <= MAX_NUMBER:
+            raise ValueError(f"router_temperature must be positive and at most {MAX_NUMBER:g}")
+        for name in ("router_hidden_size", "adapter_hidden_size", "drafter_hidden_size"):
             if not 0 <= (getattr(self, name) or 0) <= MAX_SIZE:
                 raise ValueError(f"{name} must be between 0 and {MAX_SIZE}, got {getattr(self, name)}")
 

@@ -111,7 +111,7 @@ def test_a_response_has_an_item_for_the_thoughts(thinking: LiveServer) -> None:
     assert (thoughts.content[0].text, message.type, response.output_text) == ("Well, 🦊 <b>?", "message", "A fox.")
     assert streamed.output_text == "A fox."
     pieces = [event.delta for event in told if event.type == "response.reasoning_text.delta"]
-    assert len(pieces) > 5 and "".join(pieces) == "Well, 🦊 <b>?"
+    assert len(pieces) > 1 and "".join(pieces) == "Well, 🦊 <b>?"
     assert [event.item.type for event in told if event.type == "response.output_item.done"] == ["reasoning", "message"]
     for event in raw:
         check({"$ref": "#/components/schemas/ResponseEvent"}, event)

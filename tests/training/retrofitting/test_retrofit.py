@@ -159,7 +159,9 @@ def test_without_a_text_a_chat_model_learns_from_what_it_says_to_itself(
     asked = ["retrofit", str(chatty), str(tmp_path / "alone"), "--exits", "1,3", "--tokens", "3000"]
     ran = CliRunner().invoke(app, asked, env={"COLUMNS": "120"})
     assert ran.exit_code == 0, ran.output
-    assert "conversations" in ran.output and "of 1,000 tokens" in ran.output
+    assert "of 1,000 tokens" in ran.output
+    found = json.loads((tmp_path / "alone/retrofit.json").read_text())["measured"]
+    assert found.keys() == {"conversations"} and 0 < found["conversations"]["drafter"]["overlap"] < 1
 
 
 def test_a_model_without_a_chat_template_needs_a_text(llama: Path, tmp_path: Path) -> None:
