@@ -83,7 +83,7 @@ def files(settings: RetrofitSettings, original: NviumForCausalLM, tokenizer: Pre
         file, console = settings.target / STATE_FOLDER / SELF_TALK, Console(stderr=True)
 
         def tell(written: int) -> None:
-            console.print(f"{file}: {written:,} of {num_tokens:,} tokens", highlight=False)
+            console.print(f"{file}: {written:,} of {num_tokens:,} tokens", highlight=False, soft_wrap=True)
 
         write_self_talk(partial(SelfTalk, original, tokenizer), file, num_tokens, tell)
         yield file
