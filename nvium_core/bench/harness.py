@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 from rich.progress import track
 from rich.table import Table
-from transformers import PreTrainedTokenizerFast
 
 from nvium_core.bench.shapes import PAPER_ROUTING, random_model, shape_config
 from nvium_core.choices import Device, Precision, Weights
@@ -27,6 +26,8 @@ from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.loading import LoadedModel, load_model, quantize_as, resolve_device, resolve_dtype
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.planning.plan import numbers
+from nvium_core.training.chat.conversations import user
+from nvium_core.training.chat.examples import prompt_tokens
 
 PROMPT = "Once upon a time there was a"
 QUESTIONS = (
@@ -108,15 +109,8 @@ def load_subjects(
 
 def subject_of(loaded: LoadedModel) -> Subject:
     tokenizer = loaded.tokenizer
-    chats = [chat(question, tokenizer) for question in QUESTIONS if tokenizer.chat_template]
+    chats = [prompt_tokens([user(question)], tokenizer) for question in QUESTIONS if tokenizer.chat_template]
     return Subject(loaded.name, loaded.model, tokenizer(PROMPT).input_ids, chats=tuple(chats))
-
-
-def chat(question: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """The prompt of the answer."""
-    asked = [{"role": "user", "content": question}]
-    text = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
-    return tokenizer.encode(str(text), add_special_tokens=False)
 
 
 def random_subject(

@@ -144,16 +144,14 @@ class Recorder:
         """The last exit's tokens behind the rows that it has just seen, up to the first that was drafted wrong."""
         last_block, filled = self._scheduler.num_blocks - 1, list(sequence.filled)
         drafted_at, num_right = list(sequence.drafted_at), 0
-        for token_id in tokens:
+        for token_id in tokens[: sequence.num_right(tokens) + 1]:
             if token_id == NO_TOKEN:
                 events.append(self._fail_to_emit(sequence))
                 return
-            had_draft = bool(sequence.drafted_at)
             block = sequence.verify(token_id, last_block)
+            num_right += block != last_block
             self._emit(sequence, token_id, last_block if block == DRAFTER else block, 1.0, events)
-            is_right = had_draft and block != last_block
-            num_right += is_right
-            if sequence.finish_reason is not None or (had_draft and not is_right):
+            if sequence.finish_reason is not None:
                 break
         if sequence.finish_reason is not None:
             sequence.take_back()

@@ -267,8 +267,9 @@ class Scheduler:
         self._long_ran = bool(long) and any(run.sequence in long for run in step.runs)
         for run in step.runs:
             run.sequence.last_step = num_steps
-        if self._plan[0] == DRAFTER:
-            step.last.num_drafts = self._plan[1]
+        drafting, most = self._plan
+        if most and drafting == DRAFTER:
+            step.last.num_drafts = most
         is_everybodys = step.goes_on_anyway and step.block == 0 and len(step.runs) == len(self.running)
         self._last_pass = step if is_everybodys else None
         return step

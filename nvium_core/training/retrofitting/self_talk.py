@@ -44,8 +44,8 @@ class SelfTalk:
         self._before, self._after = (tokenizer.encode(text, add_special_tokens=False) for text in (before, after))
         self._room = self._engine.context - len(self._before) - len(self._after)
 
-    def round(self, number: int) -> Iterator[Conversation]:
-        """Those of the round whose request ends and is answered."""
+    def round(self, number: int) -> Iterator[tuple[Conversation, int]]:
+        """Those of the round whose request ends and is answered, and how many tokens each is."""
         seeds = range(number * ROUND, (number + 1) * ROUND)
         begun = self._said(dict.fromkeys(seeds, self._before), min(MAX_REQUEST_TOKENS, self._room // 2))
         requests = {seed: said.token_ids[:-1] for seed, said in begun.items() if said.finish_reason == "stop"}
@@ -54,7 +54,7 @@ class SelfTalk:
         for seed, said in answers.items():
             request, answer = self._text(requests[seed]), self._text(said.token_ids)
             if request and answer:
-                yield [user(request), assistant(answer)]
+                yield [user(request), assistant(answer)], len(requests[seed]) + len(said.token_ids)
 
     def _said(self, prompts: dict[int, list[int]], max_tokens: int) -> dict[int, Completion]:
         """By seed. Raises the error of a sequence that failed."""
@@ -70,9 +70,6 @@ class SelfTalk:
                     said[int(event.sequence_id)].append(event)
         return said
 
-    def num_tokens(self, conversation: Conversation) -> int:
-        return sum(len(self._tokenizer.encode(turn["content"], add_special_tokens=False)) for turn in conversation)
-
     def _text(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
 
@@ -86,7 +83,7 @@ def write_self_talk(begin: Callable[[], SelfTalk], file: Path, num_tokens: int, 
     talk = begin() if num_written < num_tokens else None
     while talk and num_written < num_tokens:
         found: list[dict[str, Any]] = [
-            {"messages": said, "round": number, "tokens": talk.num_tokens(said)} for said in talk.round(number)
+            {"messages": said, "round": number, "tokens": count} for said, count in talk.round(number)
         ]
         if not found:
             raise DataError(f"none of {ROUND} requests that the model made up ended; give a text to learn from")

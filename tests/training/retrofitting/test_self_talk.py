@@ -34,7 +34,7 @@ def talk(likes_to_end: float = 4.0) -> SelfTalk:
 def test_a_request_is_sampled_behind_the_template_and_then_its_answer() -> None:
     first, again = (list(talk().round(0)) for _ in range(2))
     assert first and first == again
-    assert all([turn["role"] for turn in said] == ["user", "assistant"] for said in first)
+    assert all([turn["role"] for turn in said] == ["user", "assistant"] for said, _ in first)
     assert list(talk().round(1)) != first
 
 
