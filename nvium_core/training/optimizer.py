@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from nvium_core.model.llama import RMSNorm
 from nvium_core.training.precision import fast_dtype
 
-ADAM_BETAS = (0.9, 0.95)
 ADAM_EPSILON = 1e-8
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
@@ -24,16 +23,19 @@ ROUTER_OUTCOMES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """Weight decay, except for norms, biases and embeddings; gradient clipping; Muon's rate, 0 for none. Defaults are
-    the paper's."""
+    """Weight decay, except for norms, biases and embeddings; AdamW's betas; gradient clipping; Muon's rate, 0 for none.
+    Defaults are the paper's."""
 
     weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
     clip_norm: float = 1.0
     muon_rate: float = 0.0
 
     def __post_init__(self) -> None:
         if self.weight_decay < 0 or self.clip_norm <= 0 or self.muon_rate < 0:
             raise ValueError("weight_decay and muon_rate must not be negative, and clip_norm must be positive")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
 
 
 class Muon(Optimizer):
@@ -107,7 +109,7 @@ def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings)
     matrices, rest = divided(model) if settings.muon_rate else ([], list(model.parameters()))
     decay = settings.weight_decay
     groups = parameter_groups(model, rest, decay)
-    found: list[Optimizer] = [AdamW(groups, lr=rate, betas=ADAM_BETAS, eps=ADAM_EPSILON, fused=True)]
+    found: list[Optimizer] = [AdamW(groups, lr=rate, betas=settings.betas, eps=ADAM_EPSILON, fused=True)]
     if matrices:
         found.insert(0, Muon(matrices, settings.muon_rate, decay))
     for optimizer in found:

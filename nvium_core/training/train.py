@@ -8,10 +8,9 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,8 +20,6 @@ from transformers import PreTrainedTokenizerBase
 
 from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.training.checkpoint import (
-    STATE,
-    State,
     check_tensors,
     gathered,
     gathered_weights,
@@ -32,7 +29,6 @@ from nvium_core.training.checkpoint import (
 )
 from nvium_core.training.data.loader import prefetched, timed
 from nvium_core.training.data.source import prepare_text, validation_text
-from nvium_core.training.data.tokens import differences, text_digest
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.distributed import Processes, gradients_shared, joined_processes, own_device, spread
 from nvium_core.training.errors import TrainingError
@@ -46,7 +42,8 @@ from nvium_core.training.options import RunOptions
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.reports import Lines, Report, RunLog, describe, progress_bar
-from nvium_core.training.run_folder import EXTENDABLE, owned, write_model, write_recipe
+from nvium_core.training.resumption import check_length, check_same, circumstances
+from nvium_core.training.run_folder import owned, write_model, write_recipe
 
 
 def train(recipe: Recipe, options: RunOptions) -> Path:
@@ -143,6 +140,7 @@ class TrainingRun:
         self.optimizers = optimizers(self.model, recipe.learning_rate.maximum, recipe.optimizer)
         self.beta = beta_control(recipe.beta, recipe.num_steps, options.dense_log)
         self.autocast_dtype = fast_dtype(self.device)
+        self.circumstances = circumstances(options, self.device, self.processes)
         self.step = 0
 
     @property
@@ -282,54 +280,21 @@ class TrainingRun:
     def save(self) -> None:
         state = gathered(self.model, self.optimizers)
         if self.processes.is_first:
-            own = {"recipe": asdict(self.recipe), "run": self.circumstances(), "step": self.step}
+            own = {"recipe": asdict(self.recipe), "run": self.circumstances, "step": self.step}
             write_state(state | own | {"beta": self.beta.state()}, self.options.folder)
         self.processes.wait()
-
-    def circumstances(self) -> dict[str, Any]:
-        """What a run's weights depend on besides recipe and text."""
-        files = {"validation": self.options.validation, "dense_log": self.options.dense_log}
-        return {
-            "device": self.device.type,
-            "precision": str(self.autocast_dtype),
-            "processes": self.processes.count,
-            **{name: getattr(self.options, name) for name in ("sharding", "compile", "rows_per_pass")},
-            **{name: path and text_digest(path) for name, path in files.items()},
-        }
 
     def resume(self) -> None:
         """Continue from the checkpoint, if there is one."""
         state = read_state(self.options.folder)
         if state is None:
             return
-        self.check_resumed(state)
+        check_same(state, self.recipe, self.circumstances, self.options)
+        check_tensors(state, self.model, self.optimizers, self.options.folder)
         self.step = state["step"]
-        self.check_length(state["recipe"]["total_tokens"])
+        check_length(state["recipe"]["total_tokens"], self.recipe, self.step)
         self.beta.restore(state["beta"])
         scatter(state, self.model, self.optimizers, self.processes)
-
-    def check_resumed(self, state: State) -> None:
-        """Raise `TrainingError` unless the checkpoint is of this run."""
-        path = self.options.folder / STATE
-        if others := differences(state["recipe"], asdict(self.recipe)) - EXTENDABLE:
-            raise TrainingError(f"{path}: holds a run with other {', '.join(sorted(others))}; choose another --folder")
-        others = differences(state["run"], self.circumstances())
-        if others and not self.options.accept_changes:
-            begun = ", ".join(f"{name} ({state['run'][name]})" for name in sorted(others))
-            raise TrainingError(
-                f"{path}: holds a run that was begun with other {begun}; resumed, it ends with other weights than an "
-                "uninterrupted one: --accept-changes"
-            )
-        check_tensors(state, self.model, self.optimizers, self.options.folder)
-
-    def check_length(self, total_tokens: int) -> None:
-        """Raise `TrainingError` if another length would have changed the rate, window or phase of past steps."""
-        begun = replace(self.recipe, total_tokens=total_tokens)
-        if begun.num_steps != self.recipe.num_steps and due(begun, self.step) != due(self.recipe, self.step):
-            raise TrainingError(
-                f"total_tokens: step {self.step} of a run begun with {total_tokens:,} is past the time at which "
-                "its length may change; give that number, or choose another --folder"
-            )
 
     def export(self) -> Path:
         """Write the model as a standard folder, weights in bfloat16."""
@@ -342,17 +307,6 @@ class TrainingRun:
             write_model(nn.Module.to(whole, torch.bfloat16), self.tokenizer, folder)
         self.processes.wait()
         return folder
-
-
-def due(recipe: Recipe, step: int) -> tuple[float, int, bool]:
-    """What a step's place in the run decides: the learning rate's share, the window, and whether routers are
-    balanced."""
-    progress = step / recipe.num_steps
-    return (
-        round(recipe.learning_rate.share_at(progress), 9),
-        recipe.context_at(progress),
-        recipe.router_warmup.active(progress),
-    )
 
 
 def rounded(value: Tensor) -> float | list[float]:

@@ -105,18 +105,3 @@ def test_tensors_other_than_the_runs_are_named(stopped: RunOptions, folder: Path
     write_state(state, folder)
     with pytest.raises(TrainingError, match=rf"other tensors than the run's: {part}\.\S*{key}"):
         start(small_recipe(), resumed(stopped, folder))
-
-
-@pytest.mark.parametrize(("name", "begun"), [("rows_per_pass", "16384"), ("sharding", "ddp")])
-def test_a_run_is_not_resumed_in_other_circumstances_unless_that_is_accepted(
-    stopped: RunOptions, folder: Path, name: str, begun: str
-) -> None:
-    other = {"rows_per_pass": 64, "sharding": "fsdp"}[name]
-    with pytest.raises(TrainingError, match=rf"begun with other {name} \({begun}\).*--accept-changes"):
-        start(small_recipe(), resumed(stopped, folder, **{name: other}))
-    assert start(small_recipe(), resumed(stopped, folder, **{name: other}, accept_changes=True)).step == 8
-
-
-def test_a_run_is_not_resumed_with_another_validation_text(stopped: RunOptions, folder: Path) -> None:
-    with pytest.raises(TrainingError, match=r"begun with other validation \(None\)"):
-        start(small_recipe(), resumed(stopped, folder, validation=stopped.data))

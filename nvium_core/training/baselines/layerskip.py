@@ -8,6 +8,7 @@ Shapes: B windows, T tokens, D width, L layers. A depth is counted in layers: 6 
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from nvium_core.training.baselines.univium import UniviumForCausalLM, univium_co
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.cross_entropy import head_nll
 from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
+
+Curriculum = Literal["gradual", "rotational"]
+DropoutInTime = Literal["exponential", "constant"]
 
 DRAFTS = ((6, 12), (4, 12), (4, 8), (6, 5), (2, 5), (2, 8))
 """The (exit layer, draft length) that the N-vium paper measures, with early exits after layers 2, 4 … 22 of 24."""
@@ -40,17 +44,26 @@ def build_layerskip(config: NviumConfig) -> LayerSkipForCausalLM:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSkip:
-    """The method's settings in the N-vium paper.
+    """The method's settings; defaults are the N-vium paper's.
 
-    `max_dropout` is the last layer's at the end of training. `early_loss_scale` is e_scale, from 0 (no early losses) to
-    1. The curriculum is gradual: exits are enabled from the deepest to the shallowest during the first half of
-    training.
+    `max_dropout` is the last layer's: at the end of training, or throughout with `dropout_in_time` constant, for models
+    that are not trained from scratch. `early_loss_scale` is e_scale, from 0 (no early losses) to 1. Which early exits
+    have a loss is the curriculum's: gradual enables them from the deepest to the shallowest during the first half of
+    training, rotational each in turn, for `rotation_period` steps.
     """
 
     max_dropout: float = 0.3
+    dropout_in_time: DropoutInTime = "exponential"
     early_loss_scale: float = 1.0
+    curriculum: Curriculum = "gradual"
+    rotation_period: int = 8
 
     def __post_init__(self) -> None:
+        for name, words in (("dropout_in_time", get_args(DropoutInTime)), ("curriculum", get_args(Curriculum))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, got {getattr(self, name)!r}")
+        if self.rotation_period < 1:
+            raise ValueError(f"rotation_period must be at least 1, got {self.rotation_period}")
         if not (0 <= self.max_dropout < 1 and 0 <= self.early_loss_scale <= 1):
             raise ValueError(
                 "max_dropout must be in [0, 1) and early_loss_scale in [0, 1], got "
@@ -67,7 +80,7 @@ class LayerSkip:
         num_layers, num_windows = model.config.num_hidden_layers, len(batch.inputs)
         weights, kept_LB = {num_layers: 1.0}, torch.ones(num_layers, num_windows, dtype=torch.bool)
         if model.training:
-            weights = self.loss_weights([*model.early_exits, num_layers], phase.progress)
+            weights = self.loss_weights([*model.early_exits, num_layers], phase)
             kept_LB = kept_layers(batch, phase.step, self.dropout(num_layers, phase.progress))
         kept_LB = kept_LB.to(batch.inputs.device)
         losses = exit_losses(model, batch, kept_LB, weights)
@@ -77,26 +90,23 @@ class LayerSkip:
         )
 
     def dropout(self, num_layers: int, progress: float) -> list[float]:
-        """p_l = S · D_l · p_max (equation 2): D rises over the layers and S in time, each from 0 to 1 as 2^x − 1.
+        """p_l = S · D_l · p_max (equation 2): D rises over the layers and S in time, each from 0 to 1 as 2^x − 1."""
+        in_time = 2**progress - 1 if self.dropout_in_time == "exponential" else 1
+        return [in_time * (2 ** (layer / max(1, num_layers - 1)) - 1) * self.max_dropout for layer in range(num_layers)]
 
-        It rises in time because training starts from scratch.
-        """
-        return [
-            (2**progress - 1) * (2 ** (layer / max(1, num_layers - 1)) - 1) * self.max_dropout
-            for layer in range(num_layers)
-        ]
-
-    def loss_weights(self, depths: Sequence[int], progress: float) -> dict[int, float]:
+    def loss_weights(self, depths: Sequence[int], phase: Phase) -> dict[int, float]:
         """ẽ (equation 6) by depth, the last at full depth: the enabled exits' weights, with sum 1."""
         *early, last = depths
-        scales = {depth: self.early_loss_scale * sum(range(depth)) for depth in active(early, last, progress)}
+        scales = {depth: self.early_loss_scale * sum(range(depth)) for depth in self.active(early, last, phase)}
         scales[last] = max(1, last - 1) + self.early_loss_scale * sum(range(last - 1))
         return {depth: scale / sum(scales.values()) for depth, scale in scales.items()}
 
-
-def active(early: Sequence[int], num_layers: int, progress: float) -> list[int]:
-    """C: the early exits that the curriculum enables at this time. The last exit is always enabled."""
-    return [depth for depth in early if progress >= (num_layers - depth) / (2 * num_layers)]
+    def active(self, early: Sequence[int], num_layers: int, phase: Phase) -> list[int]:
+        """C: the early exits that the curriculum enables at this time. The last exit is always enabled."""
+        if self.curriculum == "rotational":
+            turn = phase.step // self.rotation_period % max(1, len(early))
+            return list(early[turn : turn + 1])
+        return [depth for depth in early if phase.progress >= (num_layers - depth) / (2 * num_layers)]
 
 
 def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:

@@ -4,7 +4,8 @@ A run keeps its examples and their origin in its folder.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -33,41 +34,49 @@ def prepare_conversations(
     if tokenizer is None:
         raise TrainingError("conversations need a tokenizer that is there before them: set initial or tokenizer")
     examples_file, origin_file = folder / "examples.npz", folder / "text.json"
-    origin = text_origin(recipe, data)
+    origin = text_origin(recipe, data) | {"answers_only": recipe.answers_only}
     if examples_file.exists():
         check_origin(origin_file, origin)
     else:
-        examples = chat_examples(data, tokenizer, recipe.shape.context, recipe.diet, recipe.seed)
+        examples = chat_examples(data, tokenizer, recipe.shape.context, recipe.diet, recipe.seed, recipe.answers_only)
         origin_file.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
         save_examples(examples_file, examples)
-    examples = load_examples(examples_file)
-    return tokenizer, PackedConversations(examples, tokenizer.eos_token_id, recipe.seed, together=recipe.packing)
+    return tokenizer, in_windows(load_examples(examples_file), tokenizer, recipe, recipe.seed)
 
 
 def validation_conversations(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedConversations:
     """The first conversations of a held-out text, up to the recipe's `validation_tokens`."""
-    examples = chat_examples(data, tokenizer, recipe.shape.context, Diet(), seed=0)
+    examples = chat_examples(data, tokenizer, recipe.shape.context, Diet(), 0, recipe.answers_only)
     ends = accumulate(len(each) for each in examples)
     kept = [each for each, end in zip(examples, ends, strict=True) if end <= recipe.validation_tokens]
-    return PackedConversations(kept or examples[:1], tokenizer.eos_token_id)
+    return in_windows(kept or examples[:1], tokenizer, replace(recipe, packing=True), seed=0)
 
 
-def chat_examples(path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int) -> list[Example]:
+def in_windows(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, recipe: Recipe, seed: int
+) -> PackedConversations:
+    packing, answers_only = recipe.packing, recipe.answers_only
+    return PackedConversations(examples, tokenizer.eos_token_id, seed, together=packing, answers_only=answers_only)
+
+
+def chat_examples(
+    path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int, answers_only: bool = True
+) -> list[Example]:
     """Examples of at most `context` tokens, from a chat file (by its suffix) or a text file of stories.
 
-    `diet` and `seed` apply to stories. Longer ones are cut, and dropped if no answer has begun by then; stderr says how
-    many. Raises `DataError` naming the file, and the line of a chat file, that cannot be used.
+    `diet` and `seed` apply to stories. Longer ones are cut, and with `answers_only` dropped if no answer has begun by
+    then; stderr says how many. Raises `DataError` naming the file, and the line of a chat file, that cannot be used.
     """
     console = Console(stderr=True)
     found = list(track(encoded(path, tokenizer, context, diet, seed), "encoding", console=console, transient=True))
-    answered = [each.cut(context) for each in found if each.is_answer[:context].any()]
-    if not answered:
+    kept = [each.cut(context) for each in found if not answers_only or each.is_answer[:context].any()]
+    if not kept:
         raise DataError(f"{path}: no conversation has an answer within a context of {context} tokens")
-    num_cut, num_lost = sum(len(each) > context for each in found), len(found) - len(answered)
+    num_cut, num_lost = sum(len(each) > context for each in found), len(found) - len(kept)
     if num_cut:
         told = f"{num_cut} of {len(found)} conversations exceed the context and are cut, {num_lost} left out"
         console.print(f"{path}: {told}")
-    return answered
+    return kept
 
 
 def encoded(path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int) -> Iterator[Example]:

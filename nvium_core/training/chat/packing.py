@@ -19,10 +19,20 @@ from nvium_core.training.data.windows import Batch, permuted
 
 
 class PackedConversations:
-    """Examples in windows, in an order that depends on the seed only; `together` puts several in each."""
+    """Examples in windows, in an order that depends on the seed only; `together` puts several in each. Answers count,
+    or without `answers_only` all tokens."""
 
-    def __init__(self, examples: Sequence[Example], end_token: int, seed: int = 0, *, together: bool = True) -> None:
-        self.examples, self.end_token, self.seed, self.together = examples, end_token, seed, together
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        end_token: int,
+        seed: int = 0,
+        *,
+        together: bool = True,
+        answers_only: bool = True,
+    ) -> None:
+        self.examples, self.end_token, self.seed = examples, end_token, seed
+        self.together, self.answers_only = together, answers_only
         self._num_rows = tuple(len(example) - 1 for example in examples)
 
     def batch(self, first_window: int, num_windows: int, context: int) -> Batch:
@@ -56,7 +66,7 @@ class PackedConversations:
             rows = slice(start, start := start + self._num_rows[number])
             inputs_T[rows], targets_T[rows] = example.tokens[:-1], example.tokens[1:]
             positions_T[rows], documents_T[rows] = np.arange(self._num_rows[number]), document
-            counted_T[rows] = example.is_answer[1:]
+            counted_T[rows] = example.is_answer[1:] | (not self.answers_only)
         return window_FT
 
 

@@ -10,6 +10,7 @@ from functools import partial
 
 from nvium_core.model.config import even_exit_layers
 from nvium_core.training.objective.beta import BetaSettings
+from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import ModelShape, Recipe, swiglu_width
 from nvium_core.training.recipes.twins import dense_twin, without_exits
@@ -152,8 +153,9 @@ def layerskip() -> Recipe:
 def tuned(num_layers: int) -> Recipe:
     """Instruction tuning of a model of the depth table, two epochs of conversations (Tulu 3's mixture).
 
-    As the authors do it, each conversation has its own window and a step has 128. `total_tokens` is that of their
-    892,375 conversations; a run reads its own conversations twice.
+    As the authors do it, each conversation has its own window and all its tokens count, what exceeds the window is cut,
+    a step has 128 windows, and AdamW has TRL's defaults. `total_tokens` is that of their 892,375 conversations; a run
+    reads its own conversations twice.
     """
     recipe = scaling(num_layers, 768)
     return replace(
@@ -163,9 +165,11 @@ def tuned(num_layers: int) -> Recipe:
         total_tokens=SFT_EPOCHS * -(-SFT_CONVERSATIONS // SFT_BATCH) * SFT_BATCH * CONTEXT,
         epochs=SFT_EPOCHS,
         packing=False,
+        answers_only=False,
         tokens_per_step=SFT_BATCH * CONTEXT,
         learning_rate=LearningRate(maximum=1e-5, warmup=0.05, final_ratio=0.0),
         router_warmup=RouterWarmup(share=0.0),
+        optimizer=OptimizerSettings(weight_decay=0.01, betas=(0.9, 0.999)),
     )
 
 

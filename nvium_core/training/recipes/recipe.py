@@ -18,7 +18,7 @@ Method = Literal["nvium", "retrofit", "calm", "layerskip"]
 """What is trained, and how. A dense model is an N-vium with one exit and no adapter; a retrofit adds exits to one."""
 
 Text = Literal["documents", "conversations"]
-"""Documents, of which every token counts in the loss, or conversations, of which the answers do."""
+"""Documents, of which every token counts in the loss, or conversations, of which answers do, or all."""
 
 
 class RecipeError(NviumError, ValueError):
@@ -87,7 +87,7 @@ class Recipe:
     folder or Hub name of the model to start from, None for random weights. `tokenizer`: name of a tokenizer; None is
     the initial model's or, without one, a byte-level BPE of `shape.vocab_size` tokens trained on the text. `epochs`
     above 0 is how often the text is read, and determines `total_tokens` when the run starts. `packing` puts several
-    conversations into a window; otherwise each has its own.
+    conversations into a window; otherwise each has its own. Without `answers_only` all tokens of a conversation count.
     """
 
     method: Method = "nvium"
@@ -98,6 +98,7 @@ class Recipe:
     total_tokens: int
     epochs: float = 0.0
     packing: bool = True
+    answers_only: bool = True
     tokens_per_step: int
     short_context: int
     long_context_share: float = 0.0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import token_nll
-from nvium_core.training.baselines.layerskip import LayerSkip, active, build_layerskip, exit_losses, kept_layers
+from nvium_core.training.baselines.layerskip import LayerSkip, build_layerskip, exit_losses, kept_layers
 from nvium_core.training.data.windows import Batch
 from tests.training.baselines.small_models import phase, small_batch, small_config, small_layerskip, small_univium
 
@@ -41,23 +41,48 @@ def test_dropout_rises_over_layers_and_time_to_its_maximum() -> None:
 
 
 def test_the_gradual_curriculum_lets_exits_in_from_the_deepest_and_has_all_after_half_of_the_steps() -> None:
-    assert active(EARLY, 24, 0.0) == []
-    assert active(EARLY, 24, 2 / 48) == [22]  # two layers, each a 2 L-th of the run
-    assert active(EARLY, 24, 0.2499) == [14, 16, 18, 20, 22]
-    assert active(EARLY, 24, 0.25) == [12, 14, 16, 18, 20, 22]
-    assert active(EARLY, 24, 0.5) == active(EARLY, 24, 0.99) == EARLY
+    def active(progress: float) -> list[int]:
+        return PAPER.active(EARLY, 24, phase(progress=progress))
+
+    assert active(0.0) == []
+    assert active(2 / 48) == [22]  # two layers, each a 2 L-th of the run
+    assert active(0.2499) == [14, 16, 18, 20, 22]
+    assert active(0.25) == [12, 14, 16, 18, 20, 22]
+    assert active(0.5) == active(0.99) == EARLY
+
+
+def test_the_rotational_curriculum_asks_one_exit_after_the_other_for_so_many_steps() -> None:
+    rotational = LayerSkip(curriculum="rotational", rotation_period=8)
+    turns = [rotational.active([2, 4, 6], 8, phase(step, 0.9)) for step in range(0, 32, 8)]
+    assert turns == [[2], [4], [6], [2]]
+    assert rotational.active([2, 4, 6], 8, phase(15)) == [4]
+    assert rotational.active([], 8, phase(15)) == []
+    assert rotational.loss_weights([2, 4], phase(3)) == pytest.approx({2: 1 / 7, 4: 6 / 7})
+
+
+def test_dropout_may_be_the_same_throughout() -> None:
+    constant = LayerSkip(dropout_in_time="constant")
+    assert constant.dropout(24, progress=0.1) == pytest.approx(PAPER.dropout(24, progress=1.0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("curriculum", "steep"), ("dropout_in_time", "linear"), ("rotation_period", 0)]
+)
+def test_settings_that_mean_nothing_are_named(setting: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{setting} must be"):
+        LayerSkip(**{setting: value})  # type: ignore[arg-type]
 
 
 def test_later_exits_weigh_quadratically_more() -> None:
-    weights = PAPER.loss_weights([2, 4], 0.9)
+    weights = PAPER.loss_weights([2, 4], phase(progress=0.9))
     assert weights == pytest.approx({2: 1 / 7, 4: 6 / 7})  # 0 + 1 against 3 + (0 + 1 + 2)
-    assert LayerSkip(early_loss_scale=0.5).loss_weights([2, 4], 0.9) == pytest.approx({2: 0.1, 4: 0.9})
-    assert LayerSkip(early_loss_scale=0).loss_weights([2, 4], 0.9) == {2: 0, 4: 1}
+    assert LayerSkip(early_loss_scale=0.5).loss_weights([2, 4], phase(progress=0.9)) == pytest.approx({2: 0.1, 4: 0.9})
+    assert LayerSkip(early_loss_scale=0).loss_weights([2, 4], phase(progress=0.9)) == {2: 0, 4: 1}
 
 
 @given(num_layers=st.integers(1, 48), progress=st.floats(0, 1))
 def test_weights_always_sum_to_one(num_layers: int, progress: float) -> None:
-    weights = PAPER.loss_weights([*range(2, num_layers, 2), num_layers], progress)
+    weights = PAPER.loss_weights([*range(2, num_layers, 2), num_layers], phase(progress=progress))
     assert sum(weights.values()) == pytest.approx(1)
     assert max(weights, key=lambda depth: weights[depth]) == num_layers
 

@@ -67,6 +67,16 @@ def test_what_exceeds_the_context_is_cut_and_told(
         chat_examples(path, tokenizer, 4, Diet(), seed=0)
 
 
+def test_all_tokens_may_count_and_no_conversation_is_left_out(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    path = chat_file(tmp_path / "chat.jsonl", "the cat ran", "a dog sat")
+    short, beginning = 4, slice(None, 4)
+    whole = chat_examples(path, tokenizer, CONTEXT, Diet(), seed=0)
+    cut = chat_examples(path, tokenizer, short, Diet(), seed=0, answers_only=False)
+    assert [each.tokens.tolist() for each in cut] == [each.tokens[beginning].tolist() for each in whole]
+
+
 def test_a_line_that_cannot_be_used_is_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     path = chat_file(tmp_path / "chat.jsonl", "the cat ran", f"a dog {END_OF_TEXT} sat")
     with pytest.raises(DataError, match=r"chat\.jsonl, line 2: .*special token"):

@@ -55,6 +55,13 @@ def test_an_epoch_holds_every_conversation_once_and_whole(lengths: list[int], ep
     assert sorted(found) == sorted(tuple(each.tokens) for each in examples)
 
 
+def test_all_tokens_of_a_conversation_may_count_and_padding_never_does() -> None:
+    lengths = [5, 9, 3]
+    batch = an_epoch(PackedConversations(examples_of(lengths), END, together=False, answers_only=False))
+    assert sorted(batch.counted.sum(1).tolist()) == sorted(length - 1 for length in lengths)
+    assert torch.equal(batch.counted, batch.targets >= 100)
+
+
 def test_each_conversation_may_have_a_window_of_its_own() -> None:
     examples = examples_of([5, 9, 3])
     stream = PackedConversations(examples, END, together=False)

@@ -5,15 +5,18 @@ from functools import cache
 
 import pytest
 import torch
+from transformers import get_wsd_schedule
 from transformers import initialization as init
 
 from nvium_core.training.baselines.layerskip import LayerSkip
 from nvium_core.training.objective.methods import METHODS
+from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.recipes.catalogue import RECIPES, recipe_named
 from nvium_core.training.recipes.paper import scaling
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import Method, ModelShape, RecipeError
 from nvium_core.training.recipes.twins import dense_twin
+from nvium_core.training.schedule import LearningRate
 
 DEPTH_MILLIONS = {6: 99, 12: 141, 24: 226, 36: 311, 48: 396}
 WIDTH_MILLIONS = {128: 13, 256: 36, 512: 112, 768: 226, 1024: 381, 1536: 806}
@@ -179,17 +182,28 @@ def test_a_baseline_is_the_dense_model_with_exits() -> None:
 
 
 def test_layerskips_settings_are_the_authors_and_belong_to_its_recipes() -> None:
-    settings = ["layerskip.max_dropout=0.2", "layerskip.early_loss_scale=0.5"]
-    assert recipe_named("paper-layerskip", []).layerskip == LayerSkip(max_dropout=0.3, early_loss_scale=1.0)
+    authors = LayerSkip(
+        max_dropout=0.3,
+        dropout_in_time="exponential",
+        early_loss_scale=1.0,
+        curriculum="gradual",
+        rotation_period=8,
+    )
+    assert recipe_named("paper-layerskip", []).layerskip == authors
+    assert recipe_named("paper-layerskip", []).learning_rate == LearningRate(maximum=4e-4)
+    settings = ["layerskip.max_dropout=0.2", "layerskip.curriculum=rotational", "layerskip.rotation_period=4"]
     changed = recipe_named("paper-layerskip", settings)
-    assert changed.layerskip == LayerSkip(max_dropout=0.2, early_loss_scale=0.5)
+    assert changed.layerskip == LayerSkip(max_dropout=0.2, curriculum="rotational", rotation_period=4)
     with pytest.raises(RecipeError, match="layerskip means nothing to nvium"):
         recipe_named("tiny", settings)
 
 
 def test_tuning_reads_two_epochs_one_conversation_to_a_window_in_the_authors_steps() -> None:
     recipe = recipe_named("paper-sft-24x768", [])
-    assert (recipe.epochs, recipe.packing, recipe.windows_of_a_step(0.0)) == (2, False, 128)
+    assert (recipe.epochs, recipe.packing, recipe.answers_only) == (2, False, False)
+    assert (recipe.windows_of_a_step(0.0), recipe.short_context) == (128, 1024)
+    assert recipe.learning_rate == LearningRate(maximum=1e-5, warmup=0.05, final_ratio=0)
+    assert recipe.optimizer == OptimizerSettings(weight_decay=0.01, betas=(0.9, 0.999))
     assert recipe.num_steps == 2 * -(-892_375 // 128)
     assert recipe.reading(1000).total_tokens == 2 * 1000 * 1024
     with pytest.raises(RecipeError, match="reads 2 epochs of the text; set epochs=0 too"):
@@ -197,8 +211,17 @@ def test_tuning_reads_two_epochs_one_conversation_to_a_window_in_the_authors_ste
 
 
 def test_the_largest_models_rate_decays_as_in_the_authors_trainer() -> None:
-    rate = recipe_named("paper-48x1536", []).learning_rate
-    assert (rate.kind, rate.decay, rate.decay_shape) == ("wsd", 0.1, "cosine")
+    rate, num_steps = recipe_named("paper-48x1536", []).learning_rate, 1000
+    parameter = torch.zeros(1, requires_grad=True)
+    theirs = get_wsd_schedule(
+        torch.optim.AdamW([parameter], lr=2e-4),
+        num_warmup_steps=10,
+        num_stable_steps=890,
+        num_decay_steps=100,
+        min_lr_ratio=0.1,
+    ).lr_lambdas[0]
+    for step in range(10, num_steps + 1):
+        assert rate.at(step / num_steps) == pytest.approx(2e-4 * theirs(step))
 
 
 def test_an_unknown_recipe_is_refused_with_what_is_near() -> None:
