@@ -110,6 +110,7 @@ def evaluate_baseline(
 ) -> None:
     """Other methods' points of the quality-speed figure: CALM* at each threshold, LayerSkip with each draft."""
     from nvium_core import load_model
+    from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import baselines, comparison, suite
     from nvium_core.evaluation.origin import measured_on
     from nvium_core.evaluation.spec_bench import read_prompts
@@ -119,6 +120,7 @@ def evaluate_baseline(
     documents = read_documents(data)
     asked = read_prompts(spec_bench, prompts) if spec_bench else suite.openings(documents, prompts)
     options = ModelOptions(**given)
+    use_processor(options.instructions, options.threads)
     loaded = baselines.load_baseline(model, options.device, options.dtype)
     origin = measured_on(data, documents, spec_bench, prompts)
     dense = load_model(twin, options.device, options.dtype)
@@ -133,20 +135,28 @@ def evaluate_baseline(
 def iso(
     depths: Annotated[str, typer.Option(help="Layers of the dense models, such as 6,9,12.")],
     model: ModelArgument = None,
-    tokens: Annotated[float, typer.Option(help="That the model was trained on; 1 gives ratios.", min=1)] = 1,
+    shape: Annotated[
+        str | None, typer.Option(help="Random weights instead, of one of the paper's shapes, such as 36x768.")
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="That the model was trained on [its run's or the paper's; 1: ratios].", min=1)
+    ] = None,
     trials: Annotated[int, typer.Option(help="Answers of each, for speed.", min=1)] = 5,
     json_file: JsonOption = None,
     **given: Any,
 ) -> None:
     """Dense models of equal cost: tokens of equal training FLOPs by depth, and the depth of equal speed."""
-    from nvium_core import load_model
+    from nvium_core.bench.harness import load_subjects
+    from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import iso, suite
     from nvium_core.planning.plan import counts
 
     suite.check_places(json_file, None)
     options = ModelOptions(**given)
-    loaded = load_model(model, options.device, options.dtype, weights=options.weights)
-    figures = iso.evaluate_iso(loaded, counts(depths, "depths"), tokens, trials)
+    use_processor(options.instructions, options.threads)
+    [subject] = load_subjects(model, shape, None, options.device, options.dtype, options.weights)
+    read = tokens or iso.trained_tokens(model, shape) or 1
+    figures = iso.evaluate_iso(subject, counts(depths, "depths"), read, trials)
     print(iso.markdown(figures))
     if json_file:
         suite.write_json(figures, json_file)

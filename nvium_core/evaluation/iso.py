@@ -2,22 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import numpy as np
-from torch import nn
+from numpy.typing import NDArray
 
-from nvium_core.bench.harness import Figures, subject_of
+from nvium_core.bench.harness import Figures, Subject
+from nvium_core.bench.shapes import random_weights
 from nvium_core.engine.params import SamplingParams
-from nvium_core.evaluation.latency import OURS, generators, milliseconds, warm_engine
+from nvium_core.evaluation import paper
+from nvium_core.evaluation.latency import MILLISECONDS, OURS, generators, milliseconds, warm_engine
+from nvium_core.evaluation.paired import Interval, Sample, interval, resolved
 from nvium_core.evaluation.predictions import EvaluationError
-from nvium_core.evaluation.report import table
+from nvium_core.evaluation.report import Row, table
 from nvium_core.evaluation.turns import MAX_NEW_TOKENS, Questions, take_turns
-from nvium_core.loading import LoadedModel
-from nvium_core.model.config import NviumConfig
+from nvium_core.loading import quantize_as
 from nvium_core.model.flops import flops_per_token
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.baselines.univium import univium_config
+from nvium_core.training.recipes.paper import PAPER
+from nvium_core.training.run_folder import tokens_read
 
 PROMPT = "prompt"
 
@@ -39,8 +44,21 @@ def iso_speed_layers(dense_milliseconds: Mapping[int, float], milliseconds: floa
     return float((milliseconds - fixed) / per_layer)
 
 
+def iso_speed_interval(dense_milliseconds: Mapping[int, Sequence[float]], ours: Sequence[float]) -> Interval | None:
+    """Of that depth, from the times of every turn."""
+    times = np.array([ours, *dense_milliseconds.values()])
+
+    def depths_of(samples: list[Sample]) -> NDArray[np.float64]:
+        our_S, *dense_DS = np.median(times[:, samples[0]], axis=2)
+        per_layer_S, fixed_S = np.polyfit(list(dense_milliseconds), np.stack(dense_DS), 1)
+        found: NDArray[np.float64] = (our_S - fixed_S) / per_layer_S
+        return found
+
+    return interval([len(ours)], depths_of)
+
+
 def evaluate_iso(
-    loaded: LoadedModel, depths: Sequence[int], num_tokens: float, trials: int, show_progress: bool = True
+    subject: Subject, depths: Sequence[int], num_tokens: float, trials: int, show_progress: bool = True
 ) -> Figures:
     """A model beside dense ones of its width and several depths, with random weights: they cost the same.
 
@@ -48,64 +66,87 @@ def evaluate_iso(
     """
     if len(set(depths)) < 2 or min(depths) < 1:
         raise EvaluationError("--depths: needs two or more numbers of layers")
-    config, models = loaded.model.config, {depth: dense_model(loaded, depth) for depth in depths}
-    times = measured_times(loaded, models, trials, show_progress)
-    flops = flops_of(config)
-    rows = [
-        {
-            "layers": depth,
-            "milliseconds": times[str(depth)],
-            "flops": flops_of(model.model.config),
-            "tokens": iso_flop_tokens(flops, flops_of(model.model.config), num_tokens),
-        }
-        for depth, model in models.items()
-    ]
+    models = {depth: dense_model(subject, depth) for depth in depths}
+    times = measured_times(subject, models, trials, show_progress)
+    of_depths = {depth: times[str(depth)] for depth in depths}
+    middles = {depth: median(each) for depth, each in of_depths.items()}
+    bounds = iso_speed_interval(of_depths, times[OURS])
     return {
-        **subject_of(loaded).as_dict(),
-        "layers": config.num_hidden_layers,
-        "milliseconds": times[OURS],
-        "flops": flops,
-        "tokens": num_tokens,
-        "dense": rows,
-        "iso_speed_layers": iso_speed_layers({depth: times[str(depth)] for depth in depths}, times[OURS]),
+        **subject.as_dict(),
+        **row(subject.model, times[OURS], num_tokens),
+        "trials": trials,
+        "dense": [
+            row(model, of_depths[depth], iso_flop_tokens(flops_of(subject.model), flops_of(model), num_tokens))
+            for depth, model in models.items()
+        ],
+        "iso_speed_layers": iso_speed_layers(middles, median(times[OURS])),
+        "iso_speed_layers_interval": bounds and list(bounds),
     }
 
 
-def dense_model(loaded: LoadedModel, depth: int) -> LoadedModel:
-    """A Llama of the model's width and this depth, with weights rounded to bfloat16, as a saved model's are."""
-    config = univium_config(loaded.model.config)
+def row(model: NviumForCausalLM, times: Sequence[float], num_tokens: float) -> Figures:
+    config = model.config
+    return {
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "num_parameters": model.num_parameters(),
+        "milliseconds": median(times),
+        "flops": flops_of(model),
+        "tokens": num_tokens,
+    }
+
+
+def dense_model(subject: Subject, depth: int) -> NviumForCausalLM:
+    """A Llama of the model's width and this depth."""
+    model = subject.model
+    config = univium_config(model.config)
     config.num_hidden_layers, config.exit_layers = depth, [depth]
-    dense = nn.Module.to(NviumForCausalLM(config).bfloat16(), loaded.model.device, loaded.model.dtype).eval()
-    return LoadedModel(f"{depth} layers", dense, loaded.tokenizer)
+    dense = random_weights(config, dtype=model.dtype, device=model.device)
+    quantize_as(dense, subject.weights)
+    return dense
 
 
-def flops_of(config: NviumConfig) -> float:
+def trained_tokens(model: str | None, shape: str | None) -> int | None:
+    """What a run's model has read, or the paper's model of a shape; None where that is not known."""
+    if shape:
+        recipe = PAPER.get(f"paper-{shape}")
+        return recipe().total_tokens if recipe else None
+    return tokens_read(Path(model).parent) if model else None
+
+
+def flops_of(model: NviumForCausalLM) -> float:
     """Of a token in a forward pass of training, over the whole context."""
-    return float(flops_per_token(config, config.max_position_embeddings).total)
+    return float(flops_per_token(model.config, model.config.max_position_embeddings).total)
 
 
 def measured_times(
-    loaded: LoadedModel, models: Mapping[int, LoadedModel], trials: int, show_progress: bool
-) -> dict[str, float]:
-    """Milliseconds per token, medians over trials: ours, and by number of layers."""
-    running = {OURS: warm_engine(loaded, "sweep")}
+    subject: Subject, models: Mapping[int, NviumForCausalLM], trials: int, show_progress: bool
+) -> dict[str, list[float]]:
+    """Milliseconds per token in every trial: ours, and by number of layers."""
+    running = {OURS: warm_engine(subject.model, "sweep")}
     running |= {str(depth): warm_engine(model, "sweep") for depth, model in models.items()}
-    prompt = subject_of(loaded).prompt
-    num_tokens = min(MAX_NEW_TOKENS, running[OURS].context - len(prompt))
-    asked = Questions(prompts={PROMPT: [prompt]}, max_new_tokens=num_tokens, prompts_cut=0)
+    num_tokens = min(MAX_NEW_TOKENS, running[OURS].context - len(subject.prompt))
+    asked = Questions(prompts={PROMPT: [subject.prompt]}, max_new_tokens=num_tokens, prompts_cut=0)
     params = partial(SamplingParams, max_tokens=num_tokens, ignore_eos=True)
     answers = take_turns(generators(running, params), asked, trials, show_progress)
-    return {name: median(milliseconds(of[PROMPT])) for name, of in answers.items()}
+    return {name: milliseconds(of[PROMPT]) for name, of in answers.items()}
 
 
 def markdown(figures: Figures) -> str:
-    """The table of depths, and the depth of equal speed."""
-    columns = ["model", "layers", "ms a token", "MFLOPs a token", "tokens of equal FLOPs"]
-    rows = [[name, of["layers"], of["milliseconds"], of["flops"] / 1e6, of["tokens"]] for name, of in named(figures)]
-    return (
-        f"{table(columns, rows)}\n\nA dense model of {figures['iso_speed_layers']:.1f} layers takes as long per token."
-    )
+    """The table of depths with the paper's rows for its shapes, and the depth of equal speed."""
+    columns = ["model", "layers", "M parameters", "tokens/s", "MFLOPs a token", "tokens of equal FLOPs", "perplexity"]
+    rows = [shown(name, of) for name, of in [(figures["model"], figures), *(("dense", of) for of in figures["dense"])]]
+    rows += [shown(name, of) for name, of in papers(figures)]
+    depth = resolved(f"{figures['iso_speed_layers']:.1f}", figures["iso_speed_layers_interval"], nothing=0)
+    return f"{table(columns, rows)}\n\nA dense model of {depth} layers takes as long per token."
 
 
-def named(figures: Figures) -> list[tuple[str, Figures]]:
-    return [(figures["model"], figures), *(("dense", row) for row in figures["dense"])]
+def shown(name: str, of: Figures) -> Row:
+    rate = MILLISECONDS / of["milliseconds"]
+    return [name, of["layers"], of["num_parameters"] / 1e6, rate, of["flops"] / 1e6, of["tokens"], of.get("perplexity")]
+
+
+def papers(figures: Figures) -> list[tuple[str, Figures]]:
+    """The paper's 4-vium of this shape, and the dense model of equal cost."""
+    found = paper.ISO.get((figures["layers"], figures["width"]), ())
+    return [(name, point._asdict()) for name, point in zip(("the paper's", "its dense"), found, strict=False)]

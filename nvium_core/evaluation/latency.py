@@ -18,14 +18,24 @@ from nvium_core.bench.harness import Figures, checked
 from nvium_core.choices import Schedule
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
-from nvium_core.evaluation.paired import mean_ratio, pairwise, rate, rate_ratio, rate_ratio_interval, ratio_interval
+from nvium_core.evaluation.paired import (
+    category_rate_ratio,
+    category_rate_ratio_interval,
+    mean_ratio,
+    pairwise,
+    rate,
+    rate_ratio,
+    rate_ratio_interval,
+    ratio_interval,
+)
 from nvium_core.evaluation.spec_bench import Prompts
 from nvium_core.evaluation.turns import MAX_NEW_TOKENS, TRIALS, questions, take_turns
 from nvium_core.loading import LoadedModel
+from nvium_core.model.nvium import NviumForCausalLM
 
 OURS, FULL_DEPTH, DENSE = "early exits", "full depth", "dense"
 MILLISECONDS = 1000
-PAPER_PROMPT_TOKENS, PAPER_TOP_K = 256, 50
+PAPER_TOP_K = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +66,17 @@ def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> A
     return answer
 
 
-def warm_engine(loaded: LoadedModel, schedule: Schedule) -> Engine:
+def warm_engine(model: NviumForCausalLM, schedule: Schedule) -> Engine:
     """For one sequence, without prefix caching. A lone sequence has one next block, so all schedules with early exits
     are the same."""
-    engine = Engine(loaded.model, EngineConfig(schedule=schedule, max_sequences=1, prefix_caching=False))
+    engine = Engine(model, EngineConfig(schedule=schedule, max_sequences=1, prefix_caching=False))
     generate(engine, [0], SamplingParams(max_tokens=16, seed=0, ignore_eos=True))
     return engine
 
 
 def engines(loaded: LoadedModel, twin: LoadedModel | None) -> dict[str, Engine]:
-    found = {OURS: warm_engine(loaded, "sweep"), FULL_DEPTH: warm_engine(loaded, "synchronous")}
-    return found | {DENSE: warm_engine(twin, "sweep")} if twin else found
+    found = {OURS: warm_engine(loaded.model, "sweep"), FULL_DEPTH: warm_engine(loaded.model, "synchronous")}
+    return found | {DENSE: warm_engine(twin.model, "sweep")} if twin else found
 
 
 def generators(
@@ -144,17 +154,18 @@ def staircase(ours: Answers, exit_layers: Sequence[int]) -> list[dict[str, float
 
 
 def as_paper(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts, trials: int = TRIALS) -> Figures:
-    """Speed as the authors' script measures it: a prompt's first 256 tokens, top-k 50, answers that end at end-of-text;
-    all tokens over all seconds by category, and the mean over categories of the ratio."""
+    """Speed as the authors' scripts measure it: a prompt's first tokens, as many as leave room for the answer (896 of
+    1,024); top-k 50; answers that end at end-of-text. Speed is all tokens over all seconds, of a category and of all
+    together; ratios are of the latter, and on average over categories."""
     running = engines(loaded, twin)
     context = min(each.context for each in running.values())
-    asked = questions(loaded.tokenizer, prompts, context, max_prompt=PAPER_PROMPT_TOKENS)
+    asked = questions(loaded.tokenizer, prompts, context, cut_end=True)
     params = partial(SamplingParams, max_tokens=asked.max_new_tokens, top_k=PAPER_TOP_K)
     answers = take_turns(generators(running, params), asked, trials)
     totals = {name: totals_of(each) for name, each in answers.items()}
-    ours, others = totals[OURS], {name: each for name, each in totals.items() if name != OURS}
+    others = {name: each for name, each in totals.items() if name != OURS}
     return {
-        "prompt_tokens": PAPER_PROMPT_TOKENS,
+        "prompt_tokens": context - asked.max_new_tokens,
         "prompts_cut": asked.prompts_cut,
         "max_new_tokens": asked.max_new_tokens,
         "top_k": PAPER_TOP_K,
@@ -163,8 +174,12 @@ def as_paper(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts, tr
         "tokens_per_second": {
             category: {name: rate(each[category]) for name, each in totals.items()} for category in asked.prompts
         },
-        "ratios": {name: rate_ratio(ours, each) for name, each in others.items()},
-        "ratio_intervals": {name: rate_ratio_interval(ours, each) for name, each in others.items()},
+        "ratios": {name: rate_ratio(totals[OURS], each) for name, each in others.items()},
+        "ratio_intervals": {name: rate_ratio_interval(totals[OURS], each) for name, each in others.items()},
+        "category_ratios": {name: category_rate_ratio(totals[OURS], each) for name, each in others.items()},
+        "category_ratio_intervals": {
+            name: category_rate_ratio_interval(totals[OURS], each) for name, each in others.items()
+        },
     }
 
 

@@ -5,6 +5,7 @@ contains zero is called level.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from statistics import fmean, median
 
 import numpy as np
@@ -66,25 +67,43 @@ def rate(answers: Sequence[tuple[int, float]]) -> float:
 
 
 def rate_ratio(ours: Totals, others: Totals) -> float:
+    """Our rate over the other's, of all categories together."""
+    return rate(list(chain(*ours.values()))) / rate(list(chain(*others.values())))
+
+
+def category_rate_ratio(ours: Totals, others: Totals) -> float:
     """The mean over categories of our rate over the other's."""
     return fmean(rate(ours[name]) / rate(others[name]) for name in ours)
 
 
 def rate_ratio_interval(ours: Totals, others: Totals) -> Interval | None:
-    """Pairs are answers to the same prompt in the same trial."""
-    pairs = [(np.asarray(ours[name]), np.asarray(others[name])) for name in ours]
+    return totals_interval(ours, others, lambda our_2CS, other_2CS: rates(our_2CS.sum(1)) / rates(other_2CS.sum(1)))
 
-    def rates(answers: NDArray[np.float64], sample: Sample) -> NDArray[np.float64]:
-        tokens, seconds = answers.T
-        found: NDArray[np.float64] = tokens[sample].sum(1) / seconds[sample].sum(1)
-        return found
 
-    return interval(
-        [len(our) for our, _ in pairs],
-        lambda samples: np.mean(
-            [rates(our, each) / rates(other, each) for (our, other), each in zip(pairs, samples, strict=True)], axis=0
-        ),
-    )
+def category_rate_ratio_interval(ours: Totals, others: Totals) -> Interval | None:
+    return totals_interval(ours, others, lambda our_2CS, other_2CS: (rates(our_2CS) / rates(other_2CS)).mean(0))
+
+
+def rates(total_2: NDArray[np.float64]) -> NDArray[np.float64]:
+    tokens, seconds = total_2
+    found: NDArray[np.float64] = tokens / seconds
+    return found
+
+
+def totals_interval(
+    ours: Totals,
+    others: Totals,
+    statistic: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
+) -> Interval | None:
+    """Of a statistic of both models' tokens and seconds by category, [2, categories, resamples]. Pairs are answers to
+    the same prompt in the same trial."""
+
+    def resampled(of: Totals, samples: list[Sample]) -> NDArray[np.float64]:
+        pairs = zip(of.values(), samples, strict=True)
+        return np.stack([np.asarray(answers)[sample].sum(1).T for answers, sample in pairs], axis=1)
+
+    counts = [len(answers) for answers in ours.values()]
+    return interval(counts, lambda samples: statistic(resampled(ours, samples), resampled(others, samples)))
 
 
 def speed_up_percent(ratios: Ratios) -> Figures:

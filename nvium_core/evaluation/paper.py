@@ -53,6 +53,28 @@ class Scale:
         return 100 * (1 - math.exp(self.loss - self.dense_loss))
 
 
+class Iso(NamedTuple):
+    """A row of the table of equal cost; FLOPs are of a token in a forward pass."""
+
+    layers: int
+    num_parameters: float
+    perplexity: float
+    milliseconds: float
+    flops: float
+    tokens: float
+
+
+def iso(layers: int, millions: float, perplexity: float, tokens_per_second: float, gflops: float, steps: int) -> Iso:
+    """As printed, in steps of 262,144 tokens."""
+    return Iso(layers, millions * 1e6, perplexity, 1000 / tokens_per_second, gflops * 1e9, steps * 2.0**18)
+
+
+ISO = {
+    (36, 768): (iso(36, 311, 16.25, 48.86, 0.834, 23_731), iso(26, 233, 16.51, 48.36, 0.499, 39_646)),
+    (48, 768): (iso(48, 396, 15.18, 38.80, 1.041, 30_211), iso(33, 283, 15.50, 39.23, 0.620, 50_729)),
+}
+"""4-viums by layers and width, each with the dense model of equal FLOPs and speed."""
+
 SCALES = {
     (24, 128): Scale(13, 4.357, 4.188, 24.3, 53.8),
     (24, 256): Scale(36, 3.579, 3.524, 62.3, 35.3),

@@ -190,13 +190,15 @@ def latency_as_paper(figures: Figures) -> str:
     measured = figures["latency_as_paper"]
     names, rates = list(measured["tokens"]), measured["tokens_per_second"]
     rows: list[Row] = [[category, *(of[name] for name in names)] for category, of in rates.items()]
-    ratios = dict(zip(measured["ratios"], ratios_shown(measured["ratios"], measured["ratio_intervals"]), strict=True))
-    rows.append(["**early exits over it**", *(ratios.get(name) for name in names)])
+    for title, kind in (("**early exits over it, all tokens**", "ratio"), ("mean over categories", "category_ratio")):
+        ratios = measured[f"{kind}s"]
+        shown_of = dict(zip(ratios, ratios_shown(ratios, measured[f"{kind}_intervals"]), strict=True))
+        rows.append([title, *(shown_of.get(name) for name in names)])
     protocol = (
-        f"Tokens per second as the authors' script measures: the first {measured['prompt_tokens']} tokens of a prompt, "
+        f"Tokens per second as the authors' scripts measure: the first {measured['prompt_tokens']} tokens of a prompt, "
         f"the {measured['top_k']} most probable tokens, at most {measured['max_new_tokens']} new ones up to an end of "
-        f"text, {measured['trials']} trials; by category all tokens over all seconds, ratios on average over "
-        "categories, in brackets where they are in 95% of bootstrap samples of the answers."
+        f"text, {measured['trials']} trials; all tokens over all seconds. In brackets is where a ratio is in 95% of "
+        "bootstrap samples of the answers."
     )
     return f"## Speed as the paper measures it\n\n{protocol}\n\n{table(['category', *names], rows)}"
 

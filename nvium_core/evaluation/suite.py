@@ -203,7 +203,7 @@ def write_json(figures: Figures | Sequence[Figures], path: Path) -> None:
 
 def samples(loaded: LoadedModel, documents: Sequence[str]) -> str:
     """A page of openings continued by the model."""
-    engine = latency.warm_engine(loaded, "sweep")
+    engine = latency.warm_engine(loaded.model, "sweep")
     texts = []
     for seed, document in enumerate(documents[:SAMPLES]):
         prompt = loaded.tokenizer(document[:OPENING_CHARACTERS]).input_ids[: engine.context // 2]

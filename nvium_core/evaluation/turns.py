@@ -35,13 +35,12 @@ def questions(
     prompts: Prompts,
     context: int,
     num_tokens: int = MAX_NEW_TOKENS,
-    max_prompt: int | None = None,
+    cut_end: bool = False,
 ) -> Questions:
-    """Answers take at most half of the context. Prompts that leave no room lose their beginning; `max_prompt` cuts
-    their end instead."""
+    """Answers take at most half of the context. Prompts that leave no room lose their beginning, or their end."""
     num_tokens = min(num_tokens, context // 2)
     room = context - num_tokens
-    kept = slice(-room, None) if max_prompt is None else slice(min(room, max_prompt))
+    kept = slice(room) if cut_end else slice(-room, None)
     whole = {category: [tokens(tokenizer, text) for text in texts] for category, texts in prompts.items()}
     cut = {category: [ids[kept] for ids in of_category] for category, of_category in whole.items()}
     num_cut = sum(len(ids) > len(rest) for name in whole for ids, rest in zip(whole[name], cut[name], strict=True))

@@ -94,12 +94,14 @@ def test_the_papers_protocol_cuts_prompts_at_their_end_and_lets_answers_end(
         return answer(*[0.001] * (len(asked) % 5 + 1))
 
     monkeypatch.setattr(latency, "generate", ends_early)
-    monkeypatch.setattr(latency, "PAPER_PROMPT_TOKENS", 5)
     figures = as_paper(loaded, None, PROMPTS, trials=2)
     asked = asked[2:]  # the first two warm the engines up
-    assert {len(prompt) for prompt, _ in asked} == {4, 5}
+    [(begun, _)] = [each for each in asked if len(each[0]) > 7][:1]
+    assert {len(prompt) for prompt, _ in asked} == {4, 6, 32}
+    assert begun == loaded.tokenizer("Once upon a time " * 10).input_ids[:32]
     assert {(params.top_k, params.ignore_eos, params.max_tokens) for _, params in asked} == {(50, False, 32)}
-    assert figures["prompts_cut"] == 2
+    assert (figures["prompts_cut"], figures["prompt_tokens"]) == (1, 32)
     assert sum(figures["tokens"].values()) == sum(n % 5 + 1 for n in range(3, 15))
     assert figures["tokens_per_second"]["short"][OURS] == pytest.approx(1000)
-    assert figures["ratios"] == {FULL_DEPTH: pytest.approx(1)}
+    for kind in ("ratios", "category_ratios"):
+        assert figures[kind] == {FULL_DEPTH: pytest.approx(1)}

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core.evaluation.paired import (
+    category_rate_ratio,
+    category_rate_ratio_interval,
     mean_ratio,
     pairwise,
     perplexity_gain,
@@ -89,10 +91,19 @@ def test_without_losses_by_document_a_gain_has_no_interval() -> None:
     assert found == {"perplexity_gain_percent": pytest.approx(10), "perplexity_gain_interval_percent": None}
 
 
-def test_the_papers_ratio_is_of_all_tokens_over_all_seconds_by_category() -> None:
+def test_the_papers_ratio_is_of_all_tokens_over_all_seconds_together_or_by_category() -> None:
     ours = {"qa": [(10, 1.0), (30, 1.0)], "math": [(10, 2.0)]}
     dense = {"qa": [(10, 2.0), (10, 2.0)], "math": [(10, 1.0)]}
-    assert rate_ratio(ours, dense) == pytest.approx((20 / 5 + 5 / 10) / 2)
-    assert rate_ratio_interval(ours, dense) is None
-    even = {"qa": [(10, 1.0)] * 5}
-    assert rate_ratio_interval(even, {"qa": [(10, 2.0)] * 5}) == pytest.approx((2, 2))
+    assert rate_ratio(ours, dense) == pytest.approx((50 / 4) / (30 / 5))
+    assert category_rate_ratio(ours, dense) == pytest.approx((20 / 5 + 5 / 10) / 2)
+    assert rate_ratio_interval(ours, dense) is category_rate_ratio_interval(ours, dense) is None
+
+
+def test_intervals_of_the_papers_ratios_follow_the_pairs() -> None:
+    ours = {"qa": [(10, 1.0)] * 5, "math": [(10, 4.0)] * 3}
+    dense = {"qa": [(10, 2.0)] * 5, "math": [(10, 4.0)] * 3}
+    assert rate_ratio_interval(ours, dense) == pytest.approx((22 / 17, 22 / 17))
+    assert category_rate_ratio_interval(ours, dense) == pytest.approx((1.5, 1.5))
+    noisy = ours | {"qa": [(10, seconds) for seconds in (1.0, 3.0, 2.0, 2.5, 1.5)]}
+    found = rate_ratio_interval(noisy, dense)
+    assert found is not None and found[0] < rate_ratio(noisy, dense) < found[1]

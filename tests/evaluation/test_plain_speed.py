@@ -69,6 +69,6 @@ def test_answers_take_at_most_half_of_the_context_and_prompts_lose_their_beginni
 
 
 def test_the_papers_prompts_lose_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
-    asked = questions(tokenizer, {"qa": ["hen", "y" * 9 + "x" * 10]}, context=64, max_prompt=9)
+    asked = questions(tokenizer, {"qa": ["hen", "y" * 9 + "x" * 10]}, context=18, cut_end=True)
     assert asked.prompts == {"qa": [token_ids("hen"), token_ids("y" * 9)]}
     assert asked.prompts_cut == 1
