@@ -28,7 +28,7 @@ def evaluate(
     spec_bench: SpecBenchOption = None,
     prompts: PromptsOption = None,
     trials: TrialsOption = 3,
-    as_paper: Annotated[bool, typer.Option("--as-paper", help="Speed as the authors' script has it too.")] = False,
+    as_paper: Annotated[bool, typer.Option("--as-paper", help="Speed as the authors' scripts have it too.")] = False,
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm_eval, comma separated.")] = None,
     tasks_folder: Annotated[Path | None, typer.Option(help="Where .yaml files describe further ones.")] = None,
     report: Annotated[Path | None, typer.Option(help="A folder for report.md, figures and coloured text.")] = None,
