@@ -23,6 +23,9 @@ def retrofit(
         1_000_000
     ),
     depth: Annotated[float, typer.Option(help="Mean share of the layers that routers are led to.")] = 0.9,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on though it was begun on another machine or PyTorch.")
+    ] = False,
 ) -> None:
     """Give a model exits: backbone and last exit stay as they are, the others learn to say what the last one says."""
     from nvium_core.loading import source_tokenizer
@@ -35,6 +38,6 @@ def retrofit(
     settings = RetrofitSettings(
         source=source, target=target, data=data, self_talk=self_talk, exits=exits, tokens=tokens, depth=depth
     )
-    for kind, measured in run(settings, source_tokenizer(source)).items():
+    for kind, measured in run(settings, source_tokenizer(source), accept_changes=accept_changes).items():
         show(table(measured, kind))
     print(f"The model is in {target}")

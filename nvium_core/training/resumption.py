@@ -1,6 +1,7 @@
 """What a resumed run must share with the one it continues, because its weights depend on it."""
 
 from dataclasses import MISSING, asdict, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,17 +17,23 @@ from nvium_core.training.run_folder import EXTENDABLE
 
 
 def circumstances(options: RunOptions, device: torch.device, processes: Processes) -> dict[str, Any]:
-    """What a run's weights depend on besides recipe and text. Each kind of processor, version of PyTorch and number of
-    threads adds in an order of its own."""
+    """What a run's weights depend on besides recipe and text."""
     files = {"validation": options.validation, "dense_log": options.dense_log}
+    return {
+        **machine(device),
+        "processes": processes.count,
+        **{name: getattr(options, name) for name in ("sharding", "compile", "rows_per_pass")},
+        **{name: path and text_digest(path) for name, path in files.items()},
+    }
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Each kind of processor, version of PyTorch and number of threads adds in an order of its own."""
     return {
         "device": device_name(device),
         "precision": str(fast_dtype(device)),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "torch": str(torch.__version__),
-        "processes": processes.count,
-        **{name: getattr(options, name) for name in ("sharding", "compile", "rows_per_pass")},
-        **{name: path and text_digest(path) for name, path in files.items()},
     }
 
 
@@ -43,9 +50,14 @@ def check_same(state: State, recipe: Recipe, now: dict[str, Any], options: RunOp
     others = differences(state["recipe"], asdict(recipe)) - EXTENDABLE
     if others := {name for name in others if not is_new(name, state["recipe"], recipe)}:
         raise TrainingError(f"{path}: holds a run with other {', '.join(sorted(others))}; choose another --folder")
-    others = differences(state["run"], now)
-    if others and not options.accept_changes:
-        begun = ", ".join(f"{name} ({state['run'].get(name, 'not recorded')})" for name in sorted(others))
+    if not options.accept_changes:
+        check_circumstances(state["run"], now, path)
+
+
+def check_circumstances(recorded: dict[str, Any], now: dict[str, Any], path: Path) -> None:
+    """Raise `TrainingError` for others than those recorded."""
+    if others := differences(recorded, now):
+        begun = ", ".join(f"{name} ({recorded.get(name, 'not recorded')})" for name in sorted(others))
         raise TrainingError(
             f"{path}: holds a run that was begun with other {begun}; resumed, it ends with other weights than an "
             "uninterrupted one: --accept-changes"

@@ -174,7 +174,7 @@ def tuned(num_layers: int) -> Recipe:
 
 
 def retrofit() -> Recipe:
-    """Exits added to a pretrained Llama-3.2-1B, all weights trained; the routers then close all early ones.
+    """Exits added to a pretrained Llama-3.2-1B, all weights trained; the paper finds all early ones unused at the end.
 
     The paper reads its text once, without saying how long that is; here it is 8,000 steps.
     """

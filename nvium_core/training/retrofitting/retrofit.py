@@ -18,6 +18,7 @@ from nvium_core.model.source import is_gguf
 from nvium_core.training.chat.examples import Example
 from nvium_core.training.chat.packing import PackedConversations
 from nvium_core.training.data.documents import DataError
+from nvium_core.training.data.tokens import text_digest
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.retrofitting.folder import STATE_FOLDER, check_target, write_in_place, write_result
 from nvium_core.training.retrofitting.model import FrozenWithExits
@@ -33,9 +34,11 @@ MAX_CONTEXT = 1024
 SELF_TALK = "self_talk.jsonl"
 
 
-def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> dict[str, Measured]:
+def retrofit(
+    settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast, *, accept_changes: bool = False
+) -> dict[str, Measured]:
     """What has come of it, by kind of text. With the source's tokenizer; a target that holds a part of the same
-    retrofit is gone on with.
+    retrofit is gone on with, on another machine only if changes are accepted.
 
     Raises `CheckpointError`, `RetrofitError` or `DataError` before anything is tokenised, and `TrainingError`.
     """
@@ -45,7 +48,7 @@ def retrofit(settings: RetrofitSettings, tokenizer: PreTrainedTokenizerFast) -> 
     check_target(settings.target)
     with owned(settings.target / STATE_FOLDER):
         run, texts = prepared(settings, source, config, tokenizer)
-        run.resume()
+        run.resume(accept_changes=accept_changes)
         show(run)
         shift = steer(run.model, run.stream, run.context, settings.depth)
         write_in_place(run.model.as_stored(), tokenizer, settings.target)
@@ -69,10 +72,17 @@ def prepared(
         raise DataError(f"{settings.source}: its tokenizer has no end-of-text")
     original = NviumForCausalLM.from_pretrained(source)
     context = min(MAX_CONTEXT, config.max_position_embeddings)
-    texts = [read_text(path, tokenizer, context, settings.tokens) for path in files(settings, original, tokenizer)]
-    learnt = [each for text in texts for each in text.learnt]
+    paths = list(files(settings, original, tokenizer))
+    texts = [read_text(path, tokenizer, context, settings.tokens) for path in paths]
+    stream = windows([each for text in texts for each in text.learnt], tokenizer, settings.seed)
     model = FrozenWithExits(original, config, fast_dtype(torch.device("cpu")))
-    return RetrofitRun(settings, model, tokenizer, windows(learnt, tokenizer, settings.seed), context), texts
+    digests = {"text": [text_digest(path) for path in paths], "weights": weights_digests(source)}
+    return RetrofitRun(settings, model, tokenizer, stream, context, digests), texts
+
+
+def weights_digests(source: Path) -> list[str]:
+    """Of a model's files."""
+    return [text_digest(file) for file in (sorted(source.glob("*.safetensors")) if source.is_dir() else [source])]
 
 
 def files(settings: RetrofitSettings, original: NviumForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Iterator[Path]:

@@ -20,12 +20,14 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.model import mixture
 from nvium_core.model.exits import Adapter
-from nvium_core.training.checkpoint import read_state, write_state
+from nvium_core.training.checkpoint import STATE, read_state, write_state
+from nvium_core.training.data.tokens import differences
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.interruption import Interruption
 from nvium_core.training.objective.beta import DepthSteering, haste
 from nvium_core.training.reports import Lines, Report, RunLog, describe, progress_bar
+from nvium_core.training.resumption import check_circumstances, machine
 from nvium_core.training.retrofitting.folder import STATE_FOLDER, write_in_place
 from nvium_core.training.retrofitting.least_squares import RowFit, hold, hold_map
 from nvium_core.training.retrofitting.model import FrozenWithExits
@@ -56,7 +58,9 @@ class RetrofitRun:
         tokenizer: PreTrainedTokenizerFast,
         stream: Windows,
         context: int,
+        digests: dict[str, Any],
     ) -> None:
+        """`digests` are of what is read: the source's weights and the texts."""
         self.settings, self.model, self.tokenizer = settings, model, tokenizer
         self.stream, self.context = stream, context
         self.windows_of_a_step = max(1, TOKENS_PER_STEP // context)
@@ -72,6 +76,8 @@ class RetrofitRun:
         )
         self.step = 0
         self.folder = settings.target / STATE_FOLDER
+        self.recipe = described(settings) | digests
+        self.circumstances = machine(torch.device("cpu"))
 
     def steps(self) -> Generator[Report, None, None]:
         """Train to the end; yields a report after every step."""
@@ -166,21 +172,22 @@ class RetrofitRun:
             "optimizers": self.optimizer.state_dict(),
             "beta": self.price.state(),
             "step": self.step,
-            "recipe": described(self.settings),
-            "run": {},
+            "recipe": self.recipe,
+            "run": self.circumstances,
         }
         write_state(state, self.folder)
         write_in_place(self.model.as_stored(), self.tokenizer, self.settings.target)
 
-    def resume(self) -> None:
-        """Go on from the last checkpoint, if there is one. Raises `TrainingError` for one of another retrofit."""
+    def resume(self, *, accept_changes: bool = False) -> None:
+        """Go on from the last checkpoint, if there is one. Raises `TrainingError` for one of another retrofit, or of
+        one begun on another machine."""
         state = read_state(self.folder)
         if state is None:
             return
-        asked = described(self.settings)
-        others = [name for name in asked if state["recipe"].get(name) != asked[name]]
-        if others:
-            raise TrainingError(f"{self.settings.target}: holds a retrofit of other {', '.join(others)}")
+        if others := differences(state["recipe"], self.recipe):
+            raise TrainingError(f"{self.settings.target}: holds a retrofit of other {', '.join(sorted(others))}")
+        if not accept_changes:
+            check_circumstances(state["run"], self.circumstances, self.folder / STATE)
         self.model.model.load_state_dict(self.model.model.state_dict() | state["model"])
         self.optimizer.load_state_dict(state["optimizers"])
         self.price.restore(state["beta"])

@@ -191,6 +191,23 @@ def test_a_run_that_is_gone_on_with_ends_as_one_that_was_not_interrupted(
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     with pytest.raises(TrainingError, match="holds a retrofit of other tokens"):
         retrofit(settings(llama, data, tmp_path / "parts", tokens=13_000))
+    check_only_the_same_is_gone_on_with(llama, data, tmp_path)
+
+
+def check_only_the_same_is_gone_on_with(llama: Path, data: Path, tmp_path: Path) -> None:
+    """Of the finished retrofit in the folder `parts`."""
+    asked, tokenizer = settings(llama, data, tmp_path / "parts"), source_tokenizer(str(llama))
+    run, _ = command.prepared(asked, llama, asked.check(command.source_config(llama)), tokenizer)
+    for name in ("text", "weights"):
+        own, run.recipe[name] = run.recipe[name], ["another digest"]
+        with pytest.raises(TrainingError, match=f"holds a retrofit of other {name}"):
+            run.resume(accept_changes=True)
+        run.recipe[name] = own
+    run.circumstances["torch"] = "2.0"
+    with pytest.raises(TrainingError, match=r"begun with other torch .*--accept-changes"):
+        run.resume()
+    run.resume(accept_changes=True)
+    assert run.step == run.num_steps
 
 
 def test_what_cannot_be_done_is_said_before_the_text_is_read(llama: Path, data: Path, tmp_path: Path) -> None:
