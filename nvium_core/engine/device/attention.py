@@ -2,7 +2,8 @@
 
 `gathered` copies the pages into a padded tensor: any device, any precision, and the reference for the others.
 `in_place` has the flash kernel read the pages where they are: half precision on CUDA, pages of multiples of 256.
-Each has a form for runs of several rows: `ragged` and `ragged_in_place`.
+`page_by_page` does so where PyTorch's kernel takes no tables (before 2.12).
+`ragged` and `ragged_in_place` are for runs of several rows.
 `layers.fixed_order` has sums of a fixed order.
 
 Shapes: R rows of a Step, B runs (rows of one sequence that attend together), Q rows of the longest run, W pages of a
@@ -19,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
 from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, Integers, PagedCache
@@ -179,6 +181,40 @@ def flash(
     return attend
 
 
+def page_by_page(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Tensor) -> Attend:
+    """By the flash kernel without page tables: every page is attended to by itself, as if it were a sequence, and its
+    answer weighs as much as its keys' share of the softmax."""
+    shape = table_RW.shape
+    begin_W = torch.arange(shape[1], device=position_R.device) * cache.page_size
+    used_RW = (position_R[:, None] + 1 - begin_W).clamp(0, cache.page_size)
+    first_query = torch.arange(shape.numel() + 1, dtype=torch.int32, device=position_R.device)
+    first_key = F.pad((table_RW * cache.page_size).flatten(), (0, 1)).int()
+    used = used_RW.flatten().int()
+
+    def attend(q_RHP: Tensor, k_RGP: Tensor, v_RGP: Tensor, layer: int) -> Tensor:
+        cache.write(layer, slot_R, k_RGP, v_RGP)
+        out, log_sum, *_ = torch.ops.aten._flash_attention_forward(  # noqa: SLF001 (the public one knows no lengths)
+            q_RHP[:, None].expand(-1, shape[1], -1, -1).flatten(0, 1),
+            cache.keys[layer],
+            cache.values[layer],
+            first_query,
+            first_key,
+            1,
+            cache.page_size,
+            0.0,
+            False,
+            False,
+            window_size_left=-1,
+            window_size_right=0,
+            seqused_k=used,
+        )
+        log_sum_HRW = log_sum.unflatten(1, shape).masked_fill(used_RW == 0, -torch.inf)
+        share_RWH = log_sum_HRW.softmax(-1).permute(1, 2, 0)
+        return (out.unflatten(0, shape) * share_RWH[..., None]).sum(1).to(q_RHP.dtype)
+
+    return attend
+
+
 def best_attention(cache: PagedCache, num_heads: int) -> RowAttention:
     """In place if the kernel exists, takes these pages and agrees with gathering; else gathered."""
     if cache.keys.device.type != "cuda" or cache.keys.dtype not in HALF:
@@ -192,14 +228,19 @@ def best_attention(cache: PagedCache, num_heads: int) -> RowAttention:
 
 def first_that_agrees(cache: PagedCache, num_heads: int) -> RowAttention:
     """Split over keys if possible, which in some versions leaves rows unwritten (pytorch#194167)."""
-    for num_splits in (None, 1):
+    for name, way in (
+        ("in place", partial(in_place, num_splits=None)),
+        ("in place, not split over keys", in_place),
+        ("page by page", page_by_page),
+    ):
         try:
-            if kernel_agrees(cache, num_heads, num_splits):
-                return partial(in_place, num_splits=num_splits)
+            if kernel_agrees(cache, num_heads, way):
+                return way
         except (RuntimeError, TypeError, ValueError) as error:
-            logger.warning("attention cannot read pages in place here, so they are gathered: %s", error)
-            return gathered
-        logger.warning("attention in place, num_splits %s, gives wrong results here", num_splits)
+            logger.warning("attention cannot read keys %s here: %s", name, error)
+        else:
+            logger.warning("attention that reads keys %s gives wrong results here", name)
+    logger.warning("keys are gathered")
     return gathered
 
 
@@ -207,9 +248,9 @@ MAX_CHECKED_PAGES = 32
 
 
 @torch.inference_mode()
-def kernel_agrees(cache: PagedCache, num_heads: int, num_splits: int | None = 1) -> bool:
-    """Whether both give the same for rows of many, some and one random pages. For an empty cache, which it leaves
-    empty."""
+def kernel_agrees(cache: PagedCache, num_heads: int, way: RowAttention) -> bool:
+    """Whether it gives what `gathered` does for rows of many, some and one random pages. For an empty cache, which it
+    leaves empty."""
     generator = torch.Generator().manual_seed(0)
     device, page_size = cache.keys.device, cache.page_size
     width = min(max(cache.null_page, 2), MAX_CHECKED_PAGES)
@@ -226,8 +267,8 @@ def kernel_agrees(cache: PagedCache, num_heads: int, num_splits: int | None = 1)
     used = (table_RW[0, :, None] * page_size + torch.arange(page_size, device=device)).flatten()
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = random(len(used), cache.keys.shape[2])
-    ways = partial(in_place, num_splits=num_splits), gathered
-    found, expected = (way(cache, table_RW, position_R, slot_R)(q_RHP, k_RGP, k_RGP, 0) for way in ways)
+    ways = way, gathered
+    found, expected = (each(cache, table_RW, position_R, slot_R)(q_RHP, k_RGP, k_RGP, 0) for each in ways)
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = 0
     return torch.allclose(found, expected, rtol=0, atol=0.05)

@@ -18,6 +18,7 @@ from nvium_core.engine.device.attention import (
     RowAttention,
     best_attention,
     gathered,
+    page_by_page,
     power_of_two,
     ragged,
     ragged_in_place,
@@ -180,7 +181,8 @@ class GraphsBackend(LayersBackend):
         return self._decisions(step.block, sequences, sizes.num_fronts) if sequences else {}
 
     def attend(self, runs: Items[Run], position_R: Tensor, slot_R: Tensor) -> Attend:
-        return (ragged if self.attention is gathered else ragged_in_place)(self.cache, runs, slot_R)
+        reads_tables = self.attention not in (gathered, page_by_page)
+        return (ragged_in_place if reads_tables else ragged)(self.cache, runs, slot_R)
 
     def _decisions(self, block: int, sequences: list[Sequence], num_fronts: int) -> dict[Sequence, FrontDecision]:
         is_ranked = any(sequence.draw.is_ranked for sequence in sequences)

@@ -14,11 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nvium_core import SamplingParams
 from nvium_core.engine.device import attention
 from nvium_core.engine.device.attention import (
+    RowAttention,
     alike,
     best_attention,
     first_that_agrees,
     gathered,
+    in_place,
     kernel_agrees,
+    page_by_page,
     ragged,
     ragged_in_place,
 )
@@ -61,7 +64,7 @@ def empty_cache(num_pages: int = 3) -> PagedCache:
 def test_the_kernel_is_asked_for_what_gathering_gives(monkeypatch: pytest.MonkeyPatch, num_pages: int) -> None:
     monkeypatch.setattr(attention, "varlen_attn", slow_varlen_attn)
     cache = empty_cache(num_pages)
-    assert kernel_agrees(cache, num_heads=4)
+    assert kernel_agrees(cache, 4, in_place)
     assert not cache.keys[:, : cache.null_slot + 1].any()
     assert not cache.values[:, : cache.null_slot + 1].any()
 
@@ -73,7 +76,7 @@ def test_a_kernel_that_leaves_rows_unwritten_is_noticed(monkeypatch: pytest.Monk
         return out_RHP
 
     monkeypatch.setattr(attention, "varlen_attn", forgetful)
-    assert not kernel_agrees(empty_cache(), num_heads=4)
+    assert not kernel_agrees(empty_cache(), 4, in_place)
 
 
 def test_on_a_cpu_keys_are_gathered_from_small_pages() -> None:
@@ -89,7 +92,7 @@ def test_a_kernel_that_mistakes_the_width_of_tables_is_noticed(monkeypatch: pyte
         return slow_varlen_attn(*args, **given)
 
     monkeypatch.setattr(attention, "varlen_attn", narrow)
-    assert not kernel_agrees(empty_cache(), num_heads=4)
+    assert not kernel_agrees(empty_cache(), 4, in_place)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5), st.integers(0, 99))
@@ -112,13 +115,62 @@ def test_runs_of_any_length_read_pages_in_place_as_they_are_gathered(lengths: li
     torch.testing.assert_close(found, ragged(cache, runs, slot_R)(q_RHP, k_RGP, v_RGP, 0), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("working", [(None, 1), (1,), ()])
-def test_a_kernel_that_cannot_be_split_over_keys_is_not_split(
-    monkeypatch: pytest.MonkeyPatch, working: tuple[int | None, ...]
+@pytest.mark.parametrize("num_pages", [1, 2, 3, 40])
+def test_a_kernel_without_tables_is_asked_for_pages_one_by_one(monkeypatch: pytest.MonkeyPatch, num_pages: int) -> None:
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", slow_flash_attention)
+    assert kernel_agrees(empty_cache(num_pages), 4, page_by_page)
+
+
+def slow_flash_attention(
+    q_XHP: Tensor,
+    key: Tensor,
+    value: Tensor,
+    first_query: Tensor,
+    first_key: Tensor,
+    *sizes: float,
+    window_size_left: int,
+    window_size_right: int,
+    seqused_k: Tensor,
+) -> tuple[Tensor, Tensor, None]:
+    """Sequence by sequence of one query each: from its first key on, the first `seqused_k`. Where there are none the
+    answer is 0, and the sum's logarithm infinite."""
+    assert sizes == (1, 8, 0.0, False, False)
+    assert (window_size_left, window_size_right) == (-1, 0)
+    assert first_query.dtype == first_key.dtype == seqused_k.dtype == torch.int32
+    assert first_query.tolist() == [*range(len(q_XHP) + 1)]
+    num_heads = q_XHP.shape[1]
+    out_XHP, log_sum_HX = torch.zeros_like(q_XHP), torch.full((num_heads, len(q_XHP)), torch.inf)
+    pairs = zip(first_key[:-1].tolist(), seqused_k.tolist(), strict=True)
+    for number, (first, used) in enumerate(pairs):
+        if used:
+            k_SHP, v_SHP = (x[first : first + used].repeat_interleave(num_heads // x.shape[1], 1) for x in (key, value))
+            score_HS = torch.einsum("hp,shp->hs", q_XHP[number], k_SHP) * q_XHP.shape[-1] ** -0.5
+            out_XHP[number] = torch.einsum("hs,shp->hp", score_HS.softmax(-1), v_SHP)
+            log_sum_HX[:, number] = score_HS.logsumexp(-1)
+    return out_XHP, log_sum_HX, None
+
+
+SPLIT = partial(in_place, num_splits=None)
+
+
+@pytest.mark.parametrize("working", [[SPLIT, in_place, page_by_page], [in_place, page_by_page], [page_by_page], []])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_best_way_that_agrees_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, working: list[RowAttention], fails: bool
 ) -> None:
-    monkeypatch.setattr(attention, "kernel_agrees", lambda cache, num_heads, num_splits: num_splits in working)
+    def agrees(cache: PagedCache, num_heads: int, way: RowAttention) -> bool:
+        is_working = described(way) in map(described, working)
+        if fails and not is_working:
+            raise TypeError("an unknown argument")
+        return is_working
+
+    monkeypatch.setattr(attention, "kernel_agrees", agrees)
     chosen = first_that_agrees(empty_cache(), num_heads=4)
-    assert (chosen.keywords["num_splits"] if isinstance(chosen, partial) else "gathered") == (*working, "gathered")[0]
+    assert described(chosen) == described([*working, gathered][0])
+
+
+def described(way: RowAttention) -> tuple[object, ...]:
+    return (way.func, *way.keywords.items()) if isinstance(way, partial) else (way,)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
