@@ -192,7 +192,7 @@ class Scheduler:
         for sequence, _, _ in last.runs:
             filled = sequence.filled
             front, stop = filled[0], len(sequence.token_ids)
-            is_even = front == filled[-1] == sequence.num_verified - 1
+            is_even = front == filled[-1] == stop - len(sequence.drafted_at) - 1
             if not is_even or sequence.finish_reason is not None or (sequence.needs_scores and sequence.owes_scores):
                 return None
             if stop > len(sequence.pages) * page_size and not self.pool.grow(sequence, stop):

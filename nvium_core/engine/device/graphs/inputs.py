@@ -96,8 +96,9 @@ class Inputs:
         self._uniforms = Uniforms(native_library(), self._fields[UNIFORM:])
         self.make_fence = make_fence
         self._sent = make_fence(device)
-        self._packed: tuple[Members, PaddedSizes] | None = None
-        """Whose draws and tables were packed last, if it was for a pass."""
+        self._packed: tuple[Members, int, PaddedSizes] | None = None
+        """Who was packed last, and at which age, if it was for a pass."""
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}
 
     def sizes(self, num_rows: int, num_positions: int, num_fronts: int) -> PaddedSizes:
         """What so many rows of sequences that are at most so long fit into."""
@@ -125,19 +126,17 @@ class Inputs:
     def send_pass(self, members: Members, age: int, source_R: Integers | None, sizes: PaddedSizes) -> None:
         """A row of each member for all blocks. With `source_R` its token is what the last pass drew in that row."""
         self._sent.wait()
-        count, position_R = len(members.sequences), members.start_R + age
-        table_RW = self._host_tables(sizes)
-        if self._packed == (members, sizes):
-            for row, page in members.new_pages(age):
-                table_RW[row, page] = members.pages[row][page]
+        count = len(members.sequences)
+        if self._packed == (members, age - 1, sizes):
+            self._advance(members, age, sizes)
         else:
-            self._pack_members(members, sizes)
+            self._pack_members(members, age, sizes)
+        self._packed = members, age, sizes
+        position_R = self._field(POSITION)[:count]
         if source_R is None:
             tokens = [each.token_ids[t] for each, t in zip(members.sequences, position_R.tolist(), strict=True)]
             self._pack(TOKEN, tokens, sizes.num_rows, padding=0)
-            source_R = np.full_like(position_R, -1)
-        self._pack(SOURCE, source_R, sizes.num_rows, padding=-1)
-        self._pack_positions(table_RW[:count], position_R, sizes)
+        self._field(SOURCE)[:count] = -1 if source_R is None else source_R
         self._uniforms.key_R3[:count, -1] = position_R
         self._uniforms.write(count)
         self._send(sizes)
@@ -148,7 +147,10 @@ class Inputs:
 
     def _send(self, sizes: PaddedSizes) -> None:
         num_words = self._first_table + sizes.num_rows * sizes.num_pages
-        self.device[:num_words].copy_(self.host[:num_words], non_blocking=True)
+        if num_words not in self._views:
+            self._views[num_words] = self.device[:num_words], self.host[:num_words]
+        there, here = self._views[num_words]
+        there.copy_(here, non_blocking=True)
         self._sent.set()
 
     def whole(self, field: int, count: int) -> Tensor:
@@ -174,6 +176,10 @@ class Inputs:
             num_candidates=self._num_candidates,
         )
 
+    def _field(self, field: int) -> Integers:
+        """Of whole numbers, on the host, with room for all rows."""
+        return self._whole[field * MAX_ROWS : (field + 1) * MAX_ROWS]
+
     def _host_tables(self, sizes: PaddedSizes) -> Integers:
         """`tables`, on the host."""
         words = self._whole[self._first_table : self._first_table + sizes.num_rows * sizes.num_pages]
@@ -198,15 +204,24 @@ class Inputs:
         self._pack(POSITION, position_R, sizes.num_rows, padding=0)
         self._pack(SLOT, slot_R, sizes.num_rows, padding=self._cache.padding_slot)
 
-    def _pack_members(self, members: Members, sizes: PaddedSizes) -> None:
-        """What stays from pass to pass: how they draw, and their pages until there are new ones."""
-        table_RW = self._host_tables(sizes)
-        table_RW[: len(members.sequences)] = self._tables.of(members.sequences, sizes.num_pages)
-        table_RW[len(members.sequences) :] = self._cache.null_page
+    def _pack_members(self, members: Members, age: int, sizes: PaddedSizes) -> None:
+        """All but tokens and uniforms."""
+        count, table_RW = len(members.sequences), self._host_tables(sizes)
+        table_RW[:count] = self._tables.of(members.sequences, sizes.num_pages)
+        table_RW[count:] = self._cache.null_page
+        self._pack_positions(table_RW[:count], members.start_R + age, sizes)
         self._pack_draws(members.sequences, sizes.num_rows)
-        keys = [(sequence.seed, sequence.choice) for sequence in members.sequences]
-        self._uniforms.key_R3[: len(keys), :2] = keys
-        self._packed = members, sizes
+        self._field(SOURCE)[count : sizes.num_rows] = -1
+        self._uniforms.key_R3[:count, :2] = [(sequence.seed, sequence.choice) for sequence in members.sequences]
+
+    def _advance(self, members: Members, age: int, sizes: PaddedSizes) -> None:
+        """What has changed since the pass before: positions, with their slots, and pages where new ones begin."""
+        count, table_RW, slot_R = len(members.sequences), self._host_tables(sizes), self._field(SLOT)
+        self._field(POSITION)[:count] += 1
+        slot_R[:count] += 1
+        for row, number in members.new_pages(age):
+            page = members.pages[row][number]
+            table_RW[row, number], slot_R[row] = page, page * self._cache.page_size
 
     def _pack_fronts(self, block: int, fronts: Items[Sequence], count: int) -> None:
         own_slots = [slots(s, range(s.num_tokens - 1, s.num_tokens), self._cache.page_size)[0] for s in fronts]

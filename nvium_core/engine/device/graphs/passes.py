@@ -93,12 +93,12 @@ class Passes:
         runs, steps = step.runs, [step]
         while following := steps[-1].following:
             steps.append(following)
-        is_whole = step.goes_on_anyway and step.block == 0 and len(steps) == self._num_blocks
         return (
-            is_whole
-            and all(each.num_rows == len(runs) for each in steps)
+            step.goes_on_anyway
+            and step.block == 0
+            and [each.num_rows for each in steps] == [len(runs)] * self._num_blocks
             and False not in [run.reaches_front for run in runs]
-            and any(run.sequence.is_plain for run in runs)
+            and True in [run.sequence.is_plain for run in runs]
             and self.inputs.fits(len(runs), max([run.rows.stop for run in runs]))
         )
 
@@ -213,7 +213,8 @@ class Passes:
     def _told(self, flight: Flight) -> tuple[list[int], list[int], list[float], list[float]]:
         """The exits, tokens, and log w of exiting and going on, of its rows."""
         told = self._values[flight.turn].take(flight.row_R, axis=1)
-        told[EMITTED, np.isnan(told[LOG_W + EXIT] + told[LOG_W + CONTINUE])] = NO_TOKEN
+        if np.isnan(told.sum()):  # infinities are of one sign
+            told[EMITTED, np.isnan(told[LOG_W + EXIT] + told[LOG_W + CONTINUE])] = NO_TOKEN
         exits, tokens = told[:LOG_W].astype(np.int64).tolist()
         return exits, tokens, told[LOG_W + EXIT].tolist(), told[LOG_W + CONTINUE].tolist()
 
