@@ -1,8 +1,8 @@
 """All that is to be measured on a GPU, in order: `python -m nvium_core.bench.on_gpu`.
 
-Each part is a process of its own of less than ten minutes, and leaves one file in the folder; what has its file is not
-run again. A part that needs a package which is not installed is left out, and the package named. `--tiny` tries the
-list anywhere, in a folder of its own.
+Each part is a process of its own of less than ten minutes. What it finds is added to one JSON file at once; a part that
+is in it is not run again. A part that needs a package which is not installed is left out, and the package named.
+`--tiny` tries the list anywhere, with a file of its own.
 """
 
 import argparse
@@ -13,10 +13,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 from urllib.error import URLError
 
 PYTHON = sys.executable
@@ -25,18 +27,21 @@ MAX_SECONDS = 590
 SHAPES, DENSE_1B = ("24x768", "36x768", "48x768"), "22x2048"
 COUNTS, DENSE_COUNTS, STREAMS = (1, 8, 32, 64, 128, 256), (1, 32, 256), "32,256"
 PORT = 8765
-OF_ALL, OF_TESTS, OF_SERVER = ("platformdirs",), ("pytest", "hypothesis"), ("fastapi", "structlog", "uvicorn")
+OF_ALL, OF_TESTS = ("platformdirs", "annotated_types", "typer", "rich"), ("pytest", "hypothesis")
+OF_SERVER = ("fastapi", "httpx", "limits", "llguidance", "opentelemetry", "pydantic_settings", "structlog", "uvicorn")
 """Packages that a machine with PyTorch may lack, and that cannot be done without."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command. `writes_json`: it takes --json; otherwise what it prints is kept. `is_served`: beside a server."""
+    """A command; what it prints is kept unless it takes --json. `before` is a command that ends before it, `served` a
+    server's, which runs beside it."""
 
     name: str
     command: tuple[str, ...]
     writes_json: bool = True
-    is_served: bool = False
+    served: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
     @property
@@ -45,8 +50,8 @@ class Part:
         return [package for package in (*OF_ALL, *self.needs) if find_spec(package) is None]
 
 
-def parts(device: str, *, is_tiny: bool) -> Iterator[Part]:
-    """In the order of their worth."""
+def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
+    """In the order of their worth. `scratch` is a folder."""
     dtype, tokens, repeats, seconds = ("bfloat16", "256", "5", "300") if not is_tiny else ("float32", "4", "1", "1")
     shapes, dense = (SHAPES, DENSE_1B) if not is_tiny else (("4x128",), "2x128")
     counts, dense_counts = (COUNTS, DENSE_COUNTS) if not is_tiny else ((1, 2), (1,))
@@ -60,73 +65,84 @@ def parts(device: str, *, is_tiny: bool) -> Iterator[Part]:
     without_plugins = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider")
     tests = ("-q", "-rs", *without_plugins, "-m", "cuda", "tests/engine/device/graphs/test_cuda.py")
     yield Part("tests", (PYTHON, "-m", "pytest", *tests), writes_json=False, needs=OF_TESTS)
-    batches = ("--sequences", "1,4,16,64" if not is_tiny else "1", "--requests", "64" if not is_tiny else "2")
     bench = (*NVIUM, "bench")
-    yield Part("determinism", (*bench, "determinism", "--shape", shapes[0], *where, *batches, *timed))
     for shape in shapes:
         yield Part(f"gain-{shape}", peers(shape, 1, "dense twin,generate"))
     for count in counts:
         yield Part(f"sequences-{count}", peers(shapes[0], count, "sweep,dense twin"))
+    batches = ("--sequences", "1,4,16,64" if not is_tiny else "1", "--requests", "32" if not is_tiny else "2")
+    brief = ("--tokens", "48" if not is_tiny else "4", "--repeats", "2")
+    yield Part("determinism", (*bench, "determinism", "--shape", shapes[0], *where, *batches, *brief))
     profiled = ("--sequences", "1,64" if not is_tiny else "1", "--tokens", tokens)
     yield Part("profile", (*bench, "profile", "--shape", shapes[0], *where, *profiled))
     for count in dense_counts:
         yield Part(f"dense-{dense}-{count}", peers(dense, count, "generate", "--routing", "1"))
+    steps, recipe = ("10", "paper-24x768") if not is_tiny else ("1", "tiny")
+    training = (PYTHON, "-m", "nvium_core.bench.training", "--recipe", recipe, "--device", device, "--steps", steps)
+    yield Part("training", training if not is_tiny else (*training, "--rows", "1024"))
     load = ("--concurrency", STREAMS if not is_tiny else "1", "--requests", "512" if not is_tiny else "1")
     url = ("--base-url", f"http://127.0.0.1:{PORT}", "--max-tokens", tokens)
-    yield Part("http", (PYTHON, "-m", "loadtest", *url, *load), is_served=True, needs=OF_SERVER)
-    if not is_tiny:
-        yield Part("training", (*NVIUM, "train", "paper-24x768", "--device", device, "--dry-run"), writes_json=False)
+    folder = str(scratch / "dense")
+    serve = (*NVIUM, "serve", folder, "--port", str(PORT), *where, "--max-sequences", "256" if not is_tiny else "2")
+    yield Part(
+        "http",
+        (PYTHON, "-m", "loadtest", *url, *load),
+        served=serve,
+        before=(PYTHON, "-m", "nvium_core.bench.random_folder", folder, *(("--layers", "2") if is_tiny else ())),
+        needs=OF_SERVER,
+    )
 
 
-def run(part: Part, file: Path, device: str) -> bool:
-    """Whether the part came to its end; its file is there then."""
-    scratch = file.with_suffix(".part")
-    command = (*part.command, "--json", str(scratch)) if part.writes_json else part.command
+def run(part: Part, scratch: Path) -> Any:
+    """What the part found, or None."""
+    file = scratch / f"{part.name}.json"
+    command = (*part.command, "--json", str(file)) if part.writes_json else part.command
     started = time.monotonic()
     try:
-        with server(device, MAX_SECONDS) if part.is_served else nothing():
-            done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=MAX_SECONDS)  # noqa: S603 (our own)
-    except (subprocess.TimeoutExpired, TimeoutError) as error:
-        say(f"{part.name}: {error}")
-        return False
-    seconds = time.monotonic() - started
-    if done.returncode:
-        say(f"{part.name}: failed after {seconds:.0f} s\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        return False
-    if not part.writes_json:
-        lines = done.stdout.splitlines()
-        scratch.write_text(json.dumps({"command": command[1:], "lines": lines}, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(file)
-    say(f"{part.name}: {seconds:.0f} s")
-    return True
+        if part.before:
+            finished(part.before)
+        with served(part.served, scratch / "log") if part.served else nullcontext():
+            said = finished(command)
+    except subprocess.SubprocessError as error:
+        said = getattr(error, "stdout", None) or "", getattr(error, "stderr", None) or ""
+        say(f"{part.name}: {error}\n", *(str(each)[-2000:] for each in said))
+        return None
+    say(f"{part.name}: {time.monotonic() - started:.0f} s")
+    return json.loads(file.read_text("utf-8")) if part.writes_json else {"lines": said.splitlines()}
+
+
+def finished(command: tuple[str, ...]) -> str:
+    """What the command says. Raises `SubprocessError` if it fails or takes too long."""
+    done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=MAX_SECONDS)  # noqa: S603 (our own)
+    return done.stdout
 
 
 @contextmanager
-def nothing() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def server(device: str, seconds: float) -> Iterator[None]:
-    """The embedded model, served until the end of the block."""
-    options = ("--port", str(PORT), "--device", device, "--max-sequences", "256")
-    process = subprocess.Popen((*NVIUM, "serve", *options), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
+def served(command: tuple[str, ...], log: Path) -> Iterator[None]:
+    """Until the end of the block. Raises `SubprocessError` if the server ends."""
+    with log.open("w") as told:
+        process = subprocess.Popen(command, stdout=told, stderr=told)  # noqa: S603 (our own)
     try:
-        wait_until_ready(time.monotonic() + seconds)
+        wait_until_ready(process, time.monotonic() + MAX_SECONDS)
         yield
+    except subprocess.SubprocessError as error:
+        error.stderr = f"{getattr(error, 'stderr', '')}{log.read_text('utf-8')}"  # type: ignore[attr-defined]
+        raise
     finally:
         process.terminate()
         process.wait(60)
 
 
-def wait_until_ready(end: float) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], end: float) -> None:
     while time.monotonic() < end:
+        if process.poll() is not None:
+            raise subprocess.CalledProcessError(process.returncode, process.args)
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/readyz", timeout=5):
                 return
         except (URLError, OSError):
             time.sleep(0.5)
-    raise TimeoutError("the server is not ready")
+    raise subprocess.TimeoutExpired(process.args, MAX_SECONDS)
 
 
 def say(*words: str) -> None:
@@ -136,26 +152,45 @@ def say(*words: str) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """0 if nothing is left to be done."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("benchmarks"))
+    parser.add_argument("--file", type=Path, default=Path("benchmarks/gpu.json"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", help="names of parts")
     parser.add_argument("--list", action="store_true", help="say what would be run")
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args(arguments)
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    left = 0
-    for part in parts(asked.device, is_tiny=asked.tiny):
-        file = asked.folder / f"gpu-{part.name}.json"
-        if file.exists() or (asked.only and part.name not in asked.only):
-            continue
-        if asked.list:
-            say(part.name, *part.command[1:])
-        elif part.missing:
-            say(f"{part.name}: left out, as {', '.join(part.missing)} cannot be imported")
-            left += 1
-            continue
-        left += asked.list or not run(part, file, asked.device)
-    return min(left, 1)
+    with TemporaryDirectory() as scratch:
+        return min(1, sum(not is_done(part, asked, Path(scratch)) for part in wanted(asked, Path(scratch))))
+
+
+def wanted(asked: argparse.Namespace, scratch: Path) -> Iterator[Part]:
+    """Parts that are not in the file."""
+    for part in parts(asked.device, scratch, is_tiny=asked.tiny):
+        if part.name not in known(asked.file) and (not asked.only or part.name in asked.only):
+            yield part
+
+
+def is_done(part: Part, asked: argparse.Namespace, scratch: Path) -> bool:
+    """Now, and what it found is in the file."""
+    if asked.list:
+        say(part.name, *part.command[1:])
+        return False
+    if part.missing:
+        say(f"{part.name}: left out, as {', '.join(part.missing)} cannot be imported")
+        return False
+    found = run(part, scratch)
+    if found is None:
+        return False
+    asked.file.parent.mkdir(parents=True, exist_ok=True)
+    partial = asked.file.with_suffix(".partial")
+    partial.write_text(json.dumps({**known(asked.file), part.name: found}, indent=1) + "\n", encoding="utf-8")
+    partial.replace(asked.file)
+    return True
+
+
+def known(file: Path) -> dict[str, Any]:
+    """What each part found."""
+    found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    return found
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Where a Step's time goes, by the parts that the engine times itself; they add up to the whole. On a GPU the times are
-the host's."""
+the host's, and what its kernels and copies take stands beside them."""
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 
+import torch
 from rich.table import Table
 
 from nvium_core.bench.contenders import own
@@ -15,6 +17,9 @@ from nvium_core.engine.params import SamplingParams, require
 
 KERNELS = ("layers", "router", "head")
 """The model's own work: attention is part of the layers, draws of the head. The rest is host overhead."""
+
+PROFILED_TOKENS = 32
+"""Of each sequence: every kernel is written down."""
 
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 64, repeats: int = 3) -> Figures:
@@ -30,7 +35,14 @@ def dissect(subject: Subject, race: Race, repeats: int) -> Figures:
     engine.calibrate()
     run(engine, race, 0)
     fastest = min((by_part(engine, race, turn) for turn in range(repeats)), key=itemgetter("step_ms"))
-    return {"sequences": race.num_sequences, **fastest}
+    return {"sequences": race.num_sequences, **fastest, "device_ms": device_ms(engine, race)}
+
+
+def device_ms(engine: Engine, race: Race) -> float:
+    """Of kernels and copies, per step(); 0 on a CPU."""
+    with torch.profiler.profile() as seen:
+        steps, _, _ = run(engine, replace(race, num_tokens=min(race.num_tokens, PROFILED_TOKENS)), turn=0)
+    return sum(each.self_device_time_total for each in seen.key_averages()) / 1000 / steps
 
 
 def by_part(engine: Engine, race: Race, turn: int) -> Figures:
@@ -70,6 +82,8 @@ def table(figures: Figures) -> Table:
     for part in rows[0]["parts_ms"]:
         result.add_row(part, *(f"{row['parts_ms'][part]:.3f}" for row in rows))
     result.add_row("whole step", *(f"{row['step_ms']:.3f}" for row in rows))
+    if any(row["device_ms"] for row in rows):
+        result.add_row("on the device", *(f"{row['device_ms']:.3f}" for row in rows))
     outside = (f"{row['share_outside_kernels']:.1%}" for row in rows)
     result.add_row(f"all but {', '.join(KERNELS)}", *outside)
     return result

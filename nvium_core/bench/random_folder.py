@@ -1,17 +1,17 @@
 """A random plain Llama of a public model's shape in bfloat16, for what does not depend on what it says:
-`python -m nvium_core.bench.random_folder TOKENIZER FOLDER` writes FOLDER, and beside it FOLDER.gguf for llama.cpp.
+`python -m nvium_core.bench.random_folder FOLDER` writes FOLDER, and with `--gguf` beside it FOLDER.gguf for llama.cpp.
 
-The tokenizer is a model folder's or a GGUF file's.
+The tokenizer is a model folder's or a GGUF file's; the embedded model's unless `--tokenizer` names another.
 """
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from nvium_core.bench.contenders.gguf_file import write_gguf
-from nvium_core.loading import source_tokenizer
+from nvium_core.loading import embedded_model, source_tokenizer
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
 
@@ -34,9 +34,10 @@ PATTERN = 2**22
 
 
 @torch.no_grad()
-def write(tokenizer_source: str, folder: Path) -> None:
+def write(tokenizer_source: str, folder: Path, *, num_layers: int, has_gguf: bool) -> None:
     tokenizer = source_tokenizer(tokenizer_source)
-    config = NviumConfig(**LLAMA_3_2_1B, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
+    shape = LLAMA_3_2_1B | {"num_hidden_layers": num_layers}
+    config = NviumConfig(**shape, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
     with torch.device("meta"):
         model = NviumForCausalLM(config)
     model = model.bfloat16().to_empty(device="cpu")
@@ -48,8 +49,15 @@ def write(tokenizer_source: str, folder: Path) -> None:
             part.copy_(torch.ones_like(part) if "norm" in name else drawn[: len(part)])
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_gguf(model, folder.with_suffix(".gguf"), "bf16")
+    if has_gguf:
+        write_gguf(model, folder.with_suffix(".gguf"), "bf16")
 
 
 if __name__ == "__main__":
-    write(sys.argv[1], Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tokenizer", default=str(embedded_model()))
+    parser.add_argument("--layers", type=int, default=LLAMA_3_2_1B["num_hidden_layers"])
+    parser.add_argument("--gguf", action="store_true")
+    asked = parser.parse_args()
+    write(asked.tokenizer, asked.folder, num_layers=asked.layers, has_gguf=asked.gguf)

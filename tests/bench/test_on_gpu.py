@@ -1,6 +1,9 @@
 """The list of what is to be measured on a GPU: every command is one that exists, and what is done is not done again."""
 
+import json
 import subprocess
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +13,22 @@ from typer.main import get_command
 from nvium_core.bench import on_gpu
 from nvium_core.cli import app
 
+SCRATCH = Path("scratch")
+
 
 @pytest.mark.parametrize("is_tiny", [False, True])
 def test_every_command_is_understood(is_tiny: bool) -> None:
-    names = [part.name for part in on_gpu.parts("cuda", is_tiny=is_tiny)]
+    parts = list(on_gpu.parts("cuda", SCRATCH, is_tiny=is_tiny))
+    names = [part.name for part in parts]
     assert len(names) == len(set(names))
-    for part in on_gpu.parts("cuda", is_tiny=is_tiny):
-        if part.command[: len(on_gpu.NVIUM)] == on_gpu.NVIUM:
-            name, *arguments = part.command[len(on_gpu.NVIUM) :]
-            command = get_command(app).commands[name]  # type: ignore[attr-defined]
-            json = ["--json", "x.json"] if part.writes_json else []
-            assert command.make_context(name, [*arguments, *json]).params
+    commands = [(*part.command, *(("--json", "x.json") if part.writes_json else ())) for part in parts]
+    for command in [*commands, *(part.served for part in parts if part.served)]:
+        if command[: len(on_gpu.NVIUM)] == on_gpu.NVIUM:
+            name, *arguments = command[len(on_gpu.NVIUM) :]
+            known = get_command(app).commands[name]  # type: ignore[attr-defined]
+            assert known.make_context(name, arguments).params
+        else:
+            assert find_spec(command[command.index("-m") + 1])
 
 
 def test_what_is_done_is_not_done_again_and_what_failed_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -28,20 +36,39 @@ def test_what_is_done_is_not_done_again_and_what_failed_is(monkeypatch: pytest.M
 
     def stand_in(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
         ran.append(" ".join(command))
-        fails = "profile" in command and len(ran) < 20
-        if "--json" in command and not fails:
-            Path(command[-1]).write_text("{}")
-        return subprocess.CompletedProcess(command, int(fails), "said", "")
+        if "profile" in command and len(ran) < 20:
+            raise subprocess.CalledProcessError(1, command, "said", "why")
+        if "--json" in command:
+            Path(command[-1]).write_text('{"found": 1}')
+        return subprocess.CompletedProcess(command, 0, "said", "")
 
     monkeypatch.setattr(on_gpu.subprocess, "run", stand_in)
-    monkeypatch.setattr(on_gpu, "server", lambda *_: on_gpu.nothing())
-    arguments = ["--folder", str(tmp_path), "--tiny", "--device", "cpu"]
+    monkeypatch.setattr(on_gpu, "served", lambda *_: nullcontext())
+    file = tmp_path / "gpu.json"
+    arguments = ["--file", str(file), "--tiny", "--device", "cpu"]
+    names = {part.name for part in on_gpu.parts("cpu", SCRATCH, is_tiny=True)}
     assert on_gpu.main(arguments) == 1
-    num_parts = len(ran)
-    assert num_parts == len(list(on_gpu.parts("cpu", is_tiny=True)))
+    assert json.loads(file.read_text()).keys() == names - {"profile"}
+    num_commands = len(ran)
     assert on_gpu.main(arguments) == 1
-    assert len(ran) == num_parts + 1
+    assert len(ran) == num_commands + 1
     ran += [""] * 20
     assert on_gpu.main(arguments) == 0
-    assert len({file.name for file in tmp_path.iterdir()}) == num_parts
+    assert json.loads(file.read_text()).keys() == names
+    assert json.loads(file.read_text())["tests"] == {"lines": ["said"]}
     assert on_gpu.main([*arguments, "--list"]) == 0
+
+
+def test_a_part_without_its_packages_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(on_gpu, "find_spec", lambda name: None if name == "uvicorn" else name)
+    assert on_gpu.main(["--file", str(tmp_path / "gpu.json"), "--only", "http"]) == 1
+    assert capsys.readouterr().out == "http: left out, as uvicorn cannot be imported\n"
+
+
+def test_a_server_that_ends_is_not_waited_for(tmp_path: Path) -> None:
+    command = (on_gpu.PYTHON, "-c", "raise SystemExit('no such model')")
+    with pytest.raises(subprocess.CalledProcessError) as raised, on_gpu.served(command, tmp_path / "log"):
+        pass
+    assert "no such model" in raised.value.stderr

@@ -122,12 +122,17 @@ def measured_speed(recipe: Recipe, options: RunOptions) -> Speed:
 
 def step_seconds(recipe: Recipe, options: RunOptions, rows: int) -> float:
     """Of random tokens: the fastest of three steps, or the first if it is slow."""
-    vocab_size = recipe.shape.vocab_size
-    tokens = np.random.default_rng(0).integers(1, min(vocab_size, 2**16), 4 * rows + 1).astype(np.uint16)
-    stream, tokenizer = PackedStream(tokens, end_token=0), made_up_tokenizer(vocab_size)
-    run = TrainingRun(from_scratch(recipe, rows), replace(options, compile=False), tokenizer, stream)
+    run = run_on_random_tokens(recipe, replace(options, compile=False), rows)
     first = timed_step(run)
     return first if first > PATIENCE_SECONDS else min(first, timed_step(run), timed_step(run))
+
+
+def run_on_random_tokens(recipe: Recipe, options: RunOptions, tokens_per_step: int) -> TrainingRun:
+    vocab_size = recipe.shape.vocab_size
+    draws = np.random.default_rng(0)
+    tokens = draws.integers(1, min(vocab_size, 2**16), 4 * tokens_per_step + 1).astype(np.uint16)
+    stream = PackedStream(tokens, end_token=0)
+    return TrainingRun(from_scratch(recipe, tokens_per_step), options, made_up_tokenizer(vocab_size), stream)
 
 
 def made_up_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
