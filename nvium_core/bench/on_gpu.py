@@ -79,7 +79,7 @@ def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
         yield Part(f"dense-{dense}-{count}", peers(dense, count, "generate", "--routing", "1"))
     steps, recipe = ("10", "paper-24x768") if not is_tiny else ("1", "tiny")
     training = (PYTHON, "-m", "nvium_core.bench.training", "--recipe", recipe, "--device", device, "--steps", steps)
-    yield Part("training", training if not is_tiny else (*training, "--rows", "1024"))
+    yield Part("training", training if not is_tiny else (*training, "--rows", "1024", "--eager"))
     load = ("--concurrency", STREAMS if not is_tiny else "1", "--requests", "512" if not is_tiny else "1")
     url = ("--base-url", f"http://127.0.0.1:{PORT}", "--max-tokens", tokens)
     folder = str(scratch / "dense")
@@ -104,8 +104,8 @@ def run(part: Part, scratch: Path) -> Any:
         with served(part.served, scratch / "log") if part.served else nullcontext():
             said = finished(command)
     except subprocess.SubprocessError as error:
-        said = getattr(error, "stdout", None) or "", getattr(error, "stderr", None) or ""
-        say(f"{part.name}: {error}\n", *(str(each)[-2000:] for each in said))
+        told = getattr(error, "stdout", None) or "", getattr(error, "stderr", None) or ""
+        say(f"{part.name}: {error}\n", *(str(each)[-2000:] for each in told))
         return None
     say(f"{part.name}: {time.monotonic() - started:.0f} s")
     return json.loads(file.read_text("utf-8")) if part.writes_json else {"lines": said.splitlines()}

@@ -48,9 +48,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rows", type=int, default=RunOptions.rows_per_pass, help="tokens of a step")
+    parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    options = RunOptions(data=Path(), folder=Path(), device=asked.device, compile=True, rows_per_pass=asked.rows)
+    options = RunOptions(
+        data=Path(), folder=Path(), device=asked.device, compile=not asked.eager, rows_per_pass=asked.rows
+    )
     figures = json.dumps(measure(asked.recipe, options, asked.steps), indent=1)
     if asked.json:
         asked.json.write_text(figures + "\n", encoding="utf-8")

@@ -1,7 +1,8 @@
 """Passes: everybody's rows through all blocks at once, mixed with staircases at will."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import get_args
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.choices import Schedule
 from nvium_core.engine.device import calibration
+from nvium_core.engine.device.graphs import GraphsBackend
 from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.failures import DeviceLost
 from nvium_core.engine.schedule.costs import StepCosts
@@ -185,6 +188,37 @@ def test_a_device_that_is_lost_ends_the_engine_and_other_errors_their_sequences(
         assert engine.has_work
     else:
         assert [event.sequence_id for event in events_of(engine)] == ["0", "1", "2"]
+
+
+def test_all_that_meets_a_device_does_so_while_it_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events and graphs belong to the current device, whichever the tensors are on."""
+    second, current = torch.device("cuda:1"), list[torch.device]()
+
+    @contextmanager
+    def made_current(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    class Noting(GraphsBackend):
+        def __init__(self, model: NviumForCausalLM, cache: PagedCache) -> None:
+            assert current == [second]
+            super().__init__(model, cache)
+
+        def prepare(self, max_rows: int) -> None:
+            assert current == [second]
+
+        def run(self, step: Step) -> list[StepResult]:
+            assert current == [second]
+            return [StepResult(step, errors={run.sequence: ValueError() for run in step.runs}, is_complete=True)]
+
+    monkeypatch.setattr(torch.cuda, "device", made_current)
+    monkeypatch.setattr(NviumForCausalLM, "device", second)
+    engine = Engine(random_model([1, 2]), make_runner=partial(Runner, make_backend=Noting))
+    engine.runner.prepare(4)
+    engine.add("0", [1, 2], SamplingParams(max_tokens=2))
+    assert [event.sequence_id for event in events_of(engine)] == ["0"]
+    assert not current
 
 
 def test_costs_are_learnt_only_where_the_device_was_waited_for() -> None:

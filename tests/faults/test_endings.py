@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tests.server.forked_server import forked_server
 from tests.server.generating import asking
 from tests.server.live_server import wait_until
-from tests.server.raw_client import Answer, asked, connected
+from tests.server.raw_client import Answer, asked, connected, request
 from tests.server.server_process import ServerProcess
 
 LONG = 1_000
@@ -78,19 +79,40 @@ def break_the_device_thread() -> None:
     Engine.step = broken  # type: ignore[method-assign,assignment]
 
 
+def lose_the_device() -> None:
+    """From the first Step on in which that prompt is, every call of the device fails."""
+    import torch  # noqa: PLC0415
+
+    from nvium_core.engine.device.native.backend import NativeBackend  # noqa: PLC0415
+    from nvium_core.engine.schedule.step import Step, StepResult  # noqa: PLC0415
+
+    run, lost = NativeBackend.run, list[Step]()
+
+    def failing(backend: NativeBackend, step: Step) -> list[StepResult]:
+        if lost or any(each.sequence.token_ids[0] == BREAKS[0] for each in step.runs):
+            lost.append(step)
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        return run(backend, step)
+
+    NativeBackend.run = failing  # type: ignore[method-assign]
+
+
 BREAKS = [200, 1, 2]
 
 
 @pytest.mark.slow
-async def test_a_dead_device_thread_ends_the_process_once_everybody_has_been_told(
-    model_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("fault", [break_the_device_thread, lose_the_device])
+async def test_a_dead_device_or_its_thread_ends_the_process_once_everybody_has_been_told(
+    model_folder: Path, tmp_path: Path, fault: Callable[[], None]
 ) -> None:
-    with forked_server(model_folder, tmp_path / "log", prepare=break_the_device_thread) as server:
-        async with connected(server.url) as stream, connected(server.url) as whole:
+    with forked_server(model_folder, tmp_path / "log", prepare=fault) as server:
+        async with connected(server.url) as stream, connected(server.url) as whole, connected(server.url) as probe:
             await stream.send(asking(max_tokens=3_000, stream=True))
             await whole.send(asking(max_tokens=3_000))
             await stream.head()
             broken = await asked(server.url, asking(prompt=BREAKS))
+            await probe.send(request("/livez", method="GET"))
+            assert (await probe.answer()).status == 503
             told, refused = await stream.rest(), await whole.answer()
         assert (broken.status, refused.status) == (500, 500)
         assert b'"error"' in told

@@ -259,3 +259,16 @@ def test_scores_are_exact_whatever_the_schedule_and_the_window(
         assert len(completion.scores) == len(completion.token_ids) > 0
         assert len(completion.prompt_scores) == (len(prompt) - 1) * (params.prompt_logprobs and choice == 0)
         check_scores(MODEL, prompt, completion, num_top=params.logprobs or 0)
+
+
+def test_a_prompt_is_scored_in_as_few_steps_as_its_rows_take() -> None:
+    model = random_model([1, 2], seed=3, context=1024)
+    engine = Engine(model, EngineConfig(schedule="sweep", max_rows_per_step=128, chunk_rows=128))
+    engine.add(
+        "x", [number % 11 for number in range(897)], SamplingParams(max_tokens=0, logprobs=0, prompt_logprobs=True)
+    )
+    num_steps = 0
+    while engine.has_work:
+        engine.step()
+        num_steps += 1
+    assert num_steps == 2 * 896 // 128

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvium_core import Engine, EngineConfig, SamplingParams, TokenEvent
 from nvium_core.choices import Schedule
-from nvium_core.engine.device.attention import RowAttention, gathered, in_place
+from nvium_core.engine.device.attention import RowAttention, gathered, in_place, page_by_page
 from nvium_core.engine.device.graphs import GraphsBackend
 from nvium_core.engine.device.graphs.inputs import MAX_ROWS, PaddedSizes, num_fields
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -143,7 +143,7 @@ class Crossing(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("num_candidates", [0, 4])
-@pytest.mark.parametrize("attention", [gathered, in_place])
+@pytest.mark.parametrize("attention", [gathered, page_by_page, in_place])
 @torch.inference_mode()
 def test_nothing_of_a_graph_needs_to_know_a_value_or_the_host(attention: RowAttention, num_candidates: int) -> None:
     model = random_model([1, 2, 4], dtype=torch.bfloat16).to("meta")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nvium_core.engine.device.attention import RowAttention, gathered, in_place
+from nvium_core.engine.device.attention import RowAttention, gathered, in_place, page_by_page
 from nvium_core.engine.device.graphs import GraphsBackend
 from nvium_core.engine.device.graphs.inputs import PaddedSizes
 from nvium_core.engine.device.paged_cache import PagedCache
@@ -51,7 +51,11 @@ def kernels(function: Callable[[], object]) -> Counter[str]:
     return counted.counts
 
 
-@pytest.mark.parametrize(("attention", "most"), [(in_place, 18), (gathered, 20)], ids=["in place", "gathered"])
+@pytest.mark.parametrize(
+    ("attention", "most"),
+    [(in_place, 18), (page_by_page, 26), (gathered, 20)],
+    ids=["in place", "page by page", "gathered"],
+)
 def test_a_layer_takes_so_many_kernels(attention: RowAttention, most: int) -> None:
     one, two = (kernels(partial(backend_of([layers], attention).replay_block, 0, FOUR)) for layers in (1, 2))
     assert (two - one).total() <= most, two - one
