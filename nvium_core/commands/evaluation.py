@@ -9,7 +9,7 @@ import typer
 from nvium_core.commands.options import ModelArgument, takes
 from nvium_core.options import ModelOptions
 
-DataOption = Annotated[Path, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")]
+DataOption = Annotated[Path, typer.Option(help="Text as `nvium train` reads it.")]
 SpecBenchOption = Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, to measure speed on.")]
 PromptsOption = Annotated[
     int | None, typer.Option(help="Of each of its categories [all]; without it, openings of documents [8].", min=1)
@@ -44,10 +44,10 @@ def evaluate(
     from nvium_core.evaluation import suite
     from nvium_core.evaluation.origin import measured_on
     from nvium_core.evaluation.report import markdown
-    from nvium_core.training.data.documents import read_documents
+    from nvium_core.training.data.corpus import documents_of
 
     suite.check_places(json_file, report)
-    documents = read_documents(data)
+    documents = list(documents_of(data))
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
     loaded = load_model(model, options.device, options.dtype, weights=options.weights)
@@ -114,10 +114,10 @@ def evaluate_baseline(
     from nvium_core.evaluation import baselines, comparison, suite
     from nvium_core.evaluation.origin import measured_on
     from nvium_core.evaluation.spec_bench import read_prompts
-    from nvium_core.training.data.documents import read_documents
+    from nvium_core.training.data.corpus import documents_of
 
     suite.check_places(json_file, None)
-    documents = read_documents(data)
+    documents = list(documents_of(data))
     asked = read_prompts(spec_bench, prompts) if spec_bench else suite.openings(documents, prompts)
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)

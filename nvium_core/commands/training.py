@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def train(
     recipe: Annotated[str, typer.Argument(help="One of `nvium recipes`; NAME-dense is the dense twin of NAME.")],
     data: Annotated[
-        Path | None, typer.Option(help="UTF-8 text, plain or .xz, documents separated by <|endoftext|> lines.")
+        Path | None,
+        typer.Option(help="Text with <|endoftext|> lines between documents, .jsonl or .parquet; or a folder."),
     ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="The run's folder; resumed if it holds one. Default runs/RECIPE.")

@@ -5,7 +5,7 @@ torchrun starts the processes and configures PyTorch. A single process needs non
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import get_args
 
@@ -18,15 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 from nvium_core.choices import Sharding
 
 PATIENCE = timedelta(hours=2)
-"""How long processes wait for one another, while the first tokenizes the text."""
+"""How long processes wait for one another, while one tokenizes a file."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """All processes of a run, as seen by one."""
+    """All processes of a run, as seen by one; `device` is its own."""
 
     rank: int = 0
     count: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def is_first(self) -> bool:
@@ -47,9 +48,13 @@ class Processes:
             dist.all_reduce(value)
         return value
 
-    def any(self, wish: bool, device: torch.device) -> bool:
-        """Whether any process has it; all get the same answer."""
-        return bool(self.total(torch.tensor(float(wish), device=device)))
+    def sum(self, number: int) -> int:
+        """Of all processes' numbers; all get the same answer."""
+        return int(self.total(torch.tensor(number, device=self.device)))
+
+    def any(self, wish: bool) -> bool:
+        """Whether any process has it."""
+        return self.sum(wish) > 0
 
     def wait(self) -> None:
         """A barrier."""
@@ -65,7 +70,7 @@ def joined_processes(device: torch.device) -> Iterator[Processes]:
         return
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size())
+        yield Processes(dist.get_rank(), dist.get_world_size(), device)
     finally:
         dist.destroy_process_group()
 

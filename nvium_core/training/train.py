@@ -57,13 +57,10 @@ def train(recipe: Recipe, options: RunOptions) -> Path:
 
 
 def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processes: Processes) -> "TrainingRun":
-    """A run at its beginning. The first process tokenizes, the others read its tokens."""
+    """A run at its beginning."""
     check_options(recipe, options, processes)
     try:
-        if processes.is_first:
-            prepare_text(recipe, options.data, options.folder)
-        processes.wait()
-        tokenizer, stream = prepare_text(recipe, options.data, options.folder)
+        tokenizer, stream = prepare_text(recipe, options.data, options.folder, processes)
         recipe = recipe.reading(stream.num_windows(recipe.short_context))
     except OSError as error:
         raise TrainingError(f"{options.folder}: its text cannot be written or read ({error})") from error
@@ -106,7 +103,7 @@ def show(run: "TrainingRun") -> None:
             bar.update(task, completed=run.step, description=describe(report))
             if bar.disable:
                 lines.tell(run.step, report)
-            if run.processes.any(interruption.is_requested, run.device):
+            if run.processes.any(interruption.is_requested):
                 run.save()
                 console.print(f"stopped after step {run.step}; the same command goes on", highlight=False)
                 raise KeyboardInterrupt

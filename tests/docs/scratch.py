@@ -3,13 +3,18 @@
 No command needs what another has written, so they run in any order.
 """
 
+import gzip
 import json
 import lzma
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
 from transformers import PreTrainedModel
 
+from nvium_core.training.data.documents import END_OF_TEXT
 from tests.byte_model import load_byte_model
 from tests.docs.pages import ROOT
 from tests.planning.test_forecast import report as load_report
@@ -43,6 +48,7 @@ def furnish(folder: Path) -> None:
     for name in TEXTS:
         content = TALES.encode()
         (folder / name).write_bytes(lzma.compress(content) if name.endswith(".xz") else content)
+    furnish_corpus(folder / "c4")
     question = {"category": "qa", "turns": ["Who met the crow?"]}
     (folder / "question.jsonl").write_text(json.dumps(question) + "\n")
     (folder / "keys.txt").write_text("alice: a-long-secret-key\n")
@@ -51,3 +57,15 @@ def furnish(folder: Path) -> None:
     (folder / "served.json").write_text(json.dumps(load_report(5.0)).replace("[1, 2, 3, 3]", "[1, 2, 3, 4]"))
     shutil.copy(ROOT / "benchmarks" / "costs-tales-6m.json", folder / "costs.json")
     (folder / "docs" / "figures").mkdir(parents=True)
+
+
+def furnish_corpus(folder: Path) -> None:
+    """A file of each kind."""
+    folder.mkdir()
+    documents = TALES.split(f"\n{END_OF_TEXT}\n") * 20
+    lines = "".join(json.dumps({"text": document, "url": "https://example.org"}) + "\n" for document in documents)
+    (folder / "c4-train.00000-of-00002.json.gz").write_bytes(gzip.compress(lines.encode()))
+    (folder / "c4-train.00001-of-00002.json.zst").write_bytes(zstandard.compress(lines.encode()))
+    (folder / "more.jsonl").write_text(lines)
+    (folder / "more.txt.xz").write_bytes(lzma.compress(TALES.encode()))
+    pq.write_table(pa.table({"text": documents}), folder / "more.parquet")

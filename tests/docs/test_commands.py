@@ -33,6 +33,7 @@ RUN = {
     "nvium recipes": "",
     "nvium serve": "",
     "nvium train": "--dry-run --flops-per-second 1e12",
+    "nvium train tiny --data c4/": "--no-compile --set total_tokens=4096",
     "python -m loadtest --base-url": "--requests 8 --warm-up 0 --max-tokens 8",
     "python -m loadtest --rate 6,12,18,24,60": "--requests 20 --warm-up 0 --max-tokens 4",
     "python -m loadtest --rate": "--requests 2 --warm-up 0 --max-tokens 8",

@@ -1,12 +1,14 @@
 """A corpus and a recipe small enough to train on in a second or two."""
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nvium_core.training.data.documents import END_OF_TEXT
+from nvium_core.training.data.documents import END_OF_TEXT, read_documents
 from nvium_core.training.distributed import Processes
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
@@ -44,6 +46,16 @@ def small_corpus(path: Path, num_documents: int = 40) -> Path:
         documents.append(f"Tale {number}\n\n{' '.join(words)}.")
     path.write_text(f"\n{END_OF_TEXT}\n".join(documents), encoding="utf-8")
     return path
+
+
+def small_folder(folder: Path) -> Path:
+    """The same documents in three files."""
+    documents = read_documents(small_corpus(folder.with_suffix(".txt")))
+    folder.mkdir()
+    for number, part in enumerate((documents[:5], documents[5:32], documents[32:])):
+        lines = "".join(json.dumps({"text": document}) + "\n" for document in part)
+        (folder / f"{number}.json.gz").write_bytes(gzip.compress(lines.encode()))
+    return folder
 
 
 SMALL = [

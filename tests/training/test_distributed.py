@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from nvium_core.training.distributed import Processes, spread
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.options import RunOptions
 from nvium_core.training.train import prepared, train
-from tests.training.small_runs import SMALL, assert_equal, options, small_recipe
+from tests.training.small_runs import SMALL, assert_equal, options, small_folder, small_recipe
 
 CHANGES = ["optimizer.muon_rate=0", "learning_rate.maximum=0.001", "total_tokens=1536", "checkpoint_every=2"]
 
@@ -33,14 +34,18 @@ def weights(run_options: RunOptions) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])
 def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunOptions]:
-    """How two processes have shared a model, and their run."""
-    run_options = options(tmp_path_factory.mktemp(request.param) / "together")
+    """How two processes have shared a model, and their run; with ddp of a corpus in three files."""
+    folder = tmp_path_factory.mktemp(request.param)
+    run_options = options(folder / "together")
+    if request.param == "ddp":
+        run_options = replace(run_options, data=small_folder(folder / "corpus"))
     assert train_by_two(run_options, request.param) == 0
     return request.param, run_options
 
 
 def test_two_processes_train_what_one_does(together: tuple[str, RunOptions], tmp_path: Path) -> None:
-    expected = load_file(train(small_recipe(*CHANGES), options(tmp_path / "alone")) / "model.safetensors")
+    alone = replace(options(tmp_path / "alone"), data=together[1].data)
+    expected = load_file(train(small_recipe(*CHANGES), alone) / "model.safetensors")
     found = weights(together[1])
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
@@ -51,7 +56,7 @@ def test_two_processes_train_what_one_does(together: tuple[str, RunOptions], tmp
 def test_two_processes_that_are_killed_and_begun_again_end_with_the_same_weights(
     together: tuple[str, RunOptions], tmp_path: Path
 ) -> None:
-    (sharding, whole), resumed = together, options(tmp_path / "run")
+    (sharding, whole), resumed = together, replace(options(tmp_path / "run"), data=together[1].data)
     assert train_by_two(resumed, sharding, "tests.training.killed_run") != 0
     assert torch.load(resumed.folder / "state.pt")["step"] == 4
     assert not (resumed.folder / "model").exists()

@@ -9,8 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from nvium_core import NviumForCausalLM
 from nvium_core.model.checkpoint import CheckpointError
 from nvium_core.training.data.documents import END_OF_TEXT
+from nvium_core.training.data.encoding import encode
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
-from nvium_core.training.data.tokens import encode, prepare_documents
+from nvium_core.training.data.tokens import prepare_documents
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer, initial_model
 from nvium_core.training.recipes.recipe import Recipe

@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
-from nvium_core.training.data.documents import END_OF_TEXT, DataError
+from nvium_core.training.data.documents import END_OF_TEXT, DataError, read_documents
 
 FIELD = "text"
 BATCH_ROWS = 1024
@@ -37,15 +37,24 @@ def corpus_files(path: Path) -> list[Path]:
     return files
 
 
+def documents_of(path: Path) -> Iterable[str]:
+    """Of a corpus one by one, of a text all at once. Raises `DataError` naming what cannot be read."""
+    return stream_documents(path) if is_corpus(path) else read_documents(path)
+
+
 def stream_documents(path: Path) -> Iterator[str]:
     """Every non-empty document. Raises `DataError` naming the file and line that cannot be read."""
     for file in corpus_files(path):
-        try:
-            yield from (text for document in READERS[kind(file)](file) if (text := document.strip("\n")))
-        except DataError:
-            raise
-        except Exception as error:  # whatever the formats' libraries make of damaged files
-            raise DataError(f"{file}: {error}") from error
+        yield from file_documents(file)
+
+
+def file_documents(file: Path) -> Iterator[str]:
+    try:
+        yield from (text for document in READERS[kind(file)](file) if (text := document.strip("\n")))
+    except DataError:
+        raise
+    except Exception as error:  # whatever the formats' libraries make of damaged files
+        raise DataError(f"{file}: {error}") from error
 
 
 def kind(path: Path) -> str:

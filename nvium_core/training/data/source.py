@@ -5,16 +5,23 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.training.chat.chat_data import prepare_conversations, validation_conversations
-from nvium_core.training.data.tokens import prepare_documents, validation_documents
+from nvium_core.training.data.tokens import ALONE, prepare_documents, validation_documents
 from nvium_core.training.data.windows import Windows
+from nvium_core.training.distributed import Processes
 from nvium_core.training.recipes.recipe import Recipe
 
 
-def prepare_text(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, Windows]:
-    """The tokenizer and the training windows, read from the run's folder if a previous start wrote them."""
-    if recipe.text == "conversations":
-        return prepare_conversations(recipe, data, folder)
-    return prepare_documents(recipe, data, folder)
+def prepare_text(
+    recipe: Recipe, data: Path, folder: Path, processes: Processes = ALONE
+) -> tuple[PreTrainedTokenizerBase, Windows]:
+    """The tokenizer and the training windows, read from the run's folder if a previous start wrote them. Every process
+    must call it."""
+    if recipe.text == "documents":
+        return prepare_documents(recipe, data, folder, processes)
+    if processes.is_first:
+        prepare_conversations(recipe, data, folder)
+    processes.wait()
+    return prepare_conversations(recipe, data, folder)
 
 
 def validation_text(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> Windows:

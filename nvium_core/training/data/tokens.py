@@ -6,38 +6,44 @@ A text becomes one file; a corpus becomes shards and is never all in memory, nei
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nvium_core.training.data.corpus import corpus_files, is_corpus, stream_documents
+from nvium_core.training.data.corpus import corpus_files, documents_of, is_corpus, stream_documents
 from nvium_core.training.data.documents import DataError, Diet, read_documents
+from nvium_core.training.data.encoding import encode, encoded
+from nvium_core.training.data.shards import write_shards
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
 from nvium_core.training.data.windows import PackedStream, ShardedTokens, Tokens
+from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 
-MAX_SHARD_TOKENS = 2**26
 MAX_TOKENIZER_CHARACTERS = 2**28
 """Of a corpus, to train a tokenizer."""
 
-BATCH_DOCUMENTS = 1000
+ALONE = Processes()
 
 
-def prepare_documents(recipe: Recipe, data: Path, folder: Path) -> tuple[PreTrainedTokenizerBase, PackedStream]:
-    """The tokenizer and the token stream, read from the folder if a previous start wrote them."""
+def prepare_documents(
+    recipe: Recipe, data: Path, folder: Path, processes: Processes = ALONE
+) -> tuple[PreTrainedTokenizerBase, PackedStream]:
+    """The tokenizer and the token stream, read from the folder if a previous start wrote them. Every process must call
+    it; those of a corpus share the work."""
     origin = text_origin(recipe, data)
-    if any(path.exists() for path in token_files(folder)):
+    are_there = any(path.exists() for path in token_files(folder))
+    processes.wait()
+    if are_there:
         check_origin(folder / "text.json", origin)
     else:
-        make_tokens(recipe, data, folder, origin)
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
+        make_tokens(recipe, data, folder, origin, processes)
+    tokenizer = saved_tokenizer(folder)
     return tokenizer, PackedStream(read_tokens(folder), tokenizer.eos_token_id, recipe.seed)
 
 
@@ -48,47 +54,48 @@ def token_files(folder: Path) -> tuple[Path, Path]:
 
 def validation_documents(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> PackedStream:
     """The first tokens of a held-out text."""
-    documents = stream_documents(data) if is_corpus(data) else read_documents(data)
-    parts = list(encoded(documents, tokenizer, recipe.validation_tokens))
+    parts = list(encoded(documents_of(data), tokenizer, recipe.validation_tokens))
     if not parts:
         raise DataError(f"{data}: no documents")
     return PackedStream(np.concatenate(parts), tokenizer.eos_token_id)
 
 
-def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any]) -> None:
+def make_tokens(recipe: Recipe, data: Path, folder: Path, origin: dict[str, Any], processes: Processes) -> None:
     """Write the tokenizer, then the tokens atomically."""
-    make = make_shards if is_corpus(data) else make_stream
-    partial, final = make(recipe, data, folder)
-    (folder / "text.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-    partial.replace(final)
+    final = token_files(folder)[is_corpus(data)]
+    partial = final.with_stem("tokens.partial")
+    if is_corpus(data):
+        make_shards(recipe, data, partial, processes)
+    elif processes.is_first:
+        make_stream(recipe, data, partial)
+    if processes.is_first:
+        (folder / "text.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+        partial.replace(final)
+    processes.wait()
 
 
-def make_stream(recipe: Recipe, data: Path, folder: Path) -> tuple[Path, Path]:
-    """Tokens of a text in memory, in the order of the recipe's diet: the file, and its final name."""
+def make_stream(recipe: Recipe, data: Path, file: Path) -> None:
+    """Tokens of a text in memory, in the order of the recipe's diet."""
     documents = read_documents(data)
-    tokenizer = make_tokenizer(recipe, documents, folder)
+    tokenizer = make_tokenizer(recipe, documents, file.parent)
     tokens = encode(recipe.diet.readings(documents, recipe.seed), tokenizer)
     check_length(len(tokens), recipe.longest_window, data)
-    np.save(partial := folder / "tokens.partial.npy", tokens)
-    return partial, folder / "tokens.npy"
+    np.save(file, tokens)
 
 
-def make_shards(recipe: Recipe, data: Path, folder: Path) -> tuple[Path, Path]:
-    """Tokens of a corpus in order of its files, as many as the run reads once: the folder of shards, and its final
-    name."""
+def make_shards(recipe: Recipe, data: Path, shards: Path, processes: Processes) -> None:
+    """Tokens of a corpus in order of its files, as many as the run reads once. Every process must call it."""
     if recipe.diet != Diet():
         raise DataError(
             f"{data}: a corpus is not all in memory, so there is no diet; give one text file, or set diet.…"
         )
-    tokenizer = make_tokenizer(recipe, beginning(stream_documents(data), MAX_TOKENIZER_CHARACTERS), folder)
-    partial, count = folder / "tokens.partial", 0
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    for number, shard in enumerate(shards(encoded(stream_documents(data), tokenizer, recipe.total_tokens + 1))):
-        np.save(partial / f"{number:05}.npy", shard)
-        count += len(shard)
+    if processes.is_first:
+        make_tokenizer(recipe, beginning(stream_documents(data), MAX_TOKENIZER_CHARACTERS), shards.parent)
+        shutil.rmtree(shards, ignore_errors=True)
+        shards.mkdir()
+    processes.wait()
+    count = write_shards(data, recipe.total_tokens + 1, saved_tokenizer(shards.parent), shards, processes)
     check_length(count, recipe.longest_window, data)
-    return partial, folder / "tokens"
 
 
 def make_tokenizer(recipe: Recipe, documents: Iterable[str], folder: Path) -> PreTrainedTokenizerBase:
@@ -96,8 +103,12 @@ def make_tokenizer(recipe: Recipe, documents: Iterable[str], folder: Path) -> Pr
     shape = recipe.shape
     tokenizer = given_tokenizer(recipe) or train_tokenizer(documents, shape.vocab_size, shape.context)
     save_tokenizer(tokenizer, folder / "tokenizer")
-    read: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
-    return read
+    return saved_tokenizer(folder)
+
+
+def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
+    return found
 
 
 def beginning(documents: Iterable[str], max_characters: int) -> Iterator[str]:
@@ -107,39 +118,6 @@ def beginning(documents: Iterable[str], max_characters: int) -> Iterator[str]:
         max_characters -= len(document)
         if max_characters <= 0:
             return
-
-
-def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """One stream: end-of-text before every document, and at the end."""
-    end = tokenizer.eos_token_id
-    encodings = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)
-    stream = [token for ids in encodings["input_ids"] for token in (end, *ids)]
-    return np.array([*stream, end], dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
-
-
-def encoded(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Iterator[Tokens]:
-    """The same stream in parts, up to `max_tokens`."""
-    source = iter(documents)
-    batch = list(islice(source, BATCH_DOCUMENTS))
-    while batch and max_tokens > 0:
-        following = list(islice(source, BATCH_DOCUMENTS))
-        tokens = encode(batch, tokenizer)
-        part = (tokens[:-1] if following else tokens)[:max_tokens]  # the next part begins with an end-of-text
-        yield part
-        batch, max_tokens = following, max_tokens - len(part)
-
-
-def shards(parts: Iterable[Tokens]) -> Iterator[Tokens]:
-    """The parts joined to at least `MAX_SHARD_TOKENS`, except the last."""
-    waiting, count = list[Tokens](), 0
-    for part in parts:
-        waiting.append(part)
-        count += len(part)
-        if count >= MAX_SHARD_TOKENS:
-            yield np.concatenate(waiting)
-            waiting, count = [], 0
-    if waiting:
-        yield np.concatenate(waiting)
 
 
 def check_length(num_tokens: int, context: int, data: Path) -> None:

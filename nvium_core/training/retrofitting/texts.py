@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 from nvium_core.training.chat.chat_data import CHAT_SUFFIXES
 from nvium_core.training.chat.conversations import read_conversations
 from nvium_core.training.chat.examples import Example, example
-from nvium_core.training.data.corpus import is_corpus, stream_documents
-from nvium_core.training.data.documents import DataError, read_documents
-from nvium_core.training.data.tokens import encoded
+from nvium_core.training.data.corpus import documents_of
+from nvium_core.training.data.documents import DataError
+from nvium_core.training.data.encoding import encoded
 
 MAX_HELD_OUT, HELD_OUT_SHARE = 8_192, 0.1
 """Tokens of each kind, and share of it at most, to measure on and not to learn from."""
@@ -61,8 +61,8 @@ def pieces(path: Path, tokenizer: PreTrainedTokenizerFast, context: int, most: i
     """Documents, cut into windows."""
     if tokenizer.eos_token_id is None:
         raise DataError("the model's tokenizer has no end-of-text, which stands between documents")
-    documents = stream_documents(path) if is_corpus(path) else read_documents(path)
-    tokens = np.concatenate(list(encoded(documents, tokenizer, most + MAX_HELD_OUT))).astype(np.int64)
+    parts = encoded(documents_of(path), tokenizer, most + MAX_HELD_OUT)
+    tokens = np.concatenate(list(parts)).astype(np.int64)
     starts = np.flatnonzero(tokens == tokenizer.eos_token_id)
     found = (piece for document in np.split(tokens, starts) for piece in windows_of(document, context))
     return [Example(piece, np.ones(len(piece), dtype=bool)) for piece in found]

@@ -3,24 +3,33 @@
 import gzip
 import json
 import lzma
+import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Barrier
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from transformers import PreTrainedTokenizerFast
 
-from nvium_core.training.data import tokens as module
+from nvium_core.training.data import corpus as corpus_module
+from nvium_core.training.data import encoding, shards
 from nvium_core.training.data.corpus import corpus_files, is_corpus, stream_documents
 from nvium_core.training.data.documents import DataError, read_documents
 from nvium_core.training.data.source import prepare_text
+from nvium_core.training.data.tokenizer import train_tokenizer
 from nvium_core.training.data.windows import PackedStream, ShardedTokens
+from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.train import train
 from tests.training.small_runs import options as run_options
-from tests.training.small_runs import small_corpus, small_recipe
+from tests.training.small_runs import small_folder, small_recipe
 
 DOCUMENTS = ["One fox.", "Two hens.\n\nThey went home.", "Thrée."]
 JSON_LINES = "".join(json.dumps({"text": document, "url": "x"}) + "\n" for document in DOCUMENTS)
@@ -93,32 +102,122 @@ def test_shards_are_one_stream() -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """The small corpus's documents in three files."""
-    documents = read_documents(small_corpus(tmp_path / "corpus.txt"))
-    folder = tmp_path / "corpus"
+    return small_folder(tmp_path / "corpus")
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "MAX_SHARD_TOKENS", 300)
+    monkeypatch.setattr(encoding, "BATCH_DOCUMENTS", 3)
+
+
+def test_a_corpus_gives_the_tokens_of_one_file_in_shards(corpus: Path, tmp_path: Path, small_parts: None) -> None:
+    recipe, folder = small_recipe("diet.simple_share=0", "total_tokens=100000"), tmp_path / "sharded"
     folder.mkdir()
-    for number, part in enumerate((documents[:5], documents[5:32], documents[32:])):
-        lines = "".join(json.dumps({"text": document}) + "\n" for document in part)
-        (folder / f"{number}.json.gz").write_bytes(gzip.compress(lines.encode()))
-    return folder
-
-
-def test_a_corpus_gives_the_tokens_of_one_file_in_shards(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_SHARD_TOKENS", 300)
-    monkeypatch.setattr(module, "BATCH_DOCUMENTS", 3)
-    recipe = small_recipe("diet.simple_share=0", "total_tokens=100000")
-    for name in ("whole", "sharded"):
-        (tmp_path / name).mkdir()
-    _, sharded = prepare_text(recipe, corpus, tmp_path / "sharded")
-    assert len(list((tmp_path / "sharded" / "tokens").iterdir())) > 2
+    _, sharded = prepare_text(recipe, corpus, folder)
+    assert len(list((folder / "tokens").iterdir())) > 3
     assert isinstance(sharded, PackedStream)
-    tokenizer, again = prepare_text(recipe, corpus, tmp_path / "sharded")
+    tokenizer, again = prepare_text(recipe, corpus, folder)
     assert isinstance(again, PackedStream)
-    whole = module.encode(read_documents(tmp_path / "corpus.txt"), tokenizer)
+    whole = encoding.encode(read_documents(tmp_path / "corpus.txt"), tokenizer)
     assert (sharded.tokens[0 : len(sharded.tokens)] == whole).all()
     assert (again.tokens[0 : len(again.tokens)] == whole).all()
+
+
+class Meeting:
+    """Where threads in the place of processes wait, and tell one another numbers."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier, self.numbers = Barrier(count), [0] * count
+
+
+@dataclass(frozen=True)
+class Thread(Processes):
+    meeting: Meeting = field(default_factory=lambda: Meeting(1))
+
+    def wait(self) -> None:
+        self.meeting.barrier.wait(timeout=60)
+
+    def sum(self, number: int) -> int:
+        self.meeting.numbers[self.rank] = number
+        self.wait()
+        total = sum(self.meeting.numbers)
+        self.wait()
+        return total
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("max_tokens", [700, 10**6])
+def test_processes_share_the_files_and_write_what_one_would(
+    corpus: Path, tmp_path: Path, small_parts: None, count: int, max_tokens: int
+) -> None:
+    """Two files at a time, three, or more than there are; cut where the run ends, or whole."""
+    tokenizer = train_tokenizer(stream_documents(corpus), 280, context=64)
+    folders = [tmp_path / "alone", tmp_path / "together"]
+    for folder in folders:
+        folder.mkdir()
+    alone = shards.write_shards(corpus, max_tokens, tokenizer, folders[0], Processes())
+    meeting = Meeting(count)
+    with ThreadPoolExecutor(count) as threads:
+        written = threads.map(
+            lambda rank: shards.write_shards(
+                corpus, max_tokens, tokenizer, folders[1], Thread(rank, count, meeting=meeting)
+            ),
+            range(count),
+        )
+        assert set(written) == {alone}
+    streams = [[np.load(path) for path in sorted(folder.iterdir())] for folder in folders]
+    expected, found = (np.concatenate(parts) for parts in streams)
+    assert len(expected) == alone <= max_tokens
+    assert (expected == found).all()
+
+
+class OneTokenAWord:
+    """In the place of a tokenizer, so that the test measures what is kept of files."""
+
+    eos_token_id = 0
+
+    def __len__(self) -> int:
+        return 300
+
+    def __call__(self, documents: list[str], **_: object) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[1] * document.count(" ") for document in documents]}
+
+
+LARGE: dict[str, Callable[[Path, list[str]], object]] = {
+    "a.jsonl": lambda path, texts: path.write_text(json_lines(texts)),
+    "a.json.gz": lambda path, texts: path.write_bytes(gzip.compress(json_lines(texts).encode(), 1)),
+    "a.jsonl.zst": lambda path, texts: path.write_bytes(zstandard.compress(json_lines(texts).encode())),
+    "a.txt.xz": lambda path, texts: path.write_bytes(lzma.compress("\n<|endoftext|>\n".join(texts).encode(), preset=0)),
+    "a.parquet": lambda path, texts: pq.write_table(pa.table({"text": texts}), path, row_group_size=200),
+}
+
+
+def json_lines(texts: list[str]) -> str:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(shards, "MAX_SHARD_TOKENS", 2**16)
+    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 2**16)
+    monkeypatch.setattr(corpus_module, "BATCH_ROWS", 32)
+    peaks = [peak_bytes(tmp_path / str(megabytes), name, megabytes) for megabytes in (1, 6)]
+    assert peaks[1] < 1.2 * peaks[0] + 2**18 < 3e6
+
+
+def peak_bytes(folder: Path, name: str, megabytes: int) -> int:
+    """Python's while a corpus of that size, in two files, is written as shards."""
+    (folder / "shards").mkdir(parents=True)
+    texts = [f"Tale {number}: {'the old fox ran ' * 125}" for number in range(250 * megabytes)]
+    for part in ("1", "2"):
+        LARGE[name](folder / f"{part}{name}", texts)
+    del texts
+    tracemalloc.start()
+    shards.write_shards(folder, 10**9, cast(PreTrainedTokenizerFast, OneTokenAWord()), folder / "shards", Processes())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
 
 
 def test_no_more_tokens_are_made_than_a_run_reads(corpus: Path, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from nvium_core.training.data.documents import END_OF_TEXT
+from nvium_core.training.data.encoding import encode
 from nvium_core.training.data.tokenizer import train_tokenizer
-from nvium_core.training.data.tokens import encode
 from tests.training.small_runs import WORDS
 
 VOCAB_SIZE = 290

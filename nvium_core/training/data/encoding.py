@@ -1,0 +1,44 @@
+"""Documents as one stream of tokens: end-of-text before every document, and at the end."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from nvium_core.training.data.windows import Tokens
+
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 2**22
+"""Tokenized, and in memory, at once; a document is never divided."""
+
+
+def encode(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    end = tokenizer.eos_token_id
+    encodings = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)
+    stream = [token for ids in encodings["input_ids"] for token in (end, *ids)]
+    return np.array([*stream, end], dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+
+
+def encoded(
+    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int, *, is_followed: bool = False
+) -> Iterator[Tokens]:
+    """The same stream in parts, up to `max_tokens`; without its end if another stream follows it."""
+    source = batches(documents)
+    batch = next(source, None)
+    while batch and max_tokens > 0:
+        following = next(source, None)
+        tokens = encode(batch, tokenizer)
+        part = (tokens[:-1] if following or is_followed else tokens)[:max_tokens]  # what follows begins with an end
+        yield part
+        batch, max_tokens = following, max_tokens - len(part)
+
+
+def batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    batch, num_characters = list[str](), 0
+    for document in documents:
+        batch.append(document)
+        num_characters += len(document)
+        if len(batch) >= BATCH_DOCUMENTS or num_characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
+        yield batch
