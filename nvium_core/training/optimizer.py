@@ -27,7 +27,7 @@ class OptimizerSettings:
     Defaults are the paper's."""
 
     weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, ...] = (0.9, 0.95)
     clip_norm: float = 1.0
     muon_rate: float = 0.0
 
@@ -109,7 +109,8 @@ def optimizers(model: PreTrainedModel, rate: float, settings: OptimizerSettings)
     matrices, rest = divided(model) if settings.muon_rate else ([], list(model.parameters()))
     decay = settings.weight_decay
     groups = parameter_groups(model, rest, decay)
-    found: list[Optimizer] = [AdamW(groups, lr=rate, betas=settings.betas, eps=ADAM_EPSILON, fused=True)]
+    mean_beta, square_beta = settings.betas
+    found: list[Optimizer] = [AdamW(groups, lr=rate, betas=(mean_beta, square_beta), eps=ADAM_EPSILON, fused=True)]
     if matrices:
         found.insert(0, Muon(matrices, settings.muon_rate, decay))
     for optimizer in found:

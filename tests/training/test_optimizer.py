@@ -93,3 +93,9 @@ def test_a_matrix_without_a_gradient_is_left_alone() -> None:
 def test_settings_that_cannot_be_are_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         OptimizerSettings(**wrong)
+
+
+@pytest.mark.parametrize("betas", [(0.9,), (0.9, 1.0), (0.9, 0.95, 0.99)])
+def test_adamws_betas_are_two_numbers_below_one(betas: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="betas must be two numbers"):
+        OptimizerSettings(betas=betas)
