@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from nvium_core.engine.params import EngineConfig, SamplingParams, require
 from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.loading import LoadedModel, load_model, quantize_as, resolve_device, resolve_dtype
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.source import is_gguf
 from nvium_core.planning.plan import numbers
 from nvium_core.training.chat.conversations import user
 from nvium_core.training.chat.examples import prompt_tokens
@@ -53,13 +55,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model to measure, and a short prompt for it. `chats` are questions in its chat template, if it has one."""
+    """The model to measure, and a short prompt for it. `chats` are questions in its chat template, if it has one;
+    `file` is the GGUF file that it was read from, if it was."""
 
     name: str
     model: NviumForCausalLM
     prompt: list[int]
     weights: Weights = "auto"
     chats: tuple[list[int], ...] = ()
+    file: Path | None = None
 
     @property
     def context(self) -> int:
@@ -110,7 +114,8 @@ def load_subjects(
 def subject_of(loaded: LoadedModel) -> Subject:
     tokenizer = loaded.tokenizer
     chats = [prompt_tokens([user(question)], tokenizer) for question in QUESTIONS if tokenizer.chat_template]
-    return Subject(loaded.name, loaded.model, tokenizer(PROMPT).input_ids, chats=tuple(chats))
+    file = loaded.folder if loaded.folder and is_gguf(loaded.folder) else None
+    return Subject(loaded.name, loaded.model, tokenizer(PROMPT).input_ids, chats=tuple(chats), file=file)
 
 
 def random_subject(

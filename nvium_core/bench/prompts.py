@@ -4,10 +4,11 @@ Our first token may exit early. So a turn generates one first token at each exit
 routers' probabilities. Prefix caching is off.
 """
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
-from statistics import median
-from typing import get_args
+from statistics import fmean, median
+from typing import NamedTuple, get_args
 
 from rich.table import Table
 from rich.text import Text
@@ -46,8 +47,8 @@ def compare(who: Lineup, length: int, repeats: int) -> Figures:
     with who.ready(race) as (engine, contenders):
         draws = first_draws(engine, race.prompt)
         clocks = {
-            name: weighed(each, draws) if name in get_args(Schedule) else plain(each)
-            for name, each in contenders.items()
+            name: weighed(each, draws) if name in get_args(Schedule) else each
+            for name, each in ((name, first_token(each)) for name, each in contenders.items())
         }
         turns = interleaved(clocks, repeats, f"{length} tokens")
     return {
@@ -68,31 +69,41 @@ def first_draws(engine: Engine, prompt: list[int]) -> Draws:
     return dict(sorted(draws.items()))
 
 
-def weighed(generate_turn: Contender, draws: Draws) -> Callable[[int], float]:
-    """Seconds to the first token; the contender takes the seed as the turn's number."""
+class First(NamedTuple):
+    """A first token's times, in seconds: on the clock, and of the processor in all threads."""
 
-    def turn(number: int) -> float:
-        seconds = [(probability, first_seconds(generate_turn, seed)) for seed, probability in draws.values()]
-        return sum(p * each for p, each in seconds) / sum(p for p, _ in seconds)
+    seconds: float
+    processor_seconds: float
+
+
+def first_token(generate_turn: Contender) -> Callable[[int], First]:
+    def turn(number: int) -> First:
+        started = time.process_time()
+        [seconds] = generate_turn(number).first_token_seconds
+        return First(seconds, time.process_time() - started)
 
     return turn
 
 
-def plain(generate_turn: Contender) -> Callable[[int], float]:
-    return lambda number: first_seconds(generate_turn, number)
+def weighed(first_turn: Callable[[int], First], draws: Draws) -> Callable[[int], First]:
+    """The mean over exits; the contender takes the seed as the turn's number."""
+
+    def turn(number: int) -> First:
+        taken = [first_turn(seed) for seed, _ in draws.values()]
+        shares = [probability for _, probability in draws.values()]
+        return First(*(fmean(each, shares) for each in zip(*taken, strict=True)))
+
+    return turn
 
 
-def first_seconds(generate_turn: Contender, number: int) -> float:
-    [seconds] = generate_turn(number).first_token_seconds
-    return seconds
-
-
-def summary(ours: Sequence[float], theirs: Sequence[float]) -> Figures:
+def summary(ours: Sequence[First], theirs: Sequence[First]) -> Figures:
     """Medians, and the median ratio to ours."""
+    mine, seconds = ([first.seconds for first in turns] for turns in (ours, theirs))
     return {
-        "first_token_ms": 1000 * median(theirs),
-        "over_ours": median_ratio(theirs, ours),
-        "turns_ms": [1000 * seconds for seconds in theirs],
+        "first_token_ms": 1000 * median(seconds),
+        "processor_ms": 1000 * median(first.processor_seconds for first in theirs),
+        "over_ours": median_ratio(seconds, mine),
+        "turns_ms": [1000 * each for each in seconds],
     }
 
 

@@ -1,6 +1,6 @@
 """The parameter-matched dense twin of an N-vium: a Llama of the same depth and width, random weights in a wider MLP.
 
-Speed does not depend on weights, so a twin is measured untrained.
+Speed does not depend on weights, so a twin is measured untrained. A plain Llama is its own twin.
 """
 
 from typing import get_args
@@ -15,12 +15,17 @@ from nvium_core.loading import quantize_as
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.model.quantized import GROUP
-from nvium_core.training.baselines.univium import as_llama, univium_config
+from nvium_core.training.baselines.univium import as_llama, shape_fields, univium_config
 from nvium_core.training.recipes.twins import added_mlp_width
+
+NO_PARTS = {"qkv_bias": False, "qk_norm": False, "no_rope_layers": (), "attention_bias": False, "mlp_bias": False}
+"""What other makes have beyond a Llama."""
 
 
 def dense_twin(model: NviumForCausalLM, weights: Weights = "auto") -> NviumForCausalLM:
     """A univium on the model's device, in its precision and with its kind of weights."""
+    if is_llama(model.config):
+        return model
     config = twin_config(model.config)
     if weights in get_args(Quantization):
         config.intermediate_size += -config.intermediate_size % GROUP
@@ -29,9 +34,13 @@ def dense_twin(model: NviumForCausalLM, weights: Weights = "auto") -> NviumForCa
     return twin
 
 
+def is_llama(config: NviumConfig) -> bool:
+    return config.num_exits == 1 and not any(getattr(config, name) for name in ("adapter_hidden_size", *NO_PARTS))
+
+
 def twin_config(config: NviumConfig) -> NviumConfig:
     """The univium with the narrowest MLP, in multiples of 8, that has no fewer parameters (the authors' rule)."""
-    twin = univium_config(config)
+    twin = univium_config(NviumConfig(**(shape_fields(config) | NO_PARTS)))
     missing = num_parameters(config) - num_parameters(twin)
     twin.intermediate_size += added_mlp_width(missing, config.hidden_size, config.num_hidden_layers)
     return twin

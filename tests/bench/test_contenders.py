@@ -10,12 +10,16 @@ import torch
 from nvium_core.bench.contenders import continuous, generate, llama_cpp, own
 from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, NotAvailable, Race
 from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
-from nvium_core.bench.contenders.lineup import LLAMA_CPP, kinds, lineup
+from nvium_core.bench.contenders.lineup import GENERATE, GIVEN_FILE, LLAMA_CPP, kinds, lineup
+from nvium_core.bench.harness import load_subjects
 from nvium_core.bench.peers import best_variants, on_the_clock
 from nvium_core.bench.shapes import random_weights, shape_config
 from nvium_core.bench.twin import dense_twin, usable_llama
 from nvium_core.model.nvium import NviumForCausalLM
 from tests.bench.tiny import tiny_subject
+from tests.model.gguf_files import write_gguf as write_given_file
+from tests.model.test_backbones import random_model as random_backbone
+from tests.test_gguf_conversion import FIELDS, SHAPE
 
 RACE = Race(prompt=[1, 2, 3, 4, 5], num_sequences=3, num_tokens=7)
 
@@ -123,6 +127,22 @@ def test_an_absent_peer_is_named_with_what_would_help(monkeypatch: pytest.Monkey
     with lineup(tiny_subject()) as who:
         assert who.files == {}
         assert who.left_out == {LLAMA_CPP: "no_such_package not installed; pip install 'nvium[bench]'"}
+
+
+def test_a_llama_of_a_gguf_file_races_beside_that_very_file_in_llama_cpp(tmp_path: Path) -> None:
+    needs_llama_cpp()
+    llama = random_backbone("llama", SHAPE | {"hidden_size": 64, "intermediate_size": 64})
+    file = write_given_file(tmp_path / "model.F16.gguf", llama, "F16", tokenizer=FIELDS)
+    [subject] = load_subjects(str(file), None, None, "cpu", "bfloat16")
+    with lineup(subject, (GENERATE, LLAMA_CPP)) as who:
+        assert who.twin is subject.model
+        with who.ready(RACE) as (_, contenders):
+            assert contenders.keys() == {
+                *("optimal", "synchronous", "generate/dynamic", "generate/static", "generate/float32"),
+                *("llama.cpp/f16", "llama.cpp/bf16", GIVEN_FILE),
+            }
+            for name in (GIVEN_FILE, "generate/float32"):
+                assert [len(tokens) for tokens in contenders[name](0).token_ids] == [7, 7, 7]
 
 
 def test_a_twin_that_has_no_gguf_file_leaves_its_peer_out_with_the_reason() -> None:

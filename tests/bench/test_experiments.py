@@ -16,7 +16,7 @@ from nvium_core.bench.chunking import Scene
 from nvium_core.bench.contenders.contender import Generation
 from nvium_core.bench.experiments import Experiment
 from nvium_core.bench.harness import Figures, timed
-from nvium_core.bench.prompts import weighed
+from nvium_core.bench.prompts import first_token, weighed
 from nvium_core.engine.device import native
 from nvium_core.engine.schedule.costs import StepCosts
 from tests.bench.tiny import tiny_subject
@@ -243,11 +243,14 @@ def test_runs_of_several_shapes_are_saved_and_drawn_beside_one_another(tmp_path:
 
 
 def test_first_tokens_are_timed_at_every_exit_and_weighed_by_its_probability() -> None:
-    assert weighed(lambda seed: spoken_after(10.0 * seed), {1: (3, 0.2), 4: (5, 0.6)})(0) == pytest.approx(45)
+    first = weighed(first_token(lambda seed: spoken_after(10.0 * seed)), {1: (3, 0.2), 4: (5, 0.6)})(0)
+    assert first.seconds == pytest.approx(45)
+    assert 0 <= first.processor_seconds < 1
     for row in found("prompts")["rows"]:
         assert sum(row["routing"].values()) >= prompts.MIN_SEEN_PROBABILITY
         assert {"optimal", "sweep", "synchronous", "dense twin", "generate/static"} < row["contenders"].keys()
         assert all(len(seen["turns_ms"]) == 2 and seen["over_ours"] > 0 for seen in row["contenders"].values())
+        assert all(seen["processor_ms"] > 0 for seen in row["contenders"].values())
 
 
 def test_a_prompt_that_leaves_no_room_is_refused() -> None:

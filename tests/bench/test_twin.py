@@ -1,10 +1,14 @@
 """The dense twin, here and in transformers."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from nvium_core import NviumForCausalLM
 from nvium_core.bench.shapes import shape_config
-from nvium_core.bench.twin import dense_twin, num_parameters, twin_config, usable_llama
+from nvium_core.bench.twin import dense_twin, is_llama, num_parameters, twin_config, usable_llama
+from tests.model.test_backbones import random_model as random_backbone
 from tests.random_models import random_model
 
 
@@ -31,6 +35,19 @@ def test_transformers_computes_the_very_logits_of_the_univium(dtype: torch.dtype
     theirs = llama(input_ids).logits
     assert theirs.dtype == dtype
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("make", ["qwen2", "qwen3", "smollm3"])
+def test_a_model_of_another_make_has_a_llama_for_twin(make: str, tmp_path: Path) -> None:
+    random_backbone(make, {"num_hidden_layers": 4}).save_pretrained(tmp_path)
+    twin = dense_twin(NviumForCausalLM.from_pretrained(tmp_path))
+    assert is_llama(twin.config)
+    usable_llama(twin)
+
+
+def test_a_llama_is_its_own_twin() -> None:
+    univium = dense_twin(random_model([1, 2]))
+    assert dense_twin(univium) is univium
 
 
 def test_the_weights_are_shared() -> None:

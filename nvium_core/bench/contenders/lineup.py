@@ -30,9 +30,15 @@ TWIN = "dense twin"
 GENERATE, CONTINUOUS, LLAMA_CPP = "generate", "continuous", "llama.cpp"
 """The dense twin in other engines."""
 
+GIVEN_FILE = "llama.cpp with the file"
+"""That the model was read from, in whatever kinds of weights."""
+
 OTHERS = SWEEP, TWIN, GENERATE, CONTINUOUS, LLAMA_CPP
 """Optional contenders; ours and the baseline always run."""
 
+
+HALF_BYTES = 2
+"""Of a number of 16 bits."""
 
 QUANTIZED: dict[str, Kind] = {"q8": "q8_0", "q4": "q4_0"}
 """llama.cpp's name for our weights."""
@@ -44,12 +50,13 @@ def peer_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Lineup:
-    """What is needed to build the contenders: the twin, its GGUF files, who takes part, and why the others do not."""
+    """What is needed to build the contenders: the twin, its GGUF files and, as None, the one that the model was read
+    from; who takes part, and why the others do not."""
 
     subject: Subject
     twin: NviumForCausalLM
     invited: Collection[str] = OTHERS
-    files: dict[Kind, Path] = field(default_factory=dict)
+    files: dict[Kind | None, Path] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
@@ -73,14 +80,21 @@ class Lineup:
         if TWIN in self.invited:
             contenders[TWIN] = own.contender(own.engine_for(self.twin, race), race)
         if GENERATE in self.invited:
-            for cache in get_args(generate.Cache):
-                contenders[f"{GENERATE}/{cache}"] = generate.contender(usable_llama(self.twin), race, cache)
+            contenders |= self._generating(race)
         if CONTINUOUS in self.invited:
             contenders[CONTINUOUS] = stack.enter_context(continuous.contender(usable_llama(self.twin), race))
         for kind, file in self.files.items():
-            name, threads = f"{LLAMA_CPP}/{kind}", torch.get_num_threads()
+            name, threads = f"{LLAMA_CPP}/{kind}" if kind else GIVEN_FILE, torch.get_num_threads()
             contenders[name] = stack.enter_context(llama_cpp.contender(file, kind, race, threads=threads))
         return contenders
+
+    def _generating(self, race: Race) -> dict[str, Contender]:
+        """With either cache, and in float32 too where a CPU may be slower with less."""
+        llama = usable_llama(self.twin)
+        variants = {f"{GENERATE}/{cache}": generate.contender(llama, race, cache) for cache in get_args(generate.Cache)}
+        if llama.device.type == "cpu" and llama.dtype.itemsize == HALF_BYTES:
+            variants[f"{GENERATE}/float32"] = generate.contender(usable_llama(self.twin).float(), race, "dynamic")
+        return variants
 
 
 @contextmanager
@@ -105,10 +119,12 @@ def write_files(who: Lineup, folder: Path) -> None:
     for kind in kinds(who.subject.model.dtype, who.subject.weights):
         write_gguf(who.twin, file := folder / f"{kind}.gguf", kind)
         who.files[kind] = file
+    if who.subject.file:
+        who.files[None] = who.subject.file
 
 
 def kinds(dtype: torch.dtype, weights: Weights = "auto") -> tuple[Kind, ...]:
     """Files with as many bits: either kind of 16, or the most that there is."""
     if weights in QUANTIZED:
         return (QUANTIZED[weights],)
-    return ("f16", "bf16") if dtype.itemsize == 2 else ("f32",)
+    return ("f16", "bf16") if dtype.itemsize == HALF_BYTES else ("f32",)

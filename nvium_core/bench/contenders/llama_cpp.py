@@ -45,9 +45,10 @@ def system_info() -> str | None:
 
 
 class LlamaCpp:
-    """A model, its cache and threads. float32 files have a float32 cache and attention, others llama.cpp's defaults."""
+    """A model, its cache and threads. Files of the kind f32 have a float32 cache and attention, others llama.cpp's
+    defaults."""
 
-    def __init__(self, file: Path, kind: Kind, room: Room, threads: int) -> None:
+    def __init__(self, file: Path, kind: Kind | None, room: Room, threads: int) -> None:
         self._lib = lib = import_module("llama_cpp")
         self._log = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self._log, ctypes.c_void_p())
@@ -62,7 +63,7 @@ class LlamaCpp:
             raise ContenderFailed(f"llama.cpp cannot make room for {room}")
         self._batch = lib.llama_batch_init(room.batch_tokens, 0, 1)
 
-    def _params(self, kind: Kind, threads: int) -> Any:
+    def _params(self, kind: Kind | None, threads: int) -> Any:
         params = self._lib.llama_context_default_params()
         params.n_ctx = self._room.num_sequences * self._room.num_positions
         params.n_seq_max = self._room.num_sequences
@@ -113,7 +114,7 @@ class LlamaCpp:
 
 
 @contextmanager
-def loaded(file: Path, kind: Kind, room: Room, *, threads: int) -> Iterator[LlamaCpp]:
+def loaded(file: Path, kind: Kind | None, room: Room, *, threads: int) -> Iterator[LlamaCpp]:
     model = LlamaCpp(file, kind, room, threads)
     try:
         yield model
@@ -122,7 +123,7 @@ def loaded(file: Path, kind: Kind, room: Room, *, threads: int) -> Iterator[Llam
 
 
 @contextmanager
-def contender(file: Path, kind: Kind, race: Race, *, threads: int) -> Iterator[Contender]:
+def contender(file: Path, kind: Kind | None, race: Race, *, threads: int) -> Iterator[Contender]:
     length, sequences = len(race.prompt), range(race.num_sequences)
     prompts = [
         (token, position, sequence, position == length - 1)
