@@ -53,6 +53,7 @@ ENV PATH=/opt/nvium/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HF_HOME=/var/cache/nvium \
+    XDG_CACHE_HOME=/var/cache/nvium \
     NVIUM_HOST=0.0.0.0 \
     NVIUM_PORT=8000
 USER 10001:10001

@@ -10,7 +10,8 @@ from nvium_core.engine.events import Completion, FailureEvent, TokenEvent, best
 from nvium_core.engine.failures import error_of
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams
 from nvium_core.engine.schedule.sequence import FinishReason
-from nvium_core.loading import LoadedModel, load_model
+from nvium_core.loading import LoadedModel
+from nvium_core.mapped_weights import load_mapped
 from nvium_core.text.answer import AnswerText
 from nvium_core.text.chat_template import ChatTemplate
 
@@ -89,7 +90,7 @@ class LLM:
         weights: Weights = "auto",
         **engine_options: Any,
     ) -> None:
-        self.loaded = model if isinstance(model, LoadedModel) else load_model(model, device, dtype, weights=weights)
+        self.loaded = model if isinstance(model, LoadedModel) else load_mapped(model, device, dtype, weights)
         self.engine = Engine(self.loaded.model, EngineConfig(**engine_options))
         self._template = ChatTemplate(self.loaded.tokenizer)
         self._num_asked = 0

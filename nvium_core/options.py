@@ -42,7 +42,7 @@ class ModelOptions:
 class ServerOptions(EngineConfig, ModelOptions):
     """The options of `nvium serve`. A request's choices are its prompts times its `n`."""
 
-    model: Annotated[str | None, Doc("A folder or Hub name; the embedded model if left out.")] = None
+    model: Annotated[str | None, Doc("A folder, Hub name or GGUF file; the embedded model if left out.")] = None
     served_model_name: Annotated[tuple[Name, ...], Doc("Names that the model answers to [its folder's].")] = ()
     chat_template: Annotated[Path | None, Doc("File with a chat template, in place of the model's own.")] = None
     host: Annotated[str, Doc("Address to listen on.")] = "127.0.0.1"

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
-from nvium_core import load_mapped, load_model, mapped_weights
+from nvium_core import LLM, load_mapped, load_model, mapped_weights
 from nvium_core.choices import Precision, Weights
+from nvium_core.cli import app
 from nvium_core.conversion import convert
 from nvium_core.engine.device.native.weights import is_plain
 from nvium_core.loading import LoadedModel
@@ -96,6 +98,16 @@ def test_what_a_file_has_in_the_precision_served_is_mapped_from_there(
     matrices = [weight for weight in loaded.model.parameters() if weight.dim() > 1]
     assert own_bytes(loaded.model) < sum(weight.nbytes for weight in matrices) / 2
     assert not kept(cache)
+
+
+def test_they_are_mapped_in_python_and_for_an_evaluation_too(sources: Path, cache: Path) -> None:
+    assert own_bytes(LLM(str(sources / Q4_1), device="cpu").loaded.model) == 0
+    assert len(kept(cache)) == 1
+    (cache / "text").write_text(TEXT)
+    asked = ["evaluate", str(sources / Q4_1), "--data", str(cache / "text"), "--device", "cpu", "--weights", "q8"]
+    ran = CliRunner().invoke(app, asked)
+    assert ran.exit_code == 0, ran.output
+    assert {folder.name.rpartition("-")[0] for folder in kept(cache)} == {"auto-auto", "auto-q8", "auto-native"}
 
 
 def test_small_models_stay_in_memory(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

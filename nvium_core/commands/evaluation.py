@@ -39,7 +39,7 @@ def evaluate(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from nvium_core import load_model
+    from nvium_core import load_mapped
     from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import suite
     from nvium_core.evaluation.origin import measured_on
@@ -50,13 +50,13 @@ def evaluate(
     documents = list(documents_of(data))
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
-    loaded = load_model(model, options.device, options.dtype, weights=options.weights)
+    loaded = load_mapped(model, options.device, options.dtype, options.weights)
     is_rounded = options.weights in ("q8", "q4")
     parts = suite.Parts(
-        unrounded=load_model(model, options.device, options.dtype, weights="native") if is_rounded else None,
+        unrounded=load_mapped(model, options.device, options.dtype, "native") if is_rounded else None,
         greedy=greedy,
         temperatures=temperatures,
-        twin=load_model(twin, options.device, options.dtype) if twin else None,
+        twin=load_mapped(twin, options.device, options.dtype) if twin else None,
         spec_bench=spec_bench,
         prompts_per_category=prompts,
         trials=trials,
@@ -81,7 +81,7 @@ def evaluate_chat(
     **given: Any,
 ) -> None:
     """Perplexity of written answers for a model taught to chat, and whether its own answers end."""
-    from nvium_core import load_model
+    from nvium_core import load_mapped
     from nvium_core.engine.device.processor import use_processor
     from nvium_core.evaluation import chat, suite
     from nvium_core.evaluation.report import table
@@ -89,7 +89,7 @@ def evaluate_chat(
     suite.check_places(json_file, None)
     options = ModelOptions(**given)
     use_processor(options.instructions, options.threads)
-    loaded = load_model(model, options.device, options.dtype, weights=options.weights)
+    loaded = load_mapped(model, options.device, options.dtype, options.weights)
     found = chat.evaluate_chat(loaded.model, chat.held_out(loaded, data, conversations), show_progress=True)
     figures = suite.description(loaded) | asdict(found)
     print(table(["figure", "value"], figures.items()))

@@ -14,7 +14,7 @@ from nvium_core.options import ModelOptions
 @takes(ModelOptions)
 def bench(
     experiment: Annotated[Experiment, typer.Argument(help="What to measure.")] = "peers",
-    model: Annotated[str | None, typer.Option(help="A folder or Hub name; the embedded model if left out.")] = None,
+    model: Annotated[str | None, typer.Option(help="A folder, Hub name or GGUF file [the embedded model].")] = None,
     shape: Annotated[
         str | None, typer.Option(help="Random weights instead: layers x width, such as 24x768, one or several.")
     ] = None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 Options = TypeVar("Options", EngineConfig, ModelOptions)
 
-ModelArgument = Annotated[str | None, typer.Argument(help="A folder or Hub name; the embedded model if left out.")]
+ModelArgument = Annotated[str | None, typer.Argument(help="A folder, Hub name or GGUF file [the embedded model].")]
 DeviceOption = Annotated[Device, typer.Option(help="auto is CUDA where there is one.")]
 
 

@@ -88,7 +88,9 @@ def recipes(
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="A folder or Hub name: our layout, the published one, or a Llama.")],
+    source: Annotated[
+        str, typer.Argument(help="A folder, Hub name or GGUF file: our layout, the published one, a Llama or its like.")
+    ],
     target: Annotated[Path, typer.Argument(help="The folder to write; nothing may be in it yet.")],
     dtype: Annotated[Precision, typer.Option(help="auto keeps what is stored.")] = "auto",
 ) -> None:

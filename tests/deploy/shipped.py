@@ -1,6 +1,7 @@
 """What lies in deploy/, read for tests."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ MONITORING = ROOT / "deploy" / "monitoring"
 
 DASHBOARD = json.loads((MONITORING / "nvium.json").read_text())
 RULES = [rule for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"] for rule in group["rules"]]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+CACHES = dict(re.findall(r"\b(HF_HOME|XDG_CACHE_HOME)=(\S+)", DOCKERFILE))
+"""Where the image keeps models from the Hub, and what nvium itself keeps, by variable."""
 
 
 def panels() -> list[dict[str, Any]]:

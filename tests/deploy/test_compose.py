@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.shipped import ROOT
+from tests.deploy.shipped import CACHES, ROOT
 
 SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 each_service = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
@@ -27,6 +27,12 @@ def test_a_service_is_built_here_or_of_a_stated_version(service: dict[str, Any])
 def test_what_a_service_mounts_from_here_is_there_and_stays_as_it_is(service: dict[str, Any]):
     mounts = [mount.split(":") for mount in service.get("volumes", []) if mount.startswith(".")]
     assert all((ROOT / source).exists() and options == ["ro"] for source, _, *options in mounts)
+
+
+def test_models_and_weights_as_they_are_served_outlive_the_container():
+    assert CACHES.keys() == {"HF_HOME", "XDG_CACHE_HOME"}
+    volumes = dict(mount.split(":")[1::-1] for mount in SERVICES["nvium"]["volumes"])
+    assert {volumes[place] for place in CACHES.values()} == {"hub-cache"}
 
 
 @pytest.mark.parametrize("name", ["prometheus", "grafana"])

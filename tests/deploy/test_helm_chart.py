@@ -12,9 +12,8 @@ from server.http.keys import PROBES
 from server.settings import Settings, read_settings
 from tests.deploy.helm import CASES, CHART, EVERYTHING, pod_metrics, rendered, run_helm
 from tests.deploy.operator_schemas import SCHEMAS
-from tests.deploy.shipped import DASHBOARD, MONITORING, ROOT
+from tests.deploy.shipped import CACHES, DASHBOARD, DOCKERFILE, MONITORING
 
-DOCKERFILE = (ROOT / "Dockerfile").read_text()
 OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version()
 OF_THE_CHART = {"host", "port", "model", "api_keys", "api_keys_file"}
 """Settings that have a place of their own among the values."""
@@ -136,9 +135,8 @@ def test_a_pod_has_no_rights(values: dict[str, Any]):
 def test_a_pod_is_the_user_of_the_image_and_may_write_where_the_image_does():
     context, [user] = pod({})["securityContext"], re.findall(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
     assert (str(context["runAsUser"]), str(context["runAsGroup"])) == user
-    [cache] = re.findall(r"HF_HOME=(\S+)", DOCKERFILE)
     mounts = {mount["mountPath"]: mount["name"] for mount in container({})["volumeMounts"]}
-    assert mounts.keys() == {cache, "/tmp"}
+    assert mounts.keys() == {*CACHES.values(), "/tmp"}
     assert mounts.keys() == {
         mount["mountPath"] for mount in container(EVERYTHING)["volumeMounts"] if "readOnly" not in mount
     }
