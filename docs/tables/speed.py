@@ -86,19 +86,32 @@ def builds() -> Table:
 def public_llama() -> Table:
     return ["over llama.cpp", "at least", *BUILDS.values()], [
         by_build("1 sequence, tokens/s", 1.1, partial(ours_over, "race-smollm2", 1, LLAMA)),
+        by_build("4 sequences, tokens/s", None, partial(ours_over, "race-smollm2", 4, LLAMA)),
         by_build("8 sequences, tokens/s", 1.2, partial(ours_over, "race-smollm2", 8, LLAMA)),
-        by_build("first token after 512", 1.0, partial(first_token_over, "prompts-smollm2")),
+        ["first token after 512", 1.0, held(first_token_over("prompts-smollm2-avx512"), 1.0), None],
     ]
 
 
 @table
 def processor_seconds() -> Table:
-    """Tokens each, of the public Llama."""
-    runs = [(f"race-smollm2-{build}", words, n) for build, words in BUILDS.items() for n in (1, 8)]
-    head = ["", *(f"{words}, {n} at once" for _, words, n in runs)]
-    names = {"ours, bfloat16": "optimal", "llama.cpp, BF16": "llama.cpp/bf16", "llama.cpp, F16": "llama.cpp/f16"}
+    """Tokens each, of the public Llama: of a prompt, and by numbers of sequences."""
+    runs = [(f"race-smollm2-{build}", words, n) for build, words in BUILDS.items() for n in (1, 4, 8)]
+    head = ["", "AVX-512, prompt of 512", *(f"{words}, {n} at once" for _, words, n in runs)]
+    prompts = read("prompts-smollm2-avx512")["rows"][0]
+    names = {
+        "ours, bfloat16": "optimal",
+        "llama.cpp, BF16": "llama.cpp/bf16",
+        "llama.cpp, F16": "llama.cpp/f16",
+        "llama.cpp, the Q4_1 file": "llama.cpp with the file",
+        "transformers, bfloat16": "generate/dynamic",
+        "transformers, float32": "generate/float32",
+    }
     return head, [
-        [words, *(digits(tokens_of_processor_second(file, n, name), 0) for file, _, n in runs)]
+        [
+            words,
+            digits(1000 * prompts["prompt_tokens"] / prompts["contenders"][name]["processor_ms"]),
+            *(digits(tokens_of_processor_second(file, n, name)) for file, _, n in runs),
+        ]
         for words, name in names.items()
     ]
 
@@ -162,8 +175,8 @@ def share_of_gain(name: str, build: str) -> float:
     return share
 
 
-def first_token_over(name: str, build: str) -> float:
-    return least(read(f"{name}-{build}")["rows"][0], "llama.cpp")
+def first_token_over(name: str) -> float:
+    return least(read(name)["rows"][0], LLAMA)
 
 
 MOST_MICROSECONDS = {1: 60, 8: 100, 32: 250, 64: 400, 256: 1500}
@@ -224,7 +237,7 @@ def first_token() -> Table:
 
 def least(row: dict[str, dict[str, dict[str, float]]], peer: str) -> float:
     """The peer's fastest variant."""
-    return min(figures["over_ours"] for name, figures in row["contenders"].items() if name.startswith(peer))
+    return min(figures["over_ours"] for name, figures in row["contenders"].items() if name.split("/")[0] == peer)
 
 
 @table
