@@ -4,7 +4,9 @@ an exit's draft is the last exit's token, by three rules.
 Shapes: R rows, V vocabulary.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -17,6 +19,7 @@ from nvium_core.bench.harness import Figures, Subject, Timed, interleaved, media
 from nvium_core.engine.device.sampling import draw_by_race, inverse_cdf
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.randomness import TOKEN, uniform
 from nvium_core.engine.schedule.sequence import DRAFTER
 from nvium_core.model.llama import causal_attention
@@ -41,8 +44,9 @@ def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 
         for engine in engines.values():
             engine.calibrate(max_seconds=CALIBRATION_SECONDS)
         for temperature in TEMPERATURES:
+            before = deepcopy(engines["lossless"].scheduler.drafting)
             turns = compare(subject, engines, number, tokens, repeats, temperature)
-            rows.append(row(engines["lossless"], turns, number, temperature))
+            rows.append(row(engines["lossless"].scheduler.drafting, before, turns, number, temperature))
             said = [token_ids for timing in turns["dense"] for token_ids, _ in timing.generated if temperature]
             seeds = range(number, number + len(said))  # turn 0 is not counted
             texts += [prompt(subject, seed) + token_ids for seed, token_ids in zip(seeds, said, strict=True)]
@@ -79,27 +83,40 @@ def prompt(subject: Subject, seed: int) -> list[int]:
     return subject.chats[seed % len(subject.chats)] if subject.chats else subject.prompt
 
 
-def row(engine: Engine, turns: dict[str, list[Timed]], num_sequences: int, temperature: float) -> Figures:
-    """`limit` is what the measured costs and the drafts that were right allow, over the dense schedule."""
+def row(
+    drafting: Drafting, before: Drafting, turns: dict[str, list[Timed]], num_sequences: int, temperature: float
+) -> Figures:
+    """`limit` is what the measured costs and the drafts that were right allow, over the dense schedule; `before` is the
+    state before these turns."""
     rates = {name: [timing.tokens_per_second for timing in timings] for name, timings in turns.items()}
     said = {
         name: [token_ids for timing in timings for token_ids, _ in timing.generated] for name, timings in turns.items()
     }
-    drafting, ratio = engine.scheduler.drafting, median_ratio(rates["lossless"], rates["dense"])
-    block, most = drafting.plan(num_sequences)
-    limit = max(1.0, drafting.gain(block, most, num_sequences)) if most else 1.0
+    ratio = median_ratio(rates["lossless"], rates["dense"])
+    rounds, num_right = drafting.rounds - before.rounds, drafting.num_accepted - before.num_accepted
+    limit = drafting.limit(rounds, num_right, num_sequences)
+    drafts = Counter[str]()
+    for (source, number), times in rounds.items():
+        drafts[name_of(source)] += number * times
     return {
         "sequences": num_sequences,
         "temperature": temperature,
         **{f"tokens_per_second_{name}": median(values) for name, values in rates.items()},
         "lossless_over_dense": ratio,
-        "drafted_by": "drafter" if block == DRAFTER else f"exit {block + 1}",
-        "drafts_in_a_row": most,
-        "drafts_right": drafting.right(block),
+        "drafts": drafts,
+        "drafts_right": num_right / max(1, drafts.total()),
+        "tokens_a_round": (rounds.total() + num_right) / rounds.total(),
         "limit": limit,
         "share_of_limit": ratio / limit,
         "tokens_are_identical": said["lossless"] == said["dense"],
     }
+
+
+def name_of(source: int) -> str:
+    """Who drafted."""
+    if source == DRAFTER:
+        return "drafter"
+    return f"exit {source + 1}" if source >= 0 else "text"
 
 
 @torch.inference_mode()
@@ -133,18 +150,10 @@ def agreements(logits_RV: Tensor, last_RV: Tensor, uniforms: Sequence[float]) ->
 
 
 def table(figures: Figures) -> Table:
-    result = Table("sequences", "temperature", "over dense", "limit", "drafts in a row", "right", "by")
+    result = Table("sequences", "temperature", "over dense", "limit", "tokens a round", "drafts right", "drafted by")
     for row in figures["rows"]:
-        numbers = (
-            row["lossless_over_dense"],
-            row["limit"],
-            row["drafts_in_a_row"],
-            row["drafts_right"],
-        )
-        result.add_row(
-            str(row["sequences"]),
-            f"{row['temperature']:g}",
-            *(f"{number:.3g}" for number in numbers),
-            row["drafted_by"],
-        )
+        numbers = (row[name] for name in ("lossless_over_dense", "limit", "tokens_a_round", "drafts_right"))
+        drafted = ", ".join(f"{name} {number}" for name, number in row["drafts"].items() if number)
+        asked = str(row["sequences"]), f"{row['temperature']:g}"
+        result.add_row(*asked, *(f"{number:.3g}" for number in numbers), drafted)
     return result

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Sequence as Items
 
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, Score, TokenEvent
+from nvium_core.engine.schedule.ngrams import continued
 from nvium_core.engine.schedule.scheduler import Scheduler
-from nvium_core.engine.schedule.sequence import DRAFTER, FinishReason, Sequence
+from nvium_core.engine.schedule.sequence import DRAFTER, LOOKUP, FinishReason, Sequence
 from nvium_core.engine.schedule.speedup import PiggybackSpeedup, is_dense
 from nvium_core.engine.schedule.step import NO_TOKEN, FrontDecision, Run, Step, StepResult
 
@@ -111,7 +112,7 @@ class Recorder:
         sequence.advance(block, run.rows)
         if tokens := result.verified.get(sequence):
             self._verify(sequence, tokens, events)
-            sequence.append_drafts(result.drafts.get(sequence, ()))
+            self._draft_ahead(sequence, result.drafts.get(sequence, ()))
         elif (decision := result.decisions.get(sequence)) is not None:
             self._decided(sequence, block, decision, events)
         if sequence.seat is None:  # it could not emit
@@ -150,7 +151,7 @@ class Recorder:
                 return
             block = sequence.verify(token_id, last_block)
             num_right += block != last_block
-            self._emit(sequence, token_id, last_block if block == DRAFTER else block, 1.0, events)
+            self._emit(sequence, token_id, last_block if block < 0 else block, 1.0, events)
             if sequence.finish_reason is not None:
                 break
         if sequence.finish_reason is not None:
@@ -159,6 +160,17 @@ class Recorder:
         self._scheduler.drafting.observe(drafted_at[0] if drafted_at else 0, num_drafted, num_right)
         if sequence.filled != filled:
             self._speedup.take_back(sequence, filled, self._scheduler.running)
+
+    def _draft_ahead(self, sequence: Sequence, by_drafter: Items[int]) -> None:
+        """What followed the last tokens before, where that pays; else what the drafter has drafted, if anything."""
+        if not sequence.may_draft or sequence.drafted_at:
+            return
+        find, num_running = sequence.look_up(), len(self._scheduler.running)
+        if find and (number := self._scheduler.drafting.num_copied(find.share, num_running)):
+            copied = continued(sequence.token_ids, find.end, sequence.num_tokens, number)
+            sequence.append_drafts(copied, LOOKUP)
+        else:
+            sequence.append_drafts(by_drafter, DRAFTER)
 
     def _emit(self, sequence: Sequence, token_id: int, block: int, probability: float, events: list[Event]) -> None:
         """The last verified token, which came from behind this block."""

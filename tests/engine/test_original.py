@@ -1,6 +1,7 @@
 """`sampling: original`: an exit drafts, the last one says every token, whatever was drafted and when."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from nvium_core.engine.device.sampling import draw_by_race
 from nvium_core.engine.schedule import randomness
 from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.drafting import Drafting
+from nvium_core.engine.schedule.sequence import LOOKUP
 from nvium_core.model import reference
 from nvium_core.training.retrofit import retrofit
 from nvium_core.training.retrofitting.least_squares import hold
@@ -45,20 +47,35 @@ def agreeing_model(seed: int = 0, **shape: int) -> NviumForCausalLM:
 
 
 class Whims(Drafting):
-    """Another exit or the drafter, and another number of drafts at every Step."""
+    """Another exit, the drafter or the text, and another number of drafts at every Step."""
 
     def __init__(self, num_blocks: int, seed: int) -> None:
         super().__init__(StepCosts.linear([1.0] * num_blocks, [0.0] * num_blocks), has_drafter=True)
         self._whim = Random(seed)
 
     def plan(self, num_sequences: int) -> tuple[int, int]:
-        return self._whim.choice([*self._tested]), self._whim.choice([0, 1, 2, 3, 7])
+        return self._whim.choice(self._planned), self._whim.choice([0, 1, 2, 3, 7])
+
+    def num_copied(self, share: float, num_sequences: int) -> int:
+        return self._whim.choice([0, 0, 1, 3, 7])
 
 
 def whimsical(model: NviumForCausalLM, seed: int, config: EngineConfig | None = None) -> Engine:
     engine = Engine(model, config)
     engine.scheduler.drafting = Whims(model.config.num_exits, seed)
     return engine
+
+
+class NoCopies(Drafting):
+    """`useless` exits have never been right so far."""
+
+    def __init__(self, model: NviumForCausalLM, most: int, useless: Iterable[int] = ()) -> None:
+        costs = StepCosts.linear([1.0] * model.config.num_exits, [0.0] * model.config.num_exits)
+        super().__init__(costs, most, has_drafter=model.drafter is not None)
+        self._right.update(dict.fromkeys(useless, 0.0))
+
+    def num_copied(self, share: float, num_sequences: int) -> int:
+        return 0
 
 
 def expected(model: NviumForCausalLM, prompt: list[int], params: SamplingParams, choice: int = 0) -> list[int]:
@@ -121,7 +138,9 @@ LONG = SamplingParams(sampling="original", seed=8, max_tokens=40, ignore_eos=Tru
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_accepted_drafts_say_which_exit_they_came_from(dtype: torch.dtype) -> None:
-    engine = Engine(agreeing_model().to(dtype), EngineConfig(max_drafts=3))
+    model = agreeing_model().to(dtype)
+    engine = Engine(model)
+    engine.scheduler.drafting = NoCopies(model, 3)
     completions = generated(engine, LONG)
     exits = Counter(exit_ for completion in completions for exit_ in completion.exits)
     drafting = engine.scheduler.drafting
@@ -136,7 +155,8 @@ def test_what_early_exits_say_changes_no_token() -> None:
     with torch.no_grad():
         for exit_ in model.exits[:-1]:
             exit_.get_parameter("norm.weight").fill_(torch.nan)
-    engine = Engine(model, EngineConfig(max_drafts=2))
+    engine = Engine(model)
+    engine.scheduler.drafting = NoCopies(model, 2)
     assert [completion.token_ids for completion in generated(engine, LONG)] == told
     assert engine.scheduler.drafting.num_drafted == 0
 
@@ -144,8 +164,8 @@ def test_what_early_exits_say_changes_no_token() -> None:
 @pytest.mark.parametrize("max_drafts", [1, 3])
 def test_a_drafter_drafts_behind_every_token_and_changes_none(max_drafts: int) -> None:
     model = agreeing_model(drafter_hidden_size=8)
-    engine = Engine(model, EngineConfig(max_drafts=max_drafts))
-    engine.scheduler.drafting._right.update({0: 0.0, 1: 0.0})  # the exits' are never right
+    engine = Engine(model)
+    engine.scheduler.drafting = NoCopies(model, max_drafts, useless=[0, 1])
     completions = generated(engine, LONG)
     for prompt, completion in zip(PROMPTS, completions, strict=True):
         assert completion.token_ids == expected(model, prompt, LONG)
@@ -164,12 +184,26 @@ def test_a_drafter_that_foresees_the_last_exits_row_is_always_right() -> None:
     map_ = torch.cat([torch.zeros(16, 16), torch.eye(16)]).double()  # the norm of the token's embedding
     hold(model.drafter.up, model.drafter.down, map_)
     model.drafter.norm.weight.data = model.exits[-1].get_parameter("norm.weight").data.clone()
-    engine = Engine(model, EngineConfig(max_drafts=2))
-    engine.scheduler.drafting._right.update({0: 0.0, 1: 0.0})
+    engine = Engine(model)
+    engine.scheduler.drafting = NoCopies(model, 2, useless=[0, 1])
     completions = generated(engine, LONG)
     drafting = engine.scheduler.drafting
     assert drafting.num_accepted == drafting.num_drafted > 20
     assert [each.token_ids for each in completions] == [expected(model, prompt, LONG) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("exits", [[1, 2, 4], [4]])
+def test_a_text_that_repeats_itself_is_drafted_by_copying_from_it(exits: list[int]) -> None:
+    """The most frequent token, over and over, from any model without layers to speak of."""
+    model = random_model(exits, vocab_size=VOCAB_SIZE)
+    params = replace(LONG, temperature=0.0, max_tokens=50)
+    engine = Engine(model)
+    completions = generated(engine, params)
+    drafting = engine.scheduler.drafting
+    assert [each.token_ids for each in completions] == [expected(model, prompt, params) for prompt in PROMPTS]
+    copied = sum(number * times for (source, number), times in drafting.rounds.items() if source == LOOKUP)
+    assert 0.5 < drafting.num_accepted / drafting.num_drafted <= 1
+    assert drafting.num_drafted >= copied > 100
 
 
 def test_no_page_of_a_wrong_draft_is_found_by_others() -> None:

@@ -1,15 +1,18 @@
-"""How many tokens are drafted before the last exit verifies them, and who drafts, an early exit or the drafter: by what
-Steps cost, and how often drafts were the last exit's tokens. Torch-free; blocks count from 0.
+"""How many tokens are drafted before the last exit verifies them, and where drafts come from: an early exit, the
+drafter, or the text itself, where its last tokens stood before. By what Steps cost, and how often drafts were the last
+exit's tokens. Torch-free; blocks count from 0.
 
 A round of m drafts of an exit runs the drafting blocks m + 1 times with a row of each sequence, and the others once
-with m + 1 rows. The drafter needs no block: all of them run once with m + 1 rows. A round emits as many tokens as were
-drafted right in a row, and one more.
+with m + 1 rows. The drafter and the text need no block: all of them run once with m + 1 rows. A round emits as many
+tokens as were drafted right in a row, and one more.
 """
 
-from collections.abc import Sequence as Items
+from collections import Counter
+from operator import attrgetter
+from typing import NamedTuple
 
 from nvium_core.engine.schedule.costs import StepCosts, at
-from nvium_core.engine.schedule.sequence import DRAFTER
+from nvium_core.engine.schedule.sequence import DRAFTER, LOOKUP
 
 MAX_DRAFTS = 8
 HALF_LIFE = 500
@@ -22,10 +25,21 @@ LOOK_EVERY = 64
 """Rounds until one token is drafted from elsewhere, each place in its turn, to see whether it is right."""
 
 LEARN_EVERY = 32
-"""Rounds with drafts until the number of drafts is decided anew."""
+"""Rounds until it is decided anew."""
 
 MIN_GAIN = 1.02
 """Over the dense schedule, below which nothing is drafted."""
+
+
+class Plan(NamedTuple):
+    """So many drafts from there, and the tokens per second over the dense schedule's that they should bring."""
+
+    source: int
+    number: int
+    gain: float
+
+
+NOTHING = Plan(0, 0, 1.0)
 
 
 class Drafting:
@@ -38,13 +52,17 @@ class Drafting:
         self._costs = costs
         self._head_share = head_share
         self._most = most
-        drafting: Items[int] = [*([DRAFTER] if has_drafter else []), *range(costs.num_blocks - 1)]
-        self._tested = dict.fromkeys(drafting, float(PRIOR_DRAFTS))
-        self._right = dict.fromkeys(drafting, PRIOR_DRAFTS * PRIOR_SHARE)
-        self._plans: dict[int, tuple[int, int]] = {}
-        self._num_rounds = self._num_looks = self._num_observed = 0
+        self._planned = [*([DRAFTER] if has_drafter else []), *range(costs.num_blocks - 1)]
+        self._numbers = [most] if most else [*range(1, MAX_DRAFTS + 1)]
+        self._tested = dict.fromkeys(self._planned, float(PRIOR_DRAFTS))
+        self._right = dict.fromkeys(self._planned, PRIOR_DRAFTS * PRIOR_SHARE)
+        self._plans: dict[int, Plan] = {}
+        self._copies: dict[int, list[float]] = {}
+        self._num_rounds = self._num_looks = 0
         self.num_drafted = self.num_accepted = 0
         """In all so far."""
+        self.rounds = Counter[tuple[int, int]]()
+        """With so many drafts from there."""
 
     @classmethod
     def never(cls) -> "Drafting":
@@ -53,66 +71,102 @@ class Drafting:
     def plan(self, num_sequences: int) -> tuple[int, int]:
         """The block behind which tokens are drafted, or `DRAFTER`, and how many in a row: 0 where the dense schedule is
         as fast."""
-        if not self._tested or self._most == 0:
+        if not self._planned or self._most == 0:
             return 0, 0
-        if num_sequences not in self._plans:
-            self._plans[num_sequences] = self._best(num_sequences)
         if self._looks:
-            return [*self._tested][self._num_looks % len(self._tested)], 1
-        return self._plans[num_sequences]
+            return self._planned[self._num_looks % len(self._planned)], 1
+        source, number, _ = self._decided(num_sequences)
+        return source, number
 
-    def observe(self, block: int, num_drafted: int, num_right: int) -> None:
-        """A round is over: so many drafts from behind this block began with so many that were right."""
+    def num_copied(self, share: float, num_sequences: int) -> int:
+        """How many tokens are copied from where the last ones stood before, if that share of such copies is right: 0
+        where the plan is as fast."""
+        if self._most == 0:
+            return 0
+        plan = self._decided(num_sequences)
+        if num_sequences not in self._copies:
+            dense = self._dense(num_sequences)
+            self._copies[num_sequences] = [self._round(LOOKUP, most, num_sequences) / dense for most in self._numbers]
+        costs = self._copies[num_sequences]
+        gains = [tokens_of(share, most) / cost for most, cost in zip(self._numbers, costs, strict=True)]
+        best = max(gains)
+        return self._numbers[gains.index(best)] if best > max(plan.gain, MIN_GAIN) else 0
+
+    def observe(self, source: int, num_drafted: int, num_right: int) -> None:
+        """A round is over: so many drafts from there began with so many that were right."""
         self._num_looks += self._looks
         self._num_rounds += 1
+        self.rounds[source, num_drafted] += 1
+        if self._num_rounds % LEARN_EVERY == 0:
+            self._plans.clear()
+            self._copies.clear()
         if not num_drafted:
             return
-        num_tested = min(num_right + 1, num_drafted)
         self.num_drafted += num_drafted
         self.num_accepted += num_right
+        if source == LOOKUP:
+            return
+        num_tested = min(num_right + 1, num_drafted)
         kept = 0.5 ** (num_tested / HALF_LIFE)
-        self._tested[block] = kept * self._tested[block] + num_tested
-        self._right[block] = kept * self._right[block] + num_right
-        self._num_observed += 1
-        if self._num_observed % LEARN_EVERY == 0:
-            self._plans.clear()
+        self._tested[source] = kept * self._tested[source] + num_tested
+        self._right[source] = kept * self._right[source] + num_right
 
     @property
     def _looks(self) -> bool:
         return self._num_rounds // LOOK_EVERY > self._num_looks
 
-    def right(self, block: int) -> float:
+    def right(self, source: int) -> float:
         """The share of drafts from there that were right."""
-        return self._right[block] / self._tested[block]
+        return self._right[source] / self._tested[source]
 
-    def _best(self, num_sequences: int) -> tuple[int, int]:
-        most = range(self._most, self._most + 1) if self._most else range(1, MAX_DRAFTS + 1)
-        plans = [(block, number) for block in self._tested for number in most]
-        gains = [self.gain(block, number, num_sequences) for block, number in plans]
-        block, number = plans[gains.index(max(gains))]
-        return block, number if self._most or max(gains) > MIN_GAIN else 0
+    def _decided(self, num_sequences: int) -> Plan:
+        if num_sequences not in self._plans:
+            plans = [
+                Plan(source, most, self.gain(source, most, num_sequences))
+                for source in self._planned
+                for most in self._numbers
+            ]
+            best = max(plans, key=attrgetter("gain"), default=NOTHING)
+            self._plans[num_sequences] = best if best.gain > MIN_GAIN or self._most else NOTHING
+        return self._plans[num_sequences]
 
-    def gain(self, block: int, most: int, num_sequences: int) -> float:
+    def gain(self, source: int, most: int, num_sequences: int) -> float:
         """Tokens per second over the dense schedule's."""
-        tokens = sum(self.right(block) ** number for number in range(most + 1))
-        return tokens * self._dense(num_sequences) / self._round(block, most, num_sequences)
+        dense, round_ = self._dense(num_sequences), self._round(source, most, num_sequences)
+        return tokens_of(self.right(source), most) * dense / round_
+
+    def limit(self, rounds: Counter[tuple[int, int]], num_right: int, num_sequences: int) -> float:
+        """Tokens per second over the dense schedule's, by what such rounds cost, with so many right drafts in all."""
+        seconds = sum(times * self._round(*round_, num_sequences) for round_, times in rounds.items())
+        return (rounds.total() + num_right) * self._dense(num_sequences) / seconds
 
     def _dense(self, n: int) -> float:
         """Seconds of a token of each sequence without drafts."""
-        costs = self._costs
-        blocks = sum(costs.seconds_following(block, n) for block in range(costs.num_blocks))
-        return min(self._own(n) + blocks + at(costs.junctions[-1], n), costs.pass_seconds(n))
+        return min(self._own(n) + self._of_blocks(0, n), self._costs.pass_seconds(n))
 
-    def _round(self, block: int, most: int, n: int) -> float:
+    def _round(self, source: int, most: int, n: int) -> float:
         """Seconds of so many drafts of each sequence, and of verifying them."""
         costs, rows = self._costs, (most + 1) * n
-        heads = most * self._head_share * at(costs.junctions[-1], n)
-        later = sum(costs.seconds_following(late, rows) for late in range(block + 1, costs.num_blocks))
-        verifying = later + at(costs.junctions[-1], rows)
-        if block == DRAFTER:
-            return heads + min(self._own(n) + verifying, costs.pass_seconds(rows))
-        early = sum(costs.seconds_following(early, n) for early in range(block + 1))
-        return (most + 1) * (self._own(n) + early) + most * at(costs.junctions[block], n) + heads + verifying
+        if source < 0 or not most:  # as the dense schedule, with more rows
+            of_drafter = most * self._of_head(n) if source == DRAFTER else 0.0
+            return of_drafter + self._dense(n) + self._of_blocks(0, rows) - self._of_blocks(0, n)
+        early = sum(costs.seconds_following(block, n) for block in range(source + 1))
+        drafting = self._own(n) + early + at(costs.junctions[source], n) + self._of_head(n)
+        return most * drafting + self._own(n) + early + self._of_blocks(source + 1, rows)
+
+    def _of_head(self, n: int) -> float:
+        """Seconds of a draft's part of the head."""
+        return self._head_share * at(self._costs.junctions[-1], n)
+
+    def _of_blocks(self, first: int, rows: int) -> float:
+        """Seconds of the blocks from this one on, and of the last exit."""
+        blocks = sum(self._costs.seconds_following(block, rows) for block in range(first, self._costs.num_blocks))
+        return blocks + at(self._costs.junctions[-1], rows)
 
     def _own(self, n: int) -> float:
         return self._costs.own[0] + self._costs.own[1] * n
+
+
+def tokens_of(share: float, most: int) -> float:
+    """That a round of so many drafts brings, if each behind a right one is right so often."""
+    return sum([share**number for number in range(most + 1)])

@@ -181,7 +181,7 @@ class Scheduler:
 
     def _drafts(self, sequence: Sequence) -> bool:
         """Whether its front row is to draft a token at the planned exit."""
-        return len(sequence.drafted_at) < self._plan[1] and sequence.may_draft
+        return len(sequence.drafted_at) < self._plan[1] and sequence.may_draft and not sequence.is_copying
 
     def _next_pass(self, last: Step) -> Step | None:
         """The rows after those of a pass, so that everybody is not asked anew where they stand: none unless each

@@ -17,11 +17,13 @@ from typing import Literal
 
 from nvium_core.engine.constraint import ConstraintState
 from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.schedule.ngrams import Find, Ngrams
 
 FinishReason = Literal["stop", "length"]
 
-DRAFTER = -1
-"""In place of the block behind which a token was drafted: none, but by the drafter."""
+DRAFTER, LOOKUP = -1, -2
+"""In place of the block behind which a token was drafted: by the drafter; or copied from where the last tokens stood
+before."""
 
 SCORE_WINDOW = 32
 """Rows of one sequence that may be on their way to being scored: how late a log-probability may come."""
@@ -68,8 +70,9 @@ class Sequence:
         self.num_prompt_tokens = len(prompt)
         self.max_length = len(prompt) + params.max_tokens
         self.drafted_at: list[int] = []
-        """The block behind which each of the last tokens was drafted, or `DRAFTER`; those before them are verified, and
-        emitted."""
+        """The block behind which each of the last tokens was drafted, or what is in its place; those before them are
+        verified, and emitted."""
+        self._ngrams: Ngrams | None = None
         self.siblings: list[Sequence] = [self]
         """The request's living choices, this one among them; the first leads and prefills for all."""
         self.finish_reason: FinishReason | None = None
@@ -191,6 +194,11 @@ class Sequence:
             return False
         return self.num_tokens + 1 < self.max_length
 
+    @property
+    def is_copying(self) -> bool:
+        """Its drafts are copied from where its last tokens stood before."""
+        return bool(self.drafted_at) and self.drafted_at[-1] == LOOKUP
+
     def num_right(self, tokens: Items[int]) -> int:
         """How many drafts the first of these tokens, which the last exit says behind the verified ones, confirm."""
         drafts = self.token_ids[self.num_verified :]
@@ -207,15 +215,21 @@ class Sequence:
         self.token_ids.append(token_id)
         self.drafted_at.append(block)
 
-    def append_drafts(self, token_ids: Items[int]) -> None:
-        """Those of the drafter, as many as can be of use."""
+    def append_drafts(self, token_ids: Items[int], source: int) -> None:
+        """As many of them as can be of use: up to one that would end the sequence."""
         for token_id in token_ids:
-            if self.may_draft:
-                self.append_draft(token_id, DRAFTER)
+            if not self.may_draft or token_id in self.stop_token_ids:
+                return
+            self.append_draft(token_id, source)
+
+    def look_up(self) -> Find | None:
+        """Where the last verified tokens stood before."""
+        self._ngrams = self._ngrams or Ngrams()
+        return self._ngrams.find(self.token_ids, self.num_verified)
 
     def verify(self, token_id: int, last_block: int) -> int:
         """The last exit says what follows the verified tokens. Returns the block that the token came from, the last one
-        or an early one, or `DRAFTER`.
+        or an early one, or what is in its place.
 
         Another token than the draft, if there is one, replaces it; all drafts behind are taken back with their rows.
         """

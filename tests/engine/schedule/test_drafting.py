@@ -1,12 +1,13 @@
 """Who drafts is found out by drafting."""
 
+from collections import Counter
 from random import Random
 
 import pytest
 
 from nvium_core.engine.schedule.costs import StepCosts
-from nvium_core.engine.schedule.drafting import LOOK_EVERY, Drafting
-from nvium_core.engine.schedule.sequence import DRAFTER
+from nvium_core.engine.schedule.drafting import LOOK_EVERY, MAX_DRAFTS, Drafting
+from nvium_core.engine.schedule.sequence import DRAFTER, LOOKUP
 
 COSTS = StepCosts.linear([1.0] * 4, [0.02] * 4)
 
@@ -51,3 +52,29 @@ def test_the_drafter_runs_no_block_for_a_draft() -> None:
 
 def test_without_a_drafter_it_is_not_planned_with() -> None:
     assert {block for block, _ in after(Drafting(COSTS), 10 * LOOK_EVERY, {0: 0.5, 1: 0.5, 2: 0.5})} <= {0, 1, 2}
+
+
+def test_the_likelier_a_copy_is_right_the_more_is_copied() -> None:
+    drafting = Drafting(StepCosts.linear([1.0] * 4, [0.2] * 4))
+    numbers = [drafting.num_copied(share, 1) for share in (0.0, 0.1, 0.3, 0.6, 0.8, 0.99)]
+    assert numbers[:2] == [0, 0]
+    assert 0 < numbers[2] < numbers[3] < numbers[4] < numbers[5] == MAX_DRAFTS
+
+
+def test_passes_that_were_measured_for_few_do_not_make_rows_free() -> None:
+    """As of an engine of one seat."""
+    costs = StepCosts({0: {1: 1.0, 2: 1.5, 9: 5.0}}, passes={1: 1.0})
+    assert Drafting(costs).num_copied(0.4, 1) == 0
+    assert Drafting(costs).num_copied(0.6, 1) == 1
+
+
+def test_nothing_is_copied_where_the_drafter_is_right_more_often() -> None:
+    drafting = Drafting(COSTS, has_drafter=True)
+    drafting._right[DRAFTER] = 7.0
+    assert drafting.num_copied(5 / 8, 1) == 0
+    assert drafting.num_copied(0.99, 1) > 0
+
+
+def test_the_limit_is_that_of_the_rounds_that_were() -> None:
+    rounds = Counter({(0, 0): 3, (LOOKUP, 4): 1})
+    assert Drafting(COSTS).limit(rounds, 4, 1) == pytest.approx(8 * 4.08 / (3 * 4.08 + 4.4))

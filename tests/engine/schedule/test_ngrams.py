@@ -1,0 +1,59 @@
+"""The last tokens are found where they stood before."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvium_core.engine.schedule.ngrams import GUESS_WEIGHT, GUESSES, MAX_LOOKBACK, Find, Ngrams, continued
+
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=60)
+
+
+def slowly(token_ids: list[int]) -> tuple[int, int] | None:
+    """The latest earlier end of the longest n-gram."""
+    stop = len(token_ids)
+    for length in GUESSES:
+        for end in range(stop - 1, length - 1, -1):
+            if token_ids[end - length : end] == token_ids[stop - length :]:
+                return length, end
+    return None
+
+
+def found(find: Find | None) -> tuple[int, int] | None:
+    return find and find[:2]
+
+
+@given(texts, st.data())
+def test_finds_are_those_of_a_search_however_the_text_has_grown(token_ids: list[int], data: st.DataObject) -> None:
+    ngrams, stop = Ngrams(), 0
+    while stop < len(token_ids):
+        stop = data.draw(st.integers(stop + 1, len(token_ids)))
+        assert found(ngrams.find(token_ids, stop)) == slowly(token_ids[:stop])
+
+
+@given(texts)
+def test_shares_are_what_has_been_right_so_far_behind_a_guess(token_ids: list[int]) -> None:
+    ngrams, seen = Ngrams(), {length: [guess] * GUESS_WEIGHT for length, guess in GUESSES.items()}
+    for stop in range(1, len(token_ids)):
+        find = ngrams.find(token_ids, stop)
+        if find:
+            assert find.share == pytest.approx(sum(seen[find.length]) / len(seen[find.length]))
+            seen[find.length].append(float(token_ids[find.end] == token_ids[stop]))
+
+
+def test_drafts_behind_the_text_are_not_looked_at() -> None:
+    ngrams = Ngrams()
+    assert found(ngrams.find([1, 2, 3, 1, 9, 9, 9, 9], 4)) == (1, 1)
+    assert found(ngrams.find([1, 2, 3, 1, 2], 5)) == (2, 2)
+
+
+def test_a_long_prompt_is_indexed_no_further_back_than_it_says() -> None:
+    far, near = [7, 8], [5, 6]
+    text = [*far, *range(100, 100 + MAX_LOOKBACK), *near, *far]
+    assert Ngrams().find(text, len(text)) is None
+    assert found(Ngrams().find([*text, *near], len(text) + 2)) == (2, len(text) - 2)
+
+
+def test_a_copy_goes_round_where_the_text_ends() -> None:
+    assert continued([4, 1, 2, 1, 2], 3, 5, 5) == [1, 2, 1, 2, 1]
+    assert continued([3, 1, 2, 5, 3], 1, 5, 3) == [1, 2, 5]
