@@ -262,6 +262,9 @@ class Engine:
                 follows=result is not results[0],
             )
             self.reports.append(StepReport(step.block + 1, step.num_rows, len(step.runs), own, told))
+        if is_measured and is_lone_round(results, self.scheduler.num_blocks):
+            verifying = results[-1].step
+            self.scheduler.drafting.observe_seconds(verifying.num_rows, verifying.num_drafts, seconds)
         self.speedup.end(seconds)
         if is_measured and is_pass:
             self.scheduler.policy.observe_pass(num_rows=results[0].step.num_rows, seconds=seconds)
@@ -278,6 +281,11 @@ def is_whole_pass(results: list[StepResult], num_blocks: int) -> bool:
     """One row of each sequence passed every block."""
     num_runs = len(results[0].step.runs)
     return len(results) == num_blocks and [result.step.num_rows for result in results] == [num_runs] * num_blocks
+
+
+def is_lone_round(results: list[StepResult], num_blocks: int) -> bool:
+    """The same rows of a single sequence passed every block, and were verified."""
+    return len(results) == num_blocks and len(results[-1].verified) == len(results[0].step.runs) == 1
 
 
 def merged(step: Step, alone: list[StepResult]) -> StepResult:

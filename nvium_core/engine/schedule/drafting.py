@@ -7,14 +7,18 @@ with m + 1 rows. The drafter and the text need no block: all of them run once wi
 tokens as were drafted right in a row, and one more.
 """
 
+import math
 from collections import Counter
 from operator import attrgetter
 from typing import NamedTuple
 
-from nvium_core.engine.schedule.costs import StepCosts, at
+from nvium_core.engine.schedule.costs import StepCosts, at, bounded
 from nvium_core.engine.schedule.sequence import DRAFTER, LOOKUP
 
 MAX_DRAFTS = 8
+RATE = 0.1
+"""How much of what the seconds of one round say is believed, in the logarithm."""
+
 HALF_LIFE = 500
 """Drafts of an exit until what was seen before counts half."""
 
@@ -22,7 +26,8 @@ PRIOR_DRAFTS, PRIOR_SHARE = 8, 0.3
 """How many drafts the first guess of the share of right ones counts for."""
 
 LOOK_EVERY = 64
-"""Rounds until one token is drafted from elsewhere, each place in its turn, to see whether it is right."""
+"""Rounds until one token is drafted from elsewhere, each place in its turn, to see whether it is right;
+and none at all, to see what that takes."""
 
 LEARN_EVERY = 32
 """Rounds until it is decided anew."""
@@ -58,6 +63,8 @@ class Drafting:
         self._right = dict.fromkeys(self._planned, PRIOR_DRAFTS * PRIOR_SHARE)
         self._plans: dict[int, Plan] = {}
         self._copies: dict[int, list[float]] = {}
+        self._alone: dict[tuple[int, int], float] = {}
+        """Seconds of rounds of a lone sequence, by their rows and the tokens that the drafter drafts behind them."""
         self._num_rounds = self._num_looks = 0
         self.num_drafted = self.num_accepted = 0
         """In all so far."""
@@ -74,7 +81,8 @@ class Drafting:
         if not self._planned or self._most == 0:
             return 0, 0
         if self._looks:
-            return self._planned[self._num_looks % len(self._planned)], 1
+            look = self._num_looks % (len(self._planned) + 1)
+            return (self._planned[look - 1], 1) if look else (0, 0)
         source, number, _ = self._decided(num_sequences)
         return source, number
 
@@ -111,9 +119,18 @@ class Drafting:
         self._tested[source] = kept * self._tested[source] + num_tested
         self._right[source] = kept * self._right[source] + num_right
 
+    def observe_seconds(self, num_rows: int, num_drafts: int, seconds: float) -> None:
+        """Of a round of a lone sequence, in one call. A change of pace is told of one, and believed of all a little."""
+        if num_rows > MAX_DRAFTS + 1:
+            return
+        key = num_rows, num_drafts
+        change = math.log(bounded(seconds / self._alone.setdefault(key, seconds)))
+        for other in self._alone:
+            self._alone[other] *= math.exp(change * (RATE if other == key else RATE / 4))
+
     @property
     def _looks(self) -> bool:
-        return self._num_rounds // LOOK_EVERY > self._num_looks
+        return self._num_rounds >= self._num_looks * LOOK_EVERY
 
     def right(self, source: int) -> float:
         """The share of drafts from there that were right."""
@@ -142,13 +159,18 @@ class Drafting:
 
     def _dense(self, n: int) -> float:
         """Seconds of a token of each sequence without drafts."""
+        if n == 1 and (known := self._alone.get((1, 0))):
+            return known
         return min(self._own(n) + self._of_blocks(0, n), self._costs.pass_seconds(n))
 
     def _round(self, source: int, most: int, n: int) -> float:
         """Seconds of so many drafts of each sequence, and of verifying them."""
         costs, rows = self._costs, (most + 1) * n
         if source < 0 or not most:  # as the dense schedule, with more rows
-            of_drafter = most * self._of_head(n) if source == DRAFTER else 0.0
+            by_drafter = most if source == DRAFTER else 0
+            if n == 1 and (known := self._alone.get((rows, by_drafter))):
+                return known
+            of_drafter = by_drafter * self._of_head(n)
             return of_drafter + self._dense(n) + self._of_blocks(0, rows) - self._of_blocks(0, n)
         early = sum(costs.seconds_following(block, n) for block in range(source + 1))
         drafting = self._own(n) + early + at(costs.junctions[source], n) + self._of_head(n)
