@@ -103,8 +103,9 @@ class Engine:
         """
         params = params or SamplingParams()
         self.check(token_ids, params)
-        if params.sampling is None and self.model_config.default_sampling != "exits":
-            params = replace(params, sampling=self.model_config.default_sampling)
+        default = self.config.sampling or self.model_config.default_sampling
+        if params.sampling is None and default != "exits":
+            params = replace(params, sampling=default)
         require(sequence_id not in self._recorder.requests, "sequence_id", f"{sequence_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
         placed = {"tenant": tenant, "priority": priority, "cache_salt": cache_salt}

@@ -233,9 +233,8 @@ class EngineConfig:
     max_sequences: Annotated[int, Doc("Sequences that run at once; the rest wait.")] = 32
     max_rows_per_step: Annotated[int, Doc("Rows of one Step; longer prompts are cut.")] = 256
     chunk_rows: Annotated[int, Doc("Rows of a Step for prompts while others generate.")] = 64
-    max_drafts: Annotated[int | None, Doc("Tokens that an exit drafts for the last one; 0 is none [as costs say].")] = (
-        None
-    )
+    sampling: Annotated[Sampling | None, Doc("What requests sample from that do not say [the model's default].")] = None
+    max_drafts: Annotated[int | None, Doc("Tokens drafted for the last exit; 0 is none [as costs say].")] = None
     max_wait_steps: Annotated[int, Doc("Steps after which a sequence that was passed over goes first.")] = 64
     cache_memory: Annotated[str | None, Doc("Key/value cache, such as 2GiB or 10% [as needed, at most 25%].")] = None
     cache_tokens: Annotated[int | None, Doc("Or the positions it holds.")] = None
@@ -250,6 +249,8 @@ class EngineConfig:
         known = self.instructions in get_args(Instructions)
         require(known, "instructions", f"must be {', '.join(get_args(Instructions))}, got {self.instructions!r}")
         thread_count(self.threads)
+        is_known = self.sampling is None or self.sampling in get_args(Sampling)
+        require(is_known, "sampling", f"must be {', '.join(get_args(Sampling))}, got {self.sampling!r}")
         drafts = self.max_drafts
         require(drafts is None or 0 <= drafts <= MAX_DRAFTS, "max_drafts", f"must be 0 to {MAX_DRAFTS}, got {drafts}")
         for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps"):

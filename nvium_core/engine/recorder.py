@@ -165,8 +165,9 @@ class Recorder:
         """What followed the last tokens before, where that pays; else what the drafter has drafted, if anything."""
         if not sequence.may_draft or sequence.drafted_at:
             return
-        find, num_running = sequence.look_up(), len(self._scheduler.running)
-        if find and (number := self._scheduler.drafting.num_copied(find.share, num_running)):
+        drafting = self._scheduler.drafting
+        find = sequence.look_up(drafting.copies_right[sequence.params.temperature == 0])
+        if find and (number := drafting.num_copied(find.share, len(self._scheduler.running))):
             copied = continued(sequence.token_ids, find.end, sequence.num_tokens, number)
             sequence.append_drafts(copied, LOOKUP)
         else:

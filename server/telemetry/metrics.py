@@ -155,7 +155,7 @@ class WorkerCollector(Collector):
         )
         yield CounterMetricFamily("nvium_preemptions", "Sequences that lost their cache.", state.num_preemptions)
         yield CounterMetricFamily(
-            "nvium_draft_tokens", "Tokens that an early exit drafted for the last one.", state.num_draft_tokens
+            "nvium_draft_tokens", "Tokens that were drafted for the last exit, by whatever.", state.num_draft_tokens
         )
         yield CounterMetricFamily(
             "nvium_accepted_draft_tokens",

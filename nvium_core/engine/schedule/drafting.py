@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from nvium_core.engine.schedule.costs import StepCosts, at, bounded
+from nvium_core.engine.schedule.ngrams import Shares
 from nvium_core.engine.schedule.sequence import DRAFTER, LOOKUP
 
 MAX_DRAFTS = 8
@@ -65,6 +66,8 @@ class Drafting:
         self._copies: dict[int, list[float]] = {}
         self._alone: dict[tuple[int, int], float] = {}
         """Seconds of rounds of a lone sequence, by their rows and the tokens that the drafter drafts behind them."""
+        self.copies_right = {False: Shares(), True: Shares()}
+        """Where tokens are drawn, and where they are likeliest ones."""
         self._num_rounds = self._num_looks = 0
         self.num_drafted = self.num_accepted = 0
         """In all so far."""

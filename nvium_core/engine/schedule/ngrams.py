@@ -1,15 +1,21 @@
 """Where a sequence's last tokens stood before, so that what followed them there can be drafted again: prompt lookup
 decoding (Saxena 2023). It knows text and nothing else, so it costs no device time. Torch-free."""
 
+from collections import Counter
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-GUESSES = {8: 0.75, 4: 0.55, 2: 0.3, 1: 0.1}
-"""Lengths of the n-grams that are looked up, the longest first, and how often the text goes on as before behind each,
-of what SmolLM2-135M-Instruct says at temperature 1; at 0 it is .96, .79, .59 and .24."""
+LENGTHS = 8, 4, 2, 1
+"""Tokens of the n-grams that are looked up, the longest first: the longer, the likelier the text goes on as before."""
+
+FIRST_GUESSES = {8: 0.75, 4: 0.55, 2: 0.3, 1: 0.1}
+"""How likely, before anything was seen: of what SmolLM2-135M-Instruct says at temperature 1; at 0 more."""
 
 GUESS_WEIGHT = 8
-"""Finds that a guess counts for."""
+"""Finds in a text that what is known from others counts for; the first guess counts for four times as many."""
+
+HALF_LIFE = 2000
+"""Finds until what was seen before counts half."""
 
 MAX_LOOKBACK = 4096
 """Tokens before the first lookup that are indexed, at some 700 bytes each."""
@@ -23,36 +29,60 @@ class Find(NamedTuple):
     share: float
 
 
+class Shares:
+    """How often finds of each length were right in texts so far."""
+
+    def __init__(self) -> None:
+        self._found = dict.fromkeys(LENGTHS, 4.0 * GUESS_WEIGHT)
+        self._right = {length: 4 * GUESS_WEIGHT * guess for length, guess in FIRST_GUESSES.items()}
+
+    def learn(self, length: int, is_right: bool) -> None:
+        kept = 0.5 ** (1 / HALF_LIFE)
+        self._found[length] = kept * self._found[length] + 1
+        self._right[length] = kept * self._right[length] + is_right
+
+    def __getitem__(self, length: int) -> float:
+        return self._right[length] / self._found[length]
+
+
 class Ngrams:
     """The n-grams of a text that only grows, where each ended last, and whether the text went on as it did there."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Shares) -> None:
+        """`others` is what similar texts say; this one adds to it."""
+        self._others = others
         self._ends: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
         self._last: Find | None = None
-        self._found = {length: float(GUESS_WEIGHT) for length in GUESSES}
-        self._right = {length: GUESS_WEIGHT * guess for length, guess in GUESSES.items()}
+        self._found, self._right = Counter[int](), Counter[int]()
 
     def find(self, token_ids: Items[int], stop: int) -> Find | None:
         """The longest n-gram that ends before `stop` and ended before."""
         self._learn(token_ids, stop)
         for end in range(max(self._num_indexed, stop - MAX_LOOKBACK), stop):
-            for length in GUESSES:
+            for length in LENGTHS:
                 if length <= end:
                     self._ends[tuple(token_ids[end - length : end])] = end
         self._num_indexed, self._last = stop, None
-        for length in GUESSES:
+        for length in LENGTHS:
             if length < stop and (known := self._ends.get(tuple(token_ids[stop - length : stop]))):
-                self._last = Find(length, known, self._right[length] / self._found[length])
+                self._last = Find(length, known, self._share(length))
                 break
         return self._last
+
+    def _share(self, length: int) -> float:
+        """Of finds in this text, beginning with what others say."""
+        right = self._right[length] + GUESS_WEIGHT * self._others[length]
+        return right / (self._found[length] + GUESS_WEIGHT)
 
     def _learn(self, token_ids: Items[int], stop: int) -> None:
         """Whether the last find was right is seen without a draft."""
         if self._last is not None and stop > self._num_indexed:
             length, end, _ = self._last
+            is_right = token_ids[end] == token_ids[self._num_indexed]
             self._found[length] += 1
-            self._right[length] += token_ids[end] == token_ids[self._num_indexed]
+            self._right[length] += is_right
+            self._others.learn(length, is_right)
 
 
 def continued(token_ids: Items[int], end: int, stop: int, number: int) -> list[int]:

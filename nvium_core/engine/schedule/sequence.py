@@ -17,7 +17,7 @@ from typing import Literal
 
 from nvium_core.engine.constraint import ConstraintState
 from nvium_core.engine.params import SamplingParams
-from nvium_core.engine.schedule.ngrams import Find, Ngrams
+from nvium_core.engine.schedule.ngrams import Find, Ngrams, Shares
 
 FinishReason = Literal["stop", "length"]
 
@@ -222,9 +222,9 @@ class Sequence:
                 return
             self.append_draft(token_id, source)
 
-    def look_up(self) -> Find | None:
-        """Where the last verified tokens stood before."""
-        self._ngrams = self._ngrams or Ngrams()
+    def look_up(self, others: Shares) -> Find | None:
+        """Where the last verified tokens stood before; `others` are of sequences that draw alike."""
+        self._ngrams = self._ngrams or Ngrams(others)
         return self._ngrams.find(self.token_ids, self.num_verified)
 
     def verify(self, token_id: int, last_block: int) -> int:

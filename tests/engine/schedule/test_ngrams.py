@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.engine.schedule.ngrams import GUESS_WEIGHT, GUESSES, MAX_LOOKBACK, Find, Ngrams, continued
+from nvium_core.engine.schedule.ngrams import (
+    FIRST_GUESSES,
+    GUESS_WEIGHT,
+    LENGTHS,
+    MAX_LOOKBACK,
+    Find,
+    Ngrams,
+    Shares,
+    continued,
+)
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 
@@ -12,7 +21,7 @@ texts = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 def slowly(token_ids: list[int]) -> tuple[int, int] | None:
     """The latest earlier end of the longest n-gram."""
     stop = len(token_ids)
-    for length in GUESSES:
+    for length in LENGTHS:
         for end in range(stop - 1, length - 1, -1):
             if token_ids[end - length : end] == token_ids[stop - length :]:
                 return length, end
@@ -25,24 +34,37 @@ def found(find: Find | None) -> tuple[int, int] | None:
 
 @given(texts, st.data())
 def test_finds_are_those_of_a_search_however_the_text_has_grown(token_ids: list[int], data: st.DataObject) -> None:
-    ngrams, stop = Ngrams(), 0
+    ngrams, stop = Ngrams(Shares()), 0
     while stop < len(token_ids):
         stop = data.draw(st.integers(stop + 1, len(token_ids)))
         assert found(ngrams.find(token_ids, stop)) == slowly(token_ids[:stop])
 
 
-@given(texts)
-def test_shares_are_what_has_been_right_so_far_behind_a_guess(token_ids: list[int]) -> None:
-    ngrams, seen = Ngrams(), {length: [guess] * GUESS_WEIGHT for length, guess in GUESSES.items()}
-    for stop in range(1, len(token_ids)):
-        find = ngrams.find(token_ids, stop)
-        if find:
-            assert find.share == pytest.approx(sum(seen[find.length]) / len(seen[find.length]))
-            seen[find.length].append(float(token_ids[find.end] == token_ids[stop]))
+@given(texts, texts)
+def test_shares_are_of_this_text_behind_those_of_others(token_ids: list[int], other: list[int]) -> None:
+    shares = Shares()
+    for text in (other, token_ids):
+        ngrams, seen = Ngrams(shares), dict.fromkeys(LENGTHS, (0, 0))
+        for stop in range(1, len(text)):
+            if find := ngrams.find(text, stop):
+                found_, right = seen[find.length]
+                expected = (right + GUESS_WEIGHT * shares[find.length]) / (found_ + GUESS_WEIGHT)
+                assert find.share == pytest.approx(expected)
+                seen[find.length] = found_ + 1, right + (text[find.end] == text[stop])
+
+
+def test_what_other_texts_say_replaces_the_first_guess() -> None:
+    shares = Shares()
+    assert [shares[length] for length in LENGTHS] == [FIRST_GUESSES[length] for length in LENGTHS]
+    for _ in range(2000):
+        shares.learn(8, False)
+        shares.learn(1, True)
+    assert shares[8] < 0.02
+    assert shares[1] > 0.98
 
 
 def test_drafts_behind_the_text_are_not_looked_at() -> None:
-    ngrams = Ngrams()
+    ngrams = Ngrams(Shares())
     assert found(ngrams.find([1, 2, 3, 1, 9, 9, 9, 9], 4)) == (1, 1)
     assert found(ngrams.find([1, 2, 3, 1, 2], 5)) == (2, 2)
 
@@ -50,8 +72,8 @@ def test_drafts_behind_the_text_are_not_looked_at() -> None:
 def test_a_long_prompt_is_indexed_no_further_back_than_it_says() -> None:
     far, near = [7, 8], [5, 6]
     text = [*far, *range(100, 100 + MAX_LOOKBACK), *near, *far]
-    assert Ngrams().find(text, len(text)) is None
-    assert found(Ngrams().find([*text, *near], len(text) + 2)) == (2, len(text) - 2)
+    assert Ngrams(Shares()).find(text, len(text)) is None
+    assert found(Ngrams(Shares()).find([*text, *near], len(text) + 2)) == (2, len(text) - 2)
 
 
 def test_a_copy_goes_round_where_the_text_ends() -> None:
