@@ -1,0 +1,149 @@
+"""A story-teller read: what it makes of openings that it was not trained on, all of it, and whether it keeps to what it
+is asked for.
+
+    python -m nvium_core.evaluation.stories MODEL [OTHER] --markdown stories.md --json stories.json
+
+Several models tell the same stories, side by side. Without a model it is the embedded one.
+"""
+
+import re
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from nvium_core.bench.harness import Figures
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.events import Completion
+from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.evaluation.suite import description, write_json
+from nvium_core.loading import LoadedModel, load_model
+from nvium_core.training.chat.conversations import user
+from nvium_core.training.chat.examples import prompt_tokens
+from nvium_core.training.tales.filters import WORD, repeats_a_sentence
+
+MATERIAL = Path(__file__).with_name("stories.yaml")
+TEMPERATURE = 0.7
+MAX_TOKENS = 400
+END = 1 / 3
+"""The last part of a story, in words, where its hero is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """`opening` was given. `ended` of its own accord."""
+
+    hero: str
+    opening: str
+    text: str
+    ended: bool
+
+    @property
+    def keeps_its_hero(self) -> bool:
+        words = WORD.findall(self.text)
+        return self.hero in {word.removesuffix("'s") for word in words[-max(1, round(len(words) * END)) :]}
+
+
+@cache
+def material() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(MATERIAL.read_text(encoding="utf-8"))
+    return read
+
+
+def tell(loaded: LoadedModel, openings: dict[str, str], max_tokens: int = MAX_TOKENS) -> list[Story]:
+    """A story for each hero's opening."""
+    prompts = [list(loaded.tokenizer(opening).input_ids) for opening in openings.values()]
+    told = sampled(loaded, prompts, max_tokens)
+    return [
+        Story(hero, opening, spoken(loaded, each), each.finish_reason == "stop")
+        for (hero, opening), each in zip(openings.items(), told, strict=True)
+    ]
+
+
+def answers(loaded: LoadedModel, subjects: Sequence[str], max_tokens: int = MAX_TOKENS) -> list[str]:
+    """To the request for a story about each subject."""
+    requests = [user(material()["request"].format(subject=subject)) for subject in subjects]
+    prompts = [prompt_tokens([request], loaded.tokenizer) for request in requests]
+    return [spoken(loaded, each) for each in sampled(loaded, prompts, max_tokens)]
+
+
+def sampled(loaded: LoadedModel, prompts: Sequence[list[int]], max_tokens: int) -> list[Completion]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURE, seed=0)
+    return Engine(loaded.model, EngineConfig(max_sequences=8)).generate(prompts, params)
+
+
+def spoken(loaded: LoadedModel, completion: Completion) -> str:
+    return str(loaded.tokenizer.decode(completion.token_ids, skip_special_tokens=True)).strip()
+
+
+def keeps_to(subject: str, answer: str) -> bool:
+    """The answer has the subject's noun, or a form or a compound that begins with it."""
+    *_, noun = subject.split()
+    return bool(re.search(rf"\b{noun.removesuffix('y').removesuffix('f')}", answer, re.IGNORECASE))
+
+
+COUNTS: dict[str, Callable[[Story], bool]] = {
+    "keep_their_hero": lambda story: story.keeps_its_hero,
+    "end": lambda story: story.ended,
+    "repeat_a_sentence": lambda story: repeats_a_sentence(story.text),
+}
+
+
+def figures(loaded: LoadedModel, stories: Sequence[Story], asked: Sequence[str], given: Sequence[str]) -> Figures:
+    kept = sum(keeps_to(subject, answer) for subject, answer in zip(asked, given, strict=True))
+    return {
+        **description(loaded),
+        "temperature": TEMPERATURE,
+        "max_tokens": MAX_TOKENS,
+        "num_stories": len(stories),
+        **{name: sum(map(holds, stories)) for name, holds in COUNTS.items()},
+        "median_words": median(len(WORD.findall(story.text)) for story in stories),
+        "num_asked": len(asked),
+        "keep_to_their_subject": kept,
+    }
+
+
+def as_markdown(told: dict[str, list[Story]]) -> str:
+    """Every story of every model, under its opening."""
+    first, *_ = told.values()
+    parts = ["# Stories\n\nAll that were told, none left out.\n"]
+    for number, story in enumerate(first):
+        parts.append(f"\n## {number + 1}. {story.opening}\n")
+        for name, stories in told.items():
+            own = stories[number]
+            text = re.sub(r"\s*\n\s*", "\n> \n> ", own.text)
+            parts.append(f"\n**{name}**{'' if own.ended else ', cut off'}\n\n> … {text}\n")
+    return "".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="python -m nvium_core.evaluation.stories", description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", default=[None])
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--openings", type=int, help="the first so many [all]")
+    parser.add_argument("--subjects", type=int, help="the first so many [all]")
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
+    given = parser.parse_args(arguments)
+    openings = dict([*material()["openings"].items()][: given.openings])
+    subjects = material()["subjects"][: given.subjects]
+    told, found = dict[str, list[Story]](), list[Figures]()
+    for name in given.models:
+        loaded = load_model(name, "cpu")
+        told[loaded.name] = tell(loaded, openings, given.max_tokens)
+        found.append(figures(loaded, told[loaded.name], subjects, answers(loaded, subjects, given.max_tokens)))
+        Console().print(loaded.name, {name: found[-1][name] for name in (*COUNTS, "keep_to_their_subject")})
+    if given.markdown:
+        given.markdown.write_text(as_markdown(told), encoding="utf-8")
+    if given.json:
+        write_json(found, given.json)
+
+
+if __name__ == "__main__":
+    main()
