@@ -58,7 +58,8 @@ class Diet:
     """Epochs for the simple documents and for the others.
 
     Simple are those up to `short_characters` long, and the simplest `simple_share` of all characters. A share of the
-    readings drops the title, a first line that stands alone, so that a prompt need not begin with one.
+    readings drops the title, a first line that stands alone and ends no sentence, so that a prompt need not begin with
+    one.
     """
 
     simple_share: float = 0.0
@@ -93,6 +94,7 @@ class Diet:
 
 
 def without_title(document: str) -> str:
-    """Without the first line, if a blank line follows it."""
+    """Without the first line, if a blank line follows it and it ends no sentence."""
     title, blank, text = document.partition("\n\n")
-    return text if blank and "\n" not in title else document
+    is_title = blank and "\n" not in title and not title.endswith((".", '."', '!"', '?"'))
+    return text if is_title else document

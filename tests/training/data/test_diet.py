@@ -66,5 +66,5 @@ def test_a_share_of_the_readings_has_no_title_if_so_wished() -> None:
 
 def test_only_a_line_alone_above_a_blank_one_is_a_title() -> None:
     assert without_title("Title\n\nText\n\nmore") == "Text\n\nmore"
-    for untitled in ("Text", "Two\nlines\n\nText"):
+    for untitled in ("Text", "Two\nlines\n\nText", "A fox lived here.\n\nIt sang.", 'It said, "Oh!"\n\nIt ran.'):
         assert without_title(untitled) == untitled
