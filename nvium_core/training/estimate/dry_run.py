@@ -6,6 +6,7 @@ Nothing is written and no text is read. For a model that does not fit, time come
 import os
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -97,10 +98,16 @@ def pass_of(recipe: Recipe, options: RunOptions) -> Pass:
     )
 
 
+MEMORY_FILE = Path("/proc/meminfo")
+
+
 def available_bytes(device: torch.device) -> int:
-    """Free memory now."""
+    """Memory that can be had now: on Linux with what files' pages would give back."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    if MEMORY_FILE.exists():
+        kilobytes = dict(line.split()[:2] for line in MEMORY_FILE.read_text().splitlines())
+        return int(kilobytes["MemAvailable:"]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -96,6 +96,13 @@ def test_free_memory_is_known() -> None:
     assert 2**20 < available_bytes(torch.device("cpu")) < 2**60
 
 
+def test_pages_of_files_are_memory_that_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal:  100 kB\nMemFree:  1 kB\nMemAvailable:  50 kB\nHugePages_Total:  0\n")
+    monkeypatch.setattr(module, "MEMORY_FILE", told)
+    assert available_bytes(torch.device("cpu")) == 50 * 1024
+
+
 @pytest.mark.parametrize(
     ("number", "text"),
     [(0, "0 "), (999, "999 "), (1234, "1.23 k"), (999_600, "1 M"), (3.1e20, "310 E"), (1e25, "1e+04 Z")],
