@@ -123,6 +123,7 @@ def test_a_signal_stops_a_run_after_a_checkpoint_and_the_same_command_goes_on(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+import tests.conftest  # as many threads as here
 from tests.training.small_runs import options, small_recipe, start
 
 def kill(*_):
