@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from transformers import LlamaForCausalLM
 
-from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams, TokenEvent
+from nvium_core import Completion, Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.engine.device.sampling import draw_by_race
 from nvium_core.engine.schedule import randomness
 from nvium_core.engine.schedule.costs import StepCosts
@@ -272,6 +272,17 @@ def test_the_model_says_what_is_sampled_from_unless_the_request_does() -> None:
 
 
 NUM_DRAWS = 200_000
+
+
+def test_the_engine_may_say_it_for_all_models() -> None:
+    model = agreeing_model()
+    asked = replace(LONG, sampling=None)
+    (told,) = Engine(model, EngineConfig(sampling="original")).generate(PROMPTS[:1], asked)
+    assert told.token_ids == expected(model, PROMPTS[0], LONG)
+    (told,) = Engine(model, EngineConfig(sampling="original")).generate(PROMPTS[:1], replace(asked, sampling="exits"))
+    assert {1, 2} & {*told.exits}
+    with pytest.raises(InvalidRequest, match=r"^sampling: must be exits, mixture, original"):
+        EngineConfig(sampling="last")  # type: ignore[arg-type]
 
 
 def test_200000_races_follow_the_distribution() -> None:
