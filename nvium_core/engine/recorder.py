@@ -163,9 +163,9 @@ class Recorder:
 
     def _draft_ahead(self, sequence: Sequence, by_drafter: Items[int]) -> None:
         """What followed the last tokens before, where that pays; else what the drafter has drafted, if anything."""
-        if not sequence.may_draft or sequence.drafted_at:
-            return
         drafting = self._scheduler.drafting
+        if drafting.is_off or not sequence.may_draft or sequence.drafted_at:
+            return
         find = sequence.look_up(drafting.copies_right[sequence.params.temperature == 0])
         if find and (number := drafting.num_copied(find.share, len(self._scheduler.running))):
             copied = continued(sequence.token_ids, find.end, sequence.num_tokens, number)

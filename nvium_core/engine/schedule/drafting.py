@@ -78,10 +78,14 @@ class Drafting:
     def never(cls) -> "Drafting":
         return cls(StepCosts.linear([1.0], [0.0]), 0)
 
+    @property
+    def is_off(self) -> bool:
+        return self._most == 0
+
     def plan(self, num_sequences: int) -> tuple[int, int]:
         """The block behind which tokens are drafted, or `DRAFTER`, and how many in a row: 0 where the dense schedule is
         as fast."""
-        if not self._planned or self._most == 0:
+        if not self._planned or self.is_off:
             return 0, 0
         if self._looks:
             look = self._num_looks % (len(self._planned) + 1)
@@ -92,8 +96,6 @@ class Drafting:
     def num_copied(self, share: float, num_sequences: int) -> int:
         """How many tokens are copied from where the last ones stood before, if that share of such copies is right: 0
         where the plan is as fast."""
-        if self._most == 0:
-            return 0
         plan = self._decided(num_sequences)
         if num_sequences not in self._copies:
             dense = self._dense(num_sequences)
