@@ -6,7 +6,6 @@ Shapes: R rows, V vocabulary.
 
 from collections import Counter
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -19,7 +18,6 @@ from nvium_core.bench.harness import Figures, Subject, Timed, interleaved, media
 from nvium_core.engine.device.sampling import draw_by_race, inverse_cdf
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
-from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.randomness import TOKEN, uniform
 from nvium_core.engine.schedule.sequence import DRAFTER
 from nvium_core.model.llama import causal_attention
@@ -33,7 +31,7 @@ CALIBRATION_SECONDS = 10.0
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 128, repeats: int = 5) -> Figures:
     """A row for each number of sequences and temperature; and how often drafts would be right of what was said at
-    temperature 1."""
+    temperature 1. `limit` is what the measured costs and the drafts that were right allow, over the dense schedule."""
     original = original_of(subject.model)
     rows, texts = [], list[list[int]]()
     for number in sequences:
@@ -44,9 +42,20 @@ def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 
         for engine in engines.values():
             engine.calibrate(max_seconds=CALIBRATION_SECONDS)
         for temperature in TEMPERATURES:
-            before = deepcopy(engines["lossless"].scheduler.drafting)
+            drafting = engines["lossless"].scheduler.drafting
+            rounds, num_right = Counter(drafting.rounds), drafting.num_accepted
             turns = compare(subject, engines, number, tokens, repeats, temperature)
-            rows.append(row(engines["lossless"].scheduler.drafting, before, turns, number, temperature))
+            rounds, num_right = drafting.rounds - rounds, drafting.num_accepted - num_right
+            limit = drafting.limit(rounds, num_right, number)
+            rows.append(
+                {
+                    "sequences": number,
+                    "temperature": temperature,
+                    **gain(turns),
+                    **drafted(rounds, num_right),
+                    "limit": limit,
+                }
+            )
             said = [token_ids for timing in turns["dense"] for token_ids, _ in timing.generated if temperature]
             seeds = range(number, number + len(said))  # turn 0 is not counted
             texts += [prompt(subject, seed) + token_ids for seed, token_ids in zip(seeds, said, strict=True)]
@@ -85,32 +94,29 @@ def prompt(subject: Subject, seed: int) -> list[int]:
     return subject.chats[seed % len(subject.chats)] if subject.chats else subject.prompt
 
 
-def row(
-    drafting: Drafting, before: Drafting, turns: dict[str, list[Timed]], num_sequences: int, temperature: float
-) -> Figures:
-    """`limit` is what the measured costs and the drafts that were right allow, over the dense schedule; `before` is the
-    state before these turns."""
+def gain(turns: dict[str, list[Timed]]) -> Figures:
     rates = {name: [timing.tokens_per_second for timing in timings] for name, timings in turns.items()}
     said = {
         name: [token_ids for timing in timings for token_ids, _ in timing.generated] for name, timings in turns.items()
     }
-    ratio = median_ratio(rates["lossless"], rates["dense"])
-    rounds, num_right = drafting.rounds - before.rounds, drafting.num_accepted - before.num_accepted
-    limit = drafting.limit(rounds, num_right, num_sequences)
+    return {
+        **{f"tokens_per_second_{name}": median(values) for name, values in rates.items()},
+        "lossless_over_dense": median_ratio(rates["lossless"], rates["dense"]),
+        "lossless_over_dense_in_all": in_all(turns["lossless"]) / in_all(turns["dense"]),
+        "tokens_are_identical": said["lossless"] == said["dense"],
+    }
+
+
+def drafted(rounds: Counter[tuple[int, int]], num_right: int) -> Figures:
+    """By whom, in all turns, and how much of it was right."""
     drafts = Counter[str]()
     for (source, number), times in rounds.items():
-        drafts[name_of(source)] += number * times
+        if number:
+            drafts[name_of(source)] += number * times
     return {
-        "sequences": num_sequences,
-        "temperature": temperature,
-        **{f"tokens_per_second_{name}": median(values) for name, values in rates.items()},
-        "lossless_over_dense": ratio,
-        "lossless_over_dense_in_all": in_all(turns["lossless"]) / in_all(turns["dense"]),
         "drafts": drafts,
         "drafts_right": num_right / max(1, drafts.total()),
         "tokens_a_round": (rounds.total() + num_right) / rounds.total(),
-        "limit": limit,
-        "tokens_are_identical": said["lossless"] == said["dense"],
     }
 
 
@@ -163,7 +169,7 @@ def table(figures: Figures) -> Table:
     result = Table("sequences", "temperature", *headings)
     for row in figures["rows"]:
         numbers = (row[name] for name in names)
-        drafted = ", ".join(f"{name} {number}" for name, number in row["drafts"].items() if number)
+        by = ", ".join(f"{name} {number}" for name, number in row["drafts"].items())
         asked = str(row["sequences"]), f"{row['temperature']:g}"
-        result.add_row(*asked, *(f"{number:.3g}" for number in numbers), drafted)
+        result.add_row(*asked, *(f"{number:.3g}" for number in numbers), by)
     return result

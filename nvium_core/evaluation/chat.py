@@ -92,11 +92,21 @@ def score(model: NviumForCausalLM, example: Example) -> tuple[Tensor, Tensor]:
 def sample_answers(model: NviumForCausalLM, examples: Sequence[Example], seed: int) -> list[Completion]:
     """An answer to each conversation's first question, up to its end or that of the context."""
     engine = Engine(model)
-    for number, each in enumerate(examples):
-        prompt = each.tokens[: int(each.is_answer.argmax())].tolist()
-        room = engine.context - len(prompt)
-        engine.add(str(number), prompt, SamplingParams(max_tokens=room, seed=seed + number))
-    completions = [Completion() for _ in examples]
+    prompts = [each.tokens[: int(each.is_answer.argmax())].tolist() for each in examples]
+    return sampled(
+        engine,
+        [
+            (prompt, SamplingParams(max_tokens=engine.context - len(prompt), seed=seed + number))
+            for number, prompt in enumerate(prompts)
+        ],
+    )
+
+
+def sampled(engine: Engine, asked: Sequence[tuple[list[int], SamplingParams]]) -> list[Completion]:
+    """Of each prompt as its parameters say."""
+    for number, (prompt, params) in enumerate(asked):
+        engine.add(str(number), prompt, params)
+    completions = [Completion() for _ in asked]
     while engine.has_work:
         for event in engine.step():
             if isinstance(event, FailureEvent):

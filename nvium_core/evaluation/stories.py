@@ -9,7 +9,7 @@ Several models tell the same stories, side by side. Without a model it is the em
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -22,6 +22,7 @@ from nvium_core.bench.harness import Figures
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion
 from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.evaluation.chat import sampled
 from nvium_core.evaluation.suite import description, write_json
 from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.chat.conversations import user
@@ -31,6 +32,7 @@ from nvium_core.training.tales.filters import WORD, repeats_a_sentence
 MATERIAL = Path(__file__).with_name("stories.yaml")
 TEMPERATURE = 0.7
 MAX_TOKENS = 400
+PLURALS = {"mouse": "mice"}
 END = 1 / 3
 """The last part of a story, in words, where its hero is looked for."""
 
@@ -59,7 +61,7 @@ def material() -> dict[str, Any]:
 def tell(loaded: LoadedModel, openings: dict[str, str], max_tokens: int = MAX_TOKENS) -> list[Story]:
     """A story for each hero's opening."""
     prompts = [list(loaded.tokenizer(opening).input_ids) for opening in openings.values()]
-    told = sampled(loaded, prompts, max_tokens)
+    told = said(loaded, prompts, max_tokens)
     return [
         Story(hero, opening, spoken(loaded, each), each.finish_reason == "stop")
         for (hero, opening), each in zip(openings.items(), told, strict=True)
@@ -70,12 +72,14 @@ def answers(loaded: LoadedModel, subjects: Sequence[str], max_tokens: int = MAX_
     """To the request for a story about each subject."""
     requests = [user(material()["request"].format(subject=subject)) for subject in subjects]
     prompts = [prompt_tokens([request], loaded.tokenizer) for request in requests]
-    return [spoken(loaded, each) for each in sampled(loaded, prompts, max_tokens)]
+    return [spoken(loaded, each) for each in said(loaded, prompts, max_tokens)]
 
 
-def sampled(loaded: LoadedModel, prompts: Sequence[list[int]], max_tokens: int) -> list[Completion]:
-    params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURE, seed=0)
-    return Engine(loaded.model, EngineConfig(max_sequences=8)).generate(prompts, params)
+def said(loaded: LoadedModel, prompts: Sequence[list[int]], max_tokens: int) -> list[Completion]:
+    """With a seed each: the same draws would make them alike."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURE)
+    asked = [(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts)]
+    return sampled(Engine(loaded.model, EngineConfig(max_sequences=8)), asked)
 
 
 def spoken(loaded: LoadedModel, completion: Completion) -> str:
@@ -83,9 +87,10 @@ def spoken(loaded: LoadedModel, completion: Completion) -> str:
 
 
 def keeps_to(subject: str, answer: str) -> bool:
-    """The answer has the subject's noun, or a form or a compound that begins with it."""
+    """The answer has the subject's noun, or its plural."""
     *_, noun = subject.split()
-    return bool(re.search(rf"\b{noun.removesuffix('y').removesuffix('f')}", answer, re.IGNORECASE))
+    forms = {noun, PLURALS.get(noun, ""), f"{noun}s", f"{noun}es", f"{noun[:-1]}ies", f"{noun[:-1]}ves"} - {""}
+    return not forms.isdisjoint(word.lower().removesuffix("'s") for word in WORD.findall(answer))
 
 
 COUNTS: dict[str, Callable[[Story], bool]] = {
@@ -100,7 +105,6 @@ def figures(loaded: LoadedModel, stories: Sequence[Story], asked: Sequence[str],
     return {
         **description(loaded),
         "temperature": TEMPERATURE,
-        "max_tokens": MAX_TOKENS,
         "num_stories": len(stories),
         **{name: sum(map(holds, stories)) for name, holds in COUNTS.items()},
         "median_words": median(len(WORD.findall(story.text)) for story in stories),
@@ -137,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in given.models:
         loaded = load_model(name, "cpu")
         told[loaded.name] = tell(loaded, openings, given.max_tokens)
-        found.append(figures(loaded, told[loaded.name], subjects, answers(loaded, subjects, given.max_tokens)))
+        own = figures(loaded, told[loaded.name], subjects, answers(loaded, subjects, given.max_tokens))
+        found.append({**own, "max_tokens": given.max_tokens})
         Console().print(loaded.name, {name: found[-1][name] for name in (*COUNTS, "keep_to_their_subject")})
     if given.markdown:
         given.markdown.write_text(as_markdown(told), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunOptions:
     run_options = options(tmp_path_factory.mktemp("stopped") / "run")
     advance(start(small_recipe(), run_options), 9)
     return run_options
-
-
-@pytest.fixture
-def folder(stopped: RunOptions, tmp_path: Path) -> Path:
-    """A copy of its folder."""
-    return Path(shutil.copytree(stopped.folder, tmp_path / "run"))
 
 
 def resumed(stopped: RunOptions, folder: Path, **changes: object) -> RunOptions:

@@ -1,6 +1,5 @@
 """A run is resumed with the recipe, text and circumstances it was begun with, or told by name what is other."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunOptions:
     run_options = options(tmp_path_factory.mktemp("stopped") / "run")
     advance(start(small_recipe(), run_options), 5)
     return run_options
-
-
-@pytest.fixture
-def folder(stopped: RunOptions, tmp_path: Path) -> Path:
-    """A copy of its folder."""
-    return Path(shutil.copytree(stopped.folder, tmp_path / "run"))
 
 
 def changed(folder: Path, part: str, **values: Any) -> None:

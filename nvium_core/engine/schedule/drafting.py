@@ -196,4 +196,4 @@ class Drafting:
 
 def tokens_of(share: float, most: int) -> float:
     """That a round of so many drafts brings, if each behind a right one is right so often."""
-    return sum([share**number for number in range(most + 1)])
+    return (1 - share ** (most + 1)) / (1 - share) if share < 1 else most + 1.0

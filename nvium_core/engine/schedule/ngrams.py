@@ -14,8 +14,8 @@ FIRST_GUESSES = {8: 0.75, 4: 0.55, 2: 0.3, 1: 0.1}
 GUESS_WEIGHT = 8
 """Finds in a text that what is known from others counts for; the first guess counts for four times as many."""
 
-HALF_LIFE = 2000
-"""Finds until what was seen before counts half."""
+KEPT = 0.5 ** (1 / 2000)
+"""Of what was seen before, with every find: half after 2,000."""
 
 MAX_LOOKBACK = 4096
 """Tokens before the first lookup that are indexed, at some 700 bytes each."""
@@ -37,9 +37,8 @@ class Shares:
         self._right = {length: 4 * GUESS_WEIGHT * guess for length, guess in FIRST_GUESSES.items()}
 
     def learn(self, length: int, is_right: bool) -> None:
-        kept = 0.5 ** (1 / HALF_LIFE)
-        self._found[length] = kept * self._found[length] + 1
-        self._right[length] = kept * self._right[length] + is_right
+        self._found[length] = KEPT * self._found[length] + 1
+        self._right[length] = KEPT * self._right[length] + is_right
 
     def __getitem__(self, length: int) -> float:
         return self._right[length] / self._found[length]
