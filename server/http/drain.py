@@ -10,6 +10,7 @@ import structlog
 import uvicorn
 
 from server.http.admission import Admission
+from server.http.connection import Connection
 from server.http.renewal import Renewal
 from server.settings import Settings
 
@@ -17,9 +18,12 @@ ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (it is not l
 
 log = structlog.get_logger("nvium.server")
 
-
 FAILED_SECONDS = 5
 """For answering open requests once the service has failed."""
+
+FIRST_REQUEST_SECONDS = 2
+"""How long the first request of a connection may still come, to be told that the server drains. Closing the connection
+before would lose a request that is on its way."""
 
 
 def url_of(settings: Settings, port: int) -> str:
@@ -59,6 +63,7 @@ class DrainingServer(uvicorn.Server):
         self._renewal = renewal
         self._service = service
         self._drains_until: float | None = None
+        self._awaits_until = 0.0
         self._is_logged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -68,7 +73,8 @@ class DrainingServer(uvicorn.Server):
         self._begin_to_drain(self._service.settings.drain_seconds)
 
     def _begin_to_drain(self, seconds: float) -> None:
-        self._drains_until = time.monotonic() + seconds
+        now = time.monotonic()
+        self._drains_until, self._awaits_until = now + seconds, now + min(seconds, FIRST_REQUEST_SECONDS)
         self._service.admission.drain()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -103,8 +109,12 @@ class DrainingServer(uvicorn.Server):
             log.info("draining", choices=num_present, seconds=self._service.settings.drain_seconds)
             self._is_logged = True
         if num_present == 0:
-            self.should_exit = True
+            self.should_exit = not self._awaits_first_requests()
         elif time.monotonic() > self._drains_until:
             log.warning("stopping with requests still running", choices=num_present)
             self._service.give_up()
             self.should_exit = True
+
+    def _awaits_first_requests(self) -> bool:
+        connections = [each for each in self.server_state.connections if isinstance(each, Connection)]
+        return time.monotonic() < self._awaits_until and any(each.awaits_first_request for each in connections)

@@ -67,6 +67,18 @@ async def test_sigterm_under_load_loses_no_accepted_request(model_folder: Path, 
 
 
 @pytest.mark.slow
+async def test_a_request_that_is_on_its_way_at_sigterm_is_told_to_come_back(model_folder: Path, tmp_path: Path) -> None:
+    with server_process(model_folder, tmp_path) as server:
+        async with connected(server.url) as opened, connected(server.url):
+            wait_until(lambda: server.is_ready)
+            server.terminate()
+            await asyncio.sleep(0.8)
+            answer = await opened.ask(asking(max_tokens=2))
+            assert (answer.status, answer.json()["error"]["code"]) == (503, "draining")
+            assert server.exit_code(seconds=5) == 0
+
+
+@pytest.mark.slow
 async def test_a_second_sigterm_stops_at_once(model_folder: Path, tmp_path: Path) -> None:
     with server_process(model_folder, tmp_path) as server:
         async with connected(server.url) as connection:
