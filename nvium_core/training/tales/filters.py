@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from nvium_core.training.tales.narrator import Tale
+from nvium_core.training.tales.plots import WORDS
 
 MIN_WORDS, MAX_WORDS = 60, 320
 LONG_SENTENCE_WORDS = 4
@@ -51,8 +52,10 @@ Reason = str
 
 
 def simple_words(text: str) -> frozenset[str]:
+    """Those that the text says often, and those that plots are made of."""
     counts = Counter(word.lower() for word in WORD.findall(text))
-    return frozenset(word for word, count in counts.items() if count >= MIN_COUNT)
+    given = {word.lower() for word in WORD.findall(WORDS.read_text(encoding="utf-8"))}
+    return frozenset(given.union(word for word, count in counts.items() if count >= MIN_COUNT))
 
 
 class Filter:

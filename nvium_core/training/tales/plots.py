@@ -10,8 +10,8 @@ import yaml
 
 WORDS = Path(__file__).with_name("plots.yaml")
 PRONOUNS = (("she", "her", "her", "herself"), ("he", "him", "his", "himself"))
-NUM_KINDS = 6
-"""Animals to draw heroes from, beside the children."""
+CHILD_SHARE = 0.2
+"""Of the heroes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,17 +45,17 @@ def draw_cast(random: Random) -> dict[str, str]:
     """A word for every field of a sentence."""
     drawn = words()
     she, them, her, self_ = random.choice(PRONOUNS)
-    animals = [f"{random.choice(drawn['characters'])} {random.choice(drawn['animals'])}" for _ in range(NUM_KINDS)]
     nouns = {field: random.choice(choices) for field, choices in drawn["nouns"].items()}
-    nouns["kind"] = random.choice(drawn["children"][she] + animals)
+    nouns["being"] = drawn["children"][she] if random.random() < CHILD_SHARE else random.choice(drawn["beings"])
+    nouns["kind"] = f"{random.choice(drawn['characters'])} {nouns['being']}"
     with_article = {f"a_{field}": f"{article(noun)} {noun}" for field, noun in nouns.items()}
     cast: dict[str, str] = nouns | with_article | {"she": she, "them": them, "her": her, "self": self_}
     cast |= {field.capitalize(): cast[field].capitalize() for field in ("she", "her")}
-    cast["A_helper"] = cast["a_helper"].capitalize()
+    cast |= {field.capitalize(): cast[field].capitalize() for field in ("a_helper", "a_being")}
     cast |= {field: random.choice(choices) for field, choices in drawn["phrases"].items()}
     cast["name"] = random.choice(drawn["names"][she])
     return cast
 
 
 def article(noun: str) -> str:
-    return "an" if noun[0] in "aeiou" else "a"
+    return "an" if noun[0] in "aeiou" and not noun.startswith("uni") else "a"
