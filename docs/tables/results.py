@@ -11,6 +11,7 @@ from nvium_core.evaluation.paired import interval
 from nvium_core.evaluation.paper import EXIT_PERPLEXITIES, EXIT_SHARES, PARETO, PERPLEXITY, SCALES
 
 EMBEDDED = "evaluation-tales-chat"
+PAPER_VOCABULARY = 32_000
 GAIN = "gain, % (95%)"
 BETAS, EXITS, PLACES = ("β 0, .1, .2, .3, .4", "2, 3, 4, 6, 8, 12 exits", "early exit at 2, 6, 10, 14, 18, 22")
 SMALL = {
@@ -162,6 +163,31 @@ def sweep_row(name: str, words: str, series: str, place: int) -> list[Cell]:
     depth, theory = digits(run["mean_depth"], 3), digits(run["theoretical_speed_up_percent"], 1)
     ours = [run["perplexity"], gain(run), depth, shares(run["exit_shares"]), theory]
     return [words, *ours, speed_up(run), point.perplexity_gain, digits(point.speed_up, 1)]
+
+
+@table
+def vocabulary() -> Table:
+    """A row for each of our sizes, a column for each seed, and the paper's 24-layer models."""
+    runs = read("vocabulary-small")
+    seeds = sorted({run["seed"] for run in runs})
+    head = ["model", "vocabulary", "width over vocabulary", "mean depth", *(f"{GAIN}, seed {seed}" for seed in seeds)]
+    sizes = sorted({run["vocab_size"] for run in runs})
+    ours = [vocabulary_row([run for run in runs if run["vocab_size"] == size], seeds) for size in sizes]
+    widths = sorted(width for layers, width in SCALES if layers == 24)
+    return head, [*ours, *([*paper_vocabulary_row(width), *([""] * (len(seeds) - 1))] for width in widths)]
+
+
+def vocabulary_row(runs: list[dict[str, Any]], seeds: list[int]) -> list[Cell]:
+    first, of_seed = runs[0], {run["seed"]: run for run in runs}
+    depth = sum(run["mean_depth"] for run in runs) / len(runs)
+    gains = [gain(of_seed[seed]) if seed in of_seed else "" for seed in seeds]
+    ratio = digits(first["width_over_vocabulary"], 3)
+    return [f"`small`, 12 × {first['width']}, β 0", first["vocab_size"], ratio, depth, *gains]
+
+
+def paper_vocabulary_row(width: int) -> list[Cell]:
+    ratio = digits(width / PAPER_VOCABULARY, 3)
+    return [f"the paper's 24 × {width}", PAPER_VOCABULARY, ratio, "", SCALES[24, width].perplexity_gain]
 
 
 @table
