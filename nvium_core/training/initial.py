@@ -12,7 +12,7 @@ from nvium_core.training.chat.template import give_chat_template
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.recipes.twins import RUN
-from nvium_core.training.retrofit import retrofit
+from nvium_core.training.retrofitting.papers_start import retrofit
 
 SHAPE = (
     "vocab_size",

@@ -21,8 +21,8 @@ from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.sequence import LOOKUP
 from nvium_core.model import reference
-from nvium_core.training.retrofit import retrofit
 from nvium_core.training.retrofitting.least_squares import hold
+from nvium_core.training.retrofitting.papers_start import retrofit
 from tests.engine.driving import drained
 from tests.model.llama_folders import llama_folder, random_llama
 from tests.random_models import random_model

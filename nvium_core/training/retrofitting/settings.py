@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvium_core.model.config import NviumConfig
-from nvium_core.training.retrofit import RetrofitError, with_exits
+from nvium_core.training.retrofitting.papers_start import RetrofitError, with_exits
 
 NUM_EXITS = 4
 EPOCHS = 3

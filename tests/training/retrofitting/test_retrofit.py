@@ -18,9 +18,9 @@ from nvium_core.model.exits import CONTINUE, EXIT
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.retrofit import RetrofitError
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
+from nvium_core.training.retrofitting.papers_start import RetrofitError
 from nvium_core.training.retrofitting.settings import RetrofitSettings
 from nvium_core.training.retrofitting.table import measured
 from nvium_core.training.retrofitting.texts import read_text

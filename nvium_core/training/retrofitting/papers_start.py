@@ -1,4 +1,4 @@
-"""A pretrained Llama as the beginning of an N-vium: exits are added, and no answer of its changes.
+"""The paper's start of a retrofit: exits are put on a pretrained Llama as they are, and no answer of its changes.
 
 What training does to it is another matter. The paper finds that all early exits die (section on retrofitting), and
 its objective says why. Router heads start near zero, so 1 − 2^(1−N) of the mass is on early exits, whose π_k, a
