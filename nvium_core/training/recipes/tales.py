@@ -70,20 +70,31 @@ def tales_of_depth(depth: float) -> Recipe:
 
 def tales_chat() -> Recipe:
     """The story-teller tuned to tell what is asked for, on the same text: a question for every simple tale, and for an
-    eighth of the others. The rate is AdamW's for all weights."""
-    recipe = tales()
+    eighth of the others."""
+    diet = replace(tales().diet, simple_epochs=1.0, other_epochs=0.125)
+    return asked_for(tales(), initial="runs/tales-again/model", beta=0.1, diet=diet, total_tokens=2_400_000)
+
+
+def stories_chat() -> Recipe:
+    """The story-teller of 8,192 tokens tuned likewise: two questions for every short tale, the made ones among them."""
+    diet = replace(stories().diet, simple_epochs=2.0, other_epochs=0.125)
+    return asked_for(stories(), initial="runs/stories/model", beta=0.002, diet=diet, total_tokens=3_600_000)
+
+
+def asked_for(recipe: Recipe, *, initial: str, beta: float, diet: Diet, total_tokens: int) -> Recipe:
+    """A recipe's model tuned on conversations, from the β it had in the end. The rate is AdamW's for all weights."""
     return replace(
         recipe,
-        initial="runs/tales-again/model",
+        initial=initial,
         text="conversations",
-        total_tokens=2_400_000,
+        total_tokens=total_tokens,
         tokens_per_step=8192,
         short_context=recipe.shape.context,
         learning_rate=LearningRate(maximum=3e-4, warmup=0.05, final_ratio=0.0),
         router_warmup=RouterWarmup(share=0.0),
-        beta=BetaSettings(initial=0.1, depth=recipe.beta.depth),
+        beta=BetaSettings(initial=beta, depth=recipe.beta.depth),
         optimizer=OptimizerSettings(),
-        diet=replace(recipe.diet, simple_epochs=1.0, other_epochs=0.125),
+        diet=diet,
         evaluations=6,
     )
 
@@ -94,4 +105,5 @@ TALES: dict[str, Callable[[], Recipe]] = {
     "stories": stories,
     f"tales-depth-{SHALLOW:g}": partial(tales_of_depth, SHALLOW),
     "tales-chat": tales_chat,
+    "stories-chat": stories_chat,
 }
