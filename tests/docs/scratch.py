@@ -20,9 +20,9 @@ from tests.docs.pages import ROOT
 from tests.planning.test_forecast import report as load_report
 from tests.training.baselines.small_models import small_calm, small_univium
 
-NVIUMS = ("MODEL", "runs/small/model", "runs/tales/model")
+NVIUMS = ("MODEL", "runs/small/model", "runs/tales/model", "runs/tiny/model")
 DENSES = ("DENSE", "runs/small-dense/model", "runs/tales-dense/model")
-TEXTS = ("valid.txt.xz", "train.txt.xz", "tales.txt.xz", "stories.txt.xz", "stories.txt", "c4.txt.xz")
+TEXTS = ("valid.txt.xz", "train.txt.xz", "data/tales/tales.txt.xz", "stories.txt", "c4.txt.xz")
 TALES = (
     "The Fox\n\nOne fox met a crow.\n<|endoftext|>\nThe Crow\n\nTwo crows met a fox, and both of them spoke"
     + " of the other" * 20
@@ -45,6 +45,7 @@ def furnish(folder: Path) -> None:
     for name, model in models.items():
         model.save_pretrained(folder / name)
         loaded.tokenizer.save_pretrained(folder / name)
+    (folder / "data" / "tales").mkdir(parents=True)
     for name in TEXTS:
         content = TALES.encode()
         (folder / name).write_bytes(lzma.compress(content) if name.endswith(".xz") else content)
