@@ -83,23 +83,25 @@ ROUTES = (
     Route(
         "post",
         "/v1/responses",
-        "Answer messages, as agents ask",
+        "Answer messages, in the form that agents use; events if streamed",
         Response,
         ResponseRequest,
         ResponseEvent,
         REFUSALS + REFUSALS_OF_BODIES,
     ),
-    Route("post", "/tokenize", "A text's tokens", Tokens, TokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),
-    Route("post", "/detokenize", "Tokens' text", Detokenized, DetokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),
-    Route("get", "/tokenizer_info", "What the tokenizer is made of", TokenizerInfo),
-    Route("get", "/v1/models", "The models served", ModelList),
-    Route("get", "/v1/models/{model_id}", "A model by its id", Model, refusals=(*REFUSALS, 404)),
-    Route("get", "/livez", "Whether the process makes progress", Status, refusals=REFUSALS_OF_PROBES),
-    Route("get", "/readyz", "Whether requests are wanted", Status, refusals=REFUSALS_OF_PROBES),
-    Route("get", "/health", "Both", Status, refusals=REFUSALS_OF_PROBES),
-    Route("get", "/version", "The version served", Version),
-    Route("get", "/metrics", "Metrics for Prometheus", None),
-    Route("get", "/openapi.json", "This document", Json),
+    Route(
+        "post", "/tokenize", "Tokens of a text or chat", Tokens, TokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES
+    ),
+    Route("post", "/detokenize", "Text of tokens", Detokenized, DetokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),
+    Route("get", "/tokenizer_info", "The tokenizer's class, special tokens and chat template", TokenizerInfo),
+    Route("get", "/v1/models", "The model under each of its names, with its exits and limits", ModelList),
+    Route("get", "/v1/models/{model_id}", "The same, by one name", Model, refusals=(*REFUSALS, 404)),
+    Route("get", "/livez", "Liveness probe: the engine makes progress", Status, refusals=REFUSALS_OF_PROBES),
+    Route("get", "/readyz", "Readiness probe: requests are accepted", Status, refusals=REFUSALS_OF_PROBES),
+    Route("get", "/health", "Both probes in one", Status, refusals=REFUSALS_OF_PROBES),
+    Route("get", "/version", "The version of nvium", Version),
+    Route("get", "/metrics", "Metrics for Prometheus; `--metrics-open` lets them be read without a key", None),
+    Route("get", "/openapi.json", "These endpoints as an OpenAPI 3.1 document", Json),
 )
 
 

@@ -48,14 +48,18 @@ class NeutralOnly:
         return {"enum": list(self.values)} if self.values else {"type": "null"}
 
 
-class Hint(NeutralOnly):
-    """Marks a field without effect: other values than neutral ones are reported as ignored."""
+class WithoutEffect(NeutralOnly):
+    """Marks a field that may have any value and changes nothing: what it asks for is done anyway."""
 
     def check(self, param: str, value: Any) -> None:
         """Accept anything."""
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return handler(core_schema)
+
+
+class Hint(WithoutEffect):
+    """Marks a field that is not followed: other values than neutral ones are reported as ignored."""
 
 
 class RequestBody(BaseModel):

@@ -10,7 +10,7 @@ from nvium_core.text.chat_template import Conversation
 from nvium_core.text.tool_calls import PLAIN, CallFormat
 from server.errors import InvalidField
 from server.generation.grammars import JsonSchema, ToolCalls
-from server.schemas.body import Hint, Int64, NeutralOnly, Text, check
+from server.schemas.body import Hint, Int64, NeutralOnly, Text, WithoutEffect, check
 from server.schemas.formats import Form
 from server.schemas.generation import (
     Generated,
@@ -34,7 +34,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     max_tokens: Int64 | None = None
     """The old name of `max_completion_tokens`; both are accepted if they agree."""
     logprobs: bool = False
-    """log π_mix of every token."""
+    """log π_mix of every token; with `nvium.sampling: original`, log π_N of the last exit."""
     top_logprobs: int | None = None
     """0 to 20 alternatives; only with `logprobs`."""
 
@@ -45,7 +45,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
 
     safety_identifier: Text | None = None
     """In the request's log line, in place of `user`."""
-    prompt_cache_key: Text | None = None
+    prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
     """Prefixes are always shared, whatever the key."""
     prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
     prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None

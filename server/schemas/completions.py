@@ -27,13 +27,15 @@ Prompts = Annotated[
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
+    """A text, token ids, or a list of either; at most `--max-prompts`."""
     max_tokens: Int64 = 16
     """0 to score an echoed prompt only."""
     best_of: int | None = None
-    """Ranked by mean log π_mix; not above `n` in a stream."""
+    """Choices to generate; the `n` of the highest mean log-probability are returned. Not above `n` in a stream."""
     echo: bool = False
+    """Whether the text begins with the prompt."""
     logprobs: int | None = None
-    """0 to 20: log π_mix, and this many alternatives."""
+    """0 to 20: log π_mix of every token, and this many alternatives; with `nvium.sampling: original`, log π_N."""
     suffix: Annotated[str, NeutralOnly("", why=": the model cannot fill in")] = ""
 
     @property

@@ -40,6 +40,7 @@ class JsonSchemaFormat(RequestBody):
 
 class ResponseFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
+    """`text`, `json_object` or `json_schema`."""
     json_schema: JsonSchemaFormat | None = None
     """With type `json_schema`, and only with it."""
 
@@ -64,6 +65,7 @@ class StructuredOutputs(RequestBody):
     regex: Text | None = None
     """Matches the whole answer, in the syntax of Rust's regex crate."""
     choice: Annotated[list[Text], Field(fail_fast=True)] | None = None
+    """The answer is one of these texts."""
     json_schema: Annotated[
         dict[str, Any] | Text | None, Field(alias="json"), described("must be a JSON schema, as an object or as text")
     ] = None

@@ -53,6 +53,7 @@ class RequestLimits(ResponseBody):
 
 class StreamOptions(RequestBody):
     include_usage: bool = False
+    """A last chunk with the usage."""
     continuous_usage_stats: bool = False
     """Usage so far in every chunk."""
     include_obfuscation: Annotated[bool, NeutralOnly(False)] = False
@@ -64,13 +65,14 @@ class NviumOptions(RequestBody):
     model_config = ConfigDict(extra="forbid")
 
     sampling: Literal["exits", "mixture", "original"] | None = None
-    """Whether to sample from the exit taken, the explicit mixture or the last exit; the model says what by default."""
+    """Sample from the exit that routers draw, from the explicit mixture, or from the last exit alone; by default what
+    `--sampling` or the model says."""
     metadata: bool = True
-    """Whether to return exits."""
+    """Whether the answer has the exits of its tokens, `nvium`."""
     text_offsets: bool = False
-    """Whether to return, beside the exits, where each token's characters begin in the text."""
+    """Adds where each token's characters begin in the text."""
     probabilities: bool = False
-    """Whether to return p_k of all exits beside them, at the cost of `logprobs`."""
+    """Adds p_k of all exits; costs as much as `logprobs`."""
     open_objects: bool = False
     """Whether objects that declare `properties` may have others too unless the schema says otherwise."""
 
@@ -107,28 +109,36 @@ class GenerationRequest(OtherServers):
     model: Text
     """Its id, or `default`."""
     n: int = 1
-    """Choices that share one prompt; choice j draws from (seed, j)."""
+    """Choices that share one prompt, at most `--max-n`; choice j draws from (seed, j)."""
     seed: int | None = None
-    """64 bits; random by default."""
+    """64 bits, which decide every draw; random by default."""
     temperature: float = 1.0
-    """0 to 2; 0 is the argmax of the mixture."""
+    """0 to 2. 0 takes the most probable token of the mixture; with `nvium.sampling: original`, of the last exit."""
     top_p: float = 1.0
+    """Above 0, at most 1; 1: off."""
     top_k: int = 0
+    """0: off."""
     min_p: float = 0
+    """0 to 1, a share of the most probable token's probability; 0: off."""
     presence_penalty: float = 0
+    """−2 to 2, taken off the logits of tokens generated so far; 0: off."""
     frequency_penalty: float = 0
+    """The same for each occurrence."""
     repetition_penalty: float = 1
+    """Above 0, at most 2; of all tokens so far, the prompt's included; 1: off."""
     logit_bias: Annotated[dict[str, float], at_most(MAX_BIASES)] = {}
-    """By token id, −100 to 100."""
+    """Added to the logits, by token id, −100 to 100."""
 
     stop: Stops = []
     """At most four strings of at most 10,000 characters."""
     stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKENS)] = []
+    """End the answer as end-of-text does."""
     min_tokens: int = 0
     """Tokens before the text may end."""
     ignore_eos: bool = False
     """The text ends neither at end-of-text nor at the end of a turn of the chat template."""
     include_stop_str_in_output: bool = False
+    """Whether the text holds the stop string that ended it."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -143,27 +153,28 @@ class GenerationRequest(OtherServers):
     grammar: Text | None = None
     """llama.cpp's name of `structured_outputs.grammar`."""
     bad_words: Annotated[list[Text], at_most(MAX_BAD_WORDS)] = []
-    """Texts that the answer must not contain."""
+    """Texts that the answer must not contain, at most 64."""
     allowed_token_ids: Annotated[list[int], at_most(MAX_ALLOWED_TOKENS)] | None = None
     """Tokens that the answer may have; end-of-text only if it is among them."""
     truncate_prompt_tokens: Annotated[Int64, Field(ge=-1)] | None = None
     """Only this many last tokens of a prompt are used; −1: as many as leave room for the answer, `max_tokens` or 1."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
-    """log π_mix of the prompt's tokens, and this many alternatives; not in a stream."""
+    """As `logprobs`, of the prompt's tokens, with this many alternatives; not in a stream."""
     priority: Int64 = 0
-    """Of waiting requests of one key, the lowest goes first."""
+    """Of waiting requests with the same API key, the lowest number goes first."""
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None
-    """Cached prefixes are shared by requests of the same salt only."""
+    """Cached prefixes are shared only by requests with the same salt."""
     skip_special_tokens: bool = True
-    """Whether special tokens have no text."""
+    """Whether special tokens are left out of the text."""
     metadata: Annotated[dict[Text, Text], at_most(MAX_METADATA)] | None = None
-    """Returned with the answer."""
+    """Up to 16 pairs of texts, returned with the answer."""
 
     stream: bool = False
+    """Whether the answer is sent as events."""
     stream_options: StreamOptions | None = None
     """Only with `stream`."""
     return_token_ids: bool = False
-    """Adds the token ids of the prompt and of each choice."""
+    """Adds `prompt_token_ids`, and `token_ids` of each choice."""
     user: Text | None = None
     """In the request's log line, its first 64 characters."""
     nvium: NviumOptions = NviumOptions()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from server.schemas.body import NeutralOnly, RequestBody, Text, at_most, encodable, told_apart
+from server.schemas.body import NeutralOnly, RequestBody, Text, WithoutEffect, at_most, encodable, told_apart
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -25,7 +25,7 @@ NoToolCallId = Annotated[Any, NeutralOnly(why=": only role tool answers a call")
 
 
 class Part(RequestBody):
-    prompt_cache_breakpoint: dict[str, Any] | None = None
+    prompt_cache_breakpoint: Annotated[dict[str, Any] | None, WithoutEffect()] = None
     """Prefixes are always shared, wherever they end."""
 
 

@@ -7,7 +7,18 @@ from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
 from server.errors import InvalidField
-from server.schemas.body import Hint, Int64, NeutralOnly, RequestBody, Text, at_most, check, described, unenforced
+from server.schemas.body import (
+    Hint,
+    Int64,
+    NeutralOnly,
+    RequestBody,
+    Text,
+    WithoutEffect,
+    at_most,
+    check,
+    described,
+    unenforced,
+)
 from server.schemas.chat import ChatRequest
 from server.schemas.foreign import check_elsewhere, check_foreign
 from server.schemas.generation import MAX_METADATA, ExitSummary, NviumOptions, TokenExits
@@ -109,7 +120,7 @@ class ResponseRequest(RequestBody):
     metadata: Annotated[dict[Text, Text], at_most(MAX_METADATA)] = {}
     user: Text | None = None
     safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
+    prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
     """Prefixes are always shared, whatever the key."""
     nvium: NviumOptions = NviumOptions()
 

@@ -10,14 +10,15 @@ from server.schemas.template import TemplateOptions
 
 
 class TokenizeRequest(TemplateOptions):
-    """A prompt or messages, with what chats say of the template. `add_special_tokens` is for a prompt (None: yes); a
-    chat template has its own."""
+    """A prompt or messages, with what chats say of the template."""
 
     model: Text | None = None
     prompt: Text | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
+    """Of a prompt, by default yes; a chat template has its own."""
     return_token_strs: bool = False
+    """Adds the vocabulary's names of the tokens."""
 
     def check(self) -> None:
         """Raise `InvalidField` for what does not go together."""

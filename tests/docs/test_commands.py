@@ -54,6 +54,8 @@ NOT_RUN = {
     "nvium iso": "measures models of every depth for minutes; tests/evaluation/test_iso.py has tiny ones",
     "nvium retrofit": "learns for minutes; tests/training/retrofitting/ has a small one",
     "nvium serve --api-keys-file keys.txt --ssl-certfile": "wants a certificate; tests/server/http/test_tls.py has one",
+    "nvium serve HuggingFaceTB/SmolLM2-135M-Instruct": "wants the Hub; folders are served here",
+    "nvium serve SmolLM2-135M-Instruct-Q4_K_M.gguf": "wants the Hub's file; tests/model/test_gguf.py has others",
     "nvium serve --replicas": "Ray need not be installed; tests/server/replicas/ has real ones",
     "pip install": "changes this environment; that our extra is there is checked",
     "python -m loadtest.overhead": "needs another process for minutes; see tests/loadtest/test_overhead.py",

@@ -1,0 +1,121 @@
+"""The pages on fields and options have all that the schemas and the command have."""
+
+import re
+from typing import Any, get_type_hints
+
+import pytest
+from openai.types import completion_create_params, shared_params
+from openai.types.chat import (
+    ChatCompletionAssistantMessageParam,
+    ChatCompletionContentPartTextParam,
+    ChatCompletionFunctionToolParam,
+    ChatCompletionStreamOptionsParam,
+    ChatCompletionToolMessageParam,
+    ChatCompletionUserMessageParam,
+)
+from openai.types.chat import completion_create_params as chat_create_params
+
+from docs.tables import __main__ as program
+from docs.tables.fields import fields
+from docs.tables.table import TABLES
+from server.errors import CONTEXT_EXCEEDED
+from server.routes.openapi import ROUTES
+from server.schemas.body import RequestBody
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.generation import ExitSummary, TokenExits
+from tests.docs.pages import ROOT
+from tests.docs.real import NVIUM
+
+assert program.MODULES, "they register the tables"
+
+OPENAI: list[tuple[type[RequestBody], str, Any]] = [
+    (CompletionRequest, "", completion_create_params.CompletionCreateParamsNonStreaming),
+    (ChatRequest, "", chat_create_params.CompletionCreateParamsStreaming),
+    (ChatRequest, "stream_options.", ChatCompletionStreamOptionsParam),
+    (ChatRequest, "messages[].", ChatCompletionAssistantMessageParam),
+    (ChatRequest, "messages[].", ChatCompletionUserMessageParam),
+    (ChatRequest, "messages[].", ChatCompletionToolMessageParam),
+    (ChatRequest, "messages[].content[].", ChatCompletionContentPartTextParam),
+    (ChatRequest, "tools[].", ChatCompletionFunctionToolParam),
+    (ChatRequest, "tools[].function.", shared_params.FunctionDefinition),
+    (ChatRequest, "response_format.", shared_params.ResponseFormatJSONSchema),
+    (ChatRequest, "response_format.json_schema.", shared_params.response_format_json_schema.JSONSchema),
+]
+
+
+@pytest.mark.parametrize(("body", "within", "theirs"), OPENAI)
+def test_every_field_of_the_official_client_is_known(body: type[RequestBody], within: str, theirs: Any) -> None:
+    names = {f"{within}{name}" for name in get_type_hints(theirs)}
+    assert names
+    assert names - {name for name, _ in fields(body)} == set()
+
+
+def test_a_field_that_is_missing_would_be_found() -> None:
+    assert "messages" not in {name for name, _ in fields(CompletionRequest)}
+
+
+def test_what_endpoints_share_is_listed_once() -> None:
+    shared = shown("fields-shared")
+    assert {"`model`", "`top_k`"} <= shared
+    for table, body in (("fields-completions", CompletionRequest), ("fields-chat", ChatRequest)):
+        assert shown(table).isdisjoint(shared)
+        assert shown(table) | shared | statuses().keys() >= names_of(body)
+
+
+def shown(table: str) -> set[str]:
+    return {str(row[0]) for row in TABLES[table]()[1]}
+
+
+def names_of(body: type[RequestBody]) -> set[str]:
+    return {f"`{name}`" for name, _ in fields(body)}
+
+
+def statuses() -> dict[str, str]:
+    """By field, of those that are not honoured."""
+    rows = list(TABLES["fields-unsupported"]()[1])
+    return {name: str(row[2]) for row in rows for name in str(row[0]).split(", ")}
+
+
+def test_the_table_tells_what_becomes_of_a_field() -> None:
+    told = statuses()
+    assert told["`audio`"] == "refused"
+    assert told["`service_tier`"] == 'only `"auto"`, `"default"`'
+    assert told["`verbosity`"] == "ignored"
+    assert told["`prompt_cache_key`"] == "without effect"
+    assert "`top_k`" not in told
+
+
+def test_the_page_tells_what_an_answer_adds() -> None:
+    added = {**TokenExits.__annotations__, **ExitSummary.__annotations__}
+    assert first_cells("## What an answer adds") - {"metadata"} == set(added)
+
+
+def test_the_page_has_every_error_code_and_no_other() -> None:
+    sources = "".join(file.read_text() for file in (ROOT / "server").rglob("*.py"))
+    given = {*re.findall(r'\bcode ?= ?"(\w+)"', sources), CONTEXT_EXCEEDED}
+    assert first_cells("## Errors") == given
+
+
+def first_cells(heading: str) -> set[str]:
+    """Code in the first cells of a section's tables."""
+    section = (
+        (ROOT / "docs" / "fields.md").read_text(encoding="utf-8").partition(f"{heading}\n")[2].partition("\n## ")[0]
+    )
+    cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+def test_every_endpoint_stands_on_the_pages_of_fields_and_of_security() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    paths = {str(row[0]).strip("`").split()[1] for row in TABLES["endpoints"]()[1]}
+    assert {route.path for route in ROUTES} <= paths
+    assert {path for path in paths if f"`{path}`" not in text and not path.startswith("/v1/models/")} == set()
+
+
+def test_the_options_on_their_page_are_those_of_the_command() -> None:
+    tables = (TABLES[f"options-{kind}"]()[1] for kind in ("model", "engine", "server"))
+    told = {name for table in tables for row in table for name in re.findall(r"--[a-z-]+", str(row[0]))}
+    serve: Any = NVIUM.commands["serve"]
+    named = {name for one in serve.params for name in (*one.opts, *one.secondary_opts)}
+    assert told == {name for name in named if name.startswith("--")}
