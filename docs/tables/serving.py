@@ -76,8 +76,8 @@ def forecast() -> Table:
     head = [
         "load test",
         "planned over measured",
-        "half within",
-        "within 15%",
+        "median difference",
+        "at most 15% apart",
         "saturated at, planned",
         "measured, requests/s",
     ]
