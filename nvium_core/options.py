@@ -33,9 +33,9 @@ class ModelOptions:
 
     device: Annotated[Device, Doc("auto is CUDA where there is one.")] = "auto"
     dtype: Annotated[Precision, Doc("auto is float32 on CPU, bfloat16 on CUDA.")] = "auto"
-    weights: Annotated[Weights, Doc("q8 and q4: in groups of 32 with a scale; read less, round more.")] = "auto"
+    weights: Annotated[Weights, Doc("q8 and q4: in blocks of 32 with a scale; less is read, more rounded.")] = "auto"
     instructions: Annotated[Instructions, Doc("A CPU's vector instructions; auto is the widest it has.")] = "auto"
-    threads: Annotated[str, Doc("Of a CPU; auto measures how many serve best.")] = "auto"
+    threads: Annotated[str, Doc("Threads of a CPU; auto measures how many are fastest.")] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class ServerOptions(EngineConfig, ModelOptions):
     port: Annotated[int, Interval(ge=0, le=65535), Doc("Port to listen on; 0 is any free one.")] = 8000
     uds: Annotated[Path | None, Doc("Unix socket to listen on, in place of host and port.")] = None
     root_path: Annotated[str, Doc("Path under which a proxy shows the server, such as /llm.")] = ""
-    log_level: Annotated[LogLevel, Doc("Of log lines, the least.")] = "info"
+    log_level: Annotated[LogLevel, Doc("The least severe log lines to write.")] = "info"
 
     engine_process: Annotated[
         bool, Doc("The engine in a process of its own: shares no Python with HTTP; holds the weights twice.")
@@ -63,9 +63,11 @@ class ServerOptions(EngineConfig, ModelOptions):
     max_connections: Annotated[Positive, Doc("Clients connected at once.")] = 4096
 
     api_keys: Annotated[tuple[str, ...], Doc("KEY or NAME:KEY; safer as NVIUM_API_KEYS or in a file [none].")] = ()
-    api_keys_file: Annotated[Path | None, Doc("The same, one a line, with # comments.")] = None
-    metrics_open: Annotated[bool, Doc("/metrics needs no key.")] = False
-    requests_per_minute: Annotated[Positive | None, Doc("Limit of each key, or of all without keys [none].")] = None
+    api_keys_file: Annotated[Path | None, Doc("File of such keys, one a line, with # comments.")] = None
+    metrics_open: Annotated[bool, Doc("Whether /metrics can be read without a key.")] = False
+    requests_per_minute: Annotated[
+        Positive | None, Doc("Rate limit of each key, or of all clients without keys [none].")
+    ] = None
     playground: Annotated[bool, Doc("A page at / to try the model.")] = True
     ssl_certfile: Annotated[Path | None, Doc("Certificate chain (PEM); then https only.")] = None
     ssl_keyfile: Annotated[Path | None, Doc("Its key, if not in the same file.")] = None
@@ -86,5 +88,5 @@ class ServerOptions(EngineConfig, ModelOptions):
     arrival_seconds: Annotated[Seconds, Doc("How long a request may take to arrive.")] = 60
     slow_client_seconds: Annotated[Seconds, Doc("How long a client may stop reading its response.")] = 60
     drain_seconds: Annotated[Seconds, Doc("How long running requests may finish after SIGTERM.")] = 30
-    keep_alive_seconds: Annotated[Seconds, Doc("Between comments on a silent stream.")] = 15
-    stall_seconds: Annotated[Seconds, Doc("Without a step, until /livez fails.")] = 30
+    keep_alive_seconds: Annotated[Seconds, Doc("Seconds between comments on a silent stream.")] = 15
+    stall_seconds: Annotated[Seconds, Doc("Seconds without a Step until /livez fails.")] = 30

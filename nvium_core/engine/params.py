@@ -227,21 +227,23 @@ class EngineConfig:
     sequence's full context, within `DEFAULT_CACHE_MEMORY`.
     """
 
-    schedule: Annotated[Schedule, Doc("Which block runs next.")] = "optimal"
-    deterministic: Annotated[bool, Doc("The same bits whatever else runs.")] = False
+    schedule: Annotated[Schedule, Doc("How the engine chooses the block that runs next.")] = "optimal"
+    deterministic: Annotated[bool, Doc("Answers with the same bits whatever else runs.")] = False
     context: Annotated[int | None, Doc("Tokens of prompt and answer together [the model's].")] = None
     max_sequences: Annotated[int, Doc("Sequences that run at once; the rest wait.")] = 32
-    max_rows_per_step: Annotated[int, Doc("Rows of one Step; longer prompts are cut.")] = 256
+    max_rows_per_step: Annotated[int, Doc("Rows of one Step; longer prompts are split.")] = 256
     chunk_rows: Annotated[int, Doc("Rows of a Step for prompts while others generate.")] = 64
-    sampling: Annotated[Sampling | None, Doc("What requests sample from that do not say [the model's default].")] = None
+    sampling: Annotated[
+        Sampling | None, Doc("What requests sample from unless they say otherwise [the model's default].")
+    ] = None
     max_drafts: Annotated[int | None, Doc("Tokens drafted for the last exit; 0 is none [as costs say].")] = None
     max_wait_steps: Annotated[int, Doc("Steps after which a sequence that was passed over goes first.")] = 64
     cache_memory: Annotated[str | None, Doc("Key/value cache, such as 2GiB or 10% [as needed, at most 25%].")] = None
-    cache_tokens: Annotated[int | None, Doc("Or the positions it holds.")] = None
-    page_size: Annotated[int | None, Doc("Positions of a page [16; 256 in half precision on CUDA].")] = None
-    prefix_caching: Annotated[bool, Doc("Keep complete pages, to be found by later prompts.")] = True
+    cache_tokens: Annotated[int | None, Doc("The same as a number of tokens.")] = None
+    page_size: Annotated[int | None, Doc("Tokens of a page [16; 256 in half precision on CUDA].")] = None
+    prefix_caching: Annotated[bool, Doc("Keep full pages for later prompts with the same prefix.")] = True
     instructions: Annotated[Instructions, Doc("A CPU's vector instructions; auto is the widest it has.")] = "auto"
-    threads: Annotated[str, Doc("Of a CPU; auto measures how many serve best.")] = "auto"
+    threads: Annotated[str, Doc("Threads of a CPU; auto measures how many are fastest.")] = "auto"
     calibrations: Annotated[Path | None, Doc("Folder that keeps what Steps cost here [in the user's cache].")] = None
 
     def __post_init__(self) -> None:
