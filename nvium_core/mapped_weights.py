@@ -17,7 +17,7 @@ from typing import cast
 
 from filelock import FileLock
 from platformdirs import user_cache_path
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.utils import GENERATION_CONFIG_NAME
@@ -166,7 +166,7 @@ def read_kept(place: Path, origin: Path) -> LoadedModel | None:
         read_groups(model, place)
         loaded = LoadedModel(place.name, model, load_tokenizer(place if is_gguf(origin) else origin, model))
         os.utime(place)
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, SafetensorError, OSError, KeyError) as error:
         logger.warning("%s: is damaged, and is written anew: %s", place, error)
         shutil.rmtree(place, ignore_errors=True)
         return None

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import structlog
@@ -20,17 +19,17 @@ from nvium_core import LoadedModel, load_mapped
 from server.errors import install_error_handlers
 from server.generation.service import Service
 from server.http.bodies import Bodies
-from server.http.connection import Connection
+from server.http.config import bounded_config
 from server.http.cors import Cors
 from server.http.drain import DrainingServer
 from server.http.keys import KeyGate, KeyRing, read_keys
-from server.http.listener import BACKLOG, listening, port_of
+from server.http.listener import listening, port_of
 from server.http.middleware import HeadAsGet, JsonBodies, LastResort, RequestFrame, UnderPath
 from server.http.protection import Protection
 from server.http.rate_limit import RateLimit
 from server.http.renewal import Renewal
 from server.http.room import room_for
-from server.http.starting import answered_while_starting
+from server.http.starting import answered_while_starting, starting_config
 from server.http.tls import tls_context
 from server.routes import chat, completions, health, models, openapi, playground, responses, tokens
 from server.routes import metrics as metrics_page
@@ -146,14 +145,15 @@ def run(settings: Settings) -> None:
     configure_logs(settings.log_level)
     disable_created_metrics()
     keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
+    Renewal(settings, keys, tls).listen()
     with listening(settings) as listener:
-        with answered_while_starting(listener, tls):
+        with answered_while_starting(listener, starting_config(settings, tls)):
             service = load(settings)
             service.warm_up()
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
         config = uvicorn_config(app, settings, tls, port=port_of(listener), timeout_graceful_shutdown=STOP_SECONDS)
-        DrainingServer(config, service, Renewal(settings, keys, tls)).run(sockets=[listener])
+        DrainingServer(config, service).run(sockets=[listener])
         sink.drain()
         if service.has_failed:
             sys.exit(FAILURE)
@@ -188,23 +188,4 @@ def uvicorn_config(
     room = room_for(settings.max_connections, descriptors_each)
     if room.num_connections < settings.max_connections:
         log.warning("the limit of open files bounds connections", allowed=room.num_connections)
-    connection: Any = partial(
-        Connection,
-        arrival_seconds=settings.arrival_seconds,
-        slow_client_seconds=settings.slow_client_seconds,
-        room=room,
-        metrics=app.state.service.metrics,
-    )
-    return uvicorn.Config(
-        app,
-        ssl_context_factory=(lambda *_: tls) if tls else None,
-        http=connection,
-        loop="asyncio",  # the same behaviour whether or not uvloop is installed
-        ws="none",
-        host=settings.host,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=min(BACKLOG, room.num_connections),
-        **more,
-    )
+    return bounded_config(app, settings, tls, room, app.state.service.metrics, **more)

@@ -15,7 +15,7 @@ from nvium_core.cli import app
 from nvium_core.conversion import convert
 from nvium_core.engine.device.native.weights import is_plain
 from nvium_core.loading import LoadedModel
-from nvium_core.mapped_weights import own_bytes
+from nvium_core.mapped_weights import GROUPS_FILE, WEIGHTS_FILE, own_bytes
 from nvium_core.model.quantized import groups_of
 from tests.full_disk import no_file_larger_than
 from tests.model.gguf_files import write_gguf
@@ -137,11 +137,14 @@ def test_what_nobody_reads_any_more_is_removed(sources: Path, cache: Path) -> No
     assert len(kept(cache)) == 1
 
 
-def test_a_damaged_one_is_written_anew(sources: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load_mapped(str(sources / Q4_1), "cpu")
+@pytest.mark.parametrize(("source", "file"), [(Q4_1, WEIGHTS_FILE), (Q8_0, GROUPS_FILE)])
+def test_a_damaged_one_is_written_anew(
+    sources: Path, cache: Path, caplog: pytest.LogCaptureFixture, source: str, file: str
+) -> None:
+    load_mapped(str(sources / source), "cpu")
     [folder] = kept(cache)
-    (folder / "model.safetensors").write_bytes(b"nothing of the kind")
-    assert own_bytes(load_mapped(str(sources / Q4_1), "cpu").model) == 0
+    (folder / file).write_bytes((folder / file).read_bytes()[:-100])
+    assert own_bytes(load_mapped(str(sources / source), "cpu").model) == 0
     assert str(folder) in caplog.text
     assert kept(cache) == [folder]
 

@@ -77,7 +77,7 @@ class ConstraintState:
         except TooCostly:
             self.is_too_costly = True
             self._allowed = b""
-        except Exception:
+        except BaseException:  # a panic of a library in Rust is no Exception
             logger.exception("a constraint failed, and its sequence with it")
             self.has_failed = True
             self._allowed = b""

@@ -191,7 +191,7 @@ class EngineWorker(Worker):
                 self._take(run_turn(self.engine))
                 if not self.engine.has_work:
                     self.engine.check_idle()
-        except Exception:
+        except BaseException:  # a panic of a library in Rust is no Exception
             logger.exception("the device thread has failed")
             self.has_failed = True
         finally:

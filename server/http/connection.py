@@ -89,12 +89,6 @@ class Connection(H11Protocol):
             self._room.hold(self)
             self.loop.call_later(SECONDS_BEYOND, self._end_silence)
 
-    @property
-    def awaits_first_request(self) -> bool:
-        """Nothing has been asked on it yet."""
-        has_asked = cast("object | None", self.cycle) is not None
-        return not has_asked and not self.transport.is_closing()
-
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._room.release(self)
@@ -172,7 +166,8 @@ class Connection(H11Protocol):
         self._refuse(TooManyConnections(self._room.num_connections))
 
     def _end_silence(self) -> None:
-        if self._room.holds(self) and self.awaits_first_request:
+        has_asked = cast("object | None", self.cycle) is not None
+        if self._room.holds(self) and not has_asked:
             self.refuse_as_too_many()
 
     def _refuse(self, error: ApiError) -> None:

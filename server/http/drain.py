@@ -10,8 +10,6 @@ import structlog
 import uvicorn
 
 from server.http.admission import Admission
-from server.http.connection import Connection
-from server.http.renewal import Renewal
 from server.settings import Settings
 
 ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (it is not listened on here)
@@ -21,9 +19,11 @@ log = structlog.get_logger("nvium.server")
 FAILED_SECONDS = 5
 """For answering open requests once the service has failed."""
 
-FIRST_REQUEST_SECONDS = 2
-"""How long the first request of a connection may still come, to be told that the server drains. Closing the connection
-before would lose a request that is on its way."""
+GOODBYE_SECONDS = 2
+"""How long open connections may bring another request, whose answer says that the server drains. Closing them at once
+would lose a request that is on its way."""
+
+CLOSE = (b"connection", b"close")
 
 
 def url_of(settings: Settings, port: int) -> str:
@@ -58,29 +58,29 @@ class DrainingServer(uvicorn.Server):
     A service that has failed drains too, but only briefly, as nothing can be computed any more.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Drainable, renewal: Renewal | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, service: Drainable) -> None:
         super().__init__(config)
-        self._renewal = renewal
         self._service = service
-        self._drains_until: float | None = None
-        self._awaits_until = 0.0
+        self._was_told = False
+        self._began_to_drain: float | None = None
+        self._drain_seconds = service.settings.drain_seconds
         self._is_logged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._drains_until is not None:
+        if self._was_told:
             self.should_exit = self.force_exit = True
-            return
-        self._begin_to_drain(self._service.settings.drain_seconds)
+        elif self._began_to_drain is None:
+            self._begin_to_drain()
+        self._was_told = True
 
-    def _begin_to_drain(self, seconds: float) -> None:
-        now = time.monotonic()
-        self._drains_until, self._awaits_until = now + seconds, now + min(seconds, FIRST_REQUEST_SECONDS)
+    def _begin_to_drain(self) -> None:
+        """From here on each answer ends its connection."""
+        self._began_to_drain = time.monotonic()
+        self.server_state.default_headers.append(CLOSE)
         self._service.admission.drain()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._renewal:
-            self._renewal.listen()
         gc.collect()
         gc.freeze()  # the model stays for good; each collection would scan it and hold up every stream
         settings = self._service.settings
@@ -90,31 +90,27 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
         self._service.tick()
-        if self._service.has_failed and self._drains_until is None:
+        if self._service.has_failed and self._began_to_drain is None:
             log.error("the service has failed and stops")
-            self._begin_to_drain(FAILED_SECONDS)
-        if self._drains_until is not None and not self.should_exit:
-            self._drain()
+            self._drain_seconds = FAILED_SECONDS
+            self._begin_to_drain()
+        if self._began_to_drain is not None and not self.should_exit:
+            self._drain(time.monotonic() - self._began_to_drain)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         log.info("stopped", at_once=self.force_exit)
 
-    def _drain(self) -> None:
-        """Stop once no request is left, or when the time is over: remaining requests fail."""
-        num_present = self._service.admission.num_present
-        assert self._drains_until is not None
+    def _drain(self, seconds: float) -> None:
+        """Stop once no request is left and no connection may bring one, or when the time is over: those left fail."""
+        num_present, connections = self._service.admission.num_present, self.server_state.connections
         if not self._is_logged:
-            log.info("draining", choices=num_present, seconds=self._service.settings.drain_seconds)
+            log.info("draining", choices=num_present, connections=len(connections), seconds=self._drain_seconds)
             self._is_logged = True
         if num_present == 0:
-            self.should_exit = not self._awaits_first_requests()
-        elif time.monotonic() > self._drains_until:
+            self.should_exit = not connections or seconds > min(GOODBYE_SECONDS, self._drain_seconds)
+        elif seconds > self._drain_seconds:
             log.warning("stopping with requests still running", choices=num_present)
             self._service.give_up()
             self.should_exit = True
-
-    def _awaits_first_requests(self) -> bool:
-        connections = [each for each in self.server_state.connections if isinstance(each, Connection)]
-        return time.monotonic() < self._awaits_until and any(each.awaits_first_request for each in connections)

@@ -1,8 +1,8 @@
 """Reloads keys and certificates at SIGHUP."""
 
-import asyncio
 import signal
 import ssl
+from types import FrameType
 
 import structlog
 
@@ -27,9 +27,12 @@ class Renewal:
         return self._tls is not None or (self._settings.api_keys_file is not None and len(self._keys) > 0)
 
     def listen(self) -> None:
-        """Reload at SIGHUP, which would end the process otherwise. Called on the event loop."""
+        """Reload at SIGHUP, which would end the process otherwise. From the main thread, before the model is loaded."""
         if self.is_possible:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.renew)
+            signal.signal(signal.SIGHUP, self._at_signal)
+
+    def _at_signal(self, number: int, frame: FrameType | None) -> None:
+        self.renew()
 
     def renew(self) -> None:
         try:

@@ -12,8 +12,15 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from server.errors import Overloaded
+from server.http.config import bounded_config
+from server.http.listener import Listener
+from server.http.room import room_for
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
 
 RETRY_SECONDS = 2
+STOP_SECONDS = 1
+"""How long connections may take to end when the model is there."""
 
 
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -27,21 +34,18 @@ def not_ready() -> Overloaded:
     return Overloaded("the model is loading", code="not_ready", retry_after_seconds=RETRY_SECONDS)
 
 
-@contextmanager
-def answered_while_starting(listener: socket.socket, tls: ssl.SSLContext | None) -> Iterator[None]:
-    """Answer from a thread, on a duplicate of the socket; connections still waiting are left to the server."""
-    config = uvicorn.Config(
-        starting_app,
-        ssl_context_factory=(lambda *_: tls) if tls else None,
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=1,
+def starting_config(settings: Settings, tls: ssl.SSLContext | None) -> uvicorn.Config:
+    """Connections are bounded as later; metrics begin with the model."""
+    room = room_for(settings.max_connections)
+    return bounded_config(
+        starting_app, settings, tls, room, Metrics(()), lifespan="off", timeout_graceful_shutdown=STOP_SECONDS
     )
-    server, duplicate = uvicorn.Server(config), socket.socket(fileno=os.dup(listener.fileno()))
+
+
+@contextmanager
+def answered_while_starting(listener: socket.socket, config: uvicorn.Config) -> Iterator[None]:
+    """Answer from a thread, on a duplicate of the socket; connections still waiting are left to the server."""
+    server, duplicate = uvicorn.Server(config), Listener(socket.socket(fileno=os.dup(listener.fileno())))
     thread = threading.Thread(target=server.run, args=[[duplicate]], name="nvium-starting", daemon=True)
     thread.start()
     try:

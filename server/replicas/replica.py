@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import ray
-import uvicorn
 from prometheus_client import disable_created_metrics
 from ray import serve
 from starlette.middleware import Middleware
@@ -14,6 +13,7 @@ from starlette.middleware import Middleware
 from nvium_core import load_mapped
 from server.app import STOP_SECONDS, assemble, uvicorn_config
 from server.generation.service import Service
+from server.http.drain import DrainingServer
 from server.http.listener import listen
 from server.replicas.scaling import SEQUENCES
 from server.replicas.trust import GatewayOnly
@@ -37,13 +37,16 @@ class Replica:
         configure_logs(settings.log_level)
         disable_created_metrics()
         self._listener = listen(host or ray.util.get_node_ip_address(), port=0)
+        host, port = self._listener.getsockname()[:2]
+        settings = settings.model_copy(update={"host": host, "port": port})
         self._secret = secrets.token_urlsafe(32)
         loaded = load_mapped(settings.model, settings.device, settings.dtype, weights=settings.weights)
         self._service = Service(loaded, settings)
         gate = Middleware(GatewayOnly, secret=self._secret, metrics=self._service.metrics)
         app = assemble(self._service, gate, tracer_provider(settings))
         stopping = {"timeout_keep_alive": KEEP_ALIVE_SECONDS, "timeout_graceful_shutdown": STOP_SECONDS}
-        self._server = uvicorn.Server(uvicorn_config(app, settings, None, **stopping))
+        config = uvicorn_config(app, settings, None, port=port, **stopping)
+        self._server = DrainingServer(config, self._service)
         self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)
         self._thread.start()
         while not self._server.started:

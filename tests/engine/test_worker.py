@@ -160,6 +160,25 @@ async def test_every_step_is_observed_once_with_its_events(model: NviumForCausal
     assert [event.token_id for event in spoken] == tokens
 
 
+class Panic(BaseException):
+    """As of a library in Rust."""
+
+
+@pytest.mark.asyncio
+async def test_a_panic_on_the_device_thread_is_a_failure_too(
+    model: NviumForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panics() -> None:
+        raise Panic
+
+    worker = EngineWorker(Engine(model))
+    monkeypatch.setattr(worker.engine, "step", panics)
+    worker.start()
+    with pytest.raises(EngineError, match="failed"):
+        await collect(submit(worker, [1], PARAMS))
+    assert worker.has_failed
+
+
 @pytest.mark.asyncio
 async def test_a_request_after_the_thread_has_ended_is_refused(model: NviumForCausalLM) -> None:
     worker = EngineWorker(Engine(model))

@@ -47,7 +47,7 @@ def serve_replica(settings: Settings) -> None:
         service = load(settings)
         app = assemble(service, Middleware(GatewayOnly, secret=SECRET, metrics=service.metrics))
         config = uvicorn_config(app, settings, None, timeout_graceful_shutdown=STOP_SECONDS)
-        DrainingServer(config, service, Renewal(settings, KeyRing(), None)).run(sockets=[listener])
+        DrainingServer(config, service).run(sockets=[listener])
 
 
 def serve_front(urls: Sequence[str], settings: Settings) -> None:
@@ -55,9 +55,9 @@ def serve_front(urls: Sequence[str], settings: Settings) -> None:
     configure_logs()
     with listen(settings.host, settings.port) as listener:
         front, keys = Gateway(ListedPool(urls), settings), KeyRing(read_keys(settings))
-
+        Renewal(settings, keys, None).listen()
         config = uvicorn_config(gateway_app(front, keys), settings, None, timeout_graceful_shutdown=STOP_SECONDS)
-        DrainingServer(config, front, Renewal(settings, keys, None)).run(sockets=[listener])
+        DrainingServer(config, front).run(sockets=[listener])
 
 
 class ListedPool:

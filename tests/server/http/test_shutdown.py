@@ -67,14 +67,19 @@ async def test_sigterm_under_load_loses_no_accepted_request(model_folder: Path, 
 
 
 @pytest.mark.slow
-async def test_a_request_that_is_on_its_way_at_sigterm_is_told_to_come_back(model_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_reused", [False, True])
+async def test_a_request_that_is_on_its_way_at_sigterm_is_told_to_come_back(
+    model_folder: Path, tmp_path: Path, is_reused: bool
+) -> None:
     with server_process(model_folder, tmp_path) as server:
         async with connected(server.url) as opened, connected(server.url):
-            wait_until(lambda: server.is_ready)
+            if is_reused:
+                assert (await opened.ask(asking(max_tokens=2))).status == 200
             server.terminate()
             await asyncio.sleep(0.8)
             answer = await opened.ask(asking(max_tokens=2))
             assert (answer.status, answer.json()["error"]["code"]) == (503, "draining")
+            assert answer.headers["connection"] == "close"
             assert server.exit_code(seconds=5) == 0
 
 

@@ -1,6 +1,11 @@
 """While the model loads, the process is live, not ready, and says to everyone else when to come back."""
 
+import json
+import resource
+import signal
+import socket
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +16,40 @@ from nvium_core import LoadedModel
 from server import app
 from server.app import run
 from server.http.listener import listen
-from server.http.starting import answered_while_starting
+from server.http.starting import answered_while_starting, starting_config
 from server.settings import Settings
 from tests.server.forked_server import forked_server
 from tests.server.live_server import wait_until
 
 LOADS_FOR = 1.0
+MAX_LOG_BYTES = 20_000
+KEYS = ("sk-old", "sk-new")
 
 
 def test_probes_are_answered_and_everything_else_is_told_to_come_back() -> None:
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with listener, answered_while_starting(listener, None), httpx.Client(base_url=url, timeout=30) as http:
+    with (
+        listener,
+        answered_while_starting(listener, starting_config(Settings(), None)),
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
         assert http.get("/livez").json() == {"status": "ok"}
         for path in ("/readyz", "/health", "/v1/models", "/metrics", "/"):
             check_not_ready(http.get(path))
         check_not_ready(http.post("/v1/completions", json={"prompt": "Once"}))
+
+
+def test_malformed_http_is_refused_in_the_error_form_meanwhile() -> None:
+    with (
+        listen("127.0.0.1", 0) as listener,
+        answered_while_starting(listener, starting_config(Settings(), None)),
+        socket.create_connection(listener.getsockname(), timeout=30) as client,
+    ):
+        client.sendall(b"\x00 no HTTP\r\n\r\n")
+        head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "malformed_request"
 
 
 def check_not_ready(response: httpx.Response) -> None:
@@ -37,11 +60,53 @@ def check_not_ready(response: httpx.Response) -> None:
 
 def test_afterwards_the_socket_is_free_for_the_server_and_no_thread_is_left() -> None:
     with listen("127.0.0.1", 0) as listener:
-        with answered_while_starting(listener, None):
+        with answered_while_starting(listener, starting_config(Settings(), None)):
             pass
         assert "nvium-starting" not in {thread.name for thread in threading.enumerate()}
-        with answered_while_starting(listener, None):
+        with answered_while_starting(listener, starting_config(Settings(), None)):
             assert httpx.get(f"http://127.0.0.1:{listener.getsockname()[1]}/livez").status_code == 200
+
+
+def with_few_files() -> None:
+    """And a model that takes longer to load."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    slow_to_load()
+
+
+@pytest.mark.slow
+def test_a_server_that_loads_is_not_kept_from_it_by_silent_clients(model_folder: Path, tmp_path: Path) -> None:
+    with (
+        forked_server(model_folder, tmp_path / "log", prepare=with_few_files, waits=False) as server,
+        ExitStack() as stack,
+    ):
+        address = (server.http.base_url.host, server.http.base_url.port)
+        wait_until(lambda: answers(server.http, "/livez"), seconds=60)
+        for _ in range(150):
+            stack.enter_context(socket.create_connection(address, timeout=5))
+        assert [httpx.get(f"{server.url}/livez", timeout=10).status_code for _ in range(5)] == [200] * 5
+        stack.close()
+        wait_until(lambda: answers(server.http, "/readyz"), seconds=60)
+        assert len(server.log()) < MAX_LOG_BYTES
+
+
+@pytest.mark.slow
+def test_keys_may_be_renewed_while_a_model_loads(model_folder: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice:sk-old")
+    with forked_server(model_folder, tmp_path / "log", prepare=slow_to_load, waits=False, api_keys_file=keys) as server:
+        wait_until(lambda: answers(server.http, "/livez"), seconds=60)
+        keys.write_text("bob:sk-new")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: answers(server.http, "/readyz"), seconds=60)
+        statuses = [server.http.get("/v1/models", headers={"authorization": f"Bearer {key}"}) for key in KEYS]
+    assert [each.status_code for each in statuses] == [401, 200]
+
+
+def answers(http: httpx.Client, path: str) -> bool:
+    try:
+        return http.get(path).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def slow_to_load() -> None:

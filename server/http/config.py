@@ -1,0 +1,40 @@
+"""uvicorn's configuration, with our connections."""
+
+import ssl
+from functools import partial
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from server.http.connection import Connection
+from server.http.listener import BACKLOG
+from server.http.room import Room
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
+
+
+def bounded_config(
+    app: ASGIApp, settings: Settings, tls: ssl.SSLContext | None, room: Room, metrics: Metrics, **more: Any
+) -> uvicorn.Config:
+    """For as many connections as there is room for; those that are refused are counted in the metrics."""
+    connection: Any = partial(
+        Connection,
+        arrival_seconds=settings.arrival_seconds,
+        slow_client_seconds=settings.slow_client_seconds,
+        room=room,
+        metrics=metrics,
+    )
+    return uvicorn.Config(
+        app,
+        ssl_context_factory=(lambda *_: tls) if tls else None,
+        http=connection,
+        loop="asyncio",  # the same behaviour whether or not uvloop is installed
+        ws="none",
+        host=settings.host,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=min(BACKLOG, room.num_connections),
+        **more,
+    )
