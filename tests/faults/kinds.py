@@ -1,22 +1,30 @@
 """What is done to a server, each of a kind. All of them leave it as it was, or dead."""
 
 import asyncio
+import fcntl
 import os
+import re
 import resource
 import signal
 import socket
+import struct
+import termios
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from tests.faults.load import KEY, OPEN
 from tests.server.forked_server import Prepare, forked_server
+from tests.server.generating import PATHS
+from tests.server.raw_client import asked, post
 from tests.server.server_process import ServerProcess
 
 Inject = Callable[[ServerProcess, Random], Awaitable[None]]
-HEADROOM_BYTES = 30_000_000
+PIPE_BYTES = 4_096
+LONG_PROMPT = 60_000
 SILENT_CLIENTS = 300
 FILES = 128
 
@@ -33,7 +41,9 @@ class Start(Protocol):
 class Kind:
     """`ends`: the exit codes of which one is to be seen, none if the server lives on; if it `may_live`, either.
 
-    `log`: where its log goes. `needs` says what is missing for it here, nothing if all is there.
+    `log`: where its log goes. `needs` says what is missing for it here, nothing if all is there. `is_felt`, asked after
+    the fault of a server that lives, says whether it had an effect at all. Only a killed process `may_lose` requests
+    without an answer.
     """
 
     name: str
@@ -46,6 +56,26 @@ class Kind:
     needs: Callable[[], str] = str
     is_quick: bool = False
     may_live: bool = False
+    may_lose: bool = False
+    is_felt: Callable[[ServerProcess], bool] = bool
+
+
+def drops_lines(server: ServerProcess) -> bool:
+    page = server.http.get("/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+    [number] = re.findall(r"^nvium_dropped_log_lines_total (\S+)$", page, re.MULTILINE)
+    return float(number) > 0
+
+
+def fills_its_pipe(server: ServerProcess) -> bool:
+    """Nobody reads, so the next line waits."""
+    reading = os.open(server.log_file, os.O_RDONLY | os.O_NONBLOCK)
+    [waiting] = struct.unpack("i", fcntl.ioctl(reading, termios.FIONREAD, b"\0" * 4))
+    os.close(reading)
+    return bool(waiting > PIPE_BYTES // 2)
+
+
+def logs(words: str) -> Callable[[ServerProcess], bool]:
+    return lambda server: words in server.log()
 
 
 async def nothing(server: ServerProcess, chance: Random) -> None:
@@ -62,11 +92,14 @@ async def silent_clients(server: ServerProcess, chance: Random) -> None:
 
 
 async def no_more_memory(server: ServerProcess, chance: Random) -> None:
-    """For two seconds the address space may hardly grow."""
+    """For two seconds the address space may not grow, and somebody asks for much."""
     pid = server.process.pid
-    size = address_space(pid)
     before = resource.prlimit(pid, resource.RLIMIT_AS)
-    resource.prlimit(pid, resource.RLIMIT_AS, (size + HEADROOM_BYTES, before[1]))
+    resource.prlimit(pid, resource.RLIMIT_AS, (address_space(pid), before[1]))
+    long = post(PATHS[0], {"prompt": "Once upon a time. " * LONG_PROMPT}, headers=OPEN)
+    with suppress(OSError, EOFError):
+        async with asyncio.timeout(2):
+            await asked(server.url, long)
     await asyncio.sleep(2)
     resource.prlimit(pid, resource.RLIMIT_AS, before)
 
@@ -147,4 +180,6 @@ async def pipe_that_nobody_reads(folder: Path) -> AsyncIterator[Path]:
 
 def pipe(folder: Path) -> int:
     os.mkfifo(folder / "pipe")
-    return os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    reading = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return reading

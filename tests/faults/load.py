@@ -25,8 +25,11 @@ LONG_BEGINNING = "Once upon a time there was a fox. " * 12
 
 Spoken = dict[int, list[tuple[int, int]]]
 
-MALFORMED = (b"\x00\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", post(PATHS[0], {"prompt": 3}, headers=OPEN), b"POST / HTT")
+MALFORMED = (b"\x00\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", post(PATHS[0], {"prompt": 3}, headers=OPEN))
 """What is to be refused."""
+
+REFUSALS = (400, 429, 503, 505)
+UNFINISHED = b"POST / HTT"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,15 +98,22 @@ class Load:
         while not self.is_over:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS), connected(url) as connection:
-                    await self._ask(connection, chance)
+                    await self._ask_or_be_cut(connection, chance)
             except TimeoutError:
                 self.tally.add("unanswered")
-            except (ConnectionRefusedError, ConnectionResetError):
+            except OSError:
                 self.tally.add("nobody there")
                 await asyncio.sleep(0.5)
-            except (OSError, IncompleteReadError, ValueError):
-                self.tally.add("cut")
             await asyncio.sleep(self._pause())
+
+    async def _ask_or_be_cut(self, connection: RawConnection, chance: random.Random) -> None:
+        """A connection that was accepted must not end without an answer."""
+        try:
+            await self._ask(connection, chance)
+        except TimeoutError:
+            raise
+        except (OSError, IncompleteReadError, ValueError):
+            self.tally.add("cut")
 
     def _pause(self) -> float:
         if not self._beat_seconds:
@@ -111,9 +121,12 @@ class Load:
         return self._beat_seconds - time.monotonic() % self._beat_seconds
 
     async def _ask(self, connection: RawConnection, chance: random.Random) -> None:
-        if chance.random() < 0.1:
-            await connection.send(chance.choice(MALFORMED))
-            self.tally.add("malformed")
+        if chance.random() < 0.02:
+            await connection.send(UNFINISHED)
+            self.tally.add("unfinished")
+        elif chance.random() < 0.08:
+            answer = await connection.ask(chance.choice(MALFORMED))
+            self.tally.add("malformed" if answer.status in REFUSALS else "failed")
         elif chance.random() < 0.15:
             await connection.send(chance.choice(self._known).data(stream=True))
             await asyncio.sleep(chance.random() / 5)

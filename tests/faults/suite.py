@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from random import Random
 from tests.faults.kinds import Kind
 from tests.faults.load import OPTIONS, Known, Load, Spoken, all_right, known_requests, quiet_answers
 from tests.server.forked_server import forked_server
+from tests.server.raw_client import asked, request
 from tests.server.server_process import ServerProcess
 
 NUM_KNOWN = 12
@@ -30,6 +31,7 @@ class Row:
     """`lost`: accepted requests without a whole answer. `refused` and `failed` were told so.
 
     `recovery_seconds` is from the end of the fault to the first right answer, of a new process where that one ended.
+    `seconds` is what all of it took.
     """
 
     what: str
@@ -41,6 +43,7 @@ class Row:
     refused: int = 0
     recovery_seconds: float = 0.0
     exit_codes: str = ""
+    seconds: float = 0.0
 
     def add(self, counts: Mapping[str, int], afterwards: Sequence[str], recovery: float) -> None:
         self.times += 1
@@ -68,10 +71,11 @@ class Suite:
             self.expected = await quiet_answers(server.url, self._known)
 
     async def broken(self, kind: Kind, times: int) -> Row:
-        row, codes = Row(kind.name), Counter[str]()
+        row, codes, started = Row(kind.name), Counter[str](), time.monotonic()
         for turn in range(times):
             codes[await self._break(kind, Random(f"{self._seed} {kind.name} {turn}"), row)] += 1
         row.exit_codes = ", ".join(f"{code} ({number})" for code, number in sorted(codes.items()))
+        row.seconds = round(time.monotonic() - started, 1)
         return row
 
     async def _break(self, kind: Kind, chance: Random, row: Row) -> str:
@@ -85,11 +89,12 @@ class Suite:
             await asyncio.sleep(BEFORE_SECONDS)
             await kind.inject(server, chance)
             over = time.monotonic()
-            code = await ended(server) if kind.ends and not kind.may_live else server.process.poll()
+            code = await ended(server) if kind.ends and not kind.may_live else await settled(server)
             await asyncio.sleep(AFTER_SECONDS)
             load.is_over = True
             await running
             assert code in kind.ends if code is not None else not kind.ends or kind.may_live, f"{kind.name}: {code}"
+            assert code is not None or kind.is_felt(server), f"{kind.name}: had no effect"
             if code is not None:
                 server = stack.enter_context(start(folder / "log-anew"))
             afterwards, recovery = await self._recovered(server, over)
@@ -108,6 +113,18 @@ class Suite:
 
 async def ended(server: ServerProcess) -> int:
     return await asyncio.to_thread(server.exit_code, END_SECONDS)
+
+
+async def settled(server: ServerProcess) -> int | None:
+    """None once it says that it is live, or how it ended."""
+    until = time.monotonic() + END_SECONDS
+    while server.process.poll() is None:
+        with suppress(OSError, EOFError):
+            if (await asked(server.url, request("/livez", method="GET"))).status == 200:
+                return None
+        assert time.monotonic() < until, "it neither lives nor ends"
+        await asyncio.sleep(0.2)
+    return server.process.poll()
 
 
 def table(rows: Sequence[Row]) -> str:

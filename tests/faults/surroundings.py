@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ CLOCK = "clock"
 """The file beside the log that says by how much the clock is wrong."""
 
 JUMPS = ("+1h", "-1d", "+365d", "-2h", "+0")
+NEXT_YEAR = f'"timestamp": "{time.gmtime().tm_year + 1}-'
+"""In the log."""
+
 JUMP_SECONDS = 1.5
 
 NEW_MOUNTS, PRIVATE, REMOUNT_READ_ONLY = 0x00020000, (1 << 18) | (1 << 14), 4096 | 32 | 1
@@ -68,6 +72,12 @@ def everything_read_only() -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+def sees_a_read_only_disk(server: ServerProcess) -> bool:
+    """The root of its own mounts."""
+    mounts = Path(f"/proc/{server.process.pid}/mountinfo").read_text().splitlines()
+    return any(fields[4] == "/" and "ro" in fields[5].split(",") for fields in map(str.split, mounts))
+
+
 @asynccontextmanager
 async def broken_disk(_: Path) -> AsyncIterator[Path]:
     """Each write to it is EIO: the first page of a process's own memory, where there is none."""
@@ -97,6 +107,10 @@ async def no_memory_of_its_group(server: ServerProcess, chance: Random) -> None:
     limit.write_text(str(used + MEMORY_HEADROOM))
     await asyncio.sleep(MEMORY_SECONDS)
     limit.write_text("-1")
+
+
+def was_refused_memory(server: ServerProcess) -> bool:
+    return int((memory_group(server.process.pid) / "memory.failcnt").read_text()) > 0
 
 
 def remove_memory_groups() -> None:

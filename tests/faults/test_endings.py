@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.kinds import drops_lines
 from tests.server.forked_server import forked_server
 from tests.server.generating import asking
 from tests.server.live_server import wait_until
@@ -38,6 +39,7 @@ async def test_a_server_whose_log_goes_to_a_full_disk_serves_and_drains(model_fo
     with forked_server(model_folder, Path("/dev/full")) as server:
         refused = await asked(server.url, b"\x00 no HTTP\r\n\r\n")
         assert (refused.status, refused.json()["error"]["code"]) == (400, "malformed_request")
+        assert drops_lines(server)
         told, code = await streamed_over_a_drain(server)
     assert num_tokens(told) == LONG
     assert code == 0
