@@ -3,9 +3,16 @@
 An early exit saves the fixed cost of Steps; a row's own cost is never saved.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import torch
+
+from nvium_core.engine.device.attention import power_of_two
+from nvium_core.engine.device.calibration import wait_for
+from nvium_core.engine.device.graphs import GraphsBackend
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.costs import StepCosts
@@ -14,7 +21,7 @@ from nvium_core.engine.schedule.exit_frequencies import exit_probabilities, reac
 MAX_FITTED_ROWS = 8
 """Rows up to which a Step's cost is fitted: one sequence rarely defers more."""
 
-TURNS = 3
+TURNS, REPLAYS = 3, 10
 
 
 def limit(fixed: Sequence[float], per_row: Sequence[float], head: float, routing: Sequence[float]) -> float:
@@ -86,6 +93,8 @@ def measured_costs(engine: Engine, prompt: list[int], num_tokens: int) -> TokenC
 
 def _at_exits(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[float, float]:
     """Seconds of a junction for each front routed, and of a head with its draw for each token."""
+    if isinstance(engine.runner.backend, GraphsBackend):
+        return _replayed_at_exits(engine.runner.backend, engine.config.max_sequences)
     before = engine.runner.part_seconds
     params = SamplingParams(max_tokens=num_tokens, sampling="exits", ignore_eos=True)
     completions = engine.generate([prompt] * engine.config.max_sequences, params)
@@ -93,3 +102,30 @@ def _at_exits(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[float
     num_tokens = sum(len(completion.token_ids) for completion in completions)
     num_routed = sum(exit_ for completion in completions for exit_ in completion.exits)
     return router / num_routed, head / num_tokens
+
+
+@torch.inference_mode()
+def _replayed_at_exits(backend: GraphsBackend, num_fronts: int) -> tuple[float, float]:
+    """By themselves, as a pass has them in its one graph; the junction with the copy that brings its answers."""
+    backend.inputs.clear(backend.inputs.sizes(num_fronts, 1, num_fronts))
+    blocks, padded = range(backend.model.config.num_exits), power_of_two(num_fronts)
+
+    def route(block: int) -> None:
+        backend.replay.run(*backend.route_graph(block, padded))
+        backend.told.copy_(backend.answers)
+
+    def draw() -> None:
+        backend.replay.run(*backend.draw_graph(blocks[-1], padded, is_ranked=False))
+        wait_for(backend.model.device)
+
+    routers = [least_seconds(partial(route, block)) for block in blocks]
+    return sum(routers) / len(routers) / num_fronts, least_seconds(draw) / num_fronts
+
+
+def least_seconds(function: Callable[[], None]) -> float:
+    times = []
+    for _ in range(REPLAYS):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return min(times)

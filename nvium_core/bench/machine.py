@@ -75,15 +75,32 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def demands(model: NviumForCausalLM, twin: NviumForCausalLM, routing: Sequence[float], num_positions: int) -> Figures:
-    """Bytes of weights that a token of one sequence reads, and its operations after `num_positions` positions."""
+def demands(
+    model: NviumForCausalLM,
+    twin: NviumForCausalLM,
+    routing: Sequence[float],
+    num_positions: int,
+    num_sequences: int = 1,
+) -> Figures:
+    """Bytes that a token of so many sequences reads, and its operations after `num_positions` positions: its keys and
+    values, and its share of the weights. Which of them a batch is spared by leaving early is not known here."""
     dense_flops = flops_per_token(twin.config, num_positions).total
     flops = spoken_flops(model.config, num_positions, routing).total
-    return {
-        "optimal": {"bytes": weight_bytes(model, routing, skips=True), "flops": flops},
-        "synchronous": {"bytes": weight_bytes(model, routing, skips=False), "flops": flops},
-        "dense twin": {"bytes": weight_bytes(twin, [1.0], skips=False), "flops": dense_flops},
+    own, of_twin = (num_positions * key_value_bytes(each) for each in (model, twin))
+    passing = {
+        "synchronous": {"bytes": own + weight_bytes(model, routing, skips=False) / num_sequences, "flops": flops},
+        "dense twin": {"bytes": of_twin + weight_bytes(twin, [1.0], skips=False) / num_sequences, "flops": dense_flops},
     }
+    if num_sequences > 1:
+        return passing
+    return {"optimal": {"bytes": own + weight_bytes(model, routing, skips=True), "flops": flops}} | passing
+
+
+def key_value_bytes(model: NviumForCausalLM) -> int:
+    """Of a position, in all layers."""
+    config = model.config
+    heads = config.num_key_value_heads or config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * (config.head_dim or 0) * model.dtype.itemsize
 
 
 def weight_bytes(model: NviumForCausalLM, routing: Sequence[float], *, skips: bool) -> float:

@@ -1,7 +1,8 @@
 """All that is to be measured on a GPU, in order: `python -m nvium_core.bench.on_gpu`.
 
-Each part is a process of its own of less than ten minutes. What it finds is added to one JSON file at once; a part that
-is in it is not run again. A part that needs a package which is not installed is left out, and the package named.
+Each part is a process of its own, of so many seconds that all together end in half an hour. What it finds is added to
+one JSON file at once; a part that is in it is not run again. A part that needs a package which is not installed is left
+out, and the package named.
 `--tiny` tries the list anywhere, with a file of its own.
 """
 
@@ -23,7 +24,9 @@ from urllib.error import URLError
 
 PYTHON = sys.executable
 NVIUM = (PYTHON, "-m", "nvium_core.cli")
-MAX_SECONDS = 590
+READY_SECONDS = 120
+"""For a server to be ready."""
+
 SHAPES, DENSE_1B = ("24x768", "36x768", "48x768"), "22x2048"
 COUNTS, DENSE_COUNTS, STREAMS = (1, 8, 32, 64, 128, 256), (1, 32, 256), "32,256"
 PORT = 8765
@@ -39,6 +42,8 @@ class Part:
 
     name: str
     command: tuple[str, ...]
+    seconds: int
+    """After which it is ended; what comes before it counts."""
     writes_json: bool = True
     served: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
@@ -52,34 +57,30 @@ class Part:
 
 def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
     """In the order of their worth. `scratch` is a folder."""
-    dtype, tokens, repeats, seconds = ("bfloat16", "256", "5", "300") if not is_tiny else ("float32", "4", "1", "1")
+    dtype, tokens, repeats = ("bfloat16", "256", "5") if not is_tiny else ("float32", "4", "1")
     shapes, dense = (SHAPES, DENSE_1B) if not is_tiny else (("4x128",), "2x128")
     counts, dense_counts = (COUNTS, DENSE_COUNTS) if not is_tiny else ((1, 2), (1,))
     where = ("--device", device, "--dtype", dtype)
     timed = ("--tokens", tokens, "--repeats", repeats)
 
-    def peers(shape: str, count: int, against: str, *more: str) -> tuple[str, ...]:
-        race = ("--sequences", str(count), "--against", against, "--seconds", seconds)
+    def peers(shape: str, count: int, against: str, seconds: int, *more: str) -> tuple[str, ...]:
+        race = ("--sequences", str(count), "--against", against, "--seconds", str(seconds if not is_tiny else 1))
         return (*NVIUM, "bench", "peers", "--shape", shape, *where, *timed, *race, *more)
 
     without_plugins = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider")
     tests = ("-q", "-rs", *without_plugins, "-m", "cuda", "tests/engine/device/graphs/test_cuda.py")
-    yield Part("tests", (PYTHON, "-m", "pytest", *tests), writes_json=False, needs=OF_TESTS)
+    yield Part("tests", (PYTHON, "-m", "pytest", *tests), 270, writes_json=False, needs=OF_TESTS)
     bench = (*NVIUM, "bench")
     for shape in shapes:
-        yield Part(f"gain-{shape}", peers(shape, 1, "dense twin,generate"))
+        yield Part(f"gain-{shape}", peers(shape, 1, "dense twin,generate", 50), 110)
     for count in counts:
-        yield Part(f"sequences-{count}", peers(shapes[0], count, "sweep,dense twin"))
-    batches = ("--sequences", "1,4,16,64" if not is_tiny else "1", "--requests", "32" if not is_tiny else "2")
-    brief = ("--tokens", "48" if not is_tiny else "4", "--repeats", "2")
-    yield Part("determinism", (*bench, "determinism", "--shape", shapes[0], *where, *batches, *brief))
+        yield Part(f"sequences-{count}", peers(shapes[0], count, "sweep,dense twin", 30), 80)
     profiled = ("--sequences", "1,64" if not is_tiny else "1", "--tokens", tokens)
-    yield Part("profile", (*bench, "profile", "--shape", shapes[0], *where, *profiled))
+    yield Part("profile", (*bench, "profile", "--shape", shapes[0], *where, *profiled), 60)
     for count in dense_counts:
-        yield Part(f"dense-{dense}-{count}", peers(dense, count, "generate", "--routing", "1"))
+        yield Part(f"dense-{dense}-{count}", peers(dense, count, "generate", 40, "--routing", "1"), 90)
     steps, recipe = ("10", "paper-24x768") if not is_tiny else ("1", "tiny")
     training = (PYTHON, "-m", "nvium_core.bench.training", "--recipe", recipe, "--device", device, "--steps", steps)
-    yield Part("training", training if not is_tiny else (*training, "--rows", "1024", "--eager"))
     load = ("--concurrency", STREAMS if not is_tiny else "1", "--requests", "512" if not is_tiny else "1")
     url = ("--base-url", f"http://127.0.0.1:{PORT}", "--max-tokens", tokens)
     folder = str(scratch / "dense")
@@ -87,10 +88,15 @@ def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
     yield Part(
         "http",
         (PYTHON, "-m", "loadtest", *url, *load),
+        200,
         served=serve,
         before=(PYTHON, "-m", "nvium_core.bench.random_folder", folder, *(("--layers", "2") if is_tiny else ())),
         needs=OF_SERVER,
     )
+    yield Part("training", training if not is_tiny else (*training, "--rows", "1024", "--eager"), 100)
+    batches = ("--sequences", "1,4,16,64" if not is_tiny else "1", "--requests", "32" if not is_tiny else "2")
+    brief = ("--tokens", "48" if not is_tiny else "4", "--repeats", "2")
+    yield Part("determinism", (*bench, "determinism", "--shape", shapes[0], *where, *batches, *brief), 60)
 
 
 def run(part: Part, scratch: Path) -> Any:
@@ -98,11 +104,12 @@ def run(part: Part, scratch: Path) -> Any:
     file = scratch / f"{part.name}.json"
     command = (*part.command, "--json", str(file)) if part.writes_json else part.command
     started = time.monotonic()
+    end = started + part.seconds
     try:
         if part.before:
-            finished(part.before)
+            finished(part.before, end)
         with served(part.served, scratch / "log") if part.served else nullcontext():
-            said = finished(command)
+            said = finished(command, end)
     except subprocess.SubprocessError as error:
         told = getattr(error, "stdout", None) or "", getattr(error, "stderr", None) or ""
         say(f"{part.name}: {error}\n", *(str(each)[-2000:] for each in told))
@@ -111,9 +118,10 @@ def run(part: Part, scratch: Path) -> Any:
     return json.loads(file.read_text("utf-8")) if part.writes_json else {"lines": said.splitlines()}
 
 
-def finished(command: tuple[str, ...]) -> str:
-    """What the command says. Raises `SubprocessError` if it fails or takes too long."""
-    done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=MAX_SECONDS)  # noqa: S603 (our own)
+def finished(command: tuple[str, ...], end: float) -> str:
+    """What the command says. Raises `SubprocessError` if it fails or goes on after `end`."""
+    left = max(0.0, end - time.monotonic())
+    done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=left)  # noqa: S603 (our own)
     return done.stdout
 
 
@@ -123,7 +131,7 @@ def served(command: tuple[str, ...], log: Path) -> Iterator[None]:
     with log.open("w") as told:
         process = subprocess.Popen(command, stdout=told, stderr=told)  # noqa: S603 (our own)
     try:
-        wait_until_ready(process, time.monotonic() + MAX_SECONDS)
+        wait_until_ready(process, time.monotonic() + READY_SECONDS)
         yield
     except subprocess.SubprocessError as error:
         error.stderr = f"{getattr(error, 'stderr', '')}{log.read_text('utf-8')}"  # type: ignore[attr-defined]
@@ -142,7 +150,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], end: float) -> None:
                 return
         except (URLError, OSError):
             time.sleep(0.5)
-    raise subprocess.TimeoutExpired(process.args, MAX_SECONDS)
+    raise subprocess.TimeoutExpired(process.args, READY_SECONDS)
 
 
 def say(*words: str) -> None:
@@ -172,7 +180,7 @@ def wanted(asked: argparse.Namespace, scratch: Path) -> Iterator[Part]:
 def is_done(part: Part, asked: argparse.Namespace, scratch: Path) -> bool:
     """Now, and what it found is in the file."""
     if asked.list:
-        say(part.name, *part.command[1:])
+        say(part.name, f"({part.seconds} s)", *part.command[1:])
         return False
     if part.missing:
         say(f"{part.name}: left out, as {', '.join(part.missing)} cannot be imported")

@@ -86,7 +86,7 @@ def compare(who: Lineup, race: Race, rates: Figures, repeats: int, seconds: floa
         "contenders": shown,
         "ours_over": {peer: shown[best]["ours_over"] for peer, best in best_variants(shown).items()},
         "gain": gain(costs, routing, shown[BASELINE]["ours_over"], race.num_sequences, simulated_tokens),
-        "work": work(who, race, routing, rates, shown) if race.num_sequences == 1 else None,
+        "work": work(who, race, routing, rates, shown),
     }
 
 
@@ -155,9 +155,12 @@ def gain(
 def work(who: Lineup, race: Race, routing: Sequence[float], rates: Figures, shown: Mapping[str, Figures]) -> Figures:
     """Bytes and operations of a token halfway, and what the machine can do."""
     halfway = len(race.prompt) + race.num_tokens // 2
-    asked = demands(who.subject.model, who.twin, routing, halfway)
-    speeds = {name: shown[name]["tokens_per_second"] for name in (OURS, BASELINE, TWIN) if name in shown}
-    return {name: beside(asked[name], rates, speed) for name, speed in speeds.items()}
+    asked = demands(who.subject.model, who.twin, routing, halfway, race.num_sequences)
+    return {
+        name: beside(asked[name], rates, shown[name]["tokens_per_second"])
+        for name in (OURS, BASELINE, TWIN)
+        if name in shown and name in asked
+    }
 
 
 def table(figures: Figures) -> Table:

@@ -176,7 +176,7 @@ class Engine:
         `remembers`, what was measured before in the same conditions is taken, and what is measured now is kept.
         """
         require(not self.has_work, "engine", "must be idle to be calibrated")
-        self.runner.prepare(self.config.max_rows_per_step)
+        self.runner.prepare(self.config.max_rows_per_step, self.config.max_sequences)
         file = calibration_file(self.runner, self.config) if remembers else None
         known = read_calibration(file, self.runner) if file else None
         costs = known or self._measured(Budget(max_seconds))

@@ -59,8 +59,22 @@ class PackedProducts(NamedTuple):
             product.weight = nn.Parameter(part, product.weight.requires_grad)
         return cls(weight, torch.cat(biases) if biases else None)
 
+    def holds(self, *products: nn.Linear) -> bool:
+        """Their weights are still views of the packed ones."""
+        parts = self.weight.split([product.out_features for product in products])
+        return all(is_same_memory(product.weight, part) for product, part in zip(products, parts, strict=True))
+
     def __call__(self, x_XD: Tensor) -> Tensor:
         return F.linear(x_XD, self.weight, self.bias)
+
+
+def packed(known: PackedProducts | None, *products: nn.Linear) -> PackedProducts:
+    """What is known where it holds: a CUDA graph of another engine may read it at its address."""
+    return known if known is not None and known.holds(*products) else PackedProducts.of(*products)
+
+
+def is_same_memory(some: Tensor, other: Tensor) -> bool:
+    return (some.data_ptr(), some.dtype, some.device) == (other.data_ptr(), other.dtype, other.device)
 
 
 class Attention(nn.Module):
@@ -83,7 +97,7 @@ class Attention(nn.Module):
         self.qkv: PackedProducts | None = None
 
     def pack(self) -> None:
-        self.qkv = PackedProducts.of(self.q_proj, self.k_proj, self.v_proj)
+        self.qkv = packed(self.qkv, self.q_proj, self.k_proj, self.v_proj)
 
     def forward(self, x_XD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         if self.qkv is not None and self.has_rotary and isinstance(self.q_norm, nn.Identity):
@@ -117,7 +131,7 @@ class FeedForward(nn.Module):
         self.gate_up: PackedProducts | None = None
 
     def pack(self) -> None:
-        self.gate_up = PackedProducts.of(self.gate_proj, self.up_proj)
+        self.gate_up = packed(self.gate_up, self.gate_proj, self.up_proj)
 
     def forward(self, x_XD: Tensor) -> Tensor:
         if self.gate_up is None:

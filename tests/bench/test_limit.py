@@ -2,11 +2,14 @@
 
 import pytest
 
+from nvium_core import EngineConfig
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Race
 from nvium_core.bench.limit import MAX_FITTED_ROWS, TokenCosts, limit, measured_costs, share_of_gain
 from nvium_core.engine.schedule.costs import StepCosts
 from tests.bench.tiny import tiny_subject
+from tests.engine.device.graphs.engines import graphs_engine
+from tests.random_models import random_model
 
 
 def test_the_limit_is_what_the_formula_says() -> None:
@@ -47,6 +50,14 @@ def test_many_rows_do_not_bend_the_fit_of_few() -> None:
     few = {1: 1.1, 2: 1.2, 4: 1.4, MAX_FITTED_ROWS: 1.8}
     costs = TokenCosts(blocks=StepCosts({0: few | {64: 90.0}, 1: few}), junction=0.0, head=0.0)
     assert costs.limit([0.5, 0.5]) == pytest.approx((2 * 1.1) / (1.5 + 0.2))
+
+
+def test_what_graphs_hide_in_a_pass_is_measured_by_itself() -> None:
+    """Their routers and heads count as layers."""
+    engine = graphs_engine(random_model([1, 2, 4]), EngineConfig(max_sequences=3))
+    engine.calibrate()
+    costs = measured_costs(engine, [1], 4)
+    assert costs.junction > 0 < costs.head
 
 
 def test_what_is_measured_is_positive() -> None:

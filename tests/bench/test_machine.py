@@ -34,6 +34,16 @@ def test_ways_of_decoding_differ_in_what_they_read_only() -> None:
     assert asked["optimal"]["flops"] == asked["synchronous"]["flops"]
 
 
+def test_sequences_share_the_weights_and_each_reads_its_own_keys_and_values() -> None:
+    model = random_model([1, 2, 4])
+    twin = dense_twin(model)
+    one, ten = (demands(model, twin, [0.5, 0.25, 0.25], 30, number) for number in (1, 10))
+    keys_and_values = 30 * 2 * 4 * 2 * 4 * 8
+    for name, found in ten.items():
+        assert found["bytes"] - keys_and_values == pytest.approx((one[name]["bytes"] - keys_and_values) / 10)
+    assert ten.keys() == {"synchronous", "dense twin"}
+
+
 def test_what_is_asked_is_held_against_what_can_be_done() -> None:
     rates = {"bytes_per_second": 1000.0, "flops_per_second": {"bfloat16": 3.0, "float32": 400.0}}
     found = beside({"bytes": 50.0, "flops": 10.0}, rates, 10.0)

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,32 @@ def test_every_command_is_understood(is_tiny: bool) -> None:
             assert known.make_context(name, arguments).params
         else:
             assert find_spec(command[command.index("-m") + 1])
+
+
+def test_all_parts_end_in_half_an_hour_and_come_in_the_order_of_their_worth() -> None:
+    parts = list(on_gpu.parts("cuda", SCRATCH, is_tiny=False))
+    assert len(parts) == 17
+    assert sum(part.seconds for part in parts) <= 30 * 60
+    kinds = [part.name.split("-")[0] for part in parts]
+    assert list(dict.fromkeys(kinds)) == [
+        "tests",
+        "gain",
+        "sequences",
+        "profile",
+        "dense",
+        "http",
+        "training",
+        "determinism",
+    ]
+    timed = [part.command for part in parts if "--seconds" in part.command]
+    assert all(
+        int(part.command[part.command.index("--seconds") + 1]) < part.seconds for part in parts if part.command in timed
+    )
+
+
+def test_a_part_ends_when_its_seconds_are_over() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        on_gpu.finished((on_gpu.PYTHON, "-c", "import time; time.sleep(60)"), time.monotonic() + 0.2)
 
 
 def test_what_is_done_is_not_done_again_and_what_failed_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -168,11 +168,12 @@ class Lost(LayersBackend):
     ("error", "is_lost"),
     [
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), False),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling ..."), True),
         (torch.OutOfMemoryError("CUDA out of memory"), False),
         (RuntimeError("shapes do not match"), False),
     ],
-    ids=["illegal access", "cuBLAS", "out of memory", "an ordinary error"],
+    ids=["illegal access", "an accelerator out of memory", "cuBLAS", "out of memory", "an ordinary error"],
 )
 def test_a_device_that_is_lost_ends_the_engine_and_other_errors_their_sequences(
     error: Exception, is_lost: bool
@@ -205,7 +206,7 @@ def test_all_that_meets_a_device_does_so_while_it_is_the_current_one(monkeypatch
             assert current == [second]
             super().__init__(model, cache)
 
-        def prepare(self, max_rows: int) -> None:
+        def prepare(self, max_rows: int, max_sequences: int) -> None:
             assert current == [second]
 
         def run(self, step: Step) -> list[StepResult]:
@@ -215,7 +216,7 @@ def test_all_that_meets_a_device_does_so_while_it_is_the_current_one(monkeypatch
     monkeypatch.setattr(torch.cuda, "device", made_current)
     monkeypatch.setattr(NviumForCausalLM, "device", second)
     engine = Engine(random_model([1, 2]), make_runner=partial(Runner, make_backend=Noting))
-    engine.runner.prepare(4)
+    engine.runner.prepare(4, 4)
     engine.add("0", [1, 2], SamplingParams(max_tokens=2))
     assert [event.sequence_id for event in events_of(engine)] == ["0"]
     assert not current

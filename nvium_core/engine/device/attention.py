@@ -24,7 +24,9 @@ from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
 from nvium_core.engine.device.paged_cache import HALF, KERNEL_PAGE_SIZE, Integers, PagedCache
+from nvium_core.engine.params import SamplingParams
 from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN
+from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run
 from nvium_core.model.llama import Attend
 
@@ -32,6 +34,13 @@ logger = logging.getLogger(__name__)
 
 MAX_GATHERED_KEYS = 65_536
 """Of all runs together, which bounds the memory that gathering takes."""
+
+MAX_PAIRS = 4096
+"""Of rows and pages, which bounds what is attended to page by page: every row once for each page of the widest table.
+As many as 512 rows with the narrowest tables have."""
+
+RunAttention = Callable[[PagedCache, Items[Run], Tensor], Attend]
+"""(cache, runs, cache slots [R]) → attention in which rows of a run see those before them."""
 
 RowAttention = Callable[[PagedCache, Tensor, Tensor, Tensor], Attend]
 """(cache, page tables [R, W], positions [R], cache slots [R]) → attention in which every row is a run of its own."""
@@ -169,7 +178,7 @@ def flash(
             first_key,
             max_queries,
             max_keys,
-            window_size=(-1, 0),
+            window_size=(-1, 0) if max_queries > 1 else (-1, -1),  # a bound turns off grouped queries' fast path
             enable_gqa=q_RHP.shape[1] != k_RGP.shape[1],
             seqused_k=used_B,
             block_table=tables,
@@ -215,6 +224,13 @@ def page_by_page(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R
     return attend
 
 
+def max_table(attention: RowAttention, page_size: int) -> int | None:
+    """How many rows times pages a call may be asked for; None is any number."""
+    if attention is gathered:
+        return MAX_GATHERED_KEYS // page_size
+    return MAX_PAIRS if attention is page_by_page else None
+
+
 def best_attention(cache: PagedCache, num_heads: int) -> RowAttention:
     """In place if the kernel exists, takes these pages and agrees with gathering; else gathered."""
     if cache.keys.device.type != "cuda" or cache.keys.dtype not in HALF:
@@ -244,14 +260,27 @@ def first_that_agrees(cache: PagedCache, num_heads: int) -> RowAttention:
     return gathered
 
 
-MAX_CHECKED_PAGES = 32
+def best_ragged(cache: PagedCache, num_heads: int, rows: RowAttention) -> RunAttention:
+    """For runs, beside an attention of rows: in place if that reads tables and this agrees with gathering."""
+    if rows in (gathered, page_by_page):
+        return ragged
+    try:
+        if ragged_agrees(cache, num_heads):
+            return ragged_in_place
+    except (RuntimeError, TypeError, ValueError) as error:
+        logger.warning("long runs cannot read keys in place here: %s", error)
+    else:
+        logger.warning("long runs that read keys in place give wrong results here")
+    return ragged
+
+
+MAX_CHECKED_PAGES, MAX_CHECKED_ROWS = 32, 40
 
 
 @torch.inference_mode()
 def kernel_agrees(cache: PagedCache, num_heads: int, way: RowAttention) -> bool:
     """Whether it gives what `gathered` does for rows of many, some and one random pages. For an empty cache, which it
     leaves empty."""
-    generator = torch.Generator().manual_seed(0)
     device, page_size = cache.keys.device, cache.page_size
     width = min(max(cache.null_page, 2), MAX_CHECKED_PAGES)
     longest = torch.arange(width, device=device).flip(0).clamp(max=cache.null_page - 1)
@@ -259,16 +288,36 @@ def kernel_agrees(cache: PagedCache, num_heads: int, way: RowAttention) -> bool:
     table_RW = torch.stack([longest, longest.roll(1), first_only])
     position_R = torch.tensor([width * page_size - 1, (width - 1) * page_size + page_size // 2, 0], device=device)
     slot_R = torch.full_like(position_R, cache.padding_slot)
+    return agree(cache, num_heads, 3, [partial(each, cache, table_RW, position_R, slot_R) for each in (way, gathered)])
+
+
+@torch.inference_mode()
+def ragged_agrees(cache: PagedCache, num_heads: int) -> bool:
+    """`kernel_agrees` for runs of some rows behind many pages, of the first rows of a page, and of one row."""
+    pages = list(reversed(range(min(cache.null_page, MAX_CHECKED_PAGES))))
+    runs, stop = [], len(pages) * cache.page_size - cache.page_size // 2
+    for rows in (range(max(0, stop - MAX_CHECKED_ROWS), stop), range(cache.page_size // 2), range(stop - 1, stop)):
+        sequence = Sequence("checked", [0] * stop, SamplingParams(), seed=0, num_blocks=1, arrival=0)
+        sequence.pages = pages
+        runs.append(Run(sequence, rows, reaches_front=False))
+    slot_R = torch.full((sum(len(run.rows) for run in runs),), cache.padding_slot, device=cache.keys.device)
+    return agree(
+        cache, num_heads, len(slot_R), [partial(each, cache, runs, slot_R) for each in (ragged_in_place, ragged)]
+    )
+
+
+def agree(cache: PagedCache, num_heads: int, num_rows: int, ways: Iterable[Callable[[], Attend]]) -> bool:
+    """Whether all give the same for random rows and random keys in the first pages."""
+    generator = torch.Generator().manual_seed(0)
+    used = slice(0, min(cache.null_page, MAX_CHECKED_PAGES) * cache.page_size)
 
     def random(rows: int, heads: int) -> Tensor:
         return torch.randn(rows, heads, cache.keys.shape[-1], generator=generator).to(cache.keys)
 
-    q_RHP, k_RGP = random(3, num_heads), random(3, cache.keys.shape[2])
-    used = (table_RW[0, :, None] * page_size + torch.arange(page_size, device=device)).flatten()
+    q_RHP, k_RGP = random(num_rows, num_heads), random(num_rows, cache.keys.shape[2])
     for tensor in (cache.keys, cache.values):
-        tensor[0, used] = random(len(used), cache.keys.shape[2])
-    ways = way, gathered
-    found, expected = (each(cache, table_RW, position_R, slot_R)(q_RHP, k_RGP, k_RGP, 0) for each in ways)
+        tensor[0, used] = random(used.stop, cache.keys.shape[2])
+    found = [way()(q_RHP, k_RGP, k_RGP, 0) for way in ways]
     for tensor in (cache.keys, cache.values):
         tensor[0, used] = 0
-    return torch.allclose(found, expected, rtol=0, atol=0.05)
+    return all(torch.allclose(found[0], other, rtol=0, atol=0.05) for other in found[1:])

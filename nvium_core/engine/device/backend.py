@@ -22,6 +22,9 @@ class Backend(Protocol):
     instructions: str | None
     """Of native calls."""
 
+    has_waited: bool
+    """For all that the last run() queued on the device."""
+
     @property
     def is_ahead(self) -> bool:
         """A pass runs on the device that the scheduler has not asked for yet."""

@@ -9,6 +9,7 @@ from statistics import fmean, linear_regression, median
 import torch
 
 from nvium_core.engine.device.budget import Budget
+from nvium_core.engine.device.graphs import GraphsBackend
 from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.native.steps import MAX_RUN_ROWS
 from nvium_core.engine.device.runner import Runner
@@ -26,7 +27,8 @@ ROW_COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256)
 """What is measured; in between and beyond, costs are taken to be linear."""
 
 MAX_SPREAD_ROWS = 64
-"""So many are of as many sequences as there are seats; more are of one, as a prompt's are."""
+"""So many are of as many sequences as there are seats; more than these, and than there are seats, are of one, as a
+prompt's are."""
 
 POSITION = 64
 """How long the sequences are that are measured, if the cache holds them."""
@@ -34,8 +36,11 @@ POSITION = 64
 REPEATS, LONG_REPEATS = 5, 2
 """Of every Step, and of one with more rows. Each draws exits anew, which decides how often the head is computed."""
 
-MAX_PASS_SEQUENCES, PASS_REPEATS = 64, 5
+PASS_REPEATS = 5
 """Of whole passes; the least counts, as for Steps, or else a noisy machine would favour staircases."""
+
+FIRST_PASSES, NEXT_PASSES = 2, 6
+"""Where passes are launched ahead: so many go before, as none is launched ahead of them, and so many are timed."""
 
 PROMPT_ROWS = (64, 128, 256)
 """Rows of one sequence for which native calls and the layers are compared, while native calls win."""
@@ -146,10 +151,9 @@ def measure_costs(
     for block, times in asked.items():
         known = points[block]
         surplus = {rows: mean_but_slowest(taken) - known[rows] for rows, taken in times.items() if rows in known}
-        one_each = min(max_sequences, MAX_SPREAD_ROWS)
-        junctions.append(line({rows: surplus[rows] for rows in surplus if rows <= one_each}))
+        junctions.append(line({rows: surplus[rows] for rows in surplus if rows <= max_sequences}))
     apart = StepCosts(points, junctions)
-    counts = [count for count in ROW_COUNTS if count <= min(max_sequences, MAX_PASS_SEQUENCES)]
+    counts = [count for count in ROW_COUNTS if count <= max_sequences]
     expected = {count: apart.apart(count) for count in counts}
     passes = expected | measure_passes(runner, pool, config, expected, budget)
     return StepCosts(points, junctions, passes=passes).with_bounded_passes()
@@ -166,10 +170,31 @@ def measure_passes(
             continue
         sequences = stand_ins(count, pool, config, max_sequences=count)
         if len(sequences) == count:
-            times[count].append(seconds(runner, whole_pass(sequences, config.num_exits), turn))
+            times[count].append(pass_seconds(runner, sequences, config.num_exits, turn))
         for sequence in sequences:
             pool.release(sequence)
     return rising({count: min(of_count) for count, of_count in times.items()})
+
+
+def pass_seconds(runner: Runner, sequences: Mapping[Sequence, range], num_blocks: int, turn: int) -> float:
+    """Of a pass; where passes are launched ahead, of one among several that follow each other."""
+    num_passes = FIRST_PASSES + NEXT_PASSES
+    if not isinstance(runner.backend, GraphsBackend) or min(each.num_tokens for each in sequences) <= num_passes:
+        return seconds(runner, whole_pass(sequences, num_blocks), turn)
+    started = 0.0
+    for number, sequence in enumerate(sequences):
+        sequence.seed = turn * len(sequences) + number
+        del sequence.token_ids[-num_passes:]
+    for number in range(num_passes):
+        if number == FIRST_PASSES:
+            started = time.perf_counter()
+        rows = {sequence: range(sequence.num_tokens - 1, sequence.num_tokens) for sequence in sequences}
+        for result in runner.run(whole_pass(rows, num_blocks)):
+            for sequence, decision in result.decisions.items():
+                if decision.token_id is not None:
+                    sequence.token_ids.append(decision.token_id)
+    wait_for(runner.model.device)
+    return (time.perf_counter() - started) / NEXT_PASSES
 
 
 def whole_pass(sequences: Mapping[Sequence, range], num_blocks: int) -> Step:
@@ -210,7 +235,7 @@ def _measure(
         expected = sum(expected_seconds(times, num_rows) for times in measured.values())
         if not budget.allows(expected) and measured[0]:
             continue
-        is_long = num_rows > MAX_SPREAD_ROWS
+        is_long = num_rows > max(MAX_SPREAD_ROWS, max_sequences)
         sequences = stand_ins(num_rows, pool, config, max_sequences=1 if is_long else max_sequences)
         if sum(map(len, sequences.values())) == num_rows:
             runs = [Run(sequence, rows, reaches_front=reaches_fronts) for sequence, rows in sequences.items()]
@@ -254,7 +279,7 @@ def stand_ins(
     params: SamplingParams | None = None,
 ) -> dict[Sequence, range]:
     """Sequences with as many rows between them, as even as can be, up to a position; fewer if the pool is too small."""
-    num_sequences = min(num_rows, max_sequences)
+    num_sequences = max(1, min(num_rows, max_sequences, pool.num_free))
     room = pool.num_free // num_sequences * pool.page_size
     stand_ins: dict[Sequence, range] = {}
     for seat in range(num_sequences):
@@ -274,6 +299,10 @@ def seconds(runner: Runner, step: Step, turn: int) -> float:
         run.sequence.seed = turn * len(step.runs) + number
     started = time.perf_counter()
     runner.run(step)
-    if runner.model.device.type == "cuda":
-        torch.cuda.synchronize(runner.model.device)
+    wait_for(runner.model.device)
     return time.perf_counter() - started
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -86,15 +86,17 @@ class Runner:
         self._is_asynchronous = model.device.type != "cpu"
         self.has_waited = True
         """Whether the device had nothing left to do when the last run() returned: only then is its time known."""
+        self._has_asked = False
+        """Behind what the backend ran last, so that it was waited for."""
         self._layer_seconds = self._router_seconds = self._head_seconds = 0.0
         self._last_block = model.config.num_exits - 1
         self.has_drafter = model.drafter is not None
 
-    def prepare(self, max_rows: int) -> None:
-        """Do beforehand what Steps of at most so many rows would do when they are first met."""
+    def prepare(self, max_rows: int, max_sequences: int) -> None:
+        """Do beforehand what Steps of at most so many rows and sequences would do when they are first met."""
         if isinstance(self.backend, GraphsBackend):
             with self._on_device():
-                self.backend.prepare(max_rows)
+                self.backend.prepare(max_rows, max_sequences)
 
     def run(self, step: Step) -> list[StepResult]:
         """Run the Step, the rest of its pass if it is part of one, and what the backend runs with it anyway.
@@ -119,7 +121,8 @@ class Runner:
             results += ran
             rest = rest.after(len(ran))
             rest = rest and rest.without_fronts(decided)
-        self.has_waited = not self._is_asynchronous or (is_told(ran) and not self.backend.is_ahead)
+        has_waited = (self.backend.has_waited or self._has_asked) and not self.backend.is_ahead
+        self.has_waited = not self._is_asynchronous or has_waited
         return results
 
     @property
@@ -154,7 +157,7 @@ class Runner:
     def _forward(
         self, step: Step, decided: dict[Sequence, FrontDecision], reached: dict[Sequence, float]
     ) -> list[StepResult]:
-        started = time.perf_counter()
+        started, self._has_asked = time.perf_counter(), False
         results = self.backend.run(step)
         self._count_seconds(results, time.perf_counter() - started)
         if is_settled(step, results):
@@ -186,6 +189,7 @@ class Runner:
         """For the fronts that the backend has not decided for, and that have not emitted in the same call."""
         step, known = result.step, result.decisions.keys() | decided.keys()
         asked = [run for run in step.runs if run.reaches_front and run.sequence not in known]
+        self._has_asked |= bool(asked)
         if originals := [run for run in asked if run.sequence.is_original]:
             self._decide_for_originals(result, originals)
         if asked := [run for run in asked if not run.sequence.is_original]:
@@ -229,6 +233,7 @@ class Runner:
         for is_original, score in ((False, self.backend.score), (True, self._junctions.score)):
             pairs = [pair for pair in wanted if pair[0].is_original == is_original]
             if pairs:
+                self._has_asked = True
                 own_slots = [slot for sequence, rows in pairs for slot in slots(sequence, rows, self.cache.page_size)]
                 targets = [token for sequence, rows in pairs for token in next_tokens(sequence, rows, decided)]
                 num_top = [sequence.params.logprobs or 0 for sequence, rows in pairs for _ in rows]
@@ -243,11 +248,6 @@ def is_settled(step: Step, results: list[StepResult]) -> bool:
     return True not in [sequence.needs_scores or sequence.is_original for sequence, _, _ in step.runs]
 
 
-def is_told(results: list[StepResult]) -> bool:
-    """Something of these came back from the device."""
-    return any(result.decisions or result.verified or result.scores for result in results)
-
-
 def passes_over(run: Run) -> bool:
     """A front that samples from the original, and is not asked here."""
     sequence, rows, is_asked = run
@@ -258,4 +258,5 @@ def is_device_lost(error: Exception) -> bool:
     """The device reports an error, and will for every call; out of memory is none of these."""
     message = str(error)
     is_of_libraries = isinstance(error, RuntimeError) and message.startswith(("CUDA error", "cuDNN error"))
-    return isinstance(error, torch.AcceleratorError) or (is_of_libraries and "ALLOC_FAILED" not in message)
+    is_of_device = is_of_libraries or isinstance(error, torch.AcceleratorError)
+    return is_of_device and "ALLOC_FAILED" not in message and "out of memory" not in message

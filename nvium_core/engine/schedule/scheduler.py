@@ -107,7 +107,7 @@ class Scheduler:
 
     def _admit(self) -> Iterator[Sequence]:
         """Admit waiting sequences while there are seats, and pages for all tokens and one more page each."""
-        promised = sum(1 + self._missing_pages(sequence, len(sequence.pages)) for sequence in self.running)
+        promised = self._num_promised_pages()
         while self._seats and (sequence := self.waiting.first(self._is_held)):
             found = self.pool.find(sequence)
             missing = self._missing_pages(sequence, len(found))
@@ -118,8 +118,12 @@ class Scheduler:
             yield sequence
 
     def _missing_pages(self, sequence: Sequence, num_pages: int) -> int:
-        """Pages it needs for all its tokens, beyond so many."""
-        return max(0, self.pool.num_pages_for(sequence.num_tokens) - num_pages)
+        """Pages it needs for all its tokens, beyond so many; below 0 where it has pages for later ones."""
+        return self.pool.num_pages_for(sequence.num_tokens) - num_pages
+
+    def _num_promised_pages(self) -> int:
+        """What running sequences may still take: pages for all their tokens and one more page each."""
+        return sum(max(0, 1 + self._missing_pages(sequence, len(sequence.pages))) for sequence in self.running)
 
     def _seat(self, sequence: Sequence, found: list[int]) -> None:
         self.waiting.take(sequence)
@@ -170,6 +174,8 @@ class Scheduler:
                 rows_left -= len(rows)
                 chunk_left -= len(rows) if is_chunk else 0
                 granted.add(sequence)
+                if rows.stop == sequence.num_tokens == len(sequence.pages) * page_size:
+                    self._grow_early(sequence)
                 yield Run(sequence, rows, self._is_asked(sequence, block, rows))
 
     def _is_asked(self, sequence: Sequence, block: int, rows: range) -> bool:
@@ -195,8 +201,10 @@ class Scheduler:
             is_even = front == filled[-1] == stop - len(sequence.drafted_at) - 1
             if not is_even or sequence.finish_reason is not None or (sequence.needs_scores and sequence.owes_scores):
                 return None
-            if stop > len(sequence.pages) * page_size and not self.pool.grow(sequence, stop):
-                return None
+            if stop >= len(sequence.pages) * page_size:
+                if not self.pool.grow(sequence, stop):
+                    return None
+                self._grow_early(sequence)
             rows, is_asked, num_rows = range(front, stop), True, num_rows + stop - front
             if sequence.is_original:
                 is_plain, is_asked = False, self._is_asked(sequence, 0, rows)
@@ -261,6 +269,13 @@ class Scheduler:
             if victim is sequence:
                 return False
         return True
+
+    def _grow_early(self, sequence: Sequence) -> None:
+        """A page for the token that comes next, which a pass that is launched ahead has as a row: unless it would be
+        another's, or no row follows."""
+        num_rows = sequence.num_tokens + 1
+        if num_rows < sequence.max_length and self._num_promised_pages() <= self.pool.num_free:
+            self.pool.grow(sequence, num_rows)
 
     def _note(self, step: Step, long: set[Sequence]) -> Step:
         self._num_steps = num_steps = self._num_steps + 1

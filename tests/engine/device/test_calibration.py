@@ -13,14 +13,18 @@ from nvium_core.engine.device import calibration, native
 from nvium_core.engine.device.budget import Budget
 from nvium_core.engine.device.calibration import (
     COARSE_ROWS,
+    FIRST_PASSES,
     MANY_ROWS,
     MAX_SPREAD_ROWS,
+    NEXT_PASSES,
+    PASS_REPEATS,
     ROW_COUNTS,
     assumed_costs,
     choose_path,
     choose_threads,
     line,
     measure_costs,
+    measure_passes,
     own_costs,
     rising,
 )
@@ -29,6 +33,7 @@ from nvium_core.engine.device.native.steps import MAX_RUN_ROWS
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.policies import Optimal
 from nvium_core.engine.schedule.step import Step, StepResult
+from tests.engine.device.graphs.engines import backend_of, graphs_engine
 from tests.engine.driving import alone
 from tests.full_disk import break_file
 from tests.random_models import random_model
@@ -96,6 +101,34 @@ def test_blocks_without_their_junctions_are_measured_by_the_quickest_run(model: 
     costs = measure_costs(engine.runner, engine.pool, engine.model_config, max_sequences=2)
     assert all(tuple(block) == FITTING for block in costs.points.values())
     assert costs.seconds(0, MAX_SPREAD_ROWS) < RunnerThatPauses.pause_seconds / 2
+
+
+class Noting(Runner):
+    """How many rows, sequences and blocks each Step has."""
+
+    noted: set[tuple[int, int, bool]]
+
+    def run(self, step: Step) -> list[StepResult]:
+        self.noted.add((step.num_rows, len(step.runs), step.following is not None))
+        return super().run(step)
+
+
+def test_rows_are_of_as_many_sequences_as_there_are_seats(model: NviumForCausalLM) -> None:
+    Noting.noted = set()
+    engine = Engine(model, EngineConfig(page_size=64, max_sequences=128), make_runner=Noting)
+    costs = measure_costs(engine.runner, engine.pool, engine.model_config, max_sequences=128)
+    assert {(rows, rows, is_pass) for rows in FITTING for is_pass in (False, True)} == Noting.noted
+    assert tuple(costs.passes) == FITTING
+
+
+def test_passes_are_timed_as_they_are_launched_ahead() -> None:
+    engine = graphs_engine(random_model([1, 2], context=128), EngineConfig(max_sequences=4))
+    config = engine.model_config
+    measured = measure_passes(engine.runner, engine.pool, config, {1: 0.0, 4: 0.0}, Budget())
+    assert 0 < measured[1] <= measured[4]
+    num_passes = 2 * PASS_REPEATS * (FIRST_PASSES + NEXT_PASSES)
+    assert backend_of(engine).passes.num_ahead == num_passes - 2 * PASS_REPEATS * FIRST_PASSES
+    engine.check_idle()
 
 
 def test_junctions_are_what_steps_take_longer_where_fronts_are_asked(model: NviumForCausalLM) -> None:

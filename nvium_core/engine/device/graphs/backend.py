@@ -17,11 +17,10 @@ from torch import Tensor
 from nvium_core.engine.device.attention import (
     RowAttention,
     best_attention,
+    best_ragged,
     gathered,
-    page_by_page,
+    max_table,
     power_of_two,
-    ragged,
-    ragged_in_place,
 )
 from nvium_core.engine.device.graphs.fence import Fence
 from nvium_core.engine.device.graphs.inputs import (
@@ -40,6 +39,7 @@ from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.sampling import MANY_CANDIDATES, NOT_DRAWN, draw_unread
 from nvium_core.engine.schedule.routed_front import RoutedFront
+from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, FrontDecision, Run, Step, StepResult
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
@@ -53,9 +53,6 @@ SECONDS_BETWEEN_LINES = 5.0
 
 LIGHT_HEAD_BYTES = 32 * 2**20
 """A head that is read about as fast as an answer comes back, at 1.5 TB/s and 20 µs. Assumed, not measured."""
-
-LONG_RUN = 64
-"""Rows of a sequence beyond which it attends by itself, rather than each row by itself. Assumed, not measured."""
 
 MANY_FRONTS = 4
 """So many fronts that one is likely to exit, which needs the head anyway."""
@@ -88,12 +85,14 @@ class GraphsBackend(LayersBackend):
         config, head = model.config, model.lm_head.weight
         self._last_block = config.num_exits - 1
         self.attention = attention or best_attention(cache, config.num_attention_heads)
+        self._attend_runs = best_ragged(cache, config.num_attention_heads, self.attention)
         max_pages = -(-min(config.max_position_embeddings, cache.null_slot) // cache.page_size)
         self.inputs = Inputs(
             cache,
             num_blocks=config.num_exits,
             max_pages=max_pages,
             reads_in_place=self.attention is not gathered,
+            max_table=max_table(self.attention, cache.page_size),
             num_candidates=num_candidates,
             make_fence=make_fence,
         )
@@ -110,11 +109,12 @@ class GraphsBackend(LayersBackend):
         return self.passes.is_ahead
 
     @torch.inference_mode()
-    def prepare(self, max_rows: int) -> None:
+    def prepare(self, max_rows: int, max_sequences: int) -> None:
         """Capture every graph that Steps of up to max_rows rows may need, so that none is captured while serving."""
         if not self.replay.captures:
             return
-        graphs = list(self._graphs(min(power_of_two(max_rows), MAX_ROWS)))
+        max_rows = min(max_rows, MAX_ROWS, MAX_SHORT_RUN * max_sequences)
+        graphs = list(self._graphs(power_of_two(max_rows), power_of_two(max_sequences)))
         started = told_at = time.monotonic()
         logger.info("capturing %d CUDA graphs", len(graphs))
         for number, (sizes, name, function) in enumerate(graphs):
@@ -125,7 +125,7 @@ class GraphsBackend(LayersBackend):
                 logger.info("captured %d of %d CUDA graphs", number + 1, len(graphs))
         logger.info("captured %d CUDA graphs in %.1f s", len(graphs), time.monotonic() - started)
 
-    def _graphs(self, max_rows: int) -> Iterator[tuple[PaddedSizes, Hashable, Callable[[], None]]]:
+    def _graphs(self, max_rows: int, max_fronts: int) -> Iterator[tuple[PaddedSizes, Hashable, Callable[[], None]]]:
         """The largest first, whose memory the others then share."""
         blocks, kinds = range(self._last_block + 1), (False, True)
         for power in reversed(range(max_rows.bit_length())):
@@ -133,21 +133,37 @@ class GraphsBackend(LayersBackend):
             for width in self.inputs.widths:
                 sizes = PaddedSizes(count, width, count)
                 if self.inputs.fits(count, width * self.cache.page_size):
-                    for is_ranked in kinds:
+                    for is_ranked in kinds if count <= max_fronts else ():
                         yield sizes, *self.passes.graph(sizes, is_ranked)
                     for block in blocks:
                         yield sizes, *self._block_graph(block, sizes)
             sizes = PaddedSizes(count, self.inputs.widths[0], count)
-            for block in blocks:
-                yield sizes, *self._route_graph(block, count)
+            for block in blocks if count <= max_fronts else ():
+                yield sizes, *self.route_graph(block, count)
                 for is_ranked in kinds:
-                    yield sizes, *self._draw_graph(block, count, is_ranked)
+                    yield sizes, *self.draw_graph(block, count, is_ranked)
 
     @torch.inference_mode()
     def run(self, step: Step) -> list[StepResult]:
-        if self.passes.suits(step):
-            return self.passes.run(step)
+        if riders := self.passes.riders(step):
+            return self._run_pass(step, riders)
         self.passes.forget()
+        return [StepResult(step, self._run_block(step))]
+
+    def _run_pass(self, step: Step, riders: list[Run]) -> list[StepResult]:
+        """All blocks: of the riders in one graph, behind it of the others block by block. Nobody waits for the latter:
+        their fronts are left to the caller."""
+        results = self.passes.run(step, riders)
+        self.has_waited = True
+        if len(riders) < len(step.runs):
+            riding = {run.sequence for run in riders}
+            for result in results:
+                runs = [run for run in result.step.runs if run.sequence not in riding]
+                self._run_block(Step(result.step.block, [run._replace(reaches_front=False) for run in runs]))
+        return results
+
+    def _run_block(self, step: Step) -> dict[Sequence, FrontDecision]:
+        """And decisions for plain fronts, other than those of long runs."""
         decisions: dict[Sequence, FrontDecision] = {}
         parts = self.parts(step.runs)
         for runs in parts:
@@ -155,17 +171,18 @@ class GraphsBackend(LayersBackend):
         known = {run.sequence for runs in parts for run in runs}
         if rest := [run for run in step.runs if run.sequence not in known]:
             super().run(Step(step.block, rest))
-        return [StepResult(step, decisions)]
+            self.has_waited = False
+        return decisions
 
     def parts(self, runs: list[Run]) -> list[list[Run]]:
         """Runs that fit into the buffers together; long ones, and those that do not fit alone, are left out."""
         lengths, longest = [len(run.rows) for run in runs], max([run.rows.stop for run in runs])
-        if max(lengths) <= LONG_RUN and self.inputs.fits(sum(lengths), longest):
+        if max(lengths) <= MAX_SHORT_RUN and self.inputs.fits(sum(lengths), longest):
             return [runs]
         parts, num_rows = [list[Run]()], 0
         for run in sorted(runs, key=lambda run: run.rows.stop):
             own = len(run.rows)
-            if own <= LONG_RUN and self.inputs.fits(own, run.rows.stop):
+            if own <= MAX_SHORT_RUN and self.inputs.fits(own, run.rows.stop):
                 if not self.inputs.fits(num_rows + own, run.rows.stop):
                     parts.append([])
                     num_rows = 0
@@ -178,21 +195,21 @@ class GraphsBackend(LayersBackend):
         sizes = self.inputs.sizes(step.num_rows, longest, len(step.runs))
         self.inputs.send(step, sequences, sizes)
         self.replay.run(*self._block_graph(step.block, sizes))
+        self.has_waited = bool(sequences)
         return self._decisions(step.block, sequences, sizes.num_fronts) if sequences else {}
 
     def attend(self, runs: Items[Run], position_R: Tensor, slot_R: Tensor) -> Attend:
-        reads_tables = self.attention not in (gathered, page_by_page)
-        return (ragged_in_place if reads_tables else ragged)(self.cache, runs, slot_R)
+        return self._attend_runs(self.cache, runs, slot_R)
 
     def _decisions(self, block: int, sequences: list[Sequence], num_fronts: int) -> dict[Sequence, FrontDecision]:
         is_ranked = any(sequence.draw.is_ranked for sequence in sequences)
-        self.replay.run(*self._route_graph(block, num_fronts))
+        self.replay.run(*self.route_graph(block, num_fronts))
         is_at_once = self._draws_at_once(block, len(sequences))
         if is_at_once:
-            self.replay.run(*self._draw_graph(block, num_fronts, is_ranked))
+            self.replay.run(*self.draw_graph(block, num_fronts, is_ranked))
         fronts = self._routed(sequences, block)
         if not is_at_once and any(front.is_sane and front.exits for front in fronts):
-            self.replay.run(*self._draw_graph(block, num_fronts, is_ranked))
+            self.replay.run(*self.draw_graph(block, num_fronts, is_ranked))
             self.told.copy_(self.answers)
         decisions = {front.sequence: self._decision(front) for front in fronts}
         return {sequence: each for sequence, each in decisions.items() if each.token_id != NOT_DRAWN}
@@ -200,10 +217,10 @@ class GraphsBackend(LayersBackend):
     def _block_graph(self, block: int, sizes: PaddedSizes) -> Graph:
         return ("block", block, sizes.num_rows, sizes.num_pages), partial(self.replay_block, block, sizes)
 
-    def _route_graph(self, block: int, num_fronts: int) -> Graph:
+    def route_graph(self, block: int, num_fronts: int) -> Graph:
         return ("route", block, num_fronts), partial(self.replay_route, block, num_fronts)
 
-    def _draw_graph(self, block: int, num_fronts: int, is_ranked: bool) -> Graph:
+    def draw_graph(self, block: int, num_fronts: int, is_ranked: bool) -> Graph:
         return ("draw", block, num_fronts, is_ranked), partial(self.replay_draw, block, num_fronts, is_ranked=is_ranked)
 
     def replay_block(self, block: int, sizes: PaddedSizes) -> None:

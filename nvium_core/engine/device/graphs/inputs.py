@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.attention import MAX_GATHERED_KEYS, power_of_two
+from nvium_core.engine.device.attention import power_of_two
 from nvium_core.engine.device.graphs.fence import Fence
 from nvium_core.engine.device.graphs.members import Members
 from nvium_core.engine.device.graphs.seat_tables import SeatTables
@@ -73,15 +73,17 @@ class Inputs:
         num_blocks: int,
         max_pages: int,
         reads_in_place: bool,
+        max_table: int | None = None,
         num_candidates: int = MANY_CANDIDATES,
         make_fence: Callable[[torch.device], Fence] = Fence,
     ) -> None:
         """`max_pages`: of any sequence. `reads_in_place`: attention does not copy keys, so tables may be longer than
-        needed. `num_candidates`: among which tokens are ranked."""
+        needed. `max_table`: entries that a Step's table may have; all there is room for without it. `num_candidates`:
+        among which tokens are ranked."""
         self._cache = cache
         self._num_candidates = num_candidates
         self._num_blocks = num_blocks
-        self._reads_in_place = reads_in_place
+        self._max_table = MAX_ROWS * max_pages if max_table is None else max_table
         self.widths = widths(max_pages, has_few=reads_in_place)
         """Of all tables there may be."""
         self._first_table = MAX_ROWS * num_fields(num_blocks)
@@ -111,8 +113,7 @@ class Inputs:
 
     def fits(self, num_rows: int, num_positions: int) -> bool:
         """Whether there is room for so many rows of sequences that are at most so long."""
-        num_keys = power_of_two(num_rows) * self.width(num_positions) * self._cache.page_size
-        return num_rows <= MAX_ROWS and (self._reads_in_place or num_keys <= MAX_GATHERED_KEYS)
+        return num_rows <= MAX_ROWS and power_of_two(num_rows) * self.width(num_positions) <= self._max_table
 
     def send(self, step: Step, fronts: Items[Sequence], sizes: PaddedSizes) -> None:
         """Pack the Step, and what is drawn for those of its fronts that `fronts` names; send it."""

@@ -13,7 +13,7 @@ Shapes: R rows with their padding, N blocks, D width, V vocabulary.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from operator import is_
+from operator import attrgetter, is_
 from typing import cast
 
 import numpy as np
@@ -35,7 +35,7 @@ from nvium_core.engine.device.graphs.replay import Graph, Replay
 from nvium_core.engine.device.paged_cache import Integers, PagedCache
 from nvium_core.engine.device.sampling import NOT_DRAWN, draw_unread
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import GOES_ON, NO_TOKEN, Step, StepResult, decide_together
+from nvium_core.engine.schedule.step import GOES_ON, NO_TOKEN, Run, Step, StepResult, decide_together
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import NviumForCausalLM
 
@@ -53,6 +53,8 @@ class Flight:
     def part(self, rows: list[int]) -> "Flight":
         return Flight(self.members.part(rows), self.age, self.row_R[rows], self.turn)
 
+
+REACHES_FRONT = attrgetter("reaches_front")
 
 EXIT_TAKEN, EMITTED, LOG_W = range(3)
 """Of each row: the exit, the token, and two rows of log of the probability to have come to the exit, and to go on
@@ -88,27 +90,35 @@ class Passes:
     def is_ahead(self) -> bool:
         return self._ahead is not None
 
-    def suits(self, step: Step) -> bool:
-        """A row of each sequence for every block, of sequences whose tokens are drawn plainly."""
+    def riders(self, step: Step) -> list[Run]:
+        """Of a Step that goes through all blocks, the runs that one graph takes: those of one row, a front, in each
+        block. Longest contexts are left out where there is no room for all. None if no token is drawn plainly."""
         runs, steps = step.runs, [step]
         while following := steps[-1].following:
             steps.append(following)
-        return (
-            step.goes_on_anyway
-            and step.block == 0
-            and [each.num_rows for each in steps] == [len(runs)] * self._num_blocks
-            and False not in [run.reaches_front for run in runs]
-            and True in [run.sequence.is_plain for run in runs]
-            and self.inputs.fits(len(runs), max([run.rows.stop for run in runs]))
-        )
+        if not step.goes_on_anyway or step.block or len(steps) < self._num_blocks:
+            return []
+        if [each.num_rows for each in steps] != [len(runs)] * self._num_blocks or False in map(REACHES_FRONT, runs):
+            everywhere = zip(*(each.runs for each in steps), strict=True)
+            runs = [own[0] for own in everywhere if all(len(run.rows) == 1 and run.reaches_front for run in own)]
+        runs = self._that_fit(runs)
+        return runs if True in [run.sequence.is_plain for run in runs] else []
+
+    def _that_fit(self, runs: list[Run]) -> list[Run]:
+        longest = max([run.rows.stop for run in runs], default=1)
+        while not self.inputs.fits(len(runs), longest):
+            runs = [run for run in runs if run.rows.stop < longest] or runs[: len(runs) // 2]
+            longest = max([run.rows.stop for run in runs], default=1)
+        return runs
 
     def forget(self) -> None:
         """Something else runs: what was launched ahead is dropped."""
         self._ahead = None
         self._emitted_last = {}
 
-    def run(self, step: Step) -> list[StepResult]:
-        sequences, positions = [run.sequence for run in step.runs], [run.rows.start for run in step.runs]
+    def run(self, step: Step, riders: list[Run]) -> list[StepResult]:
+        """Of each block, without decisions for those of its fronts that are no riders."""
+        sequences, positions = [run.sequence for run in riders], [run.rows.start for run in riders]
         ahead, self._ahead = self._ahead, None
         flight = ahead and self._asked(ahead, sequences, positions)
         self.num_ahead += flight is not None
@@ -185,11 +195,11 @@ class Passes:
         self.answers[LOG_W:, :num_rows] = log_R2.T
 
     def _results(self, step: Step, flight: Flight) -> list[StepResult]:
-        """Of each block. Fronts that are not drawn plainly, and those for which the candidates were not enough, are
-        left to the caller, their states being in the cache."""
+        """Of each block. Fronts that are not drawn plainly, those for which the candidates were not enough and those
+        that do not ride are left to the caller, their states being in the cache."""
         fronts, (exits, tokens, log_exit, log_continue) = flight.members.sequences, self._told(flight)
         outcomes = zip(exits, tokens, log_exit, log_continue, strict=True)
-        is_complete = flight.members.are_plain and NOT_DRAWN not in tokens
+        is_complete = len(fronts) == len(step.runs) and flight.members.are_plain and NOT_DRAWN not in tokens
         results = self._undecided(step, is_complete=is_complete)
         if is_complete:
             decide_together(results, fronts, outcomes)

@@ -24,6 +24,9 @@ class Replay:
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
         """None for what could not be captured."""
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None
+        """Where functions are warmed up and captured. PyTorch keeps what is freed on a stream for that stream, so one
+        for each would hold the memory of all warm-ups."""
 
     @property
     def captures(self) -> bool:
@@ -40,7 +43,8 @@ class Replay:
 
     def _captured(self, name: Hashable, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """None, and a warning, for what cannot be captured; then nothing is replayed any more."""
-        here, aside = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        here, aside = torch.cuda.current_stream(self._device), self._aside
+        assert aside is not None
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
             for _ in range(NUM_WARM_UPS):
@@ -48,7 +52,7 @@ class Replay:
         here.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
                 function()
         except RuntimeError as error:
             torch.cuda.set_stream(here)  # a capture that fails to end leaves the thread on the capture's stream

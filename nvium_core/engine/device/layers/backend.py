@@ -27,6 +27,7 @@ class LayersBackend:
     max_native_rows = 0
     max_scored_rows = MAX_SCORED_ROWS
     instructions: str | None = None
+    has_waited = False
 
     def __init__(self, model: NviumForCausalLM, cache: PagedCache) -> None:
         self.model = model

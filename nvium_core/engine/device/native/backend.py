@@ -23,6 +23,8 @@ from nvium_core.model.nvium import NviumForCausalLM
 class NativeBackend:
     """`is_deterministic`: everything runs natively, where no bit of a row depends on its company."""
 
+    has_waited = True
+
     def __init__(
         self,
         model: NviumForCausalLM,

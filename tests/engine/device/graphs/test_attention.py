@@ -17,6 +17,7 @@ from nvium_core.engine.device.attention import (
     RowAttention,
     alike,
     best_attention,
+    best_ragged,
     first_that_agrees,
     gathered,
     in_place,
@@ -42,7 +43,7 @@ def slow_varlen_attn(
     assert given["block_table"].dtype == given["seqused_k"].dtype == first_query.dtype == first_key.dtype == torch.int32
     assert torch.equal(first_key.diff(), given["seqused_k"])
     assert sizes == (int(first_query.diff().max()), given["block_table"].shape[1] * key.shape[1])
-    assert given["window_size"] == (-1, 0)
+    assert given["window_size"] == ((-1, -1) if sizes[0] == 1 else (-1, 0))
     for number, (pages, length) in enumerate(zip(given["block_table"], given["seqused_k"].tolist(), strict=True)):
         own = slice(*first_query[number : number + 2].tolist())
         k_HSP, v_HSP = (x[pages].flatten(0, 1)[:length].transpose(0, 1) for x in (key, value))
@@ -77,6 +78,26 @@ def test_a_kernel_that_leaves_rows_unwritten_is_noticed(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(attention, "varlen_attn", forgetful)
     assert not kernel_agrees(empty_cache(), 4, in_place)
+
+
+@pytest.mark.parametrize("num_pages", [1, 2, 3, 40])
+def test_long_runs_read_keys_in_place_where_that_agrees_with_gathering(
+    monkeypatch: pytest.MonkeyPatch, num_pages: int
+) -> None:
+    def without_causal_mask(*args: Any, **given: Any) -> Tensor:
+        out_RHP = slow_varlen_attn(*args, **given)
+        out_RHP[0] = out_RHP[-1]
+        return out_RHP
+
+    cache = empty_cache(num_pages)
+    monkeypatch.setattr(attention, "varlen_attn", slow_varlen_attn)
+    assert best_ragged(cache, 4, in_place) is ragged_in_place
+    assert best_ragged(cache, 4, gathered) is best_ragged(cache, 4, page_by_page) is ragged
+    assert not cache.keys[:, : cache.null_slot + 1].any()
+    monkeypatch.setattr(attention, "varlen_attn", without_causal_mask)
+    assert best_ragged(cache, 4, in_place) is ragged
+    monkeypatch.setattr(attention, "varlen_attn", None)
+    assert best_ragged(cache, 4, in_place) is ragged
 
 
 def test_on_a_cpu_keys_are_gathered_from_small_pages() -> None:

@@ -1,5 +1,7 @@
 """Blocks over fixed buffers against the model's own layers."""
 
+from typing import cast
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,10 +10,11 @@ from hypothesis import strategies as st
 from nvium_core import SamplingParams
 from nvium_core.engine.device.attention import in_place, power_of_two
 from nvium_core.engine.device.graphs import GraphsBackend
-from nvium_core.engine.device.graphs.backend import LONG_RUN
 from nvium_core.engine.device.graphs.inputs import MAX_ROWS
+from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run
+from nvium_core.model.llama import Layer
 from tests.engine.cached_blocks import TOLERANCE, assert_alike, carry_a_staircase, carry_five_by_five, sequences_of
 from tests.engine.device.graphs.engines import Cached
 from tests.random_models import random_model
@@ -47,7 +50,8 @@ def test_what_a_sequence_leaves_in_its_pages_does_not_reach_whoever_has_them_nex
     for tensor in dirty.kept:
         tensor[:, : dirty.cache.null_slot] = torch.nan
     for cached in (clean, dirty):
-        cached.carry(0, sequences, [range(20), range(3)])
+        for rows in (range(12), range(12, 20)):
+            cached.carry(0, sequences, [rows, range(3)])
     slots = [s.pages[t // 16] * 16 + t % 16 for s in sequences for t in range(len(s.token_ids))]
     assert torch.equal(clean.cache.states_NSD[0, slots], dirty.cache.states_NSD[0, slots])
 
@@ -59,8 +63,31 @@ def test_a_step_that_is_run_again_leaves_the_same() -> None:
     for block in range(2):
         for cached, times in ((once, 1), (twice, 2)):
             for _ in range(times):
-                cached.carry(block, sequences, [range(5), range(20)])
+                cached.carry(block, sequences, [range(5), range(4, 20)])
     assert all(torch.equal(some, others) for some, others in zip(once.kept, twice.kept, strict=True))
+
+
+def test_two_engines_of_one_model_read_the_same_packed_weights() -> None:
+    """A graph of the first has their addresses."""
+    model = random_model([1, 3], width=64)
+    layer = cast(Layer, model.model.layers[0])
+
+    def addresses() -> list[int]:
+        assert layer.self_attn.qkv is not None
+        assert layer.mlp.gate_up is not None
+        held = (layer.self_attn.qkv.weight, layer.mlp.gate_up.weight, layer.self_attn.v_proj.weight)
+        return [tensor.data_ptr() for tensor in held]
+
+    Cached(model, has_graphs=True)
+    first = addresses()
+    Cached(model, has_graphs=True)
+    assert addresses() == first
+    model.to(torch.float32)
+    Cached(model, has_graphs=True)
+    assert layer.self_attn.qkv is not None
+    assert layer.self_attn.qkv.weight.dtype == torch.float32
+    assert layer.mlp.gate_up is not None
+    assert layer.mlp.gate_up.holds(layer.mlp.gate_proj, layer.mlp.up_proj)
 
 
 def test_buffers_have_room_for_so_many_rows_and_keys() -> None:
@@ -97,7 +124,9 @@ def test_parts_of_a_step_fit_and_leave_out_what_does_not_fit_alone(lengths: list
     there = [run for part in parts for run in part]
     assert len(there) == len({run.sequence for run in there})
     left = [run for run in runs if run not in there]
-    assert all(len(run.rows) > LONG_RUN or not LONG_CONTEXT.inputs.fits(len(run.rows), run.rows.stop) for run in left)
+    assert all(
+        len(run.rows) > MAX_SHORT_RUN or not LONG_CONTEXT.inputs.fits(len(run.rows), run.rows.stop) for run in left
+    )
 
 
 LONG_CONTEXT = Cached(random_model([1], context=380), has_graphs=True).graphs

@@ -133,7 +133,7 @@ def test_all_graphs_are_captured_before_anybody_is_served(caplog: pytest.LogCapt
     backend = backend_of(engine)
     replay = backend.replay = backend.passes.replay = Noting(torch.device("cpu"))
     with caplog.at_level("INFO"):
-        engine.runner.prepare(48)
+        engine.runner.prepare(48, 4)
     assert [f"capturing {len(replay.names)} CUDA graphs" in caplog.text, "captured" in caplog.text] == [True, True]
     cache, known = backend.cache, set(replay.names)
     kept = [x[:, : cache.null_slot + 1] for x in (cache.keys, cache.values)]

@@ -30,6 +30,7 @@ class Cuda:
         self.stream_now = "default"
         self.fails = False
         self.num_captures = 0
+        self.num_streams = 0
 
     def graph_pool_handle(self) -> str:
         return "pool"
@@ -40,6 +41,7 @@ class Cuda:
 
     def Stream(self, device: torch.device) -> SimpleNamespace:  # noqa: N802 (PyTorch's name)
         assert device == CUDA
+        self.num_streams += 1
         return SimpleNamespace(name="aside", wait_stream=lambda _: None)
 
     def set_stream(self, stream: SimpleNamespace) -> None:
@@ -52,8 +54,8 @@ class Cuda:
         self.stream_now = before
 
     @contextmanager
-    def graph(self, graph: Graph, *, pool: str, capture_error_mode: str) -> Iterator[None]:
-        assert (pool, capture_error_mode) == ("pool", "thread_local")
+    def graph(self, graph: Graph, *, pool: str, stream: SimpleNamespace, capture_error_mode: str) -> Iterator[None]:
+        assert (pool, stream.name, capture_error_mode) == ("pool", "aside", "thread_local")
         self.num_captures += 1
         before, self.stream_now = self.stream_now, "capture"
         yield
@@ -78,6 +80,13 @@ def test_a_function_is_captured_once(cuda: Cuda) -> None:
     assert isinstance(graph, Graph)
     assert (cuda.num_captures, graph.num_replays) == (1, 3)
     assert calls == ["aside"] * NUM_WARM_UPS + ["capture"]
+
+
+def test_all_are_warmed_up_and_captured_on_one_stream(cuda: Cuda) -> None:
+    replay = Replay(CUDA)
+    for name in range(5):
+        replay.run(name, lambda: None)
+    assert (cuda.num_captures, cuda.num_streams) == (5, 1)
 
 
 def test_after_a_capture_that_fails_nothing_is_replayed_and_the_stream_is_what_it_was(
