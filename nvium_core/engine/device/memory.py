@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from nvium_core.engine.device.attention import power_of_two
 from nvium_core.engine.device.paged_cache import best_page_size
 from nvium_core.engine.params import DEFAULT_CACHE_MEMORY, EngineConfig, require
 from nvium_core.model.config import NviumConfig
@@ -21,6 +22,10 @@ from nvium_core.model.config import NviumConfig
 SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(%|[KMGT]i?B)\s*", re.IGNORECASE)
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+DRAW_COPIES = 8
+"""Of the distributions that are drawn from, in float64, at once: with top-p six were counted on a CPU, and a GPU's
+sorting has its own."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -54,7 +59,7 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
     page_size = best_page_size(like) if config.page_size is None else config.page_size
     bytes_each = page_bytes(model, page_size, like.dtype)
     budget = DEFAULT_CACHE_MEMORY if config.cache_memory is None else config.cache_memory
-    of_seats = seat_bytes(model, config.max_sequences, like.dtype)
+    of_seats = seat_bytes(model, config.max_sequences, like.dtype, draws=like.is_cuda)
     affordable = max(0, parse_cache_memory(budget, like.device) - of_seats) // bytes_each
     if config.cache_tokens is not None:
         num_pages = -(-config.cache_tokens // page_size)
@@ -119,6 +124,9 @@ def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:
     return page_size * numbers_per_row * dtype.itemsize
 
 
-def seat_bytes(config: NviumConfig, max_sequences: int, dtype: torch.dtype) -> int:
-    """Bytes kept for sequences beside the cache: the outputs of each front's exits (`PartialMixtures`)."""
-    return max_sequences * config.num_exits * (config.hidden_size * dtype.itemsize + torch.float64.itemsize)
+def seat_bytes(config: NviumConfig, max_sequences: int, dtype: torch.dtype, *, draws: bool = False) -> int:
+    """Bytes kept for sequences beside the cache: the outputs of each front's exits (`PartialMixtures`). With `draws`
+    those of a graph too that draws for all of them, which its pool keeps and the other graphs share."""
+    kept = max_sequences * config.num_exits * (config.hidden_size * dtype.itemsize + torch.float64.itemsize)
+    drawn = power_of_two(max_sequences) * config.vocab_size * DRAW_COPIES * torch.float64.itemsize
+    return kept + drawn if draws else kept

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM
 from nvium_core.engine.device.memory import (
@@ -23,6 +25,7 @@ from nvium_core.engine.device.memory import (
 )
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.device.sampling import Truncation, draw_unread
 from tests.random_models import random_model
 
 CPU = torch.device("cpu")
@@ -150,6 +153,23 @@ def test_what_seats_take_beside_the_cache_is_counted(dtype: torch.dtype) -> None
     runner = Runner(model, num_pages=1, page_size=PAGE_SIZE, max_sequences=5)
     held = held_bytes(runner._junctions._mixtures)
     assert held == seat_bytes(model.config, 5, dtype)
+
+
+@pytest.mark.parametrize("num_candidates", [0, 512])
+@pytest.mark.parametrize("is_ranked", [False, True])
+@torch.inference_mode()
+def test_a_draw_takes_no_more_than_is_counted_for_it(is_ranked: bool, num_candidates: int) -> None:
+    """As the CPU's allocator counts it."""
+    logits_RV, one_R = torch.zeros(8, 4096, dtype=torch.bfloat16), torch.ones(8, dtype=torch.float64)
+    truncation = Truncation(one_R, -one_R, one_R.long() * 0, one_R * 0.9, is_ranked, num_candidates)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        draw_unread(logits_RV, truncation, one_R / 2)
+    assert profiled.profiler is not None
+    events = [each for each in profiled.profiler.kineto_results.events() if each.name() == "[memory]"]
+    taken = accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns()))
+    config = random_model([1, 2], vocab_size=4096).config
+    counted = seat_bytes(config, 8, torch.bfloat16, draws=True) - seat_bytes(config, 8, torch.bfloat16)
+    assert counted / 4 < max(taken) <= counted
 
 
 def test_a_budget_that_seats_use_up_is_refused() -> None:

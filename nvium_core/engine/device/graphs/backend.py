@@ -85,7 +85,7 @@ class GraphsBackend(LayersBackend):
         config, head = model.config, model.lm_head.weight
         self._last_block = config.num_exits - 1
         self.attention = attention or best_attention(cache, config.num_attention_heads)
-        self._attend_runs = best_ragged(cache, config.num_attention_heads, self.attention)
+        self.attend_runs = best_ragged(cache, config.num_attention_heads, self.attention)
         max_pages = -(-min(config.max_position_embeddings, cache.null_slot) // cache.page_size)
         self.inputs = Inputs(
             cache,
@@ -199,7 +199,7 @@ class GraphsBackend(LayersBackend):
         return self._decisions(step.block, sequences, sizes.num_fronts) if sequences else {}
 
     def attend(self, runs: Items[Run], position_R: Tensor, slot_R: Tensor) -> Attend:
-        return self._attend_runs(self.cache, runs, slot_R)
+        return self.attend_runs(self.cache, runs, slot_R)
 
     def _decisions(self, block: int, sequences: list[Sequence], num_fronts: int) -> dict[Sequence, FrontDecision]:
         is_ranked = any(sequence.draw.is_ranked for sequence in sequences)

@@ -2,17 +2,21 @@
 
 import warnings
 from functools import partial
+from itertools import product, takewhile
 from typing import Any
 
 import pytest
 import torch
 
-from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, SamplingParams
-from nvium_core.engine.device.attention import gathered
+from nvium_core import Completion, Engine, EngineConfig, NviumConfig, NviumForCausalLM, SamplingParams
+from nvium_core.engine.device.attention import gathered, ragged, ragged_in_place
 from nvium_core.engine.device.graphs.replay import Replay
+from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.layers.fixed_order import FixedOrderBackend
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule import randomness
+from nvium_core.engine.schedule.policies.whole_pass import WholePass
+from nvium_core.engine.schedule.step import Run, Step
 from nvium_core.model import reference
 from tests.engine.cached_blocks import TOLERANCE, assert_alike, carry_five_by_five, sequences_of
 from tests.engine.device.graphs.engines import Cached, backend_of, graphs_engine
@@ -80,6 +84,100 @@ def answers_of(engine: Engine) -> dict[Key, Completion]:
         wishes = {**WISHES[number % len(WISHES)], "logprobs": 1 if number % 3 == 0 else None}
         engine.add(str(number), prompt, SamplingParams(max_tokens=6, seed=number, ignore_eos=True, **wishes))
     return drained(engine)
+
+
+@anywhere
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_passes_that_are_launched_ahead_answer_as_the_layers_do(dtype: torch.dtype, device: str) -> None:
+    model = random_model([1, 2, 4], seed=5, dtype=dtype, spread=0.5, width=64).to(device)
+    config = EngineConfig(schedule="synchronous", max_sequences=8)
+    engine = engine_on(device, model, config)
+    found = plain_answers(engine)
+    expected = plain_answers(Engine(model, config, make_runner=partial(Runner, make_backend=LayersBackend)))
+    assert backend_of(engine).passes.num_ahead > 10
+    num_alike = 0
+    for key, told in expected.items():
+        pairs = [list(zip(each.token_ids, each.exits, strict=True)) for each in (told, found[key])]
+        alike = len(list(takewhile(lambda both: both[0] == both[1], zip(*pairs, strict=True))))
+        near = pytest.approx(found[key].exit_probabilities[:alike], abs=TOLERANCE[dtype])
+        assert told.exit_probabilities[:alike] == near
+        num_alike += alike
+    assert num_alike >= 8 * (24 if dtype == torch.float64 else 4)
+
+
+def plain_answers(engine: Engine) -> dict[Key, Completion]:
+    for number in range(8):
+        prompt = [(number + 5 * t) % 17 for t in range(1 + number)]
+        engine.add(str(number), prompt, SamplingParams(max_tokens=24, seed=number, ignore_eos=True))
+    return drained(engine)
+
+
+@anywhere
+@torch.inference_mode()
+def test_prompts_of_many_rows_are_read_in_place_as_they_are_gathered(device: str) -> None:
+    model = random_model([1, 3], dtype=torch.bfloat16, spread=0.5, width=64, context=512).to(device)
+    sequences = sequences_of([400, 150], model.config.vocab_size, 256)
+    gathering, in_place = Cached(model, False, 256), Cached(model, True, 256)
+    for block, rows in product(range(2), ([range(130), range(70)], [range(130, 400), range(70, 150)])):
+        step = Step(block, [Run(sequence, own, False) for sequence, own in zip(sequences, rows, strict=True)])
+        assert in_place.graphs.parts(step.runs) == []
+        for each in (gathering, in_place):
+            each.backend.run(step)
+    assert_alike(in_place, gathering, TOLERANCE[torch.bfloat16])
+    assert in_place.graphs.attend_runs is (ragged_in_place if device == "cuda" else ragged)
+
+
+@anywhere
+def test_an_engine_answers_as_before_beside_another_of_the_same_model(device: str) -> None:
+    model, config = random_model([1, 2, 4], seed=5, width=64).to(device), EngineConfig(max_sequences=8)
+    first = engine_on(device, model, config)
+    before = plain_answers(first)
+    assert plain_answers(engine_on(device, model, config)) == before
+    if device == "cuda":  # whoever takes memory that has been freed changes it
+        torch.full((2**28,), torch.nan, device=device)
+    assert plain_answers(first) == before
+
+
+LLAMA_1B = {
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "exit_layers": [4, 8, 16],
+}
+LLAMA_TINY = LLAMA_1B | {"vocab_size": 5000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
+LLAMA_TINY |= {"num_attention_heads": 8, "num_key_value_heads": 2, "exit_layers": [1, 2, 3]}
+
+
+@anywhere
+def test_a_model_of_1b_with_grouped_queries_and_a_large_vocabulary_keeps_to_its_memory(device: str) -> None:
+    is_gpu = device == "cuda"
+    with torch.device(device):
+        model = NviumForCausalLM(NviumConfig(**(LLAMA_1B if is_gpu else LLAMA_TINY), max_position_embeddings=2048))
+    model = model.to(torch.bfloat16).eval()
+    num_sequences = 64 if is_gpu else 4
+    config = EngineConfig(schedule="synchronous", max_sequences=num_sequences, cache_tokens=num_sequences * 512)
+    if is_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    weights = torch.cuda.memory_allocated() if is_gpu else 0
+    engine = engine_on(device, model, config)
+    engine.calibrate(max_seconds=5)
+    engine.scheduler.policy = WholePass()
+    prompts = [[(number + 5 * t) % 1000 for t in range(100)] for number in range(num_sequences)]
+    answers = engine.generate(prompts, SamplingParams(max_tokens=32, seed=1, ignore_eos=True))
+    assert [len(told.token_ids) for told in answers] == [32] * num_sequences
+    assert backend_of(engine).passes.num_ahead > 20
+    assert None not in backend_of(engine).replay.graphs.values()
+    if is_gpu:
+        taken = torch.cuda.max_memory_allocated() - weights
+        assert taken <= engine.cache_size.num_bytes + engine.cache_size.seat_bytes + ACTIVATIONS
+
+
+ACTIVATIONS = 2**30
+"""Bytes that may be taken beside the cache and what is counted for seats."""
 
 
 @on_a_gpu

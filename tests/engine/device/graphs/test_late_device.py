@@ -12,10 +12,13 @@ from nvium_core import Completion, Engine, EngineConfig, NviumForCausalLM, Sampl
 from nvium_core.engine.device.graphs import GraphsBackend
 from nvium_core.engine.device.graphs.fence import Fence
 from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.layers.fixed_order import FixedOrderBackend
 from nvium_core.engine.device.runner import Runner
 from tests.engine.device.graphs.engines import backend_of
 from tests.engine.device.graphs.late_device import LateDevice
+from tests.engine.device.graphs.test_meta_device import ORIGINALS
 from tests.engine.driving import Key, drained
+from tests.engine.test_original import Whims
 from tests.random_models import random_model
 
 KINDS: list[dict[str, object]] = [
@@ -54,8 +57,8 @@ def plain_answers(config: EngineConfig, kinds: list[dict[str, object]] = KINDS) 
     return told(engine, kinds)
 
 
-def model_of() -> NviumForCausalLM:
-    return random_model([1, 2, 4], seed=6, context=128)
+def model_of(drafter_width: int = 0) -> NviumForCausalLM:
+    return random_model([1, 2, 4], seed=6, context=128, drafter_hidden_size=drafter_width)
 
 
 STAIRCASES = EngineConfig(schedule="sweep", max_sequences=6, max_rows_per_step=100, chunk_rows=100)
@@ -93,6 +96,35 @@ def test_answers_are_those_of_the_layers(config: EngineConfig, kinds: list[dict[
         found = told(engine, kinds)
     assert device.num_executed > 1000
     assert backend_of(engine).passes.num_ahead >= (3 if kinds in (PLAIN, SCORED) else 0)
+    check_alike(found, expected)
+
+
+@pytest.mark.parametrize("config", [STAIRCASES, PASSES], ids=["staircases", "passes"])
+def test_what_is_drafted_and_verified_is_that_of_the_layers(config: EngineConfig) -> None:
+    expected = originals_told(Engine(model_of(8), config, make_runner=partial(Runner, make_backend=LayersBackend)))
+    model = model_of(8)
+    with LateDevice() as device:
+        found = originals_told(late_engine(model, config, device, device.fence))
+    assert device.num_executed > 1000
+    assert {exit_ for completion in expected.values() for exit_ in completion.exits} > {3}
+    check_alike(found, expected)
+
+
+def originals_told(engine: Engine) -> dict[Key, Completion]:
+    engine.scheduler.drafting = Whims(3, seed=1)
+    return told(engine, ORIGINALS)
+
+
+@pytest.mark.parametrize("config", [STAIRCASES, PASSES], ids=["staircases", "passes"])
+def test_sums_of_a_fixed_order_are_those_of_the_layers(config: EngineConfig) -> None:
+    config = replace(config, deterministic=True)
+    expected, model = plain_answers(config), model_of()
+    with LateDevice() as device:
+        device.take(*model.parameters(), *model.buffers())
+        engine = Engine(model, config, make_runner=partial(Runner, make_backend=FixedOrderBackend))
+        device.takes_all = False
+        found = told(engine)
+    assert device.num_executed > 1000
     check_alike(found, expected)
 
 

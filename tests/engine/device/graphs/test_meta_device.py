@@ -18,11 +18,14 @@ from torch.overrides import TorchFunctionMode
 from nvium_core import Engine, EngineConfig, FailureEvent, SamplingParams
 from nvium_core.choices import Schedule
 from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.layers import fixed_order
 from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.layers.fixed_order import FixedOrderBackend
 from nvium_core.engine.device.runner import MakeBackend, Runner
 from tests.engine.automaton import Automaton, Rule
 from tests.engine.device.graphs.test_host_traffic import Crossing
 from tests.engine.driving import events_of
+from tests.engine.test_original import Whims
 from tests.random_models import random_model
 
 VOCAB_SIZE = 17
@@ -35,6 +38,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "adjusted": {"presence_penalty": 1.0, "repetition_penalty": 1.3, "logit_bias": {3: 1.0}, "min_tokens": 2},
     "constrained": {"constraint": Automaton(Rule(1, VOCAB_SIZE, 5, 3, 1.0))},
 }
+
+
+ORIGINALS: list[dict[str, Any]] = [
+    {"sampling": "original"},
+    {"sampling": "original", "temperature": 0.0},
+    {"sampling": "original", "top_k": 3, "top_p": 0.8},
+    {"sampling": "original", "logprobs": 2},
+    {},
+]
 
 
 class CrossingByCopy(Crossing):
@@ -73,6 +85,27 @@ class ToHost(TorchFunctionMode):
             self.counts["copy_"] += 1
             return args[0].zero_()
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("schedule", ["sweep", "synchronous"])
+@pytest.mark.parametrize("make_backend", [LayersBackend, GraphsBackend, FixedOrderBackend])
+def test_drafts_and_those_who_verify_them_meet_no_others(
+    make_backend: MakeBackend, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of exits, of the drafter and of copies, beside a sequence that samples from exits."""
+    monkeypatch.setattr(fixed_order, "tile_size", lambda _: 4)
+    parts = {"context": 256, "dtype": torch.bfloat16, "drafter_hidden_size": 8}
+    model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE, **parts).to("meta")
+    config = EngineConfig(schedule=schedule, max_sequences=8, deterministic=make_backend is FixedOrderBackend)
+    engine = Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
+    engine.scheduler.drafting = Whims(3, seed=1)
+    for number, wishes in enumerate(ORIGINALS):
+        params = SamplingParams(max_tokens=8, seed=number, ignore_eos=True, **wishes)
+        engine.add(str(number), [1] * (1 if number else 150), params)
+    with CrossingByCopy(), ToHost() as to_host:
+        failed = [event for event in events_of(engine) if isinstance(event, FailureEvent)]
+    assert not failed
+    assert +to_host.counts
 
 
 @pytest.mark.parametrize("schedule", ["sweep", "synchronous"])
