@@ -39,6 +39,10 @@ MAX_PAIRS = 4096
 """Of rows and pages, which bounds what is attended to page by page: every row once for each page of the widest table.
 As many as 512 rows with the narrowest tables have."""
 
+FEW_ROWS, MANY_PAGES = 8, 16
+"""So few rows of so long tables keep less than half of an H100's processors busy where contexts are not split: a
+processor for each key head of a row. Assumed, not measured."""
+
 RunAttention = Callable[[PagedCache, Items[Run], Tensor], Attend]
 """(cache, runs, cache slots [R]) → attention in which rows of a run see those before them."""
 
@@ -224,6 +228,13 @@ def page_by_page(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R
     return attend
 
 
+def by_length(cache: PagedCache, table_RW: Tensor, position_R: Tensor, slot_R: Tensor) -> Attend:
+    """In place, but page by page for few rows of long tables, which alone keep few of a GPU's processors busy."""
+    num_rows, width = table_RW.shape
+    way = page_by_page if num_rows <= FEW_ROWS and width >= MANY_PAGES else in_place
+    return way(cache, table_RW, position_R, slot_R)
+
+
 def max_table(attention: RowAttention, page_size: int) -> int | None:
     """How many rows times pages a call may be asked for; None is any number."""
     if attention is gathered:
@@ -244,20 +255,28 @@ def best_attention(cache: PagedCache, num_heads: int) -> RowAttention:
 
 def first_that_agrees(cache: PagedCache, num_heads: int) -> RowAttention:
     """Split over keys if possible, which in some versions leaves rows unwritten (pytorch#194167)."""
-    for name, way in (
-        ("in place", partial(in_place, num_splits=None)),
-        ("in place, not split over keys", in_place),
-        ("page by page", page_by_page),
-    ):
-        try:
-            if kernel_agrees(cache, num_heads, way):
-                return way
-        except (RuntimeError, TypeError, ValueError) as error:
-            logger.warning("attention cannot read keys %s here: %s", name, error)
-        else:
-            logger.warning("attention that reads keys %s gives wrong results here", name)
-    logger.warning("keys are gathered")
-    return gathered
+    split = partial(in_place, num_splits=None)
+    if works(cache, num_heads, "in place", split):
+        return split
+    is_in_place = works(cache, num_heads, "in place, not split over keys", in_place)
+    is_paged = works(cache, num_heads, "page by page", page_by_page)
+    if not is_in_place and not is_paged:
+        logger.warning("keys are gathered")
+        return gathered
+    if is_in_place and is_paged:
+        return by_length
+    return in_place if is_in_place else page_by_page
+
+
+def works(cache: PagedCache, num_heads: int, name: str, way: RowAttention) -> bool:
+    try:
+        if kernel_agrees(cache, num_heads, way):
+            return True
+    except (RuntimeError, TypeError, ValueError) as error:
+        logger.warning("attention cannot read keys %s here: %s", name, error)
+    else:
+        logger.warning("attention that reads keys %s gives wrong results here", name)
+    return False
 
 
 def best_ragged(cache: PagedCache, num_heads: int, rows: RowAttention) -> RunAttention:

@@ -18,6 +18,7 @@ from nvium_core.engine.device.attention import (
     alike,
     best_attention,
     best_ragged,
+    by_length,
     first_that_agrees,
     gathered,
     in_place,
@@ -187,7 +188,16 @@ def test_the_best_way_that_agrees_is_chosen(
 
     monkeypatch.setattr(attention, "kernel_agrees", agrees)
     chosen = first_that_agrees(empty_cache(), num_heads=4)
-    assert described(chosen) == described([*working, gathered][0])
+    expected = by_length if working == [in_place, page_by_page] else [*working, gathered][0]
+    assert described(chosen) == described(expected)
+
+
+def test_few_rows_of_long_contexts_go_page_by_page_where_they_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", slow_flash_attention)
+    assert kernel_agrees(empty_cache(40), 4, by_length)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", None)
+    monkeypatch.setattr(attention, "varlen_attn", slow_varlen_attn)
+    assert kernel_agrees(empty_cache(15), 4, by_length)
 
 
 def described(way: RowAttention) -> tuple[object, ...]:
