@@ -7,6 +7,7 @@ import pytest
 from nvium_core import Engine, EngineConfig, SamplingParams
 from nvium_core.engine.schedule.policies.sweep import Sweep
 from nvium_core.engine.schedule.policies.whole_pass import WholePass
+from tests.engine.schedule.test_scheduler import carry_out, newcomer, next_step, scheduler_with
 from tests.random_models import random_model
 
 
@@ -85,3 +86,22 @@ def test_sequences_that_are_all_scored_pass_whole(wishes: list[int | None], num_
         engine.step()
         found.add(len(engine.reports))
     assert found == num_reports
+
+
+@pytest.mark.parametrize(("num_pages", "num_each"), [(5, 2), (6, 3), (40, 3)])
+def test_the_next_row_s_page_is_taken_early_unless_it_is_promised(num_pages: int, num_each: int) -> None:
+    """Two sequences whose pages are full."""
+    scheduler = scheduler_with("synchronous", num_pages=num_pages)
+    both = [newcomer(scheduler, number, 4) for number in range(2)]
+    carry_out(next_step(scheduler))
+    assert scheduler.running == both
+    assert [len(sequence.pages) for sequence in both] == [num_each, num_each]
+    scheduler.check_integrity()
+
+
+def test_a_page_is_not_taken_early_for_a_row_that_never_comes() -> None:
+    scheduler = scheduler_with("synchronous")
+    sequence = newcomer(scheduler, 0, 4)
+    sequence.max_length = 5
+    carry_out(next_step(scheduler))
+    assert len(sequence.pages) == 2

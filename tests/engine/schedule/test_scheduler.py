@@ -183,25 +183,6 @@ def test_a_newcomer_leaves_those_who_run_a_page_each_to_grow_into(
     assert len(scheduler.running) == num_admitted
 
 
-@pytest.mark.parametrize(("num_pages", "num_each"), [(5, 2), (6, 3), (40, 3)])
-def test_the_next_row_s_page_is_taken_early_unless_it_is_promised(num_pages: int, num_each: int) -> None:
-    """Two sequences whose pages are full."""
-    scheduler = scheduler_with("synchronous", num_pages=num_pages)
-    both = [newcomer(scheduler, number, 4) for number in range(2)]
-    carry_out(next_step(scheduler))
-    assert scheduler.running == both
-    assert [len(sequence.pages) for sequence in both] == [num_each, num_each]
-    scheduler.check_integrity()
-
-
-def test_a_page_is_not_taken_early_for_a_row_that_never_comes() -> None:
-    scheduler = scheduler_with("synchronous")
-    sequence = newcomer(scheduler, 0, 4)
-    sequence.max_length = 5
-    carry_out(next_step(scheduler))
-    assert len(sequence.pages) == 2
-
-
 def test_a_newcomer_alone_may_take_every_page() -> None:
     scheduler = scheduler_with(num_pages=4)
     newcomer(scheduler, 0, 8)
