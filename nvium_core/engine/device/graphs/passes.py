@@ -7,6 +7,8 @@ otherwise it is dropped. A sequence that has stopped then has an unused row in i
 no other sequence reads: a page is published only with rows that were recorded, and a freed page is written by its next
 owner later in the device's queue.
 
+Runs of more rows, such as a prompt's, do not ride in the graph; the backend takes them through the blocks behind it.
+
 Shapes: R rows with their padding, N blocks, D width, V vocabulary.
 """
 
@@ -92,7 +94,7 @@ class Passes:
 
     def riders(self, step: Step) -> list[Run]:
         """Of a Step that goes through all blocks, the runs that one graph takes: those of one row, a front, in each
-        block. Longest contexts are left out where there is no room for all. None if no token is drawn plainly."""
+        block. The longest contexts are left out where there is no room for all. Empty if no token is drawn plainly."""
         runs, steps = step.runs, [step]
         while following := steps[-1].following:
             steps.append(following)
