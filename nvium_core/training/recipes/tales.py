@@ -62,6 +62,24 @@ def stories() -> Recipe:
     )
 
 
+def stories_again() -> Recipe:
+    """A second decay from the end of `stories`, on little of the books and on tales that were each told several times of
+    heroes with other names (`python -m nvium_core.training.tales vary`)."""
+    recipe = stories()
+    return replace(
+        recipe,
+        initial="runs/stories/model",
+        total_tokens=5_200_000,
+        long_context_share=0.2,
+        learning_rate=LearningRate(maximum=3e-3, warmup=0.02, kind="wsd", decay=0.98, final_ratio=0.0),
+        router_warmup=RouterWarmup(share=0.0),
+        beta=replace(recipe.beta, initial=0.06),
+        optimizer=OptimizerSettings(muon_rate=0.008),
+        diet=replace(recipe.diet, simple_epochs=1.0, other_epochs=0.1),
+        seed=1,
+    )
+
+
 def tales_of_depth(depth: float) -> Recipe:
     """`tales` with another target depth."""
     recipe = tales()
@@ -78,7 +96,7 @@ def tales_chat() -> Recipe:
 def stories_chat() -> Recipe:
     """The story-teller of 8,192 tokens tuned likewise: two questions for every short tale, the made ones among them."""
     diet = replace(stories().diet, simple_epochs=2.0, other_epochs=0.125)
-    return asked_for(stories(), initial="runs/stories/model", beta=0.002, diet=diet, total_tokens=3_600_000)
+    return asked_for(stories(), initial="runs/stories-again/model", beta=0.06, diet=diet, total_tokens=3_600_000)
 
 
 def asked_for(recipe: Recipe, *, initial: str, beta: float, diet: Diet, total_tokens: int) -> Recipe:
@@ -103,6 +121,7 @@ TALES: dict[str, Callable[[], Recipe]] = {
     "tales": tales,
     "tales-again": tales_again,
     "stories": stories,
+    "stories-again": stories_again,
     f"tales-depth-{SHALLOW:g}": partial(tales_of_depth, SHALLOW),
     "tales-chat": tales_chat,
     "stories-chat": stories_chat,

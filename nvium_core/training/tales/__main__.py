@@ -1,4 +1,4 @@
-"""The two commands: `tell` and `pack`."""
+"""The commands: `tell`, `pack` and `vary`."""
 
 from functools import partial
 from pathlib import Path
@@ -9,9 +9,11 @@ import typer
 from transformers import AutoTokenizer
 
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.data.documents import read_documents
 from nvium_core.training.tales.narrator import Narrator
-from nvium_core.training.tales.pack import pack_tales
+from nvium_core.training.tales.pack import SEPARATOR, pack_tales
 from nvium_core.training.tales.tell import tell_tales
+from nvium_core.training.tales.vary import varied
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -36,6 +38,18 @@ def pack(
 ) -> None:
     """Filter the tales and write them as documents between lines of <|endoftext|>."""
     typer.echo(pack_tales(folder, target, words_from))
+
+
+@app.command()
+def vary(
+    tales: Annotated[Path, typer.Argument(help="Documents between lines of <|endoftext|>, plain or .xz.")],
+    target: Annotated[Path, typer.Argument(help="The text to write.")],
+    times: Annotated[int, typer.Option(help="How often each tale is told; the first time as it is.", min=1)] = 4,
+    seed: int = 0,
+) -> None:
+    """Write the tales several times, of heroes with other names and often about other things."""
+    told = varied(read_documents(tales), times, seed)
+    target.write_text(SEPARATOR.join(told) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
