@@ -63,7 +63,7 @@ def stories() -> Recipe:
 
 
 def stories_again() -> Recipe:
-    """A second decay from the end of `stories`, on little of the books and on tales that were each told several times of
+    """A second decay from the end of `stories`, on little of the books and on tales that were told several times, of
     heroes with other names (`python -m nvium_core.training.tales vary`)."""
     recipe = stories()
     return replace(
