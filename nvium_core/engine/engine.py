@@ -69,6 +69,7 @@ class Engine:
             instructions=self.config.instructions,
             threads=self.config.threads,
         )
+        self.scheduler.grows_early = self.runner.launches_ahead
         self.speedup = PiggybackSpeedup(max_rows_per_step=self.config.max_rows_per_step)
         self._recorder = Recorder(self.scheduler, self.speedup, vocab_size=model.config.vocab_size)
         self._num_arrived = 0

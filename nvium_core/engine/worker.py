@@ -192,8 +192,8 @@ class EngineWorker(Worker):
                 if not self.engine.has_work:
                     self.engine.check_idle()
         except BaseException:  # a panic of a library in Rust is no Exception
+            self.has_failed = True  # first: without memory, logging fails too
             logger.exception("the device thread has failed")
-            self.has_failed = True
         finally:
             self._has_ended = True
             self._drain_commands()

@@ -107,12 +107,17 @@ class Load:
             await asyncio.sleep(self._pause())
 
     async def _ask_or_be_cut(self, connection: RawConnection, chance: random.Random) -> None:
-        """A connection that was accepted must not end without an answer."""
+        """An answer that has begun must not be cut. A connection that ends before is `dropped`, perhaps unseen by a
+        server that was ending."""
         try:
             await self._ask(connection, chance)
         except TimeoutError:
             raise
-        except (OSError, IncompleteReadError, ValueError):
+        except ConnectionResetError:
+            self.tally.add("dropped")
+        except IncompleteReadError as error:
+            self.tally.add("cut" if error.partial or connection.has_heard else "dropped")
+        except (OSError, ValueError):
             self.tally.add("cut")
 
     def _pause(self) -> float:

@@ -50,6 +50,8 @@ class RawConnection:
         self.reader = reader
         self.writer = writer
         self._begun = b""
+        self.has_heard = False
+        """An answer's head has come."""
 
     async def ask(self, data: bytes, method: str = "POST") -> Answer:
         await self.send(data)
@@ -73,6 +75,7 @@ class RawConnection:
 
     async def head(self) -> tuple[int, dict[str, str]]:
         head, self._begun = self._begun + await self.reader.readuntil(b"\r\n\r\n"), b""
+        self.has_heard = True
         status_line, *lines = head.decode("latin-1").split("\r\n")[:-2]
         headers = (line.split(": ", 1) for line in lines)
         return int(status_line.split(" ")[1]), {name.lower(): value for name, value in headers}

@@ -92,6 +92,11 @@ class Runner:
         self._last_block = model.config.num_exits - 1
         self.has_drafter = model.drafter is not None
 
+    @property
+    def launches_ahead(self) -> bool:
+        """A pass may be launched before the last one's tokens are known here."""
+        return isinstance(self.backend, GraphsBackend)
+
     def prepare(self, max_rows: int, max_sequences: int) -> None:
         """Do beforehand what Steps of at most so many rows and sequences would do when they are first met."""
         if isinstance(self.backend, GraphsBackend):

@@ -46,6 +46,8 @@ class Scheduler:
         self.admitted: list[Sequence] = []
         """Sequences admitted by the last schedule()."""
         self.num_preemptions = 0
+        self.grows_early = False
+        """Sequences get the next page a token before they need it: for devices that launch passes ahead."""
         self._seats = list(range(config.max_sequences - 1, -1, -1))
         self._plan = 0, 0
         """In the Step that is being made: the block behind which tokens are drafted, or `DRAFTER`, and how many in a
@@ -274,7 +276,7 @@ class Scheduler:
         """A page for the token that comes next, which a pass that is launched ahead has as a row: unless it would be
         another's, or no row follows."""
         num_rows = sequence.num_tokens + 1
-        if num_rows < sequence.max_length and self._num_promised_pages() <= self.pool.num_free:
+        if self.grows_early and num_rows < sequence.max_length and self._num_promised_pages() <= self.pool.num_free:
             self.pool.grow(sequence, num_rows)
 
     def _note(self, step: Step, long: set[Sequence]) -> Step:

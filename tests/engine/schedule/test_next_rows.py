@@ -92,6 +92,7 @@ def test_sequences_that_are_all_scored_pass_whole(wishes: list[int | None], num_
 def test_the_next_row_s_page_is_taken_early_unless_it_is_promised(num_pages: int, num_each: int) -> None:
     """Two sequences whose pages are full."""
     scheduler = scheduler_with("synchronous", num_pages=num_pages)
+    scheduler.grows_early = True
     both = [newcomer(scheduler, number, 4) for number in range(2)]
     carry_out(next_step(scheduler))
     assert scheduler.running == both
@@ -101,6 +102,7 @@ def test_the_next_row_s_page_is_taken_early_unless_it_is_promised(num_pages: int
 
 def test_a_page_is_not_taken_early_for_a_row_that_never_comes() -> None:
     scheduler = scheduler_with("synchronous")
+    scheduler.grows_early = True
     sequence = newcomer(scheduler, 0, 4)
     sequence.max_length = 5
     carry_out(next_step(scheduler))
