@@ -115,9 +115,8 @@ class Suite:
 
 def is_as_promised(row: Row, kind: Kind) -> bool:
     """Nothing is wrong; nothing is lost unless a process is killed; nothing is dropped unless one ends."""
-    return (
-        row.wrong == 0 and (row.lost == 0 or kind.may_lose) and (row.dropped == 0 or bool(kind.ends) or kind.may_lose)
-    )
+    ends = bool(kind.ends) or kind.may_lose
+    return row.wrong == 0 and (row.lost == 0 or kind.may_lose) and (row.dropped == 0 or ends)
 
 
 async def ended(server: ServerProcess) -> int:

@@ -5,7 +5,7 @@ they share a small part of a Step's rows, and only every other Step has any.
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from nvium_core.engine.params import EngineConfig
@@ -176,8 +176,6 @@ class Scheduler:
                 rows_left -= len(rows)
                 chunk_left -= len(rows) if is_chunk else 0
                 granted.add(sequence)
-                if rows.stop == sequence.num_tokens == len(sequence.pages) * page_size:
-                    self._grow_early(sequence)
                 yield Run(sequence, rows, self._is_asked(sequence, block, rows))
 
     def _is_asked(self, sequence: Sequence, block: int, rows: range) -> bool:
@@ -203,10 +201,8 @@ class Scheduler:
             is_even = front == filled[-1] == stop - len(sequence.drafted_at) - 1
             if not is_even or sequence.finish_reason is not None or (sequence.needs_scores and sequence.owes_scores):
                 return None
-            if stop >= len(sequence.pages) * page_size:
-                if not self.pool.grow(sequence, stop):
-                    return None
-                self._grow_early(sequence)
+            if stop > len(sequence.pages) * page_size and not self.pool.grow(sequence, stop):
+                return None
             rows, is_asked, num_rows = range(front, stop), True, num_rows + stop - front
             if sequence.is_original:
                 is_plain, is_asked = False, self._is_asked(sequence, 0, rows)
@@ -272,12 +268,14 @@ class Scheduler:
                 return False
         return True
 
-    def _grow_early(self, sequence: Sequence) -> None:
-        """A page for the token that comes next, which a pass that is launched ahead has as a row: unless it would be
-        another's, or no row follows."""
-        num_rows = sequence.num_tokens + 1
-        if self.grows_early and num_rows < sequence.max_length and self._num_promised_pages() <= self.pool.num_free:
-            self.pool.grow(sequence, num_rows)
+    def _grow_early(self, sequences: Iterable[Sequence]) -> None:
+        """The next page of those whose pages are full, each from what it was promised, unless promises exceed what is
+        free; not where no further row may follow."""
+        full = [s for s in sequences if s.num_tokens == len(s.pages) * self.pool.page_size]
+        if full and self._num_promised_pages() <= self.pool.num_free:
+            for sequence in full:
+                if sequence.num_tokens + 1 < sequence.max_length:
+                    self.pool.grow(sequence, sequence.num_tokens + 1)
 
     def _note(self, step: Step, long: set[Sequence]) -> Step:
         self._num_steps = num_steps = self._num_steps + 1
@@ -287,6 +285,8 @@ class Scheduler:
         drafting, most = self._plan
         if most and drafting == DRAFTER:
             step.last.num_drafts = most
+        if self.grows_early:
+            self._grow_early(run.sequence for run in step.runs if run.rows.stop == run.sequence.num_tokens)
         is_everybodys = step.goes_on_anyway and step.block == 0 and len(step.runs) == len(self.running)
         self._last_pass = step if is_everybodys else None
         return step

@@ -31,19 +31,22 @@ def tales() -> Recipe:
 
 
 def tales_again() -> Recipe:
-    """A second, shorter decay from the end of `tales`, two fifths of the text in windows of full length.
+    """A second decay from the end of `tales`, two fifths of the text in windows of full length.
 
     The target depth is below the one wanted, since depth rises with the windows.
     """
-    recipe = tales()
+    decayed = second_decay(tales(), initial="runs/tales/model", beta=BetaSettings(initial=0.09, depth=0.675))
+    return replace(decayed, total_tokens=2_600_000, long_context_share=0.4)
+
+
+def second_decay(recipe: Recipe, *, initial: str, beta: BetaSettings) -> Recipe:
+    """Of a trained model, on the text in another order, at a lower rate."""
     return replace(
         recipe,
-        initial="runs/tales/model",
-        total_tokens=2_600_000,
-        long_context_share=0.4,
+        initial=initial,
         learning_rate=LearningRate(maximum=3e-3, warmup=0.02, kind="wsd", decay=0.98, final_ratio=0.0),
         router_warmup=RouterWarmup(share=0.0),
-        beta=BetaSettings(initial=0.09, depth=0.675),
+        beta=beta,
         optimizer=OptimizerSettings(muon_rate=0.008),
         seed=1,
     )
@@ -66,18 +69,9 @@ def stories_again() -> Recipe:
     """A second decay from the end of `stories`, on little of the books and on tales that were told several times, of
     heroes with other names (`python -m nvium_core.training.tales vary`)."""
     recipe = stories()
-    return replace(
-        recipe,
-        initial="runs/stories/model",
-        total_tokens=5_200_000,
-        long_context_share=0.2,
-        learning_rate=LearningRate(maximum=3e-3, warmup=0.02, kind="wsd", decay=0.98, final_ratio=0.0),
-        router_warmup=RouterWarmup(share=0.0),
-        beta=replace(recipe.beta, initial=0.06),
-        optimizer=OptimizerSettings(muon_rate=0.008),
-        diet=replace(recipe.diet, simple_epochs=1.0, other_epochs=0.1),
-        seed=1,
-    )
+    decayed = second_decay(recipe, initial="runs/stories/model", beta=replace(recipe.beta, initial=0.06))
+    diet = replace(recipe.diet, simple_epochs=1.0, other_epochs=0.1)
+    return replace(decayed, total_tokens=5_200_000, long_context_share=0.2, diet=diet)
 
 
 def tales_of_depth(depth: float) -> Recipe:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nvium_core import Completion, Engine, EngineConfig, NviumConfig, NviumForCausalLM, SamplingParams
+from nvium_core.bench.random_folder import LLAMA_3_2_1B
 from nvium_core.engine.device.attention import gathered, ragged, ragged_in_place
 from nvium_core.engine.device.graphs.replay import Replay
 from nvium_core.engine.device.layers.backend import LayersBackend
@@ -138,24 +139,17 @@ def test_an_engine_answers_as_before_beside_another_of_the_same_model(device: st
     assert plain_answers(first) == before
 
 
-LLAMA_1B = {
-    "vocab_size": 128_256,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "exit_layers": [4, 8, 16],
-}
+OWN_EXITS = {"adapter_hidden_size": None, "tie_word_embeddings": False, "max_position_embeddings": 2048}
+LLAMA_1B = LLAMA_3_2_1B | OWN_EXITS | {"exit_layers": [4, 8, 16]}
 LLAMA_TINY = LLAMA_1B | {"vocab_size": 5000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
-LLAMA_TINY |= {"num_attention_heads": 8, "num_key_value_heads": 2, "exit_layers": [1, 2, 3]}
+LLAMA_TINY |= {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "exit_layers": [1, 2, 3]}
 
 
 @anywhere
 def test_a_model_of_1b_with_grouped_queries_and_a_large_vocabulary_keeps_to_its_memory(device: str) -> None:
     is_gpu = device == "cuda"
     with torch.device(device):
-        model = NviumForCausalLM(NviumConfig(**(LLAMA_1B if is_gpu else LLAMA_TINY), max_position_embeddings=2048))
+        model = NviumForCausalLM(NviumConfig(**(LLAMA_1B if is_gpu else LLAMA_TINY)))
     model = model.to(torch.bfloat16).eval()
     num_sequences = 64 if is_gpu else 4
     config = EngineConfig(schedule="synchronous", max_sequences=num_sequences, cache_tokens=num_sequences * 512)

@@ -99,13 +99,7 @@ def test_drafts_and_those_who_verify_them_meet_no_others(
     config = EngineConfig(schedule=schedule, max_sequences=8, deterministic=make_backend is FixedOrderBackend)
     engine = Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
     engine.scheduler.drafting = Whims(3, seed=1)
-    for number, wishes in enumerate(ORIGINALS):
-        params = SamplingParams(max_tokens=8, seed=number, ignore_eos=True, **wishes)
-        engine.add(str(number), [1] * (1 if number else 150), params)
-    with CrossingByCopy(), ToHost() as to_host:
-        failed = [event for event in events_of(engine) if isinstance(event, FailureEvent)]
-    assert not failed
-    assert +to_host.counts
+    check_tensors_meet_no_others(engine, ORIGINALS, max_tokens=8)
 
 
 @pytest.mark.parametrize("schedule", ["sweep", "synchronous"])
@@ -115,8 +109,13 @@ def test_tensors_of_the_device_meet_no_others(make_backend: MakeBackend, kind: s
     model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE, context=256, dtype=torch.bfloat16).to("meta")
     config = EngineConfig(schedule=schedule, max_sequences=16)
     engine = Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
-    for number, wishes in enumerate(KINDS.values() if kind == "all" else [KINDS[kind]] * 2):
-        params = SamplingParams(max_tokens=4, seed=number, ignore_eos=True, **wishes)
+    check_tensors_meet_no_others(engine, list(KINDS.values()) if kind == "all" else [KINDS[kind]] * 2, max_tokens=4)
+
+
+def check_tensors_meet_no_others(engine: Engine, kinds: Items[Mapping[str, Any]], max_tokens: int) -> None:
+    """Of a device that has no memory: a sequence of each kind, the first with a prompt of some length."""
+    for number, wishes in enumerate(kinds):
+        params = SamplingParams(max_tokens=max_tokens, seed=number, ignore_eos=True, **wishes)
         engine.add(str(number), [1] * (1 if number else 150), params)
     with CrossingByCopy(), ToHost() as to_host:
         failed = [event for event in events_of(engine) if isinstance(event, FailureEvent)]
