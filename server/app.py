@@ -1,6 +1,5 @@
 """The ASGI app for a model and settings, and `run`, which serves it until it is told to stop."""
 
-import asyncio
 import ssl
 import sys
 import time
@@ -36,7 +35,6 @@ from server.routes import metrics as metrics_page
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
-from server.telemetry.sink import sink
 from server.telemetry.tracing import Tracing, tracer_provider
 
 log = structlog.get_logger("nvium.server")
@@ -49,9 +47,6 @@ ENDPOINTS = {
     "/detokenize": "detokenize",
 }
 """Paths whose requests are recorded, and their names in metrics and logs."""
-
-FAILURE = 1
-"""The exit code of a server whose engine has failed."""
 
 STOP_SECONDS = 5
 """How long connections, and then the engine, may take to end once draining is over."""
@@ -133,14 +128,14 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await asyncio.to_thread(service.worker.stop, STOP_SECONDS)
+        await service.aside(service.worker.stop, STOP_SECONDS)
 
 
 def run(settings: Settings) -> None:
     """Load the model and serve it until SIGTERM or SIGINT, then finish running requests.
 
     Raises `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` for an unusable model, settings or address.
-    Exits with code `FAILURE` once the engine has failed, so that a supervisor restarts it.
+    Exits with code `FAILURE` once the service has failed, so that a supervisor restarts it.
     """
     configure_logs(settings.log_level)
     disable_created_metrics()
@@ -154,9 +149,6 @@ def run(settings: Settings) -> None:
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
         config = uvicorn_config(app, settings, tls, port=port_of(listener), timeout_graceful_shutdown=STOP_SECONDS)
         DrainingServer(config, service).run(sockets=[listener])
-        sink.drain()
-        if service.has_failed:
-            sys.exit(FAILURE)
 
 
 def load(settings: Settings) -> Service:

@@ -141,6 +141,7 @@ class EngineProcess(Worker):
     def launch(self) -> Calibrated:
         """Start the process and wait until it is warm. Raises `EngineStopped` if it ends before."""
         self._process.start()
+        self._sending.submit(int)  # starts its thread: later, without memory, that would hang
         self._theirs.close()
         try:
             calibrated: Calibrated = self._pipe.recv()
@@ -194,7 +195,7 @@ class EngineProcess(Worker):
         try:
             while self._pipe.poll():
                 self._take(decode(self._pipe.recv_bytes()))
-        except (EOFError, OSError):
+        except (EOFError, OSError, MemoryError):  # without memory, what was read is lost
             self._end()
 
     def _hand_over(self, deliveries: Deliveries) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, TokenEvent
 from nvium_core.engine.failures import error_of
@@ -42,6 +42,16 @@ class Admittance:
     num_cached_prompt_tokens: int
 
 
+LOST = "events were lost on their way"
+
+
+class Delivery(NamedTuple):
+    """Some of a stream's events, and how many there were before."""
+
+    num_before: int
+    events: list[Event]
+
+
 class TokenStream:
     """The events of the choices of some requests, for the event loop that submitted them.
 
@@ -59,6 +69,7 @@ class TokenStream:
         self._cancel = cancel
         self._open = set(keys)
         self._events: list[Event] = []
+        self._num_sent = self._num_arrived = 0
         self._listener: Callable[[], object] = lambda: None
 
     @property
@@ -93,9 +104,20 @@ class TokenStream:
         for key in list(self._open):
             self.cancel(key)
 
-    def deliver(self, events: list[Event]) -> None:
-        """Called on the loop."""
-        self._events += events
+    def delivery(self, events: list[Event]) -> Delivery:
+        """Called by the worker."""
+        delivery = Delivery(self._num_sent, events)
+        self._num_sent += len(events)
+        return delivery
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Called on the loop. Open choices fail if an earlier delivery never arrived, as for want of memory."""
+        num_before, events = delivery
+        if num_before == self._num_arrived:
+            self._events += events
+        else:
+            self._events += [FailureEvent(name, LOST, choice) for name, choice in self._open]
+        self._num_arrived += len(events)
         self._listener()
 
     async def __aiter__(self) -> AsyncIterator[list[TokenEvent | PromptEvent]]:

@@ -21,7 +21,7 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, FailureEvent, FailureReason, StepReport
 from nvium_core.engine.failures import EngineStopped
 from nvium_core.engine.limits import Limits
-from nvium_core.engine.token_stream import Admittance, ChoiceKey, EngineRequest, TokenStream, key_of
+from nvium_core.engine.token_stream import Admittance, ChoiceKey, Delivery, EngineRequest, TokenStream, key_of
 
 STOPPED = "the engine has stopped"
 FAILED = "the engine has failed"
@@ -29,7 +29,7 @@ FAILED = "the engine has failed"
 IDLE_WAIT_SECONDS = 0.5
 """How often an idle worker shows that it lives."""
 
-Deliveries = Mapping[TokenStream, list[Event]]
+Deliveries = Mapping[TokenStream, Delivery]
 
 logger = logging.getLogger(__name__)
 
@@ -141,15 +141,15 @@ class Worker(ABC):
         self._deliver(turn.events)
 
     def _deliver(self, events: Items[Event]) -> None:
-        deliveries: defaultdict[TokenStream, list[Event]] = defaultdict(list)
+        by_stream: defaultdict[TokenStream, list[Event]] = defaultdict(list)
         for event in events:
             key = key_of(event)
             if stream := self._streams.get(key):
-                deliveries[stream].append(event)
+                by_stream[stream].append(event)
                 if isinstance(event, FailureEvent) or event.finish_reason:
                     del self._streams[key]
-        if deliveries:
-            self._hand_over(deliveries)
+        if by_stream:
+            self._hand_over({stream: stream.delivery(events) for stream, events in by_stream.items()})
 
     def _fail_streams(self) -> None:
         reason: FailureReason = "failed" if self.has_failed else "stopped"
@@ -229,15 +229,15 @@ class EngineWorker(Worker):
     def _hand_over(self, deliveries: Deliveries) -> None:
         """With one call into each event loop."""
         for loop in {stream.loop for stream in deliveries}:
-            own = {stream: events for stream, events in deliveries.items() if stream.loop is loop}
+            own = {stream: delivery for stream, delivery in deliveries.items() if stream.loop is loop}
             with suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(hand_over, own)
 
 
 def hand_over(deliveries: Deliveries) -> None:
     """Called on the event loop."""
-    for stream, events in deliveries.items():
-        stream.deliver(events)
+    for stream, delivery in deliveries.items():
+        stream.deliver(delivery)
 
 
 def state_of(engine: Engine) -> WorkerState:

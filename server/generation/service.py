@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +36,7 @@ from server.schemas.tokens import TokenizerInfo
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
+from server.threads import started_pool
 
 Result = TypeVar("Result")
 
@@ -86,8 +86,8 @@ class Service:
         self.tokenizer_info = tokenizer_info(loaded, self.engine.context)
         self._longest_token = longest_token(self.tokenizer)
         self.limits = RequestLimits(**{name: getattr(settings, name) for name in RequestLimits.model_fields})
-        self._aside = ThreadPoolExecutor(NUM_ASIDE_THREADS, thread_name_prefix="nvium-aside")
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="nvium-tokenize")
+        self._aside = started_pool(NUM_ASIDE_THREADS, "nvium-aside")
+        self._tokenizing = started_pool(1, "nvium-tokenize")
         self.is_warm = False
         self._ticked: float | None = None
 

@@ -1,16 +1,19 @@
 """A uvicorn server that finishes running requests before it stops."""
 
+import asyncio
 import gc
 import socket
+import sys
 import time
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 import uvicorn
 
 from server.http.admission import Admission
 from server.settings import Settings
+from server.telemetry.sink import sink
 
 ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (it is not listened on here)
 
@@ -52,10 +55,15 @@ class Drainable(Protocol):
         """Fail the requests that still run. Called on the event loop."""
 
 
+FAILURE = 1
+"""The exit code of a server whose service has failed."""
+
+
 class DrainingServer(uvicorn.Server):
     """The first signal drains, the second stops at once; the exit code is 0 either way.
 
-    A service that has failed drains too, but only briefly, as nothing can be computed any more.
+    A service that has failed drains too, but only briefly, as nothing can be computed any more. So does one whose event
+    loop had no memory to call back: what was to be handed over is lost, and somebody would wait for it for ever.
     """
 
     def __init__(self, config: uvicorn.Config, service: Drainable) -> None:
@@ -65,6 +73,7 @@ class DrainingServer(uvicorn.Server):
         self._began_to_drain: float | None = None
         self._drain_seconds = service.settings.drain_seconds
         self._is_logged = False
+        self._has_lost_calls = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._was_told:
@@ -73,13 +82,30 @@ class DrainingServer(uvicorn.Server):
             self._begin_to_drain()
         self._was_told = True
 
+    def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Of a callback."""
+        self._has_lost_calls |= isinstance(context.get("exception"), MemoryError)
+        loop.default_exception_handler(context)
+
     def _begin_to_drain(self) -> None:
         """From here on each answer ends its connection."""
         self._began_to_drain = time.monotonic()
         self.server_state.default_headers.append(CLOSE)
         self._service.admission.drain()
 
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Exits with `FAILURE` where the service has failed."""
+        super().run(sockets)
+        sink.drain()
+        if self.has_failed:
+            sys.exit(FAILURE)
+
+    @property
+    def has_failed(self) -> bool:
+        return self._has_lost_calls or self._service.has_failed
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._note_error)
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # the model stays for good; each collection would scan it and hold up every stream
@@ -90,7 +116,7 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
         self._service.tick()
-        if self._service.has_failed and self._began_to_drain is None:
+        if self.has_failed and self._began_to_drain is None:
             log.error("the service has failed and stops")
             self._drain_seconds = FAILED_SECONDS
             self._begin_to_drain()

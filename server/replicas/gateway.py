@@ -16,6 +16,7 @@ from server.replicas.relay import Relay
 from server.routes.health import Unhealthy
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
+from server.threads import started_pool
 
 GATEWAY_LABEL = "front"
 """The gateway's value of the metrics' label `replica`, known to dashboards."""
@@ -44,6 +45,7 @@ class Gateway:
         under_way.set_function(lambda: self.admission.num_present)
         self._pool = pool
         self._known: list[Address] = []
+        self._merging = started_pool(1, "nvium-metrics")
 
     has_failed = False
     """It has no engine that could fail."""
@@ -68,6 +70,10 @@ class Gateway:
     async def pages(self) -> dict[str, str]:
         """The metrics of the gateway and of every replica that answers in time, by name."""
         return {GATEWAY_LABEL: self.metrics.page().decode(), **await self._answers("/metrics")}
+
+    async def merged_pages(self) -> bytes:
+        """The same as one page."""
+        return await asyncio.get_running_loop().run_in_executor(self._merging, merged, await self.pages())
 
     async def _answers(self, path: str) -> dict[str, str]:
         """The answers of replicas that come in time, by name."""
@@ -125,5 +131,4 @@ async def readyz(request: Request) -> dict[str, str]:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     gateway: Gateway = request.app.state.service
-    page = await asyncio.to_thread(merged, await gateway.pages())
-    return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
+    return Response(await gateway.merged_pages(), headers={"content-type": CONTENT_TYPE_LATEST})

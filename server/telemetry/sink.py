@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO
 
 MAX_BYTES = 4_000_000
@@ -37,7 +38,12 @@ class LogSink:
         self._write_out = writer_to(stream)
 
     def write(self, line: str) -> None:
-        encoded = line.encode(errors="backslashreplace")
+        try:
+            self._take(line.encode(errors="backslashreplace"))
+        except MemoryError:
+            self.num_dropped += 1
+
+    def _take(self, encoded: bytes) -> None:
         with self._changed:
             if self._num_bytes + len(encoded) > MAX_BYTES:
                 self.num_dropped += 1
@@ -61,15 +67,19 @@ class LogSink:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                while not self._lines:
-                    self._changed.wait()
-                line = self._lines.popleft()
-            is_written = self._try(line)
-            with self._changed:
-                self.num_dropped += not is_written
-                self._num_bytes -= len(line)
-                self._changed.notify_all()
+            with suppress(MemoryError):  # that waiting takes
+                self._write_next()
+
+    def _write_next(self) -> None:
+        with self._changed:
+            while not self._lines:
+                self._changed.wait()
+            line = self._lines.popleft()
+        is_written = self._try(line)
+        with self._changed:
+            self.num_dropped += not is_written
+            self._num_bytes -= len(line)
+            self._changed.notify_all()
 
     def _try(self, line: bytes) -> bool:
         try:

@@ -1,6 +1,5 @@
 """From a checked request to its answer, whole or as a stream, for every generating endpoint."""
 
-import asyncio
 import re
 
 import structlog
@@ -42,7 +41,7 @@ async def answer(request: Request, body: GenerationRequest | ResponseRequest, wr
     record: RequestRecord = request.state.record
     headers = ignored_params(body)
     if not body.stream:
-        return await whole(request, writer, headers)
+        return await whole(request, writer, headers, service)
     return EventStream(
         writer,
         headers=headers,
@@ -54,7 +53,7 @@ async def answer(request: Request, body: GenerationRequest | ResponseRequest, wr
     )
 
 
-async def whole(request: Request, writer: Writer, headers: dict[str, str]) -> Response:
+async def whole(request: Request, writer: Writer, headers: dict[str, str], service: Service) -> Response:
     try:
         gained = await unless_disconnected(writer.generation.collect(), request.receive)
     finally:
@@ -64,7 +63,7 @@ async def whole(request: Request, writer: Writer, headers: dict[str, str]) -> Re
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     num_tokens = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in gained)
     is_long = num_tokens > MAX_INLINE_TOKENS
-    written = await asyncio.to_thread(writer.whole, gained) if is_long else writer.whole(gained)
+    written = await service.aside(writer.whole, gained) if is_long else writer.whole(gained)
     writer.note_ends(gained)
     return Response(written, headers=headers, media_type="application/json")
 

@@ -66,7 +66,7 @@ KINDS = [
     Kind("log's reader asleep", nothing, log=pipe_that_nobody_reads, is_felt=fills_its_pipe),
     Kind("no file may grow", nothing, prepare=no_file_may_grow, is_felt=drops_lines),
     Kind("everything read-only", nothing, prepare=everything_read_only, needs=no_root, is_felt=sees_a_read_only_disk),
-    Kind("no more memory", no_more_memory, ends=(1,), may_live=True, is_felt=logs("MemoryError")),
+    Kind("no more memory", no_more_memory, ends=(1,), may_live=True, is_felt=logs("MemoryError"), is_quick=True),
     Kind(
         "no memory of its group",
         no_memory_of_its_group,

@@ -5,6 +5,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,31 @@ async def test_a_dead_device_or_its_thread_ends_the_process_once_everybody_has_b
         assert told.endswith(b"data: [DONE]\n\n")
         assert await asyncio.to_thread(server.exit_code, 20) == 1
         assert "the device thread has failed" in server.log()
+
+
+def no_memory_to_deliver(turn: int) -> None:
+    from nvium_core.engine.token_stream import Delivery, TokenStream  # noqa: PLC0415
+
+    deliver, turns = TokenStream.deliver, count(1)
+
+    def failing(stream: TokenStream, delivery: Delivery) -> None:
+        if next(turns) == turn:
+            raise MemoryError
+        deliver(stream, delivery)
+
+    TokenStream.deliver = failing  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", [10, 30])
+async def test_an_answer_of_which_a_token_could_not_be_delivered_fails_and_ends_the_process(
+    model_folder: Path, tmp_path: Path, turn: int
+) -> None:
+    with forked_server(model_folder, tmp_path / "log", prepare=partial(no_memory_to_deliver, turn)) as server:
+        async with connected(server.url) as connection:
+            await connection.send(asking(max_tokens=30))
+            assert (await connection.answer()).status == 500
+        assert await asyncio.to_thread(server.exit_code, 20) == 1
 
 
 @pytest.mark.slow

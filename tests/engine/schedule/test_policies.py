@@ -2,6 +2,7 @@
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Sequence
 from itertools import product
@@ -194,7 +195,7 @@ def test_many_sequences_gather_by_quarters_and_nothing_is_solved(num_sequences: 
     untuned = Threshold.untuned(4, num_sequences)
     for state in ([num_sequences - 12, 4, 4, 4], [num_sequences - 13, 13, 0, 0]):
         assert optimal.choose(state) == untuned.choose(state)
-    assert optimal._background._thread is None
+    assert optimal._background.is_idle
 
 
 @pytest.mark.parametrize("num_sequences", [17, 24, 48])
@@ -229,12 +230,18 @@ def test_a_drift_of_the_costs_is_noticed_and_a_common_one_is_none() -> None:
     assert not optimal._problem.is_near(before)
 
 
-def test_no_thread_outlives_its_work() -> None:
+def test_no_thread_outlives_its_policies() -> None:
+    before = set(threading.enumerate())
     crowd = [optimal_for(SHALLOW) for _ in range(20)]
     for optimal in crowd:
         optimal.choose([10, 0, 0, 0])
         optimal.wait()
-    assert all(optimal._background._thread is None for optimal in crowd)
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 20
+    del crowd, optimal
+    for thread in threads:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
 
 
 def test_jobs_take_a_small_share_of_a_core_unless_somebody_waits() -> None:
@@ -253,7 +260,7 @@ def test_jobs_take_a_small_share_of_a_core_unless_somebody_waits() -> None:
     assert ended[1] - ended[0] >= 0.01 / SHARE
     background.wait()
     assert len(ended) == 3
-    assert background._thread is None
+    assert background.is_idle
 
 
 def test_a_job_that_fails_is_logged_and_the_others_are_done(caplog: pytest.LogCaptureFixture) -> None:
