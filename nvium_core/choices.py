@@ -10,6 +10,7 @@ Weights = Literal["auto", "native", "q8", "q4"]
 Schedule = Literal["optimal", "sweep", "synchronous"]
 Sampling = Literal["exits", "mixture", "original"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Backbone = Literal["frozen", "low-rank"]
 Sharding = Literal["ddp", "fsdp"]
 
 SUGGESTED = {"temperature": 0.7, "top_p": 0.95}

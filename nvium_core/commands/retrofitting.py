@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from nvium_core.choices import Backbone
 from nvium_core.commands.options import show
 
 
@@ -23,11 +24,15 @@ def retrofit(
         1_000_000
     ),
     depth: Annotated[float, typer.Option(help="Mean share of the layers that routers are led to.")] = 0.9,
+    backbone: Annotated[
+        Backbone, typer.Option(help="Kept as it is, or trained too, by low-rank updates: another model, by default.")
+    ] = "frozen",
+    rank: Annotated[int | None, typer.Option(help="Of a low-rank backbone's updates. [16]", min=1)] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on though it was begun on another machine or PyTorch.")
     ] = False,
 ) -> None:
-    """Give a model exits: backbone and last exit stay as they are, the others learn to say what the last one says."""
+    """Give a model exits, which learn to say what it says. Unless asked, its own weights stay as they are."""
     from nvium_core.loading import source_tokenizer
     from nvium_core.training.heap import keep_freed_memory
     from nvium_core.training.retrofitting.retrofit import retrofit as run
@@ -36,8 +41,19 @@ def retrofit(
 
     keep_freed_memory()
     settings = RetrofitSettings(
-        source=source, target=target, data=data, self_talk=self_talk, exits=exits, tokens=tokens, depth=depth
+        source=source,
+        target=target,
+        data=data,
+        self_talk=self_talk,
+        exits=exits,
+        tokens=tokens,
+        depth=depth,
+        backbone=backbone,
+        rank=rank,
     )
     for kind, measured in run(settings, source_tokenizer(source), accept_changes=accept_changes).items():
         show(table(measured, kind))
     print(f"The model is in {target}")
+    if backbone != "frozen":
+        print(f"Its layers are no longer those of {source}: by default tokens leave early, and no sampling gives the")
+        print("text of the original; `original` is this model's own last exit.")

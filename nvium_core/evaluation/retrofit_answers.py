@@ -29,9 +29,9 @@ QUESTIONS = {
 MAX_TOKENS = 48
 
 
-def answers(loaded: LoadedModel, points: Sequence[Figures]) -> Figures:
-    """Of the original, and of the mixture with the routers of every point."""
-    original = answered(loaded, "original")
+def answers(loaded: LoadedModel, points: Sequence[Figures], source: LoadedModel) -> Figures:
+    """Of the original, which is the last exit of `source`, and of the mixture with the routers of every point."""
+    original = answered(source, "original")
     rows = []
     for point in points:
         with shifted(loaded.model, point["shift"]):

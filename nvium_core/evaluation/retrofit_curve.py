@@ -1,13 +1,14 @@
-"""What early exits of a retrofitted model cost, by depth: its mixture beside the original, which is its last exit.
+"""What early exits of a retrofitted model cost, by depth: its mixture beside the original, which is its last exit
+unless the backbone was trained too.
 
     python -m nvium_core.evaluation.retrofit_curve MODEL --text conversations=MODEL/retrofit/self_talk.jsonl \\
-        --text tales=tales.txt --json curve.json --plot curve.png
+        --text tales=tales.txt --json curve.json --plot curve.png [--original SOURCE]
 
 One pass over the end of each text, which a retrofit that was given it has not learnt from. All routers are shifted to
 each depth together. Intervals hold 95% of bootstrap samples of the documents, the same ones for mixture and original.
 The first text's depths are those at which questions are asked.
 
-Shapes: R rows, C of them at a time, K early exits, E exits, D width, V vocabulary, S shifts.
+Shapes: R rows, C of them at a time, K early exits, E exits, F exits and the original, D width, V vocabulary, S shifts.
 """
 
 import math
@@ -46,76 +47,88 @@ CHUNK_ROWS = 64
 
 
 class Rows(NamedTuple):
-    """Of a text's rows that count: routers' log-odds [R, K], the head's input at each exit [R, E, D], the token that
-    came [R] and the number of its document [R]."""
+    """Of a text's rows that count: routers' log-odds [R, K], the head's input at each exit [R, E, D] and in the
+    original [R, D], the token that came [R] and the number of its document [R]."""
 
     log_odds_RK: Tensor
     outputs_RED: Tensor
+    original_RD: Tensor
     target_R: Tensor
     document_R: Tensor
 
 
 class Said(NamedTuple):
-    """−log π_k of the token that came [R, E], and where π_mix of each shift has the last exit's argmax [R, S]."""
+    """−log π_k of the token that came [R, E] and the original's [R], and where π_mix of each shift has the original's
+    argmax [R, S]."""
 
     nll_RE: Tensor
+    original_R: Tensor
     same_RS: Tensor
 
 
-def curve(loaded: LoadedModel, path: Path, depths: Sequence[float] = DEPTHS) -> Figures:
-    """A point for each depth, and first for the routers as they are."""
+def curve(
+    loaded: LoadedModel, path: Path, depths: Sequence[float] = DEPTHS, original: NviumForCausalLM | None = None
+) -> Figures:
+    """A point for each depth, and first for the routers as they are. An `original` has the same head; without one it
+    is the last exit."""
     layers = loaded.model.config.exit_layers or []
     context = min(MAX_CONTEXT, loaded.model.config.max_position_embeddings)
-    rows = rows_of(loaded.model, read_text(path, loaded.tokenizer, context, MOST_TOKENS).held_out)
+    rows = rows_of(loaded.model, original, read_text(path, loaded.tokenizer, context, MOST_TOKENS).held_out)
     shifts = [0.0, *(shift_to(depth, rows.log_odds_RK, layers) for depth in depths)]
     log_p = [shifted_log_exit_probs(rows.log_odds_RK.double(), shift) for shift in shifts]
     said = said_of(loaded.model, rows, torch.stack([log_p_RE.exp().float() for log_p_RE in log_p], 1))
     same = said.same_RS.unbind(1)
-    found = [point(layers, rows, said.nll_RE, *each) for each in zip(shifts, log_p, same, strict=True)]
+    found = [point(layers, rows, said, *each) for each in zip(shifts, log_p, same, strict=True)]
     points = [{"asked_depth": depth} | each for depth, each in zip([None, *depths], found, strict=True)]
     return {
         "tokens": len(rows.target_R),
         "documents": int(rows.document_R[-1]) + 1,
-        "original_perplexity": math.exp(said.nll_RE[:, -1].mean()),
+        "original_perplexity": math.exp(said.original_R.mean()),
         "exit_perplexities": said.nll_RE.mean(0).exp().tolist(),
         "points": points,
     }
 
 
 @torch.inference_mode()
-def rows_of(model: NviumForCausalLM, examples: Sequence[Example]) -> Rows:
+def rows_of(model: NviumForCausalLM, original: NviumForCausalLM | None, examples: Sequence[Example]) -> Rows:
     parts = []
     for number, each in enumerate(examples):
         ids_BT, counted_T = torch.from_numpy(each.tokens)[None], torch.from_numpy(each.is_answer[1:])
         positions_BT = torch.arange(len(each) - 1)[None]
         states = model.hidden_states(ids_BT[:, :-1], positions_BT, causal_attention())
         log_w_RE2, outputs = model.exit_outputs([h_BTD[0, counted_T] for h_BTD in states])
+        original_RD = outputs[-1]
+        if original:
+            [h_BTD] = original.hidden_states(ids_BT[:, :-1], positions_BT, causal_attention())
+            _, [original_RD] = original.exit_outputs([h_BTD[0, counted_T]])
         target_R = ids_BT[0, 1:][counted_T]
-        parts.append(
-            (log_odds(log_w_RE2[:, :-1]), torch.stack(outputs, 1), target_R, torch.full_like(target_R, number))
-        )
+        documents_R = torch.full_like(target_R, number)
+        parts.append((log_odds(log_w_RE2[:, :-1]), torch.stack(outputs, 1), original_RD, target_R, documents_R))
     return Rows(*map(torch.cat, zip(*parts, strict=True)))
 
 
 @torch.inference_mode()
 def said_of(model: NviumForCausalLM, rows: Rows, p_RSE: Tensor) -> Said:
     head_VD = model.lm_head.weight.float()
-    chunks = zip(*(x.split(CHUNK_ROWS) for x in (rows.outputs_RED, rows.target_R, p_RSE)), strict=True)
+    chunks = zip(*(x.split(CHUNK_ROWS) for x in (*rows[1:4], p_RSE)), strict=True)
     return Said(*map(torch.cat, zip(*(_of_chunk(head_VD, *chunk) for chunk in chunks), strict=True)))
 
 
-def _of_chunk(head_VD: Tensor, outputs_CED: Tensor, target_C: Tensor, p_CSE: Tensor) -> tuple[Tensor, Tensor]:
-    log_CEV = F.linear(outputs_CED.float(), head_VD).log_softmax(-1)
-    nll_CE = -log_CEV.gather(2, target_C[:, None, None].expand(-1, log_CEV.shape[1], 1)).squeeze(2).double()
-    last_C1 = log_CEV[:, -1].argmax(-1, keepdim=True)
-    return nll_CE, (p_CSE @ log_CEV.exp_()).argmax(-1) == last_C1
+def _of_chunk(
+    head_VD: Tensor, outputs_CED: Tensor, original_CD: Tensor, target_C: Tensor, p_CSE: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    outputs_CFD = torch.cat([outputs_CED, original_CD[:, None]], 1)
+    log_CFV = F.linear(outputs_CFD.float(), head_VD).log_softmax(-1)
+    nll_CF = -log_CFV.gather(2, target_C[:, None, None].expand(-1, log_CFV.shape[1], 1)).squeeze(2).double()
+    same_CS = (p_CSE @ log_CFV[:, :-1].exp()).argmax(-1) == log_CFV[:, -1].argmax(-1, keepdim=True)
+    return nll_CF[:, :-1], nll_CF[:, -1], same_CS
 
 
-def point(layers: Sequence[int], rows: Rows, nll_RE: Tensor, shift: float, log_p_RE: Tensor, same_R: Tensor) -> Figures:
-    mix_R = mixture.mixture_nll(log_p_RE, nll_RE)
+def point(layers: Sequence[int], rows: Rows, said: Said, shift: float, log_p_RE: Tensor, same_R: Tensor) -> Figures:
+    mix_R = mixture.mixture_nll(log_p_RE, said.nll_RE)
     tokens, mixed, original, same = (
         rows.document_R.bincount(x_R.double()).tolist()
-        for x_R in (torch.ones_like(mix_R), mix_R, nll_RE[:, -1], same_R)
+        for x_R in (torch.ones_like(mix_R), mix_R, said.original_R, same_R)
     )
     ours, others = (
         {"perplexity": math.exp(sum(losses) / sum(tokens)), "document_tokens": tokens, "document_losses": losses}
@@ -146,6 +159,7 @@ def share_interval(counts: Sequence[float], tokens: Sequence[float]) -> list[flo
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m nvium_core.evaluation.retrofit_curve", description=__doc__.splitlines()[0])
     parser.add_argument("model")
+    parser.add_argument("--original", help="what it was retrofitted from, needed if its backbone was trained")
     parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--plot", type=Path)
@@ -153,11 +167,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     use_processor("auto", given.threads)
     loaded = load_model(given.model, "cpu")
-    texts = {name: curve(loaded, Path(file)) for name, _, file in (text.partition("=") for text in given.text)}
+    if not given.original and loaded.model.config.default_sampling != "original":
+        parser.error(f"{given.model}: its last exit is not the original; name that with --original")
+    source = load_model(given.original, "cpu") if given.original else loaded
+    original = source.model if given.original else None
+    named_files = (text.partition("=") for text in given.text)
+    texts = {name: curve(loaded, Path(file), original=original) for name, _, file in named_files}
     found = description(loaded) | {"texts": texts}
     if loaded.tokenizer.chat_template:
         points = next(iter(texts.values()))["points"]
-        found["answers"] = answers(loaded, [each for each in points if each["asked_depth"] in ANSWERED_DEPTHS])
+        found["answers"] = answers(loaded, [each for each in points if each["asked_depth"] in ANSWERED_DEPTHS], source)
     write_json(found, given.json)
     if given.plot:
         retrofit_curve(found).savefig(given.plot)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core import load_model
+from nvium_core import NviumForCausalLM, load_model
 from nvium_core.evaluation import retrofit_curve as module
 from nvium_core.evaluation.retrofit_answers import QUESTIONS, num_right
 from nvium_core.loading import LoadedModel
@@ -37,14 +37,18 @@ def talk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def price_percent(loaded: LoadedModel, talk: Path, shift: float) -> tuple[float, float, float]:
-    """Price in percent, depth and share of equal argmaxes by the model's own forward pass over what is held out."""
+def price_percent(
+    loaded: LoadedModel, talk: Path, shift: float, original: NviumForCausalLM | None = None
+) -> tuple[float, float, float]:
+    """Price in percent, depth and share of equal argmaxes by the models' own forward passes over what is held out."""
     gaps, depths, same = [], [], []
     for each in read_text(talk, loaded.tokenizer, 256, 1000).held_out:
         counted = torch.from_numpy(each.is_answer[1:])
         with torch.no_grad(), shifted(loaded.model, shift):
-            out = loaded.model(torch.from_numpy(each.tokens[None, :-1]), output_exit_logits=True)
-        mix, last = out.logits[0, counted], out.exit_logits[0, counted, -1].log_softmax(-1)
+            tokens_BT = torch.from_numpy(each.tokens[None, :-1])
+            out = loaded.model(tokens_BT, output_exit_logits=True)
+            last_TV = original(tokens_BT).logits[0] if original else out.exit_logits[0, :, -1].log_softmax(-1)
+        mix, last = out.logits[0, counted], last_TV[counted]
         target = torch.from_numpy(each.tokens[1:])[counted, None]
         gaps.append((last - mix).gather(1, target))
         depths.append(mixture.mean_depth(out.exit_probs[0, counted].log(), [1, 2, 4]))
@@ -68,9 +72,30 @@ def test_a_point_is_what_the_shifted_model_says(folder: Path, talk: Path) -> Non
     assert [point["depth"] for point in found["points"][1:]] == pytest.approx([0.9, 0.6], abs=1e-6)
 
 
+def test_prices_of_a_trained_backbone_are_over_the_original(folder: Path, talk: Path) -> None:
+    loaded, original = load_model(str(folder), "cpu", "float64"), random_model([4], vocab_size=257, context=256)
+    original.lm_head.weight.data.copy_(loaded.model.lm_head.weight)
+    _, found = module.curve(loaded, talk, depths=(0.6,), original=original)["points"]
+    price, _, same = price_percent(loaded, talk, found["shift"], original)
+    assert found["price_percent"] == pytest.approx(price, abs=1e-3)
+    assert found["same_argmax"] == pytest.approx(same, abs=1e-9) != 1
+
+
+def test_an_original_is_asked_for_where_the_last_exit_is_none(
+    folder: Path, talk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        module.main([str(folder), "--text", f"own={talk}", "--json", str(tmp_path / "curve.json")])
+    assert "its last exit is not the original" in capsys.readouterr().err
+
+
 def test_the_command_writes_curve_answers_and_plot(folder: Path, talk: Path, tmp_path: Path) -> None:
     written, drawn = tmp_path / "curve.json", tmp_path / "curve.png"
-    module.main([str(folder), "--text", f"own={talk}", "--json", str(written), "--plot", str(drawn)])
+    source = tmp_path / "source"
+    random_model([4], vocab_size=257, context=256).save_pretrained(source)
+    load_model(str(folder)).tokenizer.save_pretrained(source)
+    asked = [str(folder), "--original", str(source), "--text", f"own={talk}"]
+    module.main([*asked, "--json", str(written), "--plot", str(drawn)])
     found = json.loads(written.read_text())
     assert found["exit_layers"] == [1, 2, 4] and found["texts"].keys() == {"own"}
     assert [row["depth"] for row in found["answers"]["mixture"]] == pytest.approx(module.ANSWERED_DEPTHS, abs=1e-6)

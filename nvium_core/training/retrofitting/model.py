@@ -1,5 +1,5 @@
-"""The model that gets exits and a drafter: a frozen backbone in its own precision, what is added in float32, and what
-they say of a batch.
+"""The model that gets exits and a drafter: a backbone in its own precision, frozen or with low-rank updates, what is
+added in float32, and what they say of a batch beside the original.
 
 Shapes: R rows, D width, E exits, K early exits, V vocabulary.
 """
@@ -13,10 +13,11 @@ from nvium_core.model import mixture
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.drafter import Drafter
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
-from nvium_core.model.llama import causal_attention
+from nvium_core.model.llama import RMSNorm, causal_attention
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.retrofitting.distillation import head_kl, teacher_of
+from nvium_core.training.retrofitting.low_rank import LowRankUpdates
 
 RELUCTANCE = 2.0
 """The first bias of routers against leaving: at first almost no row does, as early exits predict nothing yet."""
@@ -24,12 +25,13 @@ RELUCTANCE = 2.0
 
 @dataclass(frozen=True)
 class Rows:
-    """Of a batch's rows that count: the early exits' normed rows, the last exit's, the tokens that came, [R], and what
-    a drafter knows beforehand: the last exit's rows one position earlier, zeros where a document begins, and embeddings
-    of the rows' own tokens."""
+    """Of a batch's rows that count: the early exits' normed rows, the last exit's, the original's (the same if the
+    backbone is frozen), the tokens that came, [R], and what a drafter knows beforehand: the last exit's rows one
+    position earlier, zeros where a document begins, and embeddings of the rows' own tokens."""
 
     early: list[Tensor]
     last_RD: Tensor
+    original_RD: Tensor
     target_R: Tensor
     before_RD: Tensor
     token_RD: Tensor
@@ -37,19 +39,23 @@ class Rows:
 
 @dataclass(frozen=True)
 class Heard:
-    """What early exits, the drafter and routers make of a batch: KL to the last exit [R, K] and [R], −log π_k of the
-    tokens [R, E] and log p [R, E]."""
+    """What exits, the drafter and routers make of a batch: KL to the original [R, E] and [R], −log π_k of the tokens
+    [R, E] and the original's [R], and log p [R, E]."""
 
-    kl_RK: Tensor
+    kl_RE: Tensor
     draft_kl_R: Tensor
     nll_RE: Tensor
+    original_nll_R: Tensor
     log_p_RE: Tensor
 
 
-class FrozenWithExits:
-    """`fast` is what the device multiplies matrices in fastest; the backbone is in it if that loses nothing."""
+class WithExits:
+    """`fast` is what the device multiplies matrices in fastest; the backbone is in it if that loses nothing. With a
+    `rank` the backbone has low-rank updates, and `source`, which stays as it is, is kept beside it as the teacher."""
 
-    def __init__(self, source: NviumForCausalLM, config: NviumConfig, fast: torch.dtype) -> None:
+    def __init__(
+        self, source: NviumForCausalLM, config: NviumConfig, fast: torch.dtype, rank: int | None = None
+    ) -> None:
         self.stored = source.dtype
         self.model = NviumForCausalLM(config)
         self.model.requires_grad_(False)
@@ -62,6 +68,11 @@ class FrozenWithExits:
         final_norm = source.get_parameter("exits.0.norm.weight")
         for exit_ in self.model.exits:
             exit_.get_parameter("norm.weight").data.copy_(final_norm)
+        self.source, self.updates = None, None
+        if rank:
+            self.source = source.requires_grad_(False)
+            cast(source.model, self.model.model.embed_tokens.weight.dtype)
+            self.updates = LowRankUpdates(self.model.model, source.model, rank, self.stored)
         self.drafter.requires_grad_(True)
         for exit_ in self.early:
             exit_.requires_grad_(True)
@@ -81,34 +92,47 @@ class FrozenWithExits:
     def head(self) -> Tensor:
         return self.model.lm_head.weight
 
-    def rows(self, batch: Batch) -> Rows:
-        """Normed rows, the early ones as their norms are now, with a gradient to them."""
+    def rows(self, batch: Batch, *, adapts: bool = False) -> Rows:
+        """Normed rows, the early ones as their norms are now, with a gradient to them, and if the backbone `adapts`, to
+        it too."""
         counted_R = batch.counted.flatten()
-        with torch.no_grad():
-            attend = causal_attention(batch.mask())
+        attend = causal_attention(batch.mask())
+        with torch.set_grad_enabled(adapts):
             states = self.model.hidden_states(batch.inputs, batch.positions, attend)
-            last = self.model.exits[-1]
-            assert isinstance(last, Exit)
-            last_XD = last.norm(states[-1].float()).flatten(0, 1)
+            last_XD = self._final_norm(states[-1].float()).flatten(0, 1)
+        original_RD = last_XD[counted_R]
+        with torch.no_grad():
+            if self.source:
+                [original_BTD] = self.source.hidden_states(batch.inputs, batch.positions, attend)
+                original_RD = self._final_norm(original_BTD.float()).flatten(0, 1)[counted_R]
             before_XD = last_XD.roll(1, 0) * (batch.positions.flatten() > 0)[:, None]
             token_RD = self.model.model.embed_tokens(batch.inputs.flatten()[counted_R])
         early = [
             exit_.norm(h_BTD.flatten(0, 1)[counted_R].float()) for exit_, h_BTD in zip(self.early, states, strict=False)
         ]
-        return Rows(early, last_XD[counted_R], batch.targets.flatten()[counted_R], before_XD[counted_R], token_RD)
+        last_RD, target_R = last_XD[counted_R], batch.targets.flatten()[counted_R]
+        return Rows(early, last_RD, original_RD, target_R, before_XD[counted_R], token_RD)
+
+    @property
+    def _final_norm(self) -> RMSNorm:
+        last = self.model.exits[-1]
+        assert isinstance(last, Exit)
+        return last.norm
 
     def heard(self, rows: Rows) -> Heard:
         """Routers see rows without a gradient, so that they and the exits learn beside each other."""
-        teacher = teacher_of(rows.last_RD, self.head, rows.target_R)
-        kls, nlls = [], []
-        for exit_, x_RD in zip(self.early, rows.early, strict=True):
-            kl_R, nll_R = head_kl(exit_.adapter(x_RD), self.head, teacher, rows.target_R)
-            kls.append(kl_R)
-            nlls.append(nll_R)
+        teacher = teacher_of(rows.original_RD, self.head, rows.target_R)
+        outputs = [exit_.adapter(x_RD) for exit_, x_RD in zip(self.early, rows.early, strict=True)]
+        said = [head_kl(output_RD, self.head, teacher, rows.target_R) for output_RD in outputs]
+        if self.updates:
+            said.append(head_kl(rows.last_RD, self.head, teacher, rows.target_R))
+        else:
+            said.append((torch.zeros_like(teacher.nll_R), teacher.nll_R))
+        kl_RE, nll_RE = (torch.stack(each, 1) for each in zip(*said, strict=True))
         drafted_RD = self.drafter(rows.before_RD, rows.token_RD)
         draft_kl_R, _ = head_kl(drafted_RD, self.head, teacher, rows.target_R)
         log_p_RE = self.log_exit_probs([x_RD.detach() for x_RD in rows.early])
-        return Heard(torch.stack(kls, 1), draft_kl_R, torch.stack([*nlls, teacher.nll_R], 1), log_p_RE)
+        return Heard(kl_RE, draft_kl_R, nll_RE, teacher.nll_R, log_p_RE)
 
     def log_exit_probs(self, early: list[Tensor]) -> Tensor:
         """log p [R, E] of the early exits' rows."""
@@ -123,7 +147,7 @@ class FrozenWithExits:
         return [weight for exit_ in self.early if exit_.router is not None for weight in exit_.router.parameters()]
 
     def as_stored(self) -> NviumForCausalLM:
-        """The model in the source's precision, its backbone and last exit as they were, bit for bit."""
+        """The model in the source's precision: without updates its backbone and last exit as they were, bit for bit."""
         model = NviumForCausalLM(self.model.config)
         model.load_state_dict(self.model.state_dict())
         cast(model, self.stored)

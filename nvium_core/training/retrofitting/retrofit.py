@@ -21,7 +21,7 @@ from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.tokens import text_digest
 from nvium_core.training.precision import fast_dtype
 from nvium_core.training.retrofitting.folder import STATE_FOLDER, check_target, write_in_place, write_result
-from nvium_core.training.retrofitting.model import FrozenWithExits
+from nvium_core.training.retrofitting.model import WithExits
 from nvium_core.training.retrofitting.run import RetrofitRun, described, show
 from nvium_core.training.retrofitting.self_talk import SelfTalk, write_self_talk
 from nvium_core.training.retrofitting.settings import RetrofitSettings
@@ -75,7 +75,7 @@ def prepared(
     paths = list(files(settings, original, tokenizer))
     texts = [read_text(path, tokenizer, context, settings.tokens) for path in paths]
     stream = windows([each for text in texts for each in text.learnt], tokenizer, settings.seed)
-    model = FrozenWithExits(original, config, fast_dtype(torch.device("cpu")))
+    model = WithExits(original, config, fast_dtype(torch.device("cpu")), settings.updates_rank)
     digests = {"text": [text_digest(path) for path in paths], "weights": weights_digests(source)}
     return RetrofitRun(settings, model, tokenizer, stream, context, digests), texts
 

@@ -1,8 +1,11 @@
-"""A retrofit: exits and a drafter are fitted by least squares and learn what the last exit says; then routers learn.
+"""A retrofit: exits and a drafter are fitted by least squares and learn what the original says; then routers learn, and
+the backbone if asked.
 
-The backbone and the last exit stay as they are. Routers learn −log π_mix with a price on depth that leads them to the
-depth asked for; exits never learn from the mixture, so an exit that is not chosen learns on. In TARGET stands a model
-that can be served, from the first minutes on; TARGET/retrofit/ has what is needed to go on.
+Routers learn −log π_mix with a price on depth that leads them to the depth asked for. A frozen backbone and its last
+exit stay as they are. A backbone with low-rank updates learns, with all exits, what the original says of the rows that
+are sent to each exit: Σ p_k KL(π ‖ π_k), which is no less than KL(π ‖ π_mix). No exit learns from p_k alone, so that
+one that is not chosen learns on. In TARGET stands a model that can be served, from the first minutes on;
+TARGET/retrofit/ has what is needed to go on.
 """
 
 import time
@@ -30,7 +33,7 @@ from nvium_core.training.reports import Lines, Report, RunLog, describe, progres
 from nvium_core.training.resumption import check_circumstances, machine
 from nvium_core.training.retrofitting.folder import STATE_FOLDER, write_in_place
 from nvium_core.training.retrofitting.least_squares import RowFit, hold, hold_map
-from nvium_core.training.retrofitting.model import FrozenWithExits
+from nvium_core.training.retrofitting.model import WithExits
 from nvium_core.training.retrofitting.settings import RetrofitSettings
 from nvium_core.training.schedule import LearningRate
 
@@ -39,12 +42,15 @@ FIT_SHARE, MAX_FIT_TOKENS = 0.25, 32_768
 """Of the text, for the least squares."""
 
 ROUTERS_FROM = 0.4
-"""The share of the run after which routers learn too."""
+"""The share of the run after which routers learn too, and the backbone."""
 
 RATE = LearningRate(maximum=5e-5, warmup=0.05, final_ratio=0.05)
 """Of exits: rows after a trained final norm are large, and at 1e-3 one step undoes the least squares."""
 
-ROUTER_RATE = 3e-4
+ROUTER_RATE, BACKBONE_RATE = 3e-4, 1e-3
+LEAST_WEIGHT = 0.1
+"""Of an exit's KL where the backbone adapts, beside p_k."""
+
 CLIP_NORM = 1.0
 FIRST_PRICE = 0.3
 SAVE_SECONDS = 300
@@ -54,7 +60,7 @@ class RetrofitRun:
     def __init__(
         self,
         settings: RetrofitSettings,
-        model: FrozenWithExits,
+        model: WithExits,
         tokenizer: PreTrainedTokenizerFast,
         stream: Windows,
         context: int,
@@ -70,6 +76,8 @@ class RetrofitRun:
             {"params": [*model.drafter.parameters()], "maximum": RATE.maximum},
             {"params": model.routers(), "maximum": ROUTER_RATE},
         ]
+        if model.updates:
+            groups.append({"params": [*model.updates.parameters()], "maximum": BACKBONE_RATE})
         self.optimizer = AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
         self.price = DepthSteering(
             beta=FIRST_PRICE, target=settings.depth, haste=haste(self.num_steps), maximum=10.0, minimum=1e-3
@@ -136,16 +144,20 @@ class RetrofitRun:
     def _pass(self, window: int, *, routes: bool) -> dict[str, Tensor]:
         """The gradients of one window; its figures."""
         batch = self.stream.batch(self.step * self.windows_of_a_step + window, 1, self.context)
-        heard = self.model.heard(self.model.rows(batch))
+        updates = self.model.updates if routes else None
+        heard = self.model.heard(self.model.rows(batch, adapts=updates is not None))
         mix = mixture.mixture_nll(heard.log_p_RE, heard.nll_RE).mean()
         depth = mixture.mean_depth(heard.log_p_RE, self.model.model.config.exit_layers or []).mean()
-        loss = heard.kl_RK.sum(1).mean() + heard.draft_kl_R.mean() + (mix + self.price.beta * depth if routes else 0.0)
+        kl_RE = heard.kl_RE * (heard.log_p_RE.detach().exp() + LEAST_WEIGHT) if updates else heard.kl_RE
+        loss = kl_RE.sum(1).mean() + heard.draft_kl_R.mean() + (mix + self.price.beta * depth if routes else 0.0)
         (loss / self.windows_of_a_step).backward()
+        if updates:
+            updates.take_gradients()
         return {
             "mix_loss": mix.detach(),
-            "original_loss": heard.nll_RE[:, -1].mean().detach(),
+            "original_loss": heard.original_nll_R.mean().detach(),
             "mean_depth": depth.detach(),
-            "kl": heard.kl_RK.mean(0).detach(),
+            "kl": heard.kl_RE.mean(0).detach(),
             "draft_kl": heard.draft_kl_R.mean().detach(),
             "exit_probs": heard.log_p_RE.exp().mean(0).detach(),
         }
@@ -159,6 +171,8 @@ class RetrofitRun:
             group["lr"] = group["maximum"] * share
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.model.updates:
+            self.model.updates.merge()
 
     def save(self) -> None:
         """The checkpoint, and the model as it is now."""
@@ -169,6 +183,7 @@ class RetrofitRun:
         }
         state = {
             "model": added,
+            "updates": self.model.updates.state_dict() if self.model.updates else {},
             "optimizers": self.optimizer.state_dict(),
             "beta": self.price.state(),
             "step": self.step,
@@ -189,6 +204,9 @@ class RetrofitRun:
         if not accept_changes:
             check_circumstances(state["run"], self.circumstances, self.folder / STATE)
         self.model.model.load_state_dict(self.model.model.state_dict() | state["model"])
+        if self.model.updates:
+            self.model.updates.load_state_dict(state["updates"])
+            self.model.updates.merge()
         self.optimizer.load_state_dict(state["optimizers"])
         self.price.restore(state["beta"])
         self.step = state["step"]

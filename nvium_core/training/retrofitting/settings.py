@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+from nvium_core.choices import Backbone
 from nvium_core.model.config import NviumConfig
 from nvium_core.training.retrofitting.papers_start import RetrofitError, with_exits
 
 NUM_EXITS = 4
+RANK = 16
 EPOCHS = 3
 """Over what the model says to itself, where nothing else is said."""
 
@@ -15,7 +18,8 @@ EPOCHS = 3
 class RetrofitSettings:
     """`exits` is their number, the last included, or the layers of the early ones, such as `12,18,24`; `depth` is the
     mean depth l / L that routers are led to. `self_talk` is how many tokens the model writes itself to learn from: by
-    default none with `data`, and a third of `tokens` without."""
+    default none with `data`, and a third of `tokens` without. `rank` is of the updates of a low-rank backbone, by
+    default `RANK`."""
 
     source: str
     target: Path
@@ -24,6 +28,8 @@ class RetrofitSettings:
     exits: str = str(NUM_EXITS)
     tokens: int = 1_000_000
     depth: float = 0.9
+    backbone: Backbone = "frozen"
+    rank: int | None = None
     seed: int = 0
 
     def check(self, config: NviumConfig) -> NviumConfig:
@@ -33,22 +39,38 @@ class RetrofitSettings:
         if self.data and not self.data.exists():
             raise RetrofitError(f"{self.data}: no such text")
         added = with_exits(config, exit_layers(self.exits, config.num_hidden_layers), 2 * config.hidden_size)
-        added.default_sampling = "original"
+        added.default_sampling = "original" if self.backbone == "frozen" else "exits"
         added.drafter_hidden_size = 2 * config.hidden_size
         shallowest = (added.exit_layers or [])[0] / added.num_hidden_layers
         if not shallowest < self.depth < 1:
             raise RetrofitError(f"depth must be between {shallowest:.3g}, that of the first exit, and 1")
         if self.tokens < 1:
             raise RetrofitError(f"tokens must be at least 1, got {self.tokens}")
+        self._check_backbone(config.hidden_size)
         if not self.data and not self.self_talk_tokens:
             raise RetrofitError("without data, self_talk must be at least 1")
         return added
+
+    def _check_backbone(self, width: int) -> None:
+        if self.backbone not in get_args(Backbone):
+            raise RetrofitError(f"backbone must be one of {', '.join(get_args(Backbone))}, got {self.backbone!r}")
+        if self.rank is not None and self.backbone == "frozen":
+            raise RetrofitError("rank is of the updates of a low-rank backbone, and this one is frozen")
+        if self.updates_rank is not None and not 1 <= self.updates_rank <= width:
+            raise RetrofitError(f"rank must be between 1 and the model's width {width}, got {self.rank}")
 
     @property
     def self_talk_tokens(self) -> int:
         if self.self_talk is not None:
             return self.self_talk
         return 0 if self.data else max(1, self.tokens // EPOCHS)
+
+    @property
+    def updates_rank(self) -> int | None:
+        """Of the backbone's low-rank updates, None if it is frozen."""
+        if self.backbone == "frozen":
+            return None
+        return RANK if self.rank is None else self.rank
 
 
 def exit_layers(text: str, num_layers: int) -> list[int]:

@@ -17,7 +17,7 @@ from nvium_core.model import mixture
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.data.windows import Windows
-from nvium_core.training.retrofitting.model import FrozenWithExits
+from nvium_core.training.retrofitting.model import WithExits
 
 NUM_ROWS = 32_768
 """Of the text that was learnt from."""
@@ -25,7 +25,7 @@ NUM_ROWS = 32_768
 LARGEST_SHIFT, HALVINGS = 32.0, 48
 
 
-def steer(model: FrozenWithExits, stream: Windows, context: int, depth: float) -> float:
+def steer(model: WithExits, stream: Windows, context: int, depth: float) -> float:
     """Shift the model's routers so that its mean depth on the stream's rows is the asked one. The shift."""
     shift = shift_to(depth, learnt_log_odds(model, stream, context), model.model.config.exit_layers or [])
     shift_routers(model.early, shift)
@@ -33,7 +33,7 @@ def steer(model: FrozenWithExits, stream: Windows, context: int, depth: float) -
 
 
 @torch.no_grad()
-def learnt_log_odds(model: FrozenWithExits, stream: Windows, context: int) -> Tensor:
+def learnt_log_odds(model: WithExits, stream: Windows, context: int) -> Tensor:
     """[R, K], of the stream's first rows that count."""
     parts = list[Tensor]()
     for window in range(stream.num_windows(context)):

@@ -1,6 +1,7 @@
-"""What a retrofit has become on text that it has not seen: each exit alone, the mixture, and the price of its depth.
+"""What a retrofit has become on text that it has not seen, beside the original: each exit alone, the mixture, and the
+price of its depth.
 
-Shapes: R rows, E exits, F the drafter and the exits, V vocabulary.
+Shapes: R rows, E exits, F the drafter, the exits and the original, V vocabulary.
 """
 
 import math
@@ -16,13 +17,13 @@ from torch.nn import functional as F
 from nvium_core.model import mixture
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.retrofitting.distillation import CHUNK_ROWS
-from nvium_core.training.retrofitting.model import FrozenWithExits, Rows
+from nvium_core.training.retrofitting.model import Rows, WithExits
 
 
 @dataclass(frozen=True)
 class ExitFigures:
-    """`overlap` is Σ min(π_k, π_N), the share of its drafts that the last exit would accept; `share` is of the tokens
-    that leave there."""
+    """`kl` is to the original; `overlap` is Σ min(π_k, π) with its π, the share of the exit's drafts that it would
+    accept; `share` is of the tokens that leave there."""
 
     layer: int
     perplexity: float
@@ -51,7 +52,7 @@ class Measured:
 
 
 @torch.no_grad()
-def measured(model: FrozenWithExits, stream: Windows, context: int) -> Measured:
+def measured(model: WithExits, stream: Windows, context: int) -> Measured:
     """On every window of the stream."""
     parts = [
         _of_rows(model, model.rows(stream.batch(window, 1, context))) for window in range(stream.num_windows(context))
@@ -62,9 +63,9 @@ def measured(model: FrozenWithExits, stream: Windows, context: int) -> Measured:
         ExitFigures(layer, *(round(float(value), 4) for value in values))
         for layer, *values in zip(
             [0, *layers],
-            nll_RF.mean(0).exp(),
-            kl_RF.mean(0),
-            overlap_RF.mean(0),
+            nll_RF[:, :-1].mean(0).exp(),
+            kl_RF[:, :-1].mean(0),
+            overlap_RF[:, :-1].mean(0),
             [0.0, *p_RE.mean(0)],
             strict=True,
         )
@@ -84,10 +85,10 @@ def measured(model: FrozenWithExits, stream: Windows, context: int) -> Measured:
     )
 
 
-def _of_rows(model: FrozenWithExits, rows: Rows) -> tuple[Tensor, ...]:
+def _of_rows(model: WithExits, rows: Rows) -> tuple[Tensor, ...]:
     log_p_RE = model.log_exit_probs(rows.early)
     early = (exit_.adapter(x) for exit_, x in zip(model.early, rows.early, strict=True))
-    outputs = [model.drafter(rows.before_RD, rows.token_RD), *early, rows.last_RD]
+    outputs = [model.drafter(rows.before_RD, rows.token_RD), *early, rows.last_RD, rows.original_RD]
     chunks = zip(*(x.split(CHUNK_ROWS) for x in outputs), strict=True)
     others = zip(log_p_RE.split(CHUNK_ROWS), rows.target_R.split(CHUNK_ROWS), strict=True)
     found = [_of_chunk(model.head, *other, of_exits) for of_exits, other in zip(chunks, others, strict=True)]
@@ -95,23 +96,23 @@ def _of_rows(model: FrozenWithExits, rows: Rows) -> tuple[Tensor, ...]:
 
 
 def _of_chunk(head_VD: Tensor, log_p_RE: Tensor, target_R: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """−log π_k of the tokens, KL to the last exit and overlap with it, all [R, F]; p [R, E]; −log π_mix [R], and where
-    its argmax is the last exit's [R]."""
+    """−log π_k of the tokens, KL to the original and overlap with it, all [R, F]; p [R, E]; −log π_mix [R], and where
+    its argmax is the original's [R]."""
     logits_RFV = torch.stack([F.linear(o_RD.to(head_VD.dtype), head_VD).float() for o_RD in outputs], 1)
     log_RFV = logits_RFV.log_softmax(-1)
-    pi_RFV, last_RV = log_RFV.exp(), log_RFV[:, -1]
+    pi_RFV, original_RV = log_RFV.exp(), log_RFV[:, -1]
     kl_RF = (pi_RFV[:, -1:] * (log_RFV[:, -1:] - log_RFV)).sum(-1)
     overlap_RF = torch.minimum(pi_RFV, pi_RFV[:, -1:]).sum(-1)
-    log_mix_RV = mixture.log_mixture(log_p_RE, logits_RFV[:, 1:])
+    log_mix_RV = mixture.log_mixture(log_p_RE, logits_RFV[:, 1:-1])
     nll_RF = -log_RFV.gather(2, target_R[:, None, None].expand(-1, log_RFV.shape[1], 1)).squeeze(2)
     mix_R = -log_mix_RV.gather(1, target_R[:, None]).squeeze(1)
-    same_R = log_mix_RV.argmax(-1) == last_RV.argmax(-1)
+    same_R = log_mix_RV.argmax(-1) == original_RV.argmax(-1)
     return nll_RF, kl_RF, overlap_RF, log_p_RE.exp(), mix_R, same_R
 
 
 def table(measured: Measured, kind: str) -> Table:
     """Price against depth, an exit a row, and the mixture."""
-    shown = Table(kind, "depth", "perplexity", "KL to the last", "would be accepted", "tokens leave")
+    shown = Table(kind, "depth", "perplexity", "KL to the original", "would be accepted", "tokens leave")
     depths = measured.exits[-1].layer
     for name, exit_ in [
         ("drafter", measured.drafter),

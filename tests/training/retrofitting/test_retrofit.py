@@ -1,16 +1,16 @@
 """The command on a small random Llama: a model that can be served, the original where its routers never leave."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from nvium_core import NviumForCausalLM, load_model
+from nvium_core.choices import Backbone
 from nvium_core.cli import app
 from nvium_core.loading import source_tokenizer
 from nvium_core.model import mixture
@@ -24,49 +24,9 @@ from nvium_core.training.retrofitting.papers_start import RetrofitError
 from nvium_core.training.retrofitting.settings import RetrofitSettings
 from nvium_core.training.retrofitting.table import measured
 from nvium_core.training.retrofitting.texts import read_text
-from nvium_core.training.schedule import LearningRate
-from tests.byte_model import END_OF_TEXT, byte_tokenizer
-from tests.model.llama_folders import llama_folder, random_llama
 
 IDS = torch.randint(1, 257, (2, 30), generator=torch.Generator().manual_seed(0))
-DOCUMENTS = [f"There were {n} foxes, and {n + 1} hens. " * 6 for n in range(60)]
 TOKENS = 12 * 1024
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + END_OF_TEXT + "{% endfor %}<assistant>"
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape = {"vocab_size": 257, "num_hidden_layers": 4, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    folder = llama_folder(
-        tmp_path_factory.mktemp("llama"), random_llama(**shape, max_position_embeddings=256).bfloat16()
-    )
-    PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def chatty(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a chat template."""
-    folder = tmp_path_factory.mktemp("chatty")
-    copytree(llama, folder, dirs_exist_ok=True)
-    tokenizer = source_tokenizer(str(llama))
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def few_tokens_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a rate at which a narrow model learns in so few steps."""
-    monkeypatch.setattr(module, "TOKENS_PER_STEP", 512)
-    monkeypatch.setattr(module, "RATE", LearningRate(maximum=1e-3))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("text") / "text.txt"
-    file.write_text(f"\n{END_OF_TEXT}\n".join(DOCUMENTS), encoding="utf-8")
-    return file
 
 
 def settings(llama: Path, data: Path, target: Path, tokens: int = TOKENS) -> RetrofitSettings:
@@ -169,10 +129,18 @@ def test_a_model_without_a_chat_template_needs_a_text(llama: Path, tmp_path: Pat
         retrofit(RetrofitSettings(source=str(llama), target=tmp_path / "target", tokens=300))
 
 
+@pytest.mark.parametrize("backbone", ["frozen", "low-rank"])
 def test_a_run_that_is_gone_on_with_ends_as_one_that_was_not_interrupted(
-    llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None, monkeypatch: pytest.MonkeyPatch
+    backbone: Backbone,
+    llama: Path,
+    data: Path,
+    tmp_path: Path,
+    few_tokens_a_step: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    retrofit(settings(llama, data, tmp_path / "whole"))
+    asked = replace(settings(llama, data, tmp_path, TOKENS // 2), backbone=backbone)
+    whole, parts = (replace(asked, target=tmp_path / name) for name in ("whole", "parts"))
+    retrofit(whole)
     steps = module.RetrofitRun.train_step
 
     def interrupted(run: module.RetrofitRun) -> module.Report:
@@ -183,20 +151,20 @@ def test_a_run_that_is_gone_on_with_ends_as_one_that_was_not_interrupted(
 
     monkeypatch.setattr(module.RetrofitRun, "train_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        retrofit(settings(llama, data, tmp_path / "parts"))
+        retrofit(parts)
     assert load_model(str(tmp_path / "parts")).model.config.num_exits == 3  # of use already
     monkeypatch.setattr(module.RetrofitRun, "train_step", steps)
-    retrofit(settings(llama, data, tmp_path / "parts"))
-    whole, parts = (NviumForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "parts"))
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    retrofit(parts)
+    one, other = (NviumForCausalLM.from_pretrained(each.target).state_dict() for each in (whole, parts))
+    assert all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(TrainingError, match="holds a retrofit of other tokens"):
-        retrofit(settings(llama, data, tmp_path / "parts", tokens=13_000))
-    check_only_the_same_is_gone_on_with(llama, data, tmp_path)
+        retrofit(replace(parts, tokens=13_000))
+    check_only_the_same_is_gone_on_with(parts, llama)
 
 
-def check_only_the_same_is_gone_on_with(llama: Path, data: Path, tmp_path: Path) -> None:
-    """Of the finished retrofit in the folder `parts`."""
-    asked, tokenizer = settings(llama, data, tmp_path / "parts"), source_tokenizer(str(llama))
+def check_only_the_same_is_gone_on_with(asked: RetrofitSettings, llama: Path) -> None:
+    """Of a finished retrofit."""
+    tokenizer = source_tokenizer(str(llama))
     run, _ = command.prepared(asked, llama, asked.check(command.source_config(llama)), tokenizer)
     for name in ("text", "weights"):
         own, run.recipe[name] = run.recipe[name], ["another digest"]

@@ -1,0 +1,51 @@
+"""A small random Llama with a tokenizer of bytes, and a text."""
+
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from nvium_core.loading import source_tokenizer
+from nvium_core.training.retrofitting import run as module
+from nvium_core.training.schedule import LearningRate
+from tests.byte_model import END_OF_TEXT, byte_tokenizer
+from tests.model.llama_folders import llama_folder, random_llama
+
+DOCUMENTS = [f"There were {n} foxes, and {n + 1} hens. " * 6 for n in range(60)]
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + END_OF_TEXT + "{% endfor %}<assistant>"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"vocab_size": 257, "num_hidden_layers": 4, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    folder = llama_folder(
+        tmp_path_factory.mktemp("llama"), random_llama(**shape, max_position_embeddings=256).bfloat16()
+    )
+    PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chatty(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a chat template."""
+    folder = tmp_path_factory.mktemp("chatty")
+    copytree(llama, folder, dirs_exist_ok=True)
+    tokenizer = source_tokenizer(str(llama))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def few_tokens_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a rate at which a narrow model learns in so few steps."""
+    monkeypatch.setattr(module, "TOKENS_PER_STEP", 512)
+    monkeypatch.setattr(module, "RATE", LearningRate(maximum=1e-3))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text(f"\n{END_OF_TEXT}\n".join(DOCUMENTS), encoding="utf-8")
+    return file
