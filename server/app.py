@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import structlog
@@ -22,7 +23,7 @@ from server.http.config import bounded_config
 from server.http.cors import Cors
 from server.http.drain import DrainingServer
 from server.http.keys import KeyGate, KeyRing, read_keys
-from server.http.listener import listening, port_of
+from server.http.listener import listening
 from server.http.middleware import HeadAsGet, JsonBodies, LastResort, RequestFrame, UnderPath
 from server.http.protection import Protection
 from server.http.rate_limit import RateLimit
@@ -142,12 +143,12 @@ def run(settings: Settings) -> None:
     keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
     Renewal(settings, keys, tls).listen()
     with listening(settings) as listener:
-        with answered_while_starting(listener, starting_config(settings, tls)):
+        with answered_while_starting(listener, partial(starting_config, settings, tls)):
             service = load(settings)
             service.warm_up()
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
-        config = uvicorn_config(app, settings, tls, port=port_of(listener), timeout_graceful_shutdown=STOP_SECONDS)
+        config = uvicorn_config(app, settings, tls, listener=listener, timeout_graceful_shutdown=STOP_SECONDS)
         DrainingServer(config, service).run(sockets=[listener])
 
 

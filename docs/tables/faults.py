@@ -67,3 +67,20 @@ def soak_http() -> Table:
         ]
         for sample in shown
     ]
+
+
+@table
+def defects() -> Table:
+    head = ["what", "tests", "failed before", "of", "fail now", "of", "mended in"]
+    return head, [
+        [
+            row["what"],
+            f"`{row['tests'].rsplit('/', 1)[1]}`",
+            row["before"]["failed"],
+            sum(row["before"].values()),
+            row["now"]["failed"],
+            sum(row["now"].values()),
+            f"`{row['commit']}`",
+        ]
+        for row in read("defects")["rows"]
+    ]

@@ -8,22 +8,38 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from server.http.connection import Connection
-from server.http.listener import BACKLOG
+from server.http.handshakes import Handshakes
+from server.http.listener import BACKLOG, Listener, port_of
 from server.http.room import Room
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 
 
 def bounded_config(
-    app: ASGIApp, settings: Settings, tls: ssl.SSLContext | None, room: Room, metrics: Metrics, **more: Any
+    app: ASGIApp,
+    settings: Settings,
+    tls: ssl.SSLContext | None,
+    room: Room,
+    metrics: Metrics,
+    *,
+    listener: Listener | None = None,
+    **more: Any,
 ) -> uvicorn.Config:
-    """For as many connections as there is room for; those that are refused are counted in the metrics."""
+    """For as many connections as there is room for; those that are refused are counted in the metrics.
+
+    With TLS, those of the listener that are still shaking hands count too.
+    """
+    if listener:
+        more["port"] = port_of(listener)
+    if tls and listener:
+        listener.handshakes = Handshakes(room.num_connections + room.num_beyond)
     connection: Any = partial(
         Connection,
         arrival_seconds=settings.arrival_seconds,
         slow_client_seconds=settings.slow_client_seconds,
         room=room,
         metrics=metrics,
+        handshakes=listener.handshakes if listener else None,
     )
     return uvicorn.Config(
         app,

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.errors import ApiError, MalformedRequest, RequestTimeout, TooManyConnections
+from server.http.handshakes import Handshakes
 from server.http.parser import MAX_HEAD_BYTES, BoundedParser
 from server.http.protection import protect
 from server.http.room import Room
@@ -70,12 +71,20 @@ class Connection(H11Protocol):
     conn: BoundedParser
 
     def __init__(
-        self, *, arrival_seconds: float, slow_client_seconds: float, room: Room, metrics: Metrics, **given: Any
+        self,
+        *,
+        arrival_seconds: float,
+        slow_client_seconds: float,
+        room: Room,
+        metrics: Metrics,
+        handshakes: Handshakes | None = None,
+        **given: Any,
     ) -> None:
         super().__init__(**given)
         self._metrics = metrics
         self.conn = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
         self._room = room
+        self._handshakes = handshakes
         self._arrival_seconds = arrival_seconds
         self._cut_off_seconds = slow_client_seconds + GRACE_SECONDS
         self._received_at: float | None = None
@@ -84,6 +93,8 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
+        if self._handshakes:
+            self._handshakes.end(transport.get_extra_info("socket").fileno())
         self._time_arrival()
         if len(self.connections) > self._room.num_connections:
             self._room.hold(self)
@@ -92,6 +103,8 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._room.release(self)
+        if self._handshakes:
+            self._handshakes.leave()
         self._stop_timers()
 
     def data_received(self, data: bytes) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from server.http.handshakes import Handshakes
 from server.settings import Settings
 from server.telemetry.logs import SeldomLine
 
@@ -32,6 +33,7 @@ class Listener(socket.socket):
     def __init__(self, taken: socket.socket) -> None:
         super().__init__(fileno=taken.detach())
         self._spare: int | None = spare_descriptor()
+        self.handshakes: Handshakes | None = None
         self._line = SeldomLine("no descriptors left for connections")
         self._num_in_turn = 0
 
@@ -40,13 +42,16 @@ class Listener(socket.socket):
         try:
             if self._num_in_turn > MAX_ACCEPTED_IN_TURN:
                 raise BlockingIOError
-            return super().accept()
+            accepted = super().accept()
         except OSError as error:
             self._num_in_turn = 0
             if error.errno not in EXHAUSTED:
                 raise
             self._shed()
             raise BlockingIOError from error
+        if self.handshakes:
+            self.handshakes.begin(accepted[0])
+        return accepted
 
     def close(self) -> None:
         self._free_spare()

@@ -4,7 +4,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -34,18 +34,18 @@ def not_ready() -> Overloaded:
     return Overloaded("the model is loading", code="not_ready", retry_after_seconds=RETRY_SECONDS)
 
 
-def starting_config(settings: Settings, tls: ssl.SSLContext | None) -> uvicorn.Config:
+def starting_config(settings: Settings, tls: ssl.SSLContext | None, listener: Listener) -> uvicorn.Config:
     """Connections are bounded as later; metrics begin with the model."""
     room = room_for(settings.max_connections)
-    return bounded_config(
-        starting_app, settings, tls, room, Metrics(()), lifespan="off", timeout_graceful_shutdown=STOP_SECONDS
-    )
+    more = {"lifespan": "off", "timeout_graceful_shutdown": STOP_SECONDS}
+    return bounded_config(starting_app, settings, tls, room, Metrics(()), listener=listener, **more)
 
 
 @contextmanager
-def answered_while_starting(listener: socket.socket, config: uvicorn.Config) -> Iterator[None]:
+def answered_while_starting(listener: socket.socket, configure: Callable[[Listener], uvicorn.Config]) -> Iterator[None]:
     """Answer from a thread, on a duplicate of the socket; connections still waiting are left to the server."""
-    server, duplicate = uvicorn.Server(config), Listener(socket.socket(fileno=os.dup(listener.fileno())))
+    duplicate = Listener(socket.socket(fileno=os.dup(listener.fileno())))
+    server = uvicorn.Server(configure(duplicate))
     thread = threading.Thread(target=server.run, args=[[duplicate]], name="nvium-starting", daemon=True)
     thread.start()
     try:

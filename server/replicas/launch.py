@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from server.app import STOP_SECONDS, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
-from server.http.listener import listening, port_of
+from server.http.listener import listening
 from server.http.renewal import Renewal
 from server.http.tls import tls_context
 from server.replicas.deployment import RayPool, replicas
@@ -54,7 +54,7 @@ def run(settings: Settings) -> None:
             gateway = Gateway(RayPool(started(settings)), settings)
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
             app = gateway_app(gateway, keys)
-            more = {"port": port_of(listener), "timeout_graceful_shutdown": STOP_SECONDS}
+            more = {"listener": listener, "timeout_graceful_shutdown": STOP_SECONDS}
             config = uvicorn_config(app, settings, tls, descriptors_each=OF_EACH_CLIENT, **more)
             DrainingServer(config, gateway).run(sockets=[listener])
         finally:

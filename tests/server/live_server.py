@@ -67,8 +67,9 @@ def live_server(
     settings = Settings(**options)
     app = build(model, settings)
     prepare(app)
-    server = uvicorn.Server(uvicorn_config(app, settings, tls_context(settings), timeout_graceful_shutdown=1))
     listener = listen(settings.host, port=0)
+    more = {"listener": listener, "timeout_graceful_shutdown": 1}
+    server = uvicorn.Server(uvicorn_config(app, settings, tls_context(settings), **more))
     thread = threading.Thread(target=server.run, args=[[listener]])
     thread.start()
     wait_until(lambda: server.started, seconds=60)

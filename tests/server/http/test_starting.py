@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_probes_are_answered_and_everything_else_is_told_to_come_back() -> None:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with (
         listener,
-        answered_while_starting(listener, starting_config(Settings(), None)),
+        answered_while_starting(listener, partial(starting_config, Settings(), None)),
         httpx.Client(base_url=url, timeout=30) as http,
     ):
         assert http.get("/livez").json() == {"status": "ok"}
@@ -43,7 +44,7 @@ def test_probes_are_answered_and_everything_else_is_told_to_come_back() -> None:
 def test_malformed_http_is_refused_in_the_error_form_meanwhile() -> None:
     with (
         listen("127.0.0.1", 0) as listener,
-        answered_while_starting(listener, starting_config(Settings(), None)),
+        answered_while_starting(listener, partial(starting_config, Settings(), None)),
         socket.create_connection(listener.getsockname(), timeout=30) as client,
     ):
         client.sendall(b"\x00 no HTTP\r\n\r\n")
@@ -60,10 +61,10 @@ def check_not_ready(response: httpx.Response) -> None:
 
 def test_afterwards_the_socket_is_free_for_the_server_and_no_thread_is_left() -> None:
     with listen("127.0.0.1", 0) as listener:
-        with answered_while_starting(listener, starting_config(Settings(), None)):
+        with answered_while_starting(listener, partial(starting_config, Settings(), None)):
             pass
         assert "nvium-starting" not in {thread.name for thread in threading.enumerate()}
-        with answered_while_starting(listener, starting_config(Settings(), None)):
+        with answered_while_starting(listener, partial(starting_config, Settings(), None)):
             assert httpx.get(f"http://127.0.0.1:{listener.getsockname()[1]}/livez").status_code == 200
 
 

@@ -2,6 +2,8 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from nvium_core import LoadedModel
 from server.http.connection import FastPath
+from server.http.room import RESERVE, SHARE_BEYOND
 from server.http.tls import tls_context
 from server.settings import Settings, SettingsError
 from tests.byte_model import NAME
@@ -125,6 +128,22 @@ async def test_a_client_that_reads_nothing_is_cut_off(encrypted: LiveServer, tru
     await asyncio.to_thread(wait_until, lambda: encrypted.service.admission.num_present == 0, seconds=60)
     assert not encrypted.service.engine.has_work
     writer.transport.abort()
+
+
+def test_clients_that_never_shake_hands_are_bounded_and_make_way_for_who_does(
+    byte_model: LoadedModel, files: dict[str, Path], trusting: ssl.SSLContext
+) -> None:
+    with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
+        most = 4 + RESERVE // SHARE_BEYOND
+        address = httpx.URL(server.url)
+        connect = partial(socket.create_connection, (address.host, address.port), timeout=10)
+        silent = [stack.enter_context(connect()) for _ in range(most + 10)]
+        assert [client.recv(1) for client in silent[:10]] == [b""] * 10
+        assert httpx.get(f"https://localhost:{address.port}/livez", verify=trusting).status_code == 200
+        for client in silent[11:]:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
 
 
 def test_one_file_may_hold_certificate_and_key(authority: trustme.CA, tmp_path: Path) -> None:

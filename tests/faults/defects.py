@@ -1,0 +1,113 @@
+"""`python -m tests.faults.defects [--json FILE]`: defects found from outside, and whether their tests find them.
+
+The tests of the commit that mended a defect run on the code before it, then today's tests of those names on the working
+tree.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.faults.load import dumped
+from tests.faults.upgrade import code_variables
+
+ROOT = Path(__file__).parents[2]
+TEST_SECONDS = "120"
+
+
+@dataclass(frozen=True)
+class Defect:
+    """`tests` is a file under tests/, `names` an expression for pytest's -k."""
+
+    what: str
+    commit: str
+    tests: str
+    names: str
+
+
+DEFECTS = (
+    Defect("descriptors run out without a key", "ea38853", "server/http/test_descriptors.py", "probe or raised"),
+    Defect("a full disk or a dead log breaks drains", "38298bc", "faults/test_endings.py", "full_disk or asleep"),
+    Defect("a dead device thread does not end the process", "38298bc", "faults/test_endings.py", "dead_device"),
+    Defect("a hung replica fails requests", "79c6be9", "server/replicas/test_relay.py", "replica_that_hangs"),
+    Defect(
+        "a costly expression is a 500",
+        "38298bc",
+        "server/generation/test_structured_outputs.py",
+        "costs_too_much_to_follow",
+    ),
+    Defect("damaged models load, or end in tracebacks", "38298bc", "model/test_damaged_models.py", "refused"),
+    Defect("damaged checkpoints load", "ec2d8cd", "training/test_checkpoint.py", "flipped or truncated or tensors"),
+    Defect("requests that outlast a drain get 500", "38298bc", "faults/test_endings.py", "outlast_a_drain"),
+    Defect("dead for a moment after SIGCONT", "79c6be9", "faults/test_endings.py", "stopped_and_continued"),
+    Defect("ambiguous heads are taken", "38298bc", "server/http/test_parser.py", "proxy_may_read"),
+    Defect("Ray's processes outlive a killed front", "79c6be9", "server/replicas/test_launch.py", "killed_front"),
+    Defect("a request that kills replicas goes on to others", "79c6be9", "server/replicas/test_relay.py", "were_lost"),
+    Defect("replicas without GPUs wait for ever", "79c6be9", "server/replicas/test_launch.py", "gpus"),
+)
+
+
+@contextmanager
+def before(commit: str) -> Iterator[Path]:
+    """The code before a commit with the commit's tests."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "code"
+        git("worktree", "add", "--quiet", "--detach", str(folder), f"{commit}^")
+        try:
+            git("-C", str(folder), "checkout", "--quiet", commit, "--", "tests")
+            yield folder
+        finally:
+            git("worktree", "remove", "--force", str(folder))
+
+
+def git(*arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=ROOT, check=True)
+
+
+def outcomes(code: Path, defect: Defect) -> dict[str, int]:
+    """How many tests passed, and how many did not."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "slow or not slow"]
+    command += [f"--timeout={TEST_SECONDS}", f"tests/{defect.tests}", "-k", defect.names]
+    variables = os.environ | code_variables(code)
+    told = subprocess.run(command, cwd=code, env=variables, capture_output=True, text=True, check=False).stdout
+    counts = {name: int(number) for number, name in re.findall(r"(\d+) (passed|failed|error)", told.splitlines()[-1])}
+    return {"passed": counts.get("passed", 0), "failed": counts.get("failed", 0) + counts.get("error", 0)}
+
+
+def examined(defect: Defect) -> dict[str, Any]:
+    with before(defect.commit) as code:
+        then = outcomes(code, defect)
+    now = outcomes(ROOT, defect)
+    row = {
+        "what": defect.what,
+        "commit": defect.commit,
+        "tests": defect.tests,
+        "names": defect.names,
+        "before": then,
+        "now": now,
+    }
+    sys.stderr.write(f"{row}\n")
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="defects whose names hold this")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    rows = [examined(defect) for defect in DEFECTS if given.only in defect.what]
+    if given.json:
+        given.json.write_text(dumped({"command": "python -m tests.faults.defects", "rows": rows}))
+    sys.exit(any(not row["before"]["failed"] or row["now"]["failed"] or not row["now"]["passed"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()
