@@ -33,6 +33,7 @@ Experiment = Literal[
     "host",
     "threads",
     "drafts",
+    "lookup",
     "exits",
 ]
 

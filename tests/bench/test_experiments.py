@@ -44,6 +44,7 @@ SMALL: dict[str, Mapping[str, Any]] = {
     "host": {"sequences": (1, 3), "tokens": 4, "repeats": 1},
     "threads": {"sequences": (1, 3), "tokens": 4, "repeats": 1},
     "drafts": {"sequences": (1, 2), "tokens": 12, "repeats": 1},
+    "lookup": {"tokens": 40, "repeats": 2},
     "exits": {"tokens": 24, "repeats": 1},
 }
 
@@ -51,6 +52,8 @@ SMALL: dict[str, Mapping[str, Any]] = {
 @cache
 def found(name: Experiment) -> Figures:
     """An experiment's figures, measured once."""
+    if name == "lookup":
+        pytest.importorskip("llama_cpp")
     return experiments.measure(name, tiny_subject(), SMALL[name])
 
 
@@ -111,6 +114,11 @@ def test_tokens_leave_sooner_where_routers_are_shifted_to_less_depth_and_the_lim
     for row in rows:
         assert sum(row["routing"]) == pytest.approx(1)
         assert row["share_of_limit"] == pytest.approx(row["ratio"] / row["limit"])
+
+
+def test_llama_cpp_says_the_same_with_its_prompt_lookup() -> None:
+    rows = found("lookup")["rows"]
+    assert [(row["drafts"], row["equal_answers"]) for row in rows] == [(2, 2), (10, 2)]
 
 
 def test_log_probabilities_change_no_token_and_come_at_most_a_few_tokens_late() -> None:
