@@ -53,7 +53,7 @@ def opened(file: Path, subject: Subject, tokens: int, num_drafts: int) -> Any:
     package, speculative = import_module("llama_cpp"), import_module("llama_cpp.llama_speculative")
     draft = speculative.LlamaPromptLookupDecoding(num_pred_tokens=num_drafts) if num_drafts else None
     threads, wide = torch.get_num_threads(), package.GGML_TYPE_F32
-    context = tokens + max(map(len, subject.chats or [subject.prompt]))
+    context = tokens + max(map(len, subject.chats or [subject.prompt])) + 2 * max(DRAFTS)  # drafts need room too
     return package.Llama(
         str(file), n_ctx=context, n_threads=threads, n_threads_batch=threads, draft_model=draft, type_k=wide,
         type_v=wide, verbose=False,

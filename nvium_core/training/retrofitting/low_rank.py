@@ -49,6 +49,11 @@ class LowRankUpdates(nn.Module):
     def updates(self) -> list[Update]:
         return [Update(*pair, a, b) for pair, a, b in zip(self._pairs, self.a, self.b, strict=True)]
 
+    @property
+    def are_begun(self) -> bool:
+        """Whether any weight is another than the source's."""
+        return any(bool(b_Or.any()) for b_Or in self.b)
+
     @torch.no_grad()
     def merge(self) -> None:
         """Make the backbone's weights what A and B say."""

@@ -100,9 +100,9 @@ class WithExits:
         with torch.set_grad_enabled(adapts):
             states = self.model.hidden_states(batch.inputs, batch.positions, attend)
             last_XD = self._final_norm(states[-1].float()).flatten(0, 1)
-        original_RD = last_XD[counted_R]
+        original_RD = last_XD.detach()[counted_R]
         with torch.no_grad():
-            if self.source:
+            if self.source and self.updates and self.updates.are_begun:
                 [original_BTD] = self.source.hidden_states(batch.inputs, batch.positions, attend)
                 original_RD = self._final_norm(original_BTD.float()).flatten(0, 1)[counted_R]
             before_XD = last_XD.roll(1, 0) * (batch.positions.flatten() > 0)[:, None]
