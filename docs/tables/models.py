@@ -1,5 +1,6 @@
 """Models that others made, and what exits for them cost."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from docs.tables.table import Cell, Table, digits, percent, read, table, verdict
@@ -10,7 +11,7 @@ from nvium_core.evaluation.paired import resolved
 def retrofit() -> Table:
     found = read("retrofit-smollm2")["measured"]["conversations"]
     depth = found["exits"][-1]["layer"]
-    head = ["", "depth", "perplexity", "KL to the last, nats", "drafts it would accept", "tokens leave"]
+    head = ["", "depth", "perplexity", "KL to the original, nats", "drafts it would accept", "tokens leave"]
     rows = [
         [
             f"exit after layer {exit_['layer']}",
@@ -62,6 +63,27 @@ def curve_row(own: Any, other: Any) -> list[Cell]:
         for each in (own, other)
     )
     return [digits(depth, 2), met_price, *prices, met_equal, *shares]
+
+
+BACKBONES = {"frozen": "retrofit-curve-smollm2", "low-rank": "retrofit-curve-smollm2-low-rank"}
+
+
+@table
+def retrofit_backbone() -> Table:
+    texts = {name: read(file)["texts"] for name, file in BACKBONES.items()}
+    kinds = "conversations", "tales"
+    head = ["depth", "asked", *(f"{kind}, {name}" for kind in kinds for name in texts)]
+    points = [texts[name][kind]["points"][1:] for kind in kinds for name in texts]
+    return head, [backbone_row(each) for each in zip(*points, strict=True)]
+
+
+def backbone_row(points: Sequence[Any]) -> list[Cell]:
+    """Prices at one depth, those of a low-rank backbone's conversations beside what was asked."""
+    depth = points[0]["asked_depth"]
+    price = ASKED_PRICES.get(depth)
+    asked = f"at most {price}%: {verdict(points[1]['price_percent'] <= price)}" if price is not None else None
+    prices = (f"{digits(each['price_percent'], 1)}%, {between(each['price_interval_percent'])}" for each in points)
+    return [digits(depth, 2), asked, *prices]
 
 
 def between(bounds: Any) -> str:
