@@ -172,3 +172,17 @@ def lossless() -> Table:
         for name, file in models.items()
         for row in read(file)["rows"]
     ]
+
+
+@table
+def lookup() -> Table:
+    found = read("lookup-smollm2")
+    return ["drafts in a row", "over llama.cpp without, the median question", "all questions", "same answers"], [
+        [
+            row["drafts"],
+            row["over_plain"],
+            row["over_plain_in_all"],
+            f"{row['equal_answers']} of {found['repeats']}",
+        ]
+        for row in found["rows"]
+    ]
