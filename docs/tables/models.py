@@ -65,7 +65,7 @@ def curve_row(own: Any, other: Any) -> list[Cell]:
     return [digits(depth, 2), met_price, *prices, met_equal, *shares]
 
 
-BACKBONES = {"frozen": "retrofit-curve-smollm2", "low-rank": "retrofit-curve-smollm2-low-rank"}
+BACKBONES = {"frozen": "retrofit-curve-smollm2-two-exits", "low-rank": "retrofit-curve-smollm2-low-rank"}
 
 
 @table
