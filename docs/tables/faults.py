@@ -2,7 +2,7 @@
 
 from docs.tables.table import Table, digits, read, table
 
-COUNTS = ("times", "right", "wrong", "lost", "failed", "refused")
+COUNTS = ("times", "right", "wrong", "lost", "dropped", "failed", "refused")
 HELD = {
     "memory, MB": "resident_mb",
     "threads": "threads",
@@ -71,15 +71,15 @@ def soak_http() -> Table:
 
 @table
 def defects() -> Table:
-    head = ["what", "tests", "failed before", "of", "fail now", "of", "mended in"]
+    head = ["what", "tests", "failed before", "could not run", "fail now", "pass now", "mended in"]
     return head, [
         [
             row["what"],
             f"`{row['tests'].rsplit('/', 1)[1]}`",
             row["before"]["failed"],
-            sum(row["before"].values()),
-            row["now"]["failed"],
-            sum(row["now"].values()),
+            row["before"]["error"],
+            row["now"]["failed"] + row["now"]["error"],
+            row["now"]["passed"],
             f"`{row['commit']}`",
         ]
         for row in read("defects")["rows"]

@@ -135,7 +135,7 @@ def ready() -> Table:
 
 @table
 def rounding() -> Table:
-    names = {"tales-6m": "embedded", "smollm2": "SmolLM2-135M-Instruct"}
+    names = {"tales-6m": "tales-6m", "smollm2": "SmolLM2-135M-Instruct"}
     head = ["", "weights", "perplexity unrounded", "perplexity", "price, with its interval"]
     rows: list[list[Cell]] = []
     for name, words in names.items():

@@ -25,7 +25,7 @@ SCORED = {"AVX-512": "logprobs-tales-6m", "AVX2": "logprobs-tales-6m-avx2"}
 def peers() -> Table:
     columns = [row_of(read(LARGE), 1), row_of(read(SMALL), 1), row_of(read(SMALL), 8)]
     ours = [digits(row["contenders"]["optimal"]["tokens_per_second"], 1) for row in columns]
-    head = ["over", "24 × 768, 1 sequence", "bundled, 1 sequence", "bundled, 8 sequences"]
+    head = ["over", "24 × 768, 1 sequence", "tales-6m, 1 sequence", "tales-6m, 8 sequences"]
     ratios = [[words, *(row["ours_over"][name] for row in columns)] for name, words in CONTENDERS.items()]
     return head, [*ratios, ["our tokens/s", *ours]]
 
@@ -33,7 +33,7 @@ def peers() -> Table:
 RACES = (
     ("24 × 768, random weights", "race-24x768-avx512", (1,)),
     ("24 × 768, random weights", "race-24x768-many-avx512", (4, 8)),
-    ("the bundled model", "race-tales-6m-avx512", (1, 8, 32)),
+    ("tales-6m", "race-tales-6m-avx512", (1, 8, 32)),
     ("SmolLM2-135M-Instruct, no exits", "race-smollm2-avx512", (1, 8)),
 )
 
@@ -67,8 +67,8 @@ def claims() -> Table:
             2.0,
             row_of(read(LARGE), 1)["ours_over"]["generate"],
         ),
-        ("bundled, 1 sequence, over `generate` with the dense baseline", 4.0, alone["generate"]),
-        ("bundled, 8 sequences, over continuous batching of the dense baseline", 1.5, eight["continuous"]),
+        ("tales-6m, 1 sequence, over `generate` with the dense baseline", 4.0, alone["generate"]),
+        ("tales-6m, 8 sequences, over continuous batching of the dense baseline", 1.5, eight["continuous"]),
         ("24 × 768, 1 sequence, two threads over one", 1.6, runs[0]["over_one"]["2"]),
         ("`--threads auto` over the best number, the lowest", 0.97, min(row["auto_over_best"] for row in runs)),
         ("log-probabilities, 1 and 8 sequences: share of the upper bound, the lowest", 0.9, min(scored)),
@@ -84,11 +84,11 @@ def claims() -> Table:
 
 
 ASKED = (
-    ("bundled, 1 sequence, over llama.cpp", "race-tales-6m", 1, "llama.cpp", 1.5),
-    ("bundled, 8 sequences, over llama.cpp", "race-tales-6m", 8, "llama.cpp", 1.5),
-    *((f"bundled, {n} sequences, over `synchronous`", "race-tales-6m", n, "synchronous", 1.0) for n in (8, 16, 32)),
+    ("tales-6m, 1 sequence, over llama.cpp", "race-tales-6m", 1, "llama.cpp", 1.5),
+    ("tales-6m, 8 sequences, over llama.cpp", "race-tales-6m", 8, "llama.cpp", 1.5),
+    *((f"tales-6m, {n} sequences, over `synchronous`", "race-tales-6m", n, "synchronous", 1.0) for n in (8, 16, 32)),
     *(
-        (f"bundled, {n} sequences, over its dense baseline", "race-tales-6m", n, "dense twin", 0.95)
+        (f"tales-6m, {n} sequences, over its dense baseline", "race-tales-6m", n, "dense twin", 0.95)
         for n in (8, 16, 32)
     ),
     ("24 × 768, 1 sequence, over llama.cpp", "race-24x768", 1, "llama.cpp", 1.5),
@@ -226,7 +226,7 @@ def host() -> Table:
 @table
 def threads() -> Table:
     """Two of them, and what calibration chooses."""
-    runs = {"24 × 768": read("threads-24x768"), "bundled": read("threads-tales-6m")}
+    runs = {"24 × 768": read("threads-24x768"), "tales-6m": read("threads-tales-6m")}
     body: list[list[Cell]] = [
         [name, row["sequences"], row["over_one"]["2"], row["best"], row["auto_over_best"]]
         for name, run in runs.items()

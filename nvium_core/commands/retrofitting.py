@@ -25,7 +25,7 @@ def retrofit(
     ),
     depth: Annotated[float, typer.Option(help="Mean share of the layers that routers are led to.")] = 0.9,
     backbone: Annotated[
-        Backbone, typer.Option(help="Kept as it is, or trained too, by low-rank updates: another model, by default.")
+        Backbone, typer.Option(help="`low-rank` trains the model's own layers too, which makes it another model.")
     ] = "frozen",
     rank: Annotated[int | None, typer.Option(help="Of a low-rank backbone's updates. [16]", min=1)] = None,
     accept_changes: Annotated[

@@ -204,7 +204,8 @@ class EngineProcess(Worker):
     def _end(self) -> None:
         """The process is gone; everything that ran in it fails."""
         self._loop.remove_reader(self._pipe.fileno())
-        self._has_ended, self.has_failed = True, not self._is_stopping
+        self._has_ended = True
+        self.has_failed |= not self._is_stopping
         if self.has_failed:
             logger.error("the engine's process has ended by itself")
         self._fail_streams()

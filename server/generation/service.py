@@ -136,7 +136,7 @@ class Service:
     def is_live(self) -> bool:
         """The engine makes progress, or the whole process was suspended until just now."""
         has_progressed = self.worker.seconds_since_progress < self.settings.stall_seconds
-        return self.worker.is_alive and (has_progressed or self._has_paused)
+        return self.worker.is_alive and not self.has_failed and (has_progressed or self._has_paused)
 
     @property
     def _has_paused(self) -> bool:
@@ -155,8 +155,12 @@ class Service:
 
     @property
     def has_failed(self) -> bool:
-        """The engine has ended by itself; nothing can be answered any more."""
+        """The engine has ended by itself, or something was lost; nothing can be answered any more."""
         return self.worker.has_failed
+
+    def fail(self) -> None:
+        """From now on it has failed."""
+        self.worker.has_failed = True
 
     def give_up(self) -> None:
         """Stop the engine at once; running requests fail."""

@@ -48,6 +48,9 @@ class Drainable(Protocol):
     def has_failed(self) -> bool:
         """Nothing can be answered any more."""
 
+    def fail(self) -> None:
+        """From now on it has failed."""
+
     def tick(self) -> None:
         """Called ten times a second."""
 
@@ -73,7 +76,6 @@ class DrainingServer(uvicorn.Server):
         self._began_to_drain: float | None = None
         self._drain_seconds = service.settings.drain_seconds
         self._is_logged = False
-        self._has_lost_calls = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._was_told:
@@ -82,27 +84,12 @@ class DrainingServer(uvicorn.Server):
             self._begin_to_drain()
         self._was_told = True
 
-    def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Of a callback."""
-        self._has_lost_calls |= isinstance(context.get("exception"), MemoryError)
-        loop.default_exception_handler(context)
-
-    def _begin_to_drain(self) -> None:
-        """From here on each answer ends its connection."""
-        self._began_to_drain = time.monotonic()
-        self.server_state.default_headers.append(CLOSE)
-        self._service.admission.drain()
-
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Exits with `FAILURE` where the service has failed."""
         super().run(sockets)
         sink.drain()
-        if self.has_failed:
+        if self._service.has_failed:
             sys.exit(FAILURE)
-
-    @property
-    def has_failed(self) -> bool:
-        return self._has_lost_calls or self._service.has_failed
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(self._note_error)
@@ -116,7 +103,7 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
         self._service.tick()
-        if self.has_failed and self._began_to_drain is None:
+        if self._service.has_failed and self._began_to_drain is None:
             log.error("the service has failed and stops")
             self._drain_seconds = FAILED_SECONDS
             self._begin_to_drain()
@@ -127,6 +114,18 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         log.info("stopped", at_once=self.force_exit)
+
+    def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Of a callback."""
+        if isinstance(context.get("exception"), MemoryError):
+            self._service.fail()
+        loop.default_exception_handler(context)
+
+    def _begin_to_drain(self) -> None:
+        """From here on each answer ends its connection."""
+        self._began_to_drain = time.monotonic()
+        self.server_state.default_headers.append(CLOSE)
+        self._service.admission.drain()
 
     def _drain(self, seconds: float) -> None:
         """Stop once no request is left and no connection may bring one, or when the time is over: those left fail."""

@@ -48,7 +48,10 @@ class Gateway:
         self._merging = started_pool(1, "nvium-metrics")
 
     has_failed = False
-    """It has no engine that could fail."""
+
+    def fail(self) -> None:
+        """From now on it has failed."""
+        self.has_failed = True
 
     def tick(self) -> None:
         """Nothing to do."""

@@ -136,8 +136,8 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wheel_has_the_model_the_page_and_the_native_sources_and_no_tests(unpacked: Path) -> None:
     for name in (
-        "nvium_core/checkpoints/tales-6m/model.safetensors",
-        "nvium_core/checkpoints/tales-6m/tokenizer.json",
+        "nvium_core/checkpoints/stories-9m/model.safetensors",
+        "nvium_core/checkpoints/stories-9m/tokenizer.json",
         "nvium_core/engine/device/native/functions.cpp",
         "nvium_core/engine/device/native/step.h",
         "server/playground/index.html",
@@ -176,7 +176,7 @@ def test_what_a_wheel_holds_serves_the_embedded_model_without_the_repository(unp
     environment = os.environ | {"PYTHONPATH": str(unpacked)}
     found = subprocess.check_output([sys.executable, "-P", "-c", where], env=environment, text=True)
     assert all(file.startswith(str(unpacked)) for file in found.split())
-    asked = {"model": "tales-6m", "prompt": "Once upon a time", "max_tokens": 4, "seed": 1}
+    asked = {"model": "stories-9m", "prompt": "Once upon a time", "max_tokens": 4, "seed": 1}
     [choice] = httpx.post(f"{served_from}/v1/completions", json=asked, timeout=60).json()["choices"]
     assert len(choice["nvium"]["exits"]) == 4
     assert 'id="prompt"' in httpx.get(served_from).text

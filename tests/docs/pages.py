@@ -15,7 +15,7 @@ PAGES = (
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
     "benchmarks/README.md",
     "tests/conformance/README.md",
-    "nvium_core/checkpoints/tales-6m/README.md",
+    "nvium_core/checkpoints/stories-9m/README.md",
 )
 
 

@@ -58,8 +58,8 @@ def test_every_story_is_in_the_page_and_counted(tmp_path: Path) -> None:
     page, figures = tmp_path / "stories.md", tmp_path / "stories.json"
     main(["--openings", "3", "--subjects", "2", "--max-tokens", "24", "--markdown", str(page), "--json", str(figures)])
     (found,) = json.loads(figures.read_text())
-    assert (found["num_stories"], found["num_asked"], found["model"]) == (3, 2, "tales-6m")
+    assert (found["num_stories"], found["num_asked"], found["model"]) == (3, 2, "stories-9m")
     assert all(0 <= found[name] <= 3 for name in COUNTS)
     text = page.read_text()
-    assert text.count("**tales-6m**") == text.count("\n> … ") == 3
+    assert text.count("**stories-9m**") == text.count("\n> … ") == 3
     assert all(opening in text for opening in [*material()["openings"].values()][:3])
