@@ -2,7 +2,7 @@
 
 from docs.tables.table import Table, digits, read, table
 
-COUNTS = ("times", "right", "wrong", "lost", "dropped", "failed", "refused")
+COUNTS = ("times", "right", "wrong", "lost", "failed", "refused")
 HELD = {
     "memory, MB": "resident_mb",
     "threads": "threads",
