@@ -27,12 +27,12 @@ def bounded_config(
 ) -> uvicorn.Config:
     """For as many connections as there is room for; those that are refused are counted in the metrics.
 
-    With TLS, those of the listener that are still shaking hands count too.
+    With TLS, those of the listener that are still shaking hands count too; there is always room for some.
     """
     if listener:
         more["port"] = port_of(listener)
     if tls and listener:
-        listener.handshakes = Handshakes(room.num_connections + room.num_beyond)
+        listener.handshakes = Handshakes(room.num_connections + 2 * room.num_beyond)
     connection: Any = partial(
         Connection,
         arrival_seconds=settings.arrival_seconds,

@@ -134,7 +134,7 @@ def test_clients_that_never_shake_hands_are_bounded_and_make_way_for_who_does(
     byte_model: LoadedModel, files: dict[str, Path], trusting: ssl.SSLContext
 ) -> None:
     with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
-        most = 4 + RESERVE // SHARE_BEYOND
+        most = 4 + 2 * (RESERVE // SHARE_BEYOND)
         address = httpx.URL(server.url)
         connect = partial(socket.create_connection, (address.host, address.port), timeout=10)
         silent = [stack.enter_context(connect()) for _ in range(most + 10)]
