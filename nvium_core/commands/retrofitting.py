@@ -11,25 +11,24 @@ from nvium_core.commands.options import show
 
 def retrofit(
     source: Annotated[str, typer.Argument(help="A plain Llama or relative: a folder, Hub name or GGUF file.")],
-    target: Annotated[Path, typer.Argument(help="The folder to write; one that was begun is gone on with.")],
+    target: Annotated[Path, typer.Argument(help="The folder to write; an interrupted retrofit there is resumed.")],
     data: Annotated[
         Path | None,
         typer.Option(help="Text as `nvium train` reads it, or a .jsonl of conversations. [the model's own]"),
     ] = None,
     self_talk: Annotated[
-        int | None, typer.Option(help="Tokens of its own to learn from. [without data a third of --tokens]", min=0)
+        int | None,
+        typer.Option(help="Tokens of its own writing. [without data a third of --tokens]", min=0),
     ] = None,
-    exits: Annotated[str, typer.Option(help="How many, or the layers they stand after, such as 12,18,24.")] = "4",
-    tokens: Annotated[int, typer.Option(help="Of the text, to learn from; read again where it has fewer.", min=1)] = (
-        1_000_000
-    ),
-    depth: Annotated[float, typer.Option(help="Mean share of the layers that routers are led to.")] = 0.9,
+    exits: Annotated[str, typer.Option(help="Their number, or the layers they stand after: 12,18,24.")] = "4",
+    tokens: Annotated[int, typer.Option(help="Tokens to train on; a shorter text is repeated.", min=1)] = (1_000_000),
+    depth: Annotated[float, typer.Option(help="Mean depth to train routers for, a share of the layers.")] = 0.9,
     backbone: Annotated[
         Backbone, typer.Option(help="`low-rank` trains the model's own layers too, which makes it another model.")
     ] = "frozen",
-    rank: Annotated[int | None, typer.Option(help="Of a low-rank backbone's updates. [16]", min=1)] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank of a low-rank backbone's updates. [16]", min=1)] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on though it was begun on another machine or PyTorch.")
+        bool, typer.Option("--accept-changes", help="Resume on another machine or PyTorch.")
     ] = False,
 ) -> None:
     """Give a model exits, which learn to say what it says. Unless asked, its own weights stay as they are."""

@@ -254,7 +254,9 @@ def test_a_retrofitted_llama_says_what_it_said_before(tmp_path: Path, max_drafts
     told = Engine(model, EngineConfig(max_drafts=max_drafts)).generate(PROMPTS, warm)
     dense = Engine(original).generate(PROMPTS, replace(warm, sampling="original"))
     assert [each.token_ids for each in told] == [each.token_ids for each in dense]
-    greedy = Engine(model, EngineConfig(max_drafts=max_drafts)).generate(PROMPTS, replace(warm, temperature=0.0))
+    engine = Engine(model, EngineConfig(max_drafts=max_drafts))
+    greedy = engine.generate(PROMPTS, replace(warm, temperature=0.0))
+    assert (engine.scheduler.drafting.num_drafted > 0) == (max_drafts > 0)
     for prompt, completion in zip(PROMPTS, greedy, strict=True):
         transformers = LlamaForCausalLM.from_pretrained(folder).generate(
             torch.tensor([prompt]), do_sample=False, max_new_tokens=12, min_new_tokens=12, eos_token_id=49
@@ -271,9 +273,6 @@ def test_the_model_says_what_is_sampled_from_unless_the_request_does() -> None:
     assert Engine(model).generate([PROMPTS[0]], replace(plain, sampling="exits"))[0].token_ids == exits
 
 
-NUM_DRAWS = 200_000
-
-
 def test_the_engine_may_say_it_for_all_models() -> None:
     model = agreeing_model()
     asked = replace(LONG, sampling=None)
@@ -283,6 +282,9 @@ def test_the_engine_may_say_it_for_all_models() -> None:
     assert {1, 2} & {*told.exits}
     with pytest.raises(InvalidRequest, match=r"^sampling: must be exits, mixture, original"):
         EngineConfig(sampling="last")  # type: ignore[arg-type]
+
+
+NUM_DRAWS = 200_000
 
 
 def test_200000_races_follow_the_distribution() -> None:

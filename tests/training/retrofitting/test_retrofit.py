@@ -178,11 +178,17 @@ def check_only_the_same_is_gone_on_with(asked: RetrofitSettings, llama: Path) ->
     assert run.step == run.num_steps
 
 
-def test_what_cannot_be_done_is_said_before_the_text_is_read(llama: Path, data: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
+@pytest.fixture
+def short_text(tmp_path: Path) -> Path:
+    (text := tmp_path / "short.txt").write_text("too short")
+    return text
+
+
+def test_a_folder_of_something_else_is_refused_before_the_text_is_read(llama: Path, short_text: Path) -> None:
     with pytest.raises(RetrofitError, match="is not empty, and holds no retrofit"):
-        retrofit(settings(llama, data, tmp_path))
-    short = tmp_path / "short.txt"
-    short.write_text("too short")
+        retrofit(settings(llama, short_text, short_text.parent))
+
+
+def test_a_text_that_is_too_short_is_refused(llama: Path, short_text: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="too few"):
-        retrofit(settings(llama, short, tmp_path / "target"))
+        retrofit(settings(llama, short_text, tmp_path / "target"))
