@@ -129,7 +129,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await service.aside(service.worker.stop, STOP_SECONDS)
+        service.worker.stop(STOP_SECONDS)  # without a thread, which may be busy or gone; connections have ended
 
 
 def run(settings: Settings) -> None:

@@ -10,13 +10,14 @@ import marshal
 import multiprocessing
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
 from itertools import islice
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from nvium_core.engine.engine import Engine
@@ -38,6 +39,9 @@ from nvium_core.engine.worker import (
 
 WARM_UP_TOKENS = 4
 MAX_CALIBRATION_SECONDS = 5.0
+
+END = pickle.dumps(None)
+"""The last command."""
 
 logger = logging.getLogger(__name__)
 
@@ -136,12 +140,13 @@ class EngineProcess(Worker):
         context = multiprocessing.get_context("spawn")
         self._pipe, self._theirs = context.Pipe()
         self._process = context.Process(target=child, args=(self._theirs, build), name="nvium-engine", daemon=True)
-        self._sending = ThreadPoolExecutor(1, thread_name_prefix="nvium-commands")
+        self._commands: SimpleQueue[bytes] = SimpleQueue()
+        self._sending = threading.Thread(target=self._send_all, name="nvium-commands", daemon=True)
 
     def launch(self) -> Calibrated:
         """Start the process and wait until it is warm. Raises `EngineStopped` if it ends before."""
         self._process.start()
-        self._sending.submit(int)  # starts its thread: later, without memory, that would hang
+        self._sending.start()
         self._theirs.close()
         try:
             calibrated: Calibrated = self._pipe.recv()
@@ -157,7 +162,7 @@ class EngineProcess(Worker):
     def stop(self, timeout: float | None = None) -> None:
         """As for every worker, but by force once the timeout is over."""
         self._is_stopping = True
-        self._send(pickle.dumps(None))
+        self._commands.put(END)
         self._process.join(timeout)
         self._process.kill()
 
@@ -175,20 +180,23 @@ class EngineProcess(Worker):
             raise EngineStopped(STOPPED)
         command = pickle.dumps(Added(requests, tenant))
         self._streams |= dict.fromkeys(stream.keys, stream)
-        self._send(command)
+        self._commands.put(command)
 
     def _cancel(self, key: ChoiceKey) -> None:
         self._streams.pop(key, None)
-        self._send(pickle.dumps(key))
+        self._commands.put(pickle.dumps(key))
 
-    def _send(self, command: bytes) -> None:
-        """From a thread, as the pipe may be full. That a process has ended is noticed where it is read from."""
-
-        def write() -> None:
-            with suppress(OSError):
-                self._pipe.send_bytes(command)
-
-        self._sending.submit(write)
+    def _send_all(self) -> None:
+        """On a thread, as the pipe may be full. That a process has ended is noticed where it is read from."""
+        command = b""
+        try:
+            while command != END:
+                self._pipe.send_bytes(command := self._commands.get())
+        except OSError:
+            return
+        except BaseException:
+            self.has_failed = True  # a command is lost
+            raise
 
     def _read(self) -> None:
         """Called on the loop when the pipe has something."""
@@ -207,5 +215,5 @@ class EngineProcess(Worker):
         self._has_ended = True
         self.has_failed |= not self._is_stopping
         if self.has_failed:
-            logger.error("the engine's process has ended by itself")
+            logger.error("the engine's process has ended by itself, or was lost")
         self._fail_streams()

@@ -1,6 +1,5 @@
 """One served model: its engine, tokenizer, templates, limits and metrics. Knows no HTTP."""
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +35,7 @@ from server.schemas.tokens import TokenizerInfo
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
-from server.threads import started_pool
+from server.threads import Threads
 
 Result = TypeVar("Result")
 
@@ -86,8 +85,8 @@ class Service:
         self.tokenizer_info = tokenizer_info(loaded, self.engine.context)
         self._longest_token = longest_token(self.tokenizer)
         self.limits = RequestLimits(**{name: getattr(settings, name) for name in RequestLimits.model_fields})
-        self._aside = started_pool(NUM_ASIDE_THREADS, "nvium-aside")
-        self._tokenizing = started_pool(1, "nvium-tokenize")
+        self._aside = Threads(NUM_ASIDE_THREADS, "nvium-aside")
+        self._tokenizing = Threads(1, "nvium-tokenize")
         self.is_warm = False
         self._ticked: float | None = None
 
@@ -253,11 +252,11 @@ class Service:
 
     async def aside(self, work: Callable[..., Result], *given: Any) -> Result:
         """Run `work` on one of a few threads, so that a flood of it leaves time for the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._aside, partial(work, *given))
+        return await self._aside.do(partial(work, *given), self.fail)
 
     async def aside_alone(self, work: Callable[[], Result]) -> Result:
         """The same on a single thread, for work that may take seconds and needs no generation."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+        return await self._tokenizing.do(work, self.fail)
 
     def card(self, name: str) -> Model:
         """The model's entry in the list of models, by one of its names."""

@@ -122,9 +122,10 @@ class DrainingServer(uvicorn.Server):
         loop.default_exception_handler(context)
 
     def _begin_to_drain(self) -> None:
-        """From here on each answer ends its connection."""
+        """From here on each request's answer ends its connection."""
         self._began_to_drain = time.monotonic()
         self.server_state.default_headers.append(CLOSE)
+        self.config.encoded_headers.append(CLOSE)  # of which uvicorn makes the others anew every second
         self._service.admission.drain()
 
     def _drain(self, seconds: float) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge
@@ -13,10 +14,11 @@ from server.http.keys import KeyRing
 from server.replicas.pages import merged
 from server.replicas.pool import Address, NoReplica, Pool
 from server.replicas.relay import Relay
+from server.replicas.watch import report_failure
 from server.routes.health import Unhealthy
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
-from server.threads import started_pool
+from server.threads import Threads
 
 GATEWAY_LABEL = "front"
 """The gateway's value of the metrics' label `replica`, known to dashboards."""
@@ -45,7 +47,7 @@ class Gateway:
         under_way.set_function(lambda: self.admission.num_present)
         self._pool = pool
         self._known: list[Address] = []
-        self._merging = started_pool(1, "nvium-metrics")
+        self._merging = Threads(1, "nvium-metrics")
 
     has_failed = False
 
@@ -76,7 +78,7 @@ class Gateway:
 
     async def merged_pages(self) -> bytes:
         """The same as one page."""
-        return await asyncio.get_running_loop().run_in_executor(self._merging, merged, await self.pages())
+        return await self._merging.do(partial(merged, await self.pages()), self.fail)
 
     async def _answers(self, path: str) -> dict[str, str]:
         """The answers of replicas that come in time, by name."""
@@ -104,6 +106,7 @@ def gateway_app(gateway: Gateway, keys: KeyRing | None = None) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with gateway.relay.opened():
             looking = asyncio.create_task(gateway.look_around())
+            looking.add_done_callback(report_failure)
             try:
                 yield
             finally:

@@ -30,7 +30,8 @@ class Watch:
     def follow(self, address: Address) -> None:
         """Probe this replica too from now on. Called on the event loop."""
         if address.name not in self._tasks:
-            self._tasks[address.name] = asyncio.create_task(self._follow(address))
+            self._tasks[address.name] = task = asyncio.create_task(self._follow(address))
+            task.add_done_callback(report_failure)
 
     def note_silence(self, name: str) -> None:
         """Exclude a replica until it answers again."""
@@ -69,3 +70,9 @@ class Watch:
         except (aiohttp.ClientError, OSError):  # `TimeoutError` among them
             return False
         return True
+
+
+def report_failure(task: asyncio.Task[None]) -> None:
+    """To the event loop's handler, which nobody tells of a task that is still referred to."""
+    if not task.cancelled() and (error := task.exception()):
+        task.get_loop().call_exception_handler({"message": "a task has failed", "exception": error, "task": task})

@@ -36,6 +36,9 @@ class LogSink:
     def open(self, stream: TextIO | None) -> None:
         """Write to this stream from now on; None, if the process has no stderr, drops lines."""
         self._write_out = writer_to(stream)
+        if self._thread is None:  # not with the first line: there may be no memory for a thread then
+            self._thread = threading.Thread(target=self._run, name="nvium-log", daemon=True)
+            self._thread.start()
 
     def write(self, line: str) -> None:
         try:
@@ -51,9 +54,6 @@ class LogSink:
             self._lines.append(encoded)
             self._num_bytes += len(encoded)
             self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="nvium-log", daemon=True)
-                self._thread.start()
 
     def flush(self) -> None:
         """Required of a stream."""
@@ -75,11 +75,14 @@ class LogSink:
             while not self._lines:
                 self._changed.wait()
             line = self._lines.popleft()
-        is_written = self._try(line)
-        with self._changed:
-            self.num_dropped += not is_written
-            self._num_bytes -= len(line)
-            self._changed.notify_all()
+        is_written = False
+        try:
+            is_written = self._try(line)
+        finally:
+            with self._changed:
+                self.num_dropped += not is_written
+                self._num_bytes -= len(line)
+                self._changed.notify_all()
 
     def _try(self, line: bytes) -> bool:
         try:

@@ -84,7 +84,7 @@ def outcomes(code: Path, defect: Defect) -> dict[str, int]:
 
 def is_shown(passed: int, failed: int, error: int) -> bool:
     """By a test that failed, or by all that could not run."""
-    return failed > 0 or passed == 0
+    return failed > 0 or (error > 0 and passed == 0)
 
 
 def examined(defect: Defect) -> dict[str, Any]:

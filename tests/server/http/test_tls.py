@@ -134,16 +134,27 @@ def test_clients_that_never_shake_hands_are_bounded_and_make_way_for_who_does(
     byte_model: LoadedModel, files: dict[str, Path], trusting: ssl.SSLContext
 ) -> None:
     with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
-        most = 4 + 2 * (RESERVE // SHARE_BEYOND)
+        beyond = RESERVE // SHARE_BEYOND
         address = httpx.URL(server.url)
         connect = partial(socket.create_connection, (address.host, address.port), timeout=10)
-        silent = [stack.enter_context(connect()) for _ in range(most + 10)]
+        silent = [stack.enter_context(connect()) for _ in range(4 + 2 * beyond + 10)]
         assert [client.recv(1) for client in silent[:10]] == [b""] * 10
         assert httpx.get(f"https://localhost:{address.port}/livez", verify=trusting).status_code == 200
         for client in silent[11:]:
             client.setblocking(False)
             with pytest.raises(BlockingIOError):
                 client.recv(1)
+
+
+def test_where_all_connections_are_taken_a_probe_can_still_shake_hands(
+    byte_model: LoadedModel, files: dict[str, Path], trusting: ssl.SSLContext
+) -> None:
+    with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
+        address = httpx.URL(server.url)
+        for _ in range(4 + RESERVE // SHARE_BEYOND):
+            plain = stack.enter_context(socket.create_connection((address.host, address.port), timeout=10))
+            stack.enter_context(trusting.wrap_socket(plain, server_hostname="localhost"))
+        assert httpx.get(f"https://localhost:{address.port}/livez", verify=trusting).status_code == 200
 
 
 def test_one_file_may_hold_certificate_and_key(authority: trustme.CA, tmp_path: Path) -> None:
