@@ -41,7 +41,7 @@ def published_folder(folder: Path) -> Path:
 
 def hugging_face_folder(folder: Path) -> Path:
     """A Llama as transformers writes it, with the embedded model's tokenizer."""
-    llama_folder(folder, random_llama(vocab_size=2048))
+    llama_folder(folder, random_llama(vocab_size=8192))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(embedded_model() / name, folder / name)
     return folder
@@ -234,7 +234,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "damaged generation": (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config"),
     "too many tokens": (
         lambda folder: shutil.copyfile(embedded_model() / "tokenizer.json", folder / "tokenizer.json"),
-        "2048 tokens, but the model knows 257",
+        "8192 tokens, but the model knows 257",
     ),
 }
 
