@@ -20,6 +20,9 @@ NUM_CLIENTS = 8
 BYTES_PER_REQUEST = 10_000
 """More than the noise of allocators; the objects are counted besides."""
 
+CACHE_TOKENS = 2_048
+"""So few that all of the cache has been touched before memory is first looked at."""
+
 OF_REQUESTS = (Sequence, TokenStream, Generation, Choice, RequestRecord, EventStream)
 
 
@@ -74,7 +77,7 @@ def num_kept_for_requests() -> int:
 
 @pytest.mark.slow
 async def test_thousands_of_requests_leave_no_memory_behind(byte_model: LoadedModel) -> None:
-    with live_server(byte_model) as server:
+    with live_server(byte_model, cache_tokens=CACHE_TOKENS) as server:
         bytes_before, objects_before = await soaked(server, NUM_WARM, seed=100)
         kept_before = num_kept_for_requests()
         bytes_after, objects_after = await soaked(server, NUM_REQUESTS, seed=200)
