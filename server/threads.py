@@ -9,6 +9,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -37,9 +38,8 @@ class Job:
             return None, error
 
     def _tell(self, result: Any, error: BaseException | None) -> None:
-        loop = self.future.get_loop()
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, self.future, result, error)
+        with suppress(RuntimeError):  # the loop has closed
+            self.future.get_loop().call_soon_threadsafe(settle, self.future, result, error)
 
 
 class Threads:

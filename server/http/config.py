@@ -31,8 +31,8 @@ def bounded_config(
     """
     if listener:
         more["port"] = port_of(listener)
-    if tls and listener:
-        listener.handshakes = Handshakes(room.num_connections + 2 * room.num_beyond)
+        if tls:
+            listener.handshakes = Handshakes(room.num_connections + 2 * room.num_beyond)
     connection: Any = partial(
         Connection,
         arrival_seconds=settings.arrival_seconds,

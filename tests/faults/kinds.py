@@ -10,21 +10,18 @@ import socket
 import struct
 import termios
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from tests.faults.load import KEY, OPEN
+from tests.faults.load import KEY, ask_for_much
 from tests.server.forked_server import Prepare, forked_server
-from tests.server.generating import PATHS
-from tests.server.raw_client import asked, post
 from tests.server.server_process import ServerProcess
 
 Inject = Callable[[ServerProcess, Random], Awaitable[None]]
 PIPE_BYTES = 4_096
-LONG_PROMPT = 60_000
 SILENT_CLIENTS = 300
 FILES = 128
 
@@ -96,10 +93,7 @@ async def no_more_memory(server: ServerProcess, chance: Random) -> None:
     pid = server.process.pid
     before = resource.prlimit(pid, resource.RLIMIT_AS)
     resource.prlimit(pid, resource.RLIMIT_AS, (address_space(pid), before[1]))
-    long = post(PATHS[0], {"prompt": "Once upon a time. " * LONG_PROMPT}, headers=OPEN)
-    with suppress(OSError, EOFError):
-        async with asyncio.timeout(2):
-            await asked(server.url, long)
+    await ask_for_much(server.url)
     await asyncio.sleep(2)
     resource.prlimit(pid, resource.RLIMIT_AS, before)
 

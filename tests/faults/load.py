@@ -7,11 +7,12 @@ import time
 from asyncio import IncompleteReadError
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.server.generating import PATHS, STARTS
-from tests.server.raw_client import JSON, Answer, RawConnection, connected, post
+from tests.server.raw_client import JSON, Answer, RawConnection, asked, connected, post
 
 KEY = "sk-faults"
 OPEN: Mapping[str, str] = {**JSON, "authorization": f"Bearer {KEY}"}
@@ -30,6 +31,7 @@ MALFORMED = (b"\x00\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", post(PATHS[0], {"prompt
 
 REFUSALS = (400, 429, 503, 505)
 UNFINISHED = b"POST / HTT"
+LONG_PROMPT = 60_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,14 +161,22 @@ def judged(answer: Answer, expected: Spoken) -> str:
     return "right" if answer.spoken() == expected else "wrong"
 
 
+async def ask_for_much(url: str) -> None:
+    """A request that takes some memory, answered or not."""
+    long = post(PATHS[0], {"prompt": "Once upon a time. " * LONG_PROMPT}, headers=OPEN)
+    with suppress(OSError, EOFError):
+        async with asyncio.timeout(2):
+            await asked(url, long)
+
+
 async def quiet_answers(url: str, known: Sequence[Known]) -> dict[Known, Spoken]:
     """What a server answers that is asked one thing at a time."""
     answers: dict[Known, Spoken] = {}
-    for asked in known:
+    for each in known:
         async with connected(url) as connection:
-            answer = await connection.ask(asked.data(stream=False))
+            answer = await connection.ask(each.data(stream=False))
             assert answer.status == 200, answer.body
-            answers[asked] = answer.spoken()
+            answers[each] = answer.spoken()
     return answers
 
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
 
+from tests.faults.load import ask_for_much
 from tests.server.forked_server import Prepare
 from tests.server.server_process import ServerProcess, server_process
 
@@ -27,7 +28,6 @@ NEW_MOUNTS, PRIVATE, REMOUNT_READ_ONLY = 0x00020000, (1 << 18) | (1 << 14), 4096
 """`CLONE_NEWNS`; `MS_PRIVATE` and `MS_REC`; `MS_BIND`, `MS_REMOUNT` and `MS_RDONLY`."""
 
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
-MEMORY_HEADROOM = 4_000_000
 MEMORY_SECONDS = 3
 
 
@@ -100,11 +100,12 @@ def into_a_memory_group() -> None:
 
 
 async def no_memory_of_its_group(server: ServerProcess, chance: Random) -> None:
-    """For three seconds the group has hardly more than it uses."""
+    """For three seconds the group has no more than it uses, and somebody asks for much."""
     group = memory_group(server.process.pid)
     used = int((group / "memory.usage_in_bytes").read_text())
     limit = group / "memory.limit_in_bytes"
-    limit.write_text(str(used + MEMORY_HEADROOM))
+    limit.write_text(str(used))
+    await ask_for_much(server.url)
     await asyncio.sleep(MEMORY_SECONDS)
     limit.write_text("-1")
 
