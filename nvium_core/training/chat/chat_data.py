@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.training.chat.conversations import Conversation, read_conversations
+from nvium_core.training.chat.conversations import Line, read_conversations
 from nvium_core.training.chat.examples import Example, example, load_examples, save_examples
 from nvium_core.training.chat.instructions import instructions
 from nvium_core.training.chat.packing import PackedConversations
@@ -80,19 +80,19 @@ def chat_examples(
 
 
 def encoded(path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int) -> Iterator[Example]:
-    for place, conversation in located(path, tokenizer, context, diet, seed):
+    for place, line in located(path, tokenizer, context, diet, seed):
         try:
-            yield example(conversation, tokenizer)
+            yield example(line, tokenizer)
         except DataError as error:
             raise DataError(f"{path}, {place}: {error}") from error
 
 
 def located(
     path: Path, tokenizer: PreTrainedTokenizerBase, context: int, diet: Diet, seed: int
-) -> Iterator[tuple[str, Conversation]]:
-    """Each conversation with its place for messages."""
+) -> Iterator[tuple[str, Line]]:
+    """Each conversation or text with its place for messages."""
     if path.name.endswith(CHAT_SUFFIXES):
-        yield from ((f"line {line}", conversation) for line, conversation in read_conversations(path).items())
+        yield from ((f"line {number}", line) for number, line in read_conversations(path).items())
     else:
         made = instructions(read_documents(path), diet, tokenizer, context, seed)
         yield from ((f"conversation {number}", conversation) for number, conversation in enumerate(made, 1))

@@ -1,4 +1,4 @@
-"""Reads conversations, OpenAI's `messages` with text only, from chat files. Knows no tokens."""
+"""Reads conversations, OpenAI's `messages` with text only, and plain texts from chat files. Knows no tokens."""
 
 import json
 import lzma
@@ -15,6 +15,9 @@ Message = dict[str, str]
 
 Conversation = list[Message]
 
+Line = Conversation | str
+"""A conversation, or a plain text."""
+
 
 def system(text: str) -> Message:
     return {"role": "system", "content": text}
@@ -28,11 +31,11 @@ def assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def read_conversations(path: Path) -> dict[int, Conversation]:
-    """The conversations of a file, plain or .xz, by line number.
+def read_conversations(path: Path) -> dict[int, Line]:
+    """The conversations and plain texts of a file, plain or .xz, by line number.
 
-    A line is a JSON object `{"messages": [{"role": …, "content": …}, …]}` or empty. Raises `DataError` naming the file
-    and line.
+    A line is a JSON object, `{"messages": [{"role": …, "content": …}, …]}` or `{"text": …}`, or empty. Raises
+    `DataError` naming the file and line.
     """
     try:
         with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
@@ -45,20 +48,26 @@ def read_conversations(path: Path) -> dict[int, Conversation]:
     return conversations
 
 
-def _parsed_lines(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Conversation]]:
+def _parsed_lines(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Line]]:
     for number, line in enumerate(lines, 1):
         try:
             if line.strip():
-                yield number, parse_conversation(json.loads(line))
+                yield number, parse_line(json.loads(line))
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}, line {number}: {error}") from error
+
+
+def parse_line(value: Any) -> Line:
+    if isinstance(value, dict) and "text" in value and "messages" not in value:
+        return parse_text("text", value["text"])
+    return parse_conversation(value)
 
 
 def parse_conversation(value: Any) -> Conversation:
     """The messages of a parsed line, texts stripped. Raises `ValueError` saying what is wrong."""
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list):
-        raise ValueError('expected {"messages": [...]}')
+        raise ValueError('expected {"messages": [...]} or {"text": "..."}')
     conversation = [parse_message(message) for message in messages]
     if not any(message["role"] == "assistant" for message in conversation):
         raise ValueError("nothing is said by the assistant")
@@ -71,7 +80,11 @@ def parse_message(value: Any) -> Message:
     role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
     if role not in ROLES:
         raise ValueError(f"a message's role must be one of {', '.join(ROLES)}, got {role!r}")
-    if not isinstance(content, str) or not content.strip():
-        raise ValueError(f"a message's content must be a text, got {content!r}")
-    content.encode()  # half a surrogate pair is an error
-    return {"role": role, "content": content.strip()}
+    return {"role": role, "content": parse_text("a message's content", content)}
+
+
+def parse_text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{name} must be a text, got {value!r}")
+    value.encode()  # half a surrogate pair is an error
+    return value.strip()

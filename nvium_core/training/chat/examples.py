@@ -1,4 +1,4 @@
-"""Conversations as tokens to tune on; only the assistant's count in the loss.
+"""Conversations as tokens to tune on; only the assistant's count in the loss. Plain texts count whole.
 
 Prompts are tokenized as in the server, by the tokenizer's chat template, so training and serving match exactly.
 
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from nvium_core.training.chat.conversations import Conversation, Message
+from nvium_core.training.chat.conversations import Conversation, Line, Message
 from nvium_core.training.data.documents import DataError
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
     """A conversation's tokens [T], and which of them are the assistant's [T]: its answers and the end-of-text after
-    each."""
+    each. Of a plain text, all but a begin-of-text are."""
 
     tokens: NDArray[np.int64]
     is_answer: NDArray[np.bool_]
@@ -41,13 +41,27 @@ def prompt_tokens(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBas
     return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
 
-def example(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> Example:
+def example(line: Line, tokenizer: PreTrainedTokenizerBase) -> Example:
+    """Raises `DataError` as `conversation_example` does."""
+    return text_example(line, tokenizer) if isinstance(line, str) else conversation_example(line, tokenizer)
+
+
+def text_example(text: str, tokenizer: PreTrainedTokenizerBase) -> Example:
+    """The tokens of a text as a prompt, and its end."""
+    check_plain([text], tokenizer)
+    tokens = np.array([*tokenizer.encode(text, verbose=False), tokenizer.eos_token_id])
+    is_answer = np.full(len(tokens), True)
+    is_answer[0] = tokens[0] != tokenizer.bos_token_id
+    return Example(tokens, is_answer)
+
+
+def conversation_example(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> Example:
     """The tokens of a conversation up to its last answer.
 
     Raises `DataError` if a message holds a special token, or if the chat template changes an answer once another
     message follows it.
     """
-    check_plain(conversation, tokenizer)
+    check_plain([message["content"] for message in conversation], tokenizer)
     tokens, is_answer = list[int](), list[bool]()
     for index, message in enumerate(conversation):
         if message["role"] != "assistant":
@@ -66,12 +80,11 @@ def answer_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [*tokenizer.encode(text, add_special_tokens=False, verbose=False), tokenizer.eos_token_id]
 
 
-def check_plain(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse special tokens in messages; the server reads those as text."""
-    for message in conversation:
-        for token in tokenizer.all_special_tokens:
-            if token in message["content"]:
-                raise DataError(f"a message holds the special token {token}")
+def check_plain(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse special tokens in texts; the server reads those as text."""
+    for token in tokenizer.all_special_tokens:
+        if any(token in text for text in texts):
+            raise DataError(f"a text holds the special token {token}")
 
 
 def save_examples(path: Path, examples: Sequence[Example]) -> None:

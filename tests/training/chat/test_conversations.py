@@ -21,6 +21,11 @@ def test_each_line_is_a_conversation_and_known_by_its_number(tmp_path: Path) -> 
     assert read_conversations(path) == {1: TALK, 3: [*TALK[:2], assistant("It sat.")]}
 
 
+def test_a_line_may_be_a_plain_text(tmp_path: Path) -> None:
+    path = written(tmp_path / "chat.jsonl", GOOD, '{"text": " The cat ran.\\n", "source": "here"}')
+    assert read_conversations(path) == {1: TALK, 2: "The cat ran."}
+
+
 def test_compressed_chats_and_line_endings_of_windows_change_nothing(tmp_path: Path) -> None:
     compressed, windows = tmp_path / "chat.jsonl.xz", tmp_path / "chat.jsonl"
     compressed.write_bytes(lzma.compress(f"{GOOD}\n".encode()))
@@ -45,6 +50,9 @@ def test_blanks_around_a_text_are_removed(tmp_path: Path) -> None:
         ("{", "Expecting"),
         ("[]", "messages"),
         ('{"messages": {}}', "messages"),
+        ('{"text": " "}', "text must be a text, got ' '"),
+        ('{"text": ["a"]}', "text must be a text"),
+        ('{"text": "\\ud800"}', "surrogates"),
         ('{"messages": [1]}', "role must be one of system, user, assistant"),
         ('{"messages": []}', "nothing is said by the assistant"),
         (json.dumps({"messages": TALK[:2]}), "nothing is said by the assistant"),

@@ -32,6 +32,15 @@ def test_answers_and_their_ends_count_and_nothing_else(tokenizer: PreTrainedToke
     assert tuned.is_answer[-1] and not tuned.is_answer[0]
 
 
+def test_all_of_a_plain_text_counts_as_the_server_would_read_it(tokenizer: PreTrainedTokenizerFast) -> None:
+    plain = example("the cat ran", tokenizer)
+    assert tokenizer.decode(plain.tokens) == f"{END_OF_TEXT}the cat ran{END_OF_TEXT}"
+    assert plain.tokens[:-1].tolist() == tokenizer("the cat ran").input_ids
+    assert plain.is_answer.tolist() == [False] + [True] * (len(plain) - 1)
+    with pytest.raises(DataError, match="special token"):
+        example(f"the {END_OF_TEXT} cat", tokenizer)
+
+
 def test_a_special_token_in_a_message_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(DataError, match=r"special token <\|endoftext\|>"):
         example([user(f"the {END_OF_TEXT} cat"), assistant("ran")], tokenizer)
