@@ -94,6 +94,14 @@ def stories_chat() -> Recipe:
     return asked_for(stories(), initial="runs/stories-again/model", beta=0.06, diet=diet, total_tokens=1_638_400)
 
 
+def stories_asked() -> Recipe:
+    """A third decay, from the end of `stories-chat`, on questions that made tales answer and on tales alone
+    (`python -m nvium_core.training.tales ask`)."""
+    recipe = stories_chat()
+    decayed = second_decay(recipe, initial="runs/stories-chat/model", beta=recipe.beta)
+    return replace(decayed, total_tokens=4_096_000, tokens_per_step=4096, seed=2)
+
+
 def asked_for(recipe: Recipe, *, initial: str, beta: float, diet: Diet, total_tokens: int) -> Recipe:
     """A recipe's model tuned on conversations, from the β it had in the end. The rate is AdamW's for all weights."""
     return replace(
@@ -120,4 +128,5 @@ TALES: dict[str, Callable[[], Recipe]] = {
     f"tales-depth-{SHALLOW:g}": partial(tales_of_depth, SHALLOW),
     "tales-chat": tales_chat,
     "stories-chat": stories_chat,
+    "stories-asked": stories_asked,
 }

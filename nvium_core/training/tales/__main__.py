@@ -1,5 +1,6 @@
-"""The commands: `tell`, `pack` and `vary`."""
+"""The commands: `tell`, `pack`, `vary` and `ask`."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer
 
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.data.documents import read_documents
+from nvium_core.training.tales.ask import asked
 from nvium_core.training.tales.narrator import Narrator
 from nvium_core.training.tales.pack import SEPARATOR, pack_tales
 from nvium_core.training.tales.tell import tell_tales
@@ -50,6 +52,21 @@ def vary(
     """Write the tales several times, of heroes with other names and often about other things."""
     told = varied(read_documents(tales), times, seed)
     target.write_text(SEPARATOR.join(told) + "\n", encoding="utf-8")
+
+
+@app.command()
+def ask(
+    tales: Annotated[Path, typer.Argument(help="Documents between lines of <|endoftext|>, plain or .xz.")],
+    target: Annotated[Path, typer.Argument(help="The .jsonl to write: conversations and plain texts.")],
+    times: Annotated[int, typer.Option(help="How often each tale is told, of others every time.", min=1)] = 2,
+    seed: int = 0,
+) -> None:
+    """Write questions that the tales answer, and as many short tales."""
+    lines = (
+        {"text": line} if isinstance(line, str) else {"messages": line}
+        for line in asked(read_documents(tales), times, seed)
+    )
+    target.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Plots: what a tale is about, and the first sentences of its parts, drawn from plots.yaml."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,19 +32,26 @@ def words() -> dict[str, Any]:
 
 def draw_plot(random: Random) -> Plot:
     turn, parts = random.choice(list(words()["turns"].items()))
-    cast = draw_cast(random)
-    sentences = [random.choice(choices) for choices in (words()["openings"], *parts)]
-    has_helper = any("helper}" in sentence for sentence in sentences)
-    sentences.append(random.choice([ending for ending in words()["endings"] if has_helper or "helper" not in ending]))
+    cast = draw_cast(random, words())
+    sentences = draw_sentences(random, parts)
     request = random.choice(words()["requests"]).replace("{turn}", turn)
     return Plot(
         request=request.format_map(cast), parts=[part.format_map(cast) for part in sentences], name=cast["name"]
     )
 
 
-def draw_cast(random: Random) -> dict[str, str]:
-    """A word for every field of a sentence."""
-    drawn = words()
+def draw_sentences(random: Random, parts: Sequence[Sequence[str]]) -> list[str]:
+    """An opening, one of each part's, and an ending, with fields for the cast."""
+    sentences = [random.choice(choices) for choices in (words()["openings"], *parts)]
+    has_helper = any("helper}" in sentence for sentence in sentences)
+    return [
+        *sentences,
+        random.choice([ending for ending in words()["endings"] if has_helper or "helper" not in ending]),
+    ]
+
+
+def draw_cast(random: Random, drawn: Mapping[str, Any]) -> dict[str, str]:
+    """A word for every field of a sentence, from words as in plots.yaml."""
     she, them, her, self_ = random.choice(PRONOUNS)
     nouns = {field: random.choice(choices) for field, choices in drawn["nouns"].items()}
     nouns["being"] = drawn["children"][she] if random.random() < CHILD_SHARE else random.choice(drawn["beings"])

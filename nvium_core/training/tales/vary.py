@@ -30,7 +30,7 @@ def told_of_others(tale: str, random: Random) -> str:
         tale = replaced(tale, hero, other_name(hero, random))
     thing = thing_of(tale)
     if thing and random.random() < OTHER_THING_SHARE:
-        tale = with_other_thing(tale, thing, random.choice(words()["nouns"]["thing"]))
+        tale = with_other_noun(tale, thing, random.choice(words()["nouns"]["thing"]))
     return tale
 
 
@@ -47,8 +47,8 @@ def thing_of(tale: str) -> str | None:
 
 def most_said(tale: str, choices: Sequence[str], least: int) -> str | None:
     said = re.findall(r"\w+", tale)
-    best = max(choices, key=said.count)
-    return best if said.count(best) >= least else None
+    best = max(choices, key=said.count, default="")
+    return best if best and said.count(best) >= least else None
 
 
 def other_name(hero: str, random: Random) -> str:
@@ -65,8 +65,8 @@ def invented_name(random: Random) -> str:
     return "".join([*syllables, random.choice(of["codas"])]).capitalize()
 
 
-def with_other_thing(tale: str, thing: str, other: str) -> str:
-    return replaced(re.sub(rf"\b([Aa])n? {thing}\b", rf"\1{article(other)[1:]} {other}", tale), thing, other)
+def with_other_noun(tale: str, noun: str, other: str) -> str:
+    return replaced(re.sub(rf"\b([Aa])n? {noun}\b", rf"\1{article(other)[1:]} {other}", tale), noun, other)
 
 
 def replaced(text: str, word: str, other: str) -> str:

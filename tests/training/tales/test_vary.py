@@ -9,7 +9,7 @@ from nvium_core.training.data.documents import read_documents
 from nvium_core.training.tales.__main__ import app
 from nvium_core.training.tales.pack import SEPARATOR
 from nvium_core.training.tales.plots import words
-from nvium_core.training.tales.vary import hero_of, told_of_others, with_other_thing
+from nvium_core.training.tales.vary import hero_of, told_of_others, with_other_noun
 
 LARA = 'Lara was a cow. Lara made an umbrella. "Look, Lara\'s umbrella!" said Tom. Everybody liked the umbrella.'
 KNOWN = {name for names in words()["names"].values() for name in names}
@@ -31,10 +31,10 @@ def test_half_of_the_names_are_invented() -> None:
 
 
 def test_another_thing_has_its_own_article() -> None:
-    assert with_other_thing(LARA, "umbrella", "raft") == LARA.replace("an umbrella", "a raft").replace(
+    assert with_other_noun(LARA, "umbrella", "raft") == LARA.replace("an umbrella", "a raft").replace(
         "umbrella", "raft"
     )
-    assert with_other_thing("A raft. The raft.", "raft", "umbrella") == "An umbrella. The umbrella."
+    assert with_other_noun("A raft. The raft.", "raft", "umbrella") == "An umbrella. The umbrella."
 
 
 def test_a_thing_that_is_said_in_the_plural_stays() -> None:
