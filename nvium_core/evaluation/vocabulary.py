@@ -3,12 +3,15 @@
     python -m nvium_core.evaluation.vocabulary --data train.txt.xz --validation valid.txt.xz --json vocabulary.json
 
 A mixture of exits adds rank to the output, which a small vocabulary does not need (softmax bottleneck). Runs live in
-one folder and continue where they stopped; the JSON has every finished pair and is written after each.
+one folder and continue where they stopped; the JSON has every finished pair, is written after each, and none that it
+has is trained again.
 """
 
+import json
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from nvium_core.bench.harness import Figures
@@ -29,15 +32,6 @@ RECIPE = "small"
 
 def settings_of(size: int, seed: int, changes: Sequence[str]) -> list[str]:
     return ["beta.initial=0", f"shape.vocab_size={size}", f"seed={seed}", *changes]
-
-
-def series(
-    options: RunOptions, documents: Sequence[str], sizes: Sequence[int], seeds: int, changes: Sequence[str]
-) -> Iterator[Figures]:
-    """Train and evaluate an N-vium and its twin of each size, for one seed after another."""
-    for seed in range(seeds):
-        for size in sizes:
-            yield pair(options, documents, size, seed, changes)
 
 
 def pair(options: RunOptions, documents: Sequence[str], size: int, seed: int, changes: Sequence[str]) -> Figures:
@@ -75,11 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--set", dest="changes", action="append", default=[], help="as of nvium train")
     given = parser.parse_args(arguments)
-    done: list[Figures] = []
-    options = RunOptions(data=given.data, folder=given.folder)
-    for figures in series(options, read_documents(given.validation), given.sizes, given.seeds, given.changes):
-        done.append(figures)
-        write_json(done, given.json)
+    done: list[Figures] = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else []
+    has = {(figures["seed"], figures["vocab_size"]) for figures in done}
+    options, documents = RunOptions(data=given.data, folder=given.folder), read_documents(given.validation)
+    for seed, size in product(range(given.seeds), given.sizes):
+        if (seed, size) not in has:
+            done.append(pair(options, documents, size, seed, given.changes))
+            write_json(done, given.json)
 
 
 if __name__ == "__main__":

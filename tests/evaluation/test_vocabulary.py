@@ -1,6 +1,7 @@
 """The series over vocabularies: pairs of runs that go on where they stopped, and a JSON of those that are done."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,5 +46,9 @@ def test_pairs_are_trained_evaluated_and_not_trained_again(tmp_path: Path, monke
     gain = 100 * (1 - small["perplexity"] / small["twin"]["perplexity"])
     low, high = small["perplexity_gain_interval_percent"]
     assert small["perplexity_gain_percent"] == pytest.approx(gain) and low <= gain <= high
+    file.write_text(json.dumps([small]))
+    vocabulary.main(asked)
+    assert len(begun) == 4 and json.loads(file.read_text()) == [small, large]
+    shutil.rmtree(tmp_path / "runs")
     vocabulary.main(asked)
     assert len(begun) == 4 and json.loads(file.read_text()) == [small, large]
