@@ -23,11 +23,17 @@ from nvium_core.training.tales.vary import (
 
 MORE_WORDS = Path(__file__).with_name("asked.yaml")
 OTHER_HERO_SHARE, OTHER_NOUN_SHARE = 0.9, 0.8
+NAME_OF_A_NOUN_SHARE = 0.3
+"""Of the names: Marble, Whisker."""
+
+ANYTHING_SHARE, INVENTED_NOUN_SHARE = 0.25, 0.3
+"""Of the nouns: those of any kind, and, in a tale that is asked for by them, words that nobody has heard before."""
+
 MIN_MENTIONS = 3
 BEGINNING = 2  # sentences, one of which says what the hero is
 
 THINGS = ("thing", "sight")
-THING_SHARE = 0.5
+THING_SHARE = 0.55
 """Of the short tales, at least so many are about a thing or a sight."""
 
 OTHER_OPENING_SHARE = 0.6
@@ -51,25 +57,36 @@ def more_words() -> dict[str, Any]:
     return read
 
 
-@cache
-def all_words() -> dict[str, Any]:
-    """Those of plots.yaml, with more nouns."""
-    drawn, more = words(), more_words()
-    nouns = drawn["nouns"] | {field: [*drawn["nouns"][field], *more[field]] for field in THINGS}
-    return drawn | {"beings": [*drawn["beings"], *more["being"]], "nouns": nouns}
-
-
-def told_of_others(text: str, random: Random) -> Told:
+def told_of_others(text: str, random: Random, *, may_invent: bool = False) -> Told:
     """A made tale with another name, being and thing; each stays now and then."""
     hero, being, thing = hero_of(text), being_of(text), thing_of(text)
     if hero and random.random() < OTHER_HERO_SHARE:
-        text, hero = replaced(text, hero, name := other_name(hero, random)), name
+        text, hero = replaced(text, hero, name := draw_name(random, other_name(hero, random))), name
     if being and random.random() < OTHER_NOUN_SHARE:
-        text, being = with_other(text, being, random.choice(all_words()["beings"]))
+        text, being = with_other(text, being, draw_noun("being", random, may_invent))
     if thing and random.random() < OTHER_NOUN_SHARE:
         field = next(field for field in THINGS if thing in words()["nouns"][field])
-        text, thing = with_other(text, thing, random.choice(all_words()["nouns"][field]))
+        text, thing = with_other(text, thing, draw_noun(field, random, may_invent))
     return Told(text=text, hero=hero, being=being, thing=thing)
+
+
+def draw_name(random: Random, known: str) -> str:
+    """The known one, or that of a noun."""
+    return random.choice(more_words()["anything"]).capitalize() if random.random() < NAME_OF_A_NOUN_SHARE else known
+
+
+def draw_noun(field: str, random: Random, may_invent: bool) -> str:
+    if may_invent and random.random() < INVENTED_NOUN_SHARE:
+        return invented_name(random).lower()
+    if random.random() < ANYTHING_SHARE:
+        field = "anything"
+    return random.choice(nouns(field))
+
+
+@cache
+def nouns(field: str) -> Sequence[str]:
+    known = {"being": words()["beings"], "anything": []} | words()["nouns"]
+    return [*known[field], *more_words()[field]]
 
 
 def with_other(text: str, noun: str, other: str) -> tuple[str, str]:
@@ -93,11 +110,10 @@ def thing_of(text: str) -> str | None:
     return most_said(text, known, MIN_MENTIONS)
 
 
-def short_tale(random: Random) -> Told:
+def short_tale(random: Random, *, may_invent: bool = False) -> Told:
     """A plot's sentences, and details behind some of them."""
-    cast = draw_cast(random, all_words())
-    if random.random() < INVENTED_SHARE:
-        cast["name"] = invented_name(random)
+    cast = draw_cast(random, drawn_nouns(random, may_invent))
+    cast["name"] = draw_name(random, invented_name(random) if random.random() < INVENTED_SHARE else cast["name"])
     parts = draw_parts(random)
     opening, *others = draw_sentences(random, parts)
     if random.random() < OTHER_OPENING_SHARE:
@@ -107,6 +123,12 @@ def short_tale(random: Random) -> Told:
     thing = next((cast[field] for field in THINGS if is_about(field, parts)), None)
     being = cast["being"] if re.search(r"being}|kind}", text) else None
     return Told(text=text.format_map(cast), hero=cast["name"], being=being, thing=thing)
+
+
+def drawn_nouns(random: Random, may_invent: bool) -> dict[str, Any]:
+    """The words of plots.yaml with one being, one thing and one sight of all that there are."""
+    drawn = {field: [draw_noun(field, random, may_invent)] for field in ("being", *THINGS)}
+    return words() | {"beings": drawn.pop("being"), "nouns": words()["nouns"] | drawn}
 
 
 def draw_parts(random: Random) -> Sequence[Sequence[str]]:

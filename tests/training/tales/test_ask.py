@@ -6,22 +6,22 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from nvium_core.evaluation.stories import material
 from nvium_core.training.chat.conversations import read_conversations
 from nvium_core.training.tales.__main__ import app
-from nvium_core.training.tales.ask import TEXT_SHARE, asked
+from nvium_core.training.tales.ask import WAYS, asked
 from nvium_core.training.tales.pack import SEPARATOR
 from nvium_core.training.tales.plots import words
-from nvium_core.training.tales.told import being_of, more_words, short_tale, thing_of, told_of_others
+from nvium_core.training.tales.told import being_of, more_words, nouns, short_tale, thing_of, told_of_others
 
 OTTER = (
     "Long ago a shy otter named Lara lived by the river. Lara was a quiet otter.\n\n"
     'One day Lara found a train. "Whose is this train?" asked Lara.\n\n'
     "A white horse had lost the train. Lara smiled all the way home."
 )
+NOUNS = ("being", "thing", "sight", "anything")
 SHORT = [short_tale(Random(seed)) for seed in range(400)]
 
 
@@ -47,6 +47,16 @@ def test_a_tale_told_of_others_has_nothing_of_the_first_ones_left() -> None:
     assert len({(each.being, each.thing) for each in told}) > 60
 
 
+def test_only_a_tale_that_is_asked_for_by_its_nouns_may_have_invented_ones() -> None:
+    known = {noun for field in NOUNS for noun in nouns(field)} | {"girl", "boy"}
+    for may_invent in (False, True):
+        told = [short_tale(Random(seed), may_invent=may_invent) for seed in range(200)]
+        told += [told_of_others(OTTER, Random(seed), may_invent=may_invent) for seed in range(200)]
+        strange = [noun for each in told for noun in (each.being, each.thing) if noun and noun not in known]
+        assert bool(strange) == may_invent
+        assert len({*strange}) >= 0.9 * len(strange)
+
+
 def test_a_noun_that_is_said_in_the_plural_stays() -> None:
     plural = f"{OTTER} All otters like trains."
     told = [told_of_others(plural, Random(seed)) for seed in range(20)]
@@ -70,7 +80,7 @@ def test_a_short_tale_says_what_it_can_be_asked_for_by() -> None:
 
 def test_no_noun_but_a_plots_own_is_a_subject_of_the_evaluation() -> None:
     subjects = {subject.split()[-1] for subject in material()["subjects"]}
-    assert not subjects & {noun for field in ("being", "thing", "sight") for noun in more_words()[field]}
+    assert not subjects & {noun for field in NOUNS for noun in more_words()[field]}
 
 
 def test_no_opening_is_one_of_the_evaluation() -> None:
@@ -81,13 +91,8 @@ def test_no_opening_is_one_of_the_evaluation() -> None:
 
 
 def test_nouns_and_openings_are_there_once() -> None:
-    known = yaml.safe_dump(more_words())
-    assert known
-    for field in ("being", "thing", "sight", "openings"):
-        assert len({*more_words()[field]}) == len(more_words()[field])
-    assert not {*more_words()["being"]} & {*words()["beings"]}
-    for field in ("thing", "sight"):
-        assert not {*more_words()[field]} & {*words()["nouns"][field]}
+    for known in (more_words()["openings"], *map(nouns, NOUNS)):
+        assert len({*known}) == len(known)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +102,7 @@ def lines() -> list[object]:
 
 def test_every_line_is_a_tale_or_a_question_with_its_answer(lines: list[object]) -> None:
     conversations = [line for line in lines if isinstance(line, list)]
-    assert abs(1 - len(conversations) / len(lines) - TEXT_SHARE) < 0.05
+    assert abs(1 - len(conversations) / len(lines) - WAYS["text"]) < 0.05
     for conversation in conversations:
         assert [message["role"] for message in conversation][-2:] == ["user", "assistant"]
 
@@ -121,5 +126,7 @@ def test_the_command_writes_what_training_reads(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["ask", str(tmp_path / "tales"), str(tmp_path / "asked.jsonl"), "--times", "5"])
     assert ran.exit_code == 0
     read = read_conversations(tmp_path / "asked.jsonl")
-    assert len(read) == 2 * 5 * (3 + 1)  # a tale with a thing three times, the other once, and a short one after each
+    assert (
+        len(read) == 5 * (3 + 1) * 3
+    )  # a tale with a thing three times, the other once, and two short ones after each
     assert {type(json.loads(line)) for line in (tmp_path / "asked.jsonl").read_text().splitlines()} == {dict}
