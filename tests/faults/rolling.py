@@ -61,7 +61,7 @@ async def moved(balancer: Balancer, old: ServerProcess, new: ServerProcess, load
     await asyncio.sleep(APART_SECONDS)
     load.is_over = True
     counts = load.tally
-    lost = counts["cut"] + counts["unanswered"] + counts["nobody there"]
+    lost = sum(counts[name] for name in ("cut", "dropped", "unanswered", "nobody there"))
     rest = {name: counts[name] for name in ("right", "wrong", "failed", "refused")}
     return Move(running=running, lost=lost, drain_seconds=drain_seconds, exit_code=exit_code, **rest)
 
