@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import islice
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -74,7 +74,7 @@ def warm_up(engine: Engine) -> Calibrated:
     )
 
 
-def child(pipe: Connection, build: Callable[[], Engine]) -> None:
+def child(pipe: Connection, build: Callable[[], Engine], num_dropped_lines: Callable[[], int]) -> None:
     """The process: signals are its parent's business."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -82,7 +82,9 @@ def child(pipe: Connection, build: Callable[[], Engine]) -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         pipe.send(warm_up(engine))
         while take_commands(engine, pipe):
-            pipe.send_bytes(encode(run_turn(engine)))
+            turn = run_turn(engine)
+            state = replace(turn.state, num_dropped_lines=num_dropped_lines())
+            pipe.send_bytes(encode(turn._replace(state=state)))
             if not engine.has_work:
                 engine.check_idle()
 
@@ -130,16 +132,25 @@ def decode(message: bytes) -> EngineTurn:
 
 
 class EngineProcess(Worker):
-    """Runs an engine in a process of its own. `build` must be picklable; `observe` is called on the event loop."""
+    """Runs an engine in a process of its own; `observe` is called on the event loop.
+
+    `build` and `num_dropped_lines`, which counts log lines that could not be written, are called there, so they must be
+    picklable.
+    """
 
     def __init__(
-        self, limits: Limits, build: Callable[[], Engine], observe: Callable[[StepReport], None] | None = None
+        self,
+        limits: Limits,
+        build: Callable[[], Engine],
+        observe: Callable[[StepReport], None] | None = None,
+        num_dropped_lines: Callable[[], int] = int,
     ) -> None:
         super().__init__(limits, observe)
         self._is_stopping = False
         context = multiprocessing.get_context("spawn")
         self._pipe, self._theirs = context.Pipe()
-        self._process = context.Process(target=child, args=(self._theirs, build), name="nvium-engine", daemon=True)
+        given = (self._theirs, build, num_dropped_lines)
+        self._process = context.Process(target=child, args=given, name="nvium-engine", daemon=True)
         self._commands: SimpleQueue[bytes] = SimpleQueue()
         self._sending = threading.Thread(target=self._send_all, name="nvium-commands", daemon=True)
 

@@ -48,6 +48,8 @@ class WorkerState:
     num_accepted_draft_tokens: int = 0
     piggyback_speedup: float = math.nan
     """Time the same tokens would have taken block by block at full depth, over time spent; nan before any Step."""
+    num_dropped_lines: int = 0
+    """Log lines that the engine's own process could not write, if it has one."""
 
 
 class EngineTurn(NamedTuple):
@@ -78,6 +80,8 @@ class Worker(ABC):
         self.state = WorkerState()
         self.has_failed = False
         """The engine has ended, or is ending, without having been told to."""
+        self.has_lost_streams = False
+        """Some could not be told that the engine has ended, and never will be."""
         self._limits = limits
         self._observe = observe
         self._streams: dict[ChoiceKey, TokenStream] = {}
@@ -154,7 +158,11 @@ class Worker(ABC):
     def _fail_streams(self) -> None:
         reason: FailureReason = "failed" if self.has_failed else "stopped"
         message = FAILED if self.has_failed else STOPPED
-        self._deliver([FailureEvent(name, message, choice, reason) for name, choice in self._streams])
+        try:
+            self._deliver([FailureEvent(name, message, choice, reason) for name, choice in self._streams])
+        except BaseException:
+            self.has_failed = self.has_lost_streams = True  # first: without memory, logging fails too
+            logger.exception("running requests could not be told that the engine has ended")
 
 
 class EngineWorker(Worker):

@@ -35,6 +35,7 @@ from server.schemas.tokens import TokenizerInfo
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
+from server.telemetry.sink import num_dropped_lines
 from server.threads import Threads
 
 Result = TypeVar("Result")
@@ -156,6 +157,11 @@ class Service:
     def has_failed(self) -> bool:
         """The engine has ended by itself, or something was lost; nothing can be answered any more."""
         return self.worker.has_failed
+
+    @property
+    def has_lost_streams(self) -> bool:
+        """Requests that still run will never be told that the engine has ended."""
+        return self.worker.has_lost_streams
 
     def fail(self) -> None:
         """From now on it has failed."""
@@ -279,7 +285,7 @@ def worker_for(engine: Engine, settings: Settings, observe: Callable[[StepReport
         return EngineWorker(engine, observe)
     if engine.runner.model.device.type != "cpu":
         raise InvalidRequest("engine_process", "is for a CPU; an engine on a GPU has a thread")
-    return EngineProcess(engine.limits, partial(built, settings), observe)
+    return EngineProcess(engine.limits, partial(built, settings), observe, num_dropped_lines)
 
 
 def built(settings: Settings) -> Engine:

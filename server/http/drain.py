@@ -48,6 +48,10 @@ class Drainable(Protocol):
     def has_failed(self) -> bool:
         """Nothing can be answered any more."""
 
+    @property
+    def has_lost_streams(self) -> bool:
+        """Requests that still run will never be told that nothing can be answered."""
+
     def fail(self) -> None:
         """From now on it has failed."""
 
@@ -136,6 +140,9 @@ class DrainingServer(uvicorn.Server):
             self._is_logged = True
         if num_present == 0:
             self.should_exit = not connections or seconds > min(GOODBYE_SECONDS, self._drain_seconds)
+        elif self._service.has_lost_streams:
+            self.should_exit, self.config.timeout_graceful_shutdown = True, 0
+            log.error("stopping at once, as running requests cannot be told", choices=num_present)
         elif seconds > self._drain_seconds:
             log.warning("stopping with requests still running", choices=num_present)
             self._service.give_up()

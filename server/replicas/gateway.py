@@ -50,6 +50,7 @@ class Gateway:
         self._merging = Threads(1, "nvium-metrics")
 
     has_failed = False
+    has_lost_streams = False
 
     def fail(self) -> None:
         """From now on it has failed."""

@@ -115,4 +115,10 @@ def discard(_: bytes) -> None:
 sink = LogSink()
 """Of this process."""
 
+
+def num_dropped_lines() -> int:
+    """By this process so far."""
+    return sink.num_dropped
+
+
 atexit.register(sink.drain)

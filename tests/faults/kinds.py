@@ -57,10 +57,14 @@ class Kind:
     is_felt: Callable[[ServerProcess], bool] = bool
 
 
-def drops_lines(server: ServerProcess) -> bool:
+def num_dropped_lines(server: ServerProcess) -> float:
     page = server.http.get("/metrics", headers={"authorization": f"Bearer {KEY}"}).text
     [number] = re.findall(r"^nvium_dropped_log_lines_total (\S+)$", page, re.MULTILINE)
-    return float(number) > 0
+    return float(number)
+
+
+def drops_lines(server: ServerProcess) -> bool:
+    return num_dropped_lines(server) > 0
 
 
 def fills_its_pipe(server: ServerProcess) -> bool:

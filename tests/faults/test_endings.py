@@ -4,13 +4,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from nvium_core.engine.events import Event
+from tests.faults.divisions import engine_of
 from tests.faults.kinds import drops_lines
 from tests.server.forked_server import forked_server
 from tests.server.generating import asking
@@ -123,6 +125,39 @@ async def test_a_dead_device_or_its_thread_ends_the_process_once_everybody_has_b
         assert told.endswith(b"data: [DONE]\n\n")
         assert await asyncio.to_thread(server.exit_code, 20) == 1
         assert "the device thread has failed" in server.log()
+
+
+def break_the_device_thread_and_tell_nobody() -> None:
+    from nvium_core.engine.events import FailureEvent  # noqa: PLC0415
+    from nvium_core.engine.worker import Worker  # noqa: PLC0415
+
+    deliver = Worker._deliver
+
+    def failing(worker: Worker, events: Sequence[Event]) -> None:
+        if any(isinstance(event, FailureEvent) for event in events):
+            raise MemoryError
+        deliver(worker, events)
+
+    Worker._deliver = failing  # type: ignore[method-assign]
+    break_the_device_thread()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_process", [False, True])
+async def test_where_nobody_can_be_told_that_the_engine_has_ended_the_process_ends_at_once(
+    model_folder: Path, tmp_path: Path, has_process: bool
+) -> None:
+    prepare = break_the_device_thread_and_tell_nobody
+    with forked_server(model_folder, tmp_path / "log", prepare=prepare, engine_process=int(has_process)) as server:
+        async with connected(server.url) as stream, connected(server.url) as whole:
+            await stream.send(asking(max_tokens=3_000, stream=True))
+            await stream.head()
+            await whole.send(asking(prompt=BREAKS))
+            if has_process:
+                os.kill(engine_of(server), signal.SIGKILL)
+            assert await asyncio.to_thread(server.exit_code, 20) == 1
+        assert "stopping at once" in server.log()
+        assert "stopping with requests still running" not in server.log()
 
 
 def no_memory_to_deliver(turn: int) -> None:
