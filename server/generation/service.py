@@ -121,6 +121,7 @@ class Service:
     def warm_up(self) -> None:
         """Run a few tokens through every block and measure the costs of Steps, before the first request."""
         log.info("warming up")
+        self.encode("Once")  # starts the tokenizer's threads, which without memory fails for good
         measured = self.worker.launch() if isinstance(self.worker, EngineProcess) else warm_up(self.engine)
         log.info(
             "calibrated",
