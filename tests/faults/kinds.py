@@ -93,17 +93,21 @@ async def silent_clients(server: ServerProcess, chance: Random) -> None:
 
 
 async def no_more_memory(server: ServerProcess, chance: Random) -> None:
-    """For two seconds the address space may not grow, and somebody asks for much."""
+    """For two seconds it may have no more pages to write to, and somebody asks for much.
+
+    A bound on the address space would leave it what the allocator has reserved there, 64 MB for each thread.
+    """
     pid = server.process.pid
-    before = resource.prlimit(pid, resource.RLIMIT_AS)
-    resource.prlimit(pid, resource.RLIMIT_AS, (address_space(pid), before[1]))
+    before = resource.prlimit(pid, resource.RLIMIT_DATA)
+    resource.prlimit(pid, resource.RLIMIT_DATA, (writable_bytes(pid), before[1]))
     await ask_for_much(server.url)
     await asyncio.sleep(2)
-    resource.prlimit(pid, resource.RLIMIT_AS, before)
+    resource.prlimit(pid, resource.RLIMIT_DATA, before)
 
 
-def address_space(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+def writable_bytes(pid: int) -> int:
+    [kilobytes] = re.findall(r"^VmData:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(kilobytes) * 1024
 
 
 async def signalled(number: int, server: ServerProcess, chance: Random) -> None:

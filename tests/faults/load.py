@@ -31,7 +31,8 @@ MALFORMED = (b"\x00\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", post(PATHS[0], {"prompt
 
 REFUSALS = (400, 429, 503, 505)
 UNFINISHED = b"POST / HTT"
-LONG_PROMPT = 60_000
+LONG_PROMPT, NUM_LONG = 100_000, 16
+"""Sentences of a request, and such requests at once: more than a server is likely to have free of what it once had."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,11 +163,11 @@ def judged(answer: Answer, expected: Spoken) -> str:
 
 
 async def ask_for_much(url: str) -> None:
-    """A request that takes some memory, answered or not."""
-    long = post(PATHS[0], {"prompt": "Once upon a time. " * LONG_PROMPT}, headers=OPEN)
-    with suppress(OSError, EOFError):
+    """Requests that take some memory, answered or not."""
+    long = post(PATHS[0], {"model": "default", "prompt": "Once upon a time. " * LONG_PROMPT}, headers=OPEN)
+    with suppress(TimeoutError):
         async with asyncio.timeout(2):
-            await asked(url, long)
+            await asyncio.gather(*(asked(url, long) for _ in range(NUM_LONG)), return_exceptions=True)
 
 
 async def quiet_answers(url: str, known: Sequence[Known]) -> dict[Known, Spoken]:
