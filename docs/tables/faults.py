@@ -2,7 +2,7 @@
 
 from docs.tables.table import Table, digits, read, table
 
-COUNTS = ("times", "right", "wrong", "lost", "failed", "refused")
+COUNTS = ("times", "right", "wrong", "lost", "dropped", "failed", "refused")
 HELD = {
     "memory, MB": "resident_mb",
     "threads": "threads",
@@ -14,12 +14,20 @@ HELD = {
 
 @table
 def faults() -> Table:
-    rows = read("faults")["rows"]
-    head = ["what", *COUNTS, "recovery, s", "exit codes"]
-    return head, [
-        [row["what"], *(row[name] for name in COUNTS), digits(row["recovery_seconds"], 1), row["exit_codes"]]
-        for row in rows
+    told = read("faults")
+    head = ["what", *COUNTS, "recovery, s", "took, s", "exit codes"]
+    rows = [
+        [
+            row["what"],
+            *(row[name] for name in COUNTS),
+            digits(row["recovery_seconds"], 1),
+            digits(row["seconds"]),
+            row["exit_codes"],
+        ]
+        for row in told["rows"]
     ]
+    sums = [sum(row[name] for row in told["rows"]) for name in COUNTS]
+    return head, [*rows, ["together", *sums, None, digits(told["seconds"]), None]]
 
 
 @table
