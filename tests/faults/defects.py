@@ -1,7 +1,7 @@
 """`python -m tests.faults.defects [--json FILE]`: defects found from outside, and whether their tests find them.
 
-The tests of the commit that mended a defect run on the code before it, then today's tests of those names on the working
-tree.
+The tests of the commit that mended a defect run on the code before it, adapted to how that is called, then today's
+tests of those names on the working tree.
 """
 
 import argparse
@@ -10,9 +10,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,47 +25,114 @@ TEST_SECONDS = "120"
 
 @dataclass(frozen=True)
 class Defect:
-    """`tests` is a file under tests/, `names` an expression for pytest's -k."""
+    """`tests` is a file under tests/, `names` an expression for pytest's -k.
+
+    `adapted`: by the names of files under tests/, what to put for which words, so that the tests run on code that did
+    not have all they import.
+    """
 
     what: str
     commit: str
     tests: str
     names: str
+    adapted: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
+
+NEVER_EXCLUDED = {"excluded: Collection[str]) ->": "excluded: Collection[str] = ()) ->"}
+RELAY = "server/replicas/test_relay.py"
+WITHOUT_A_WATCH = {
+    "server/replicas/scripted.py": NEVER_EXCLUDED,
+    RELAY: {
+        **NEVER_EXCLUDED,
+        "from server.replicas.relay import CHOOSING_SECONDS\n": "CHOOSING_SECONDS = 3\n",
+        "from server.replicas.watch import ANSWER_SECONDS, PERIOD_SECONDS\n": "ANSWER_SECONDS, PERIOD_SECONDS = 2, 1\n",
+    },
+}
+WITHOUT_A_ROOM = {
+    "from server.http.listener import Listener\n": "",
+    "from server.http.room import RESERVE, Room, room_for\n": "Room = object\n",
+}
+WITHOUT_A_SINK = {
+    "from server.telemetry.sink import sink\n": "",
+    "sink.drain(WRITTEN_SECONDS)": "pass",
+}
+WITHOUT_A_DIGEST = {
+    "from nvium_core.training.checkpoint import PREVIOUS, STATE, is_intact, loaded, read_state, write_state\n": """
+from nvium_core.training.checkpoint import read_state, write_state
+
+STATE = "state.pt"
+
+
+def loaded(path):
+    return torch.load(path, weights_only=True)
+
+
+def is_intact(path):
+    try:
+        return bool(read_state(path.parent))
+    except TrainingError:
+        return False
+
+""",
+    r"damaged \(its digest": "damaged",
+}
 
 DEFECTS = (
-    Defect("descriptors run out without a key", "ea38853", "server/http/test_descriptors.py", "probe or raised"),
+    Defect(
+        "descriptors run out without a key",
+        "ea38853",
+        "server/http/test_descriptors.py",
+        "probe or raised",
+        {"server/http/test_descriptors.py": WITHOUT_A_ROOM},
+    ),
     Defect("a full disk or a dead log breaks drains", "38298bc", "faults/test_endings.py", "full_disk or asleep"),
     Defect("a dead device thread does not end the process", "38298bc", "faults/test_endings.py", "dead_device"),
-    Defect("a hung replica fails requests", "79c6be9", "server/replicas/test_relay.py", "replica_that_hangs"),
+    Defect("a hung replica fails requests", "79c6be9", RELAY, "replica_that_hangs", WITHOUT_A_WATCH),
     Defect(
         "a costly expression is a 500",
         "38298bc",
         "server/generation/test_structured_outputs.py",
         "costs_too_much_to_follow",
+        {"server/log_lines.py": WITHOUT_A_SINK},
     ),
     Defect("damaged models load, or end in tracebacks", "38298bc", "model/test_damaged_models.py", "refused"),
-    Defect("damaged checkpoints load", "ec2d8cd", "training/test_checkpoint.py", "flipped or truncated or tensors"),
+    Defect(
+        "damaged checkpoints load",
+        "ec2d8cd",
+        "training/test_checkpoint.py",
+        "flipped or truncated or tensors",
+        {"training/test_checkpoint.py": WITHOUT_A_DIGEST},
+    ),
     Defect("requests that outlast a drain get 500", "38298bc", "faults/test_endings.py", "outlast_a_drain"),
     Defect("dead for a moment after SIGCONT", "79c6be9", "faults/test_endings.py", "stopped_and_continued"),
     Defect("ambiguous heads are taken", "38298bc", "server/http/test_parser.py", "proxy_may_read"),
     Defect("Ray's processes outlive a killed front", "79c6be9", "server/replicas/test_launch.py", "killed_front"),
-    Defect("a request that kills replicas goes on to others", "79c6be9", "server/replicas/test_relay.py", "were_lost"),
+    Defect("a request that kills replicas goes on to others", "79c6be9", RELAY, "were_lost", WITHOUT_A_WATCH),
     Defect("replicas without GPUs wait for ever", "79c6be9", "server/replicas/test_launch.py", "gpus"),
 )
 
 
 @contextmanager
-def before(commit: str) -> Iterator[Path]:
-    """The code before a commit with the commit's tests."""
+def before(defect: Defect) -> Iterator[Path]:
+    """The code before it was mended, with the tests of the commit that did."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "code"
-        git("worktree", "add", "--quiet", "--detach", str(folder), f"{commit}^")
+        git("worktree", "add", "--quiet", "--detach", str(folder), f"{defect.commit}^")
         try:
-            git("-C", str(folder), "checkout", "--quiet", commit, "--", "tests")
+            git("-C", str(folder), "checkout", "--quiet", defect.commit, "--", "tests")
+            for name, words in defect.adapted.items():
+                adapt(folder / "tests" / name, words)
             yield folder
         finally:
             git("worktree", "remove", "--force", str(folder))
+
+
+def adapt(file: Path, words: Mapping[str, str]) -> None:
+    text = file.read_text()
+    for found, put in words.items():
+        assert found in text, f"{file.name} has no {found!r}"
+        text = text.replace(found, put)
+    file.write_text(text)
 
 
 def git(*arguments: str) -> None:
@@ -88,7 +155,7 @@ def is_shown(passed: int, failed: int, error: int) -> bool:
 
 
 def examined(defect: Defect) -> dict[str, Any]:
-    with before(defect.commit) as code:
+    with before(defect) as code:
         then = outcomes(code, defect)
     now = outcomes(ROOT, defect)
     row = {
