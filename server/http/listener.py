@@ -40,7 +40,8 @@ class Listener(socket.socket):
     def accept(self) -> tuple[socket.socket, Any]:
         self._num_in_turn += 1
         try:
-            if self._num_in_turn > MAX_ACCEPTED_IN_TURN:
+            is_full = self.handshakes is not None and not self.handshakes.has_room
+            if is_full or self._num_in_turn > MAX_ACCEPTED_IN_TURN:
                 raise BlockingIOError
             accepted = super().accept()
         except OSError as error:

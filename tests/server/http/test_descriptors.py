@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from server.http.handshakes import Handshakes
 from server.http.listener import MAX_ACCEPTED_IN_TURN, Listener
 from server.http.room import RESERVE, Room, room_for
 from server.settings import SettingsError
@@ -140,6 +141,23 @@ def test_a_listener_accepts_a_few_at_a_time() -> None:
         for _ in range(MAX_ACCEPTED_IN_TURN + 2):
             stack.enter_context(socket.create_connection(listener.getsockname()))
         assert [num_accepted(listener, stack) for _ in range(3)] == [MAX_ACCEPTED_IN_TURN, 2, 0]
+
+
+def test_a_listener_accepts_nobody_until_who_made_way_has_closed() -> None:
+    with Listener(socket.create_server(("127.0.0.1", 0))) as listener, ExitStack() as stack:
+        listener.setblocking(False)
+        listener.handshakes = Handshakes(1)
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+        first, _ = listener.accept()
+        second, _ = listener.accept()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        first.close()
+        third, _ = listener.accept()
+        assert second.recv(1) == b""
+        second.close()
+        third.close()
 
 
 def num_accepted(listener: Listener, stack: ExitStack) -> int:
