@@ -11,7 +11,7 @@ NviumError
 ├── RecipeError         an unknown recipe or setting                 (training.recipes.recipe)
 ├── TrainingError       training that cannot go on                   (training.errors)
 ├── BetaError           a dense run's log that cannot be used        (training.objective.beta)
-├── RetrofitError       a model that cannot be given exits           (training.retrofitting.papers_start)
+├── RetrofitError       a model that cannot be given exits           (training.retrofitting.shape)
 ├── EvaluationError     something that cannot be evaluated           (evaluation.predictions)
 └── SettingsError       an invalid server setting                    (server.settings)
 """

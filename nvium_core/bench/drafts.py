@@ -1,11 +1,12 @@
-"""What drafts gain where every token is the original's, over the model without exits in the same engine; and how often
-an exit's draft is the last exit's token, by three rules.
+"""What drafts gain where every token is the original's, over the model without exits and over the same engine without
+drafts; and how often an exit's draft is the last exit's token, by three rules.
 
 Shapes: R rows, V vocabulary.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -18,6 +19,7 @@ from nvium_core.bench.harness import Figures, Subject, Timed, interleaved, media
 from nvium_core.engine.device.sampling import draw_by_race, inverse_cdf
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.randomness import TOKEN, uniform
 from nvium_core.engine.schedule.sequence import DRAFTER
 from nvium_core.model.llama import causal_attention
@@ -30,8 +32,9 @@ CALIBRATION_SECONDS = 10.0
 
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 128, repeats: int = 5) -> Figures:
-    """A row for each number of sequences and temperature; and how often drafts would be right of what was said at
-    temperature 1. `limit` is what the measured costs and the drafts that were right allow, over the dense schedule."""
+    """A row for each number of sequences and temperature, with all turns; and how often drafts would be right of what
+    was said at temperature 1. `limit` is what the measured costs and the drafts that were right allow, over the dense
+    schedule."""
     original = original_of(subject.model)
     rows, texts = [], list[list[int]]()
     for number in sequences:
@@ -85,8 +88,23 @@ def compare(
         )
         return timed(engine, [(prompt(subject, seed), replace(asked, seed=seed)) for seed in seeds])
 
-    contenders = {name: partial(run, engine) for name, engine in engines.items()}
+    def run_undrafted(turn: int) -> Timed:
+        with undrafted(engines["lossless"]):
+            return run(engines["lossless"], turn)
+
+    contenders = {name: partial(run, engine) for name, engine in engines.items()} | {"undrafted": run_undrafted}
     return interleaved(contenders, repeats, f"{num_sequences} sequences at {temperature:g}")
+
+
+@contextmanager
+def undrafted(engine: Engine) -> Iterator[None]:
+    """The engine drafts nothing, and learns nothing about drafts, for as long. It reads the same memory as with them,
+    which another engine does not."""
+    drafting, engine.scheduler.drafting = engine.scheduler.drafting, Drafting.never()
+    try:
+        yield
+    finally:
+        engine.scheduler.drafting = drafting
 
 
 def prompt(subject: Subject, seed: int) -> list[int]:
@@ -103,7 +121,13 @@ def gain(turns: dict[str, list[Timed]]) -> Figures:
         **{f"tokens_per_second_{name}": median(values) for name, values in rates.items()},
         "lossless_over_dense": median_ratio(rates["lossless"], rates["dense"]),
         "lossless_over_dense_in_all": in_all(turns["lossless"]) / in_all(turns["dense"]),
-        "tokens_are_identical": said["lossless"] == said["dense"],
+        "lossless_over_undrafted": median_ratio(rates["lossless"], rates["undrafted"]),
+        "lossless_over_undrafted_in_all": in_all(turns["lossless"]) / in_all(turns["undrafted"]),
+        "tokens_are_identical": all(each == said["dense"] for each in said.values()),
+        "turns": {
+            name: [{"tokens": timing.num_tokens, "seconds": timing.seconds} for timing in timings]
+            for name, timings in turns.items()
+        },
     }
 
 
@@ -164,8 +188,11 @@ def agreements(logits_RV: Tensor, last_RV: Tensor, uniforms: Sequence[float]) ->
 
 
 def table(figures: Figures) -> Table:
-    names = "lossless_over_dense", "lossless_over_dense_in_all", "limit", "tokens_a_round", "drafts_right"
-    headings = "over dense", "in all", "limit of all", "tokens a round", "drafts right", "drafted by"
+    names = (
+        *("lossless_over_dense", "lossless_over_dense_in_all", "lossless_over_undrafted"),
+        *("limit", "tokens_a_round", "drafts_right"),
+    )
+    headings = "over dense", "in all", "over no drafts", "limit of all", "tokens a round", "drafts right", "drafted by"
     result = Table("sequences", "temperature", *headings)
     for row in figures["rows"]:
         numbers = (row[name] for name in names)

@@ -1,7 +1,8 @@
-"""What tokens that leave early gain over the model without exits in the same engine, for one sequence, by mean depth.
+"""What tokens that leave early gain over the model without exits in the same engine, by mean depth.
 
 All routers are shifted together to each depth, on what the model without exits says. Depth and limit are then those of
-the tokens that were timed: a block's fixed cost is saved, rows, heads and adapters are not.
+the tokens that were timed: a block's fixed cost is saved, rows, heads and adapters are not. The limit is of one
+sequence: of several, how much of a block's cost is saved depends on who shares its Step.
 """
 
 from collections.abc import Sequence
@@ -28,32 +29,48 @@ NUM_TEXTS = 4
 CALIBRATION_SECONDS = 6.0
 
 
-def measure(subject: Subject, *, tokens: int = 128, repeats: int = 5) -> Figures:
-    """A row for each depth."""
+def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 128, repeats: int = 5) -> Figures:
+    """A row for each number of sequences and depth, and the costs of one sequence if that is among the numbers."""
     asked = SamplingParams(max_tokens=tokens, sampling="exits", ignore_eos=True)
-    config = EngineConfig(max_sequences=1, prefix_caching=False)
-    layers, dense = subject.model.config.exit_layers or [], Engine(original_of(subject.model), config)
-    seeds = range(repeats + 1, repeats + 1 + NUM_TEXTS)
-    texts = [subject.prompt + spoken(dense, subject, asked, seed).generated[0][0] for seed in seeds]
+    layers, original = subject.model.config.exit_layers or [], original_of(subject.model)
+    texts = original_texts(subject, original, asked, (repeats + 1) * max(sequences))
     log_odds_RK = text_log_odds(subject.model, texts)
-    rows, measured = [], list[tuple[TokenCosts, ...]]()
-    for depth in DEPTHS:
-        shift = shift_to(depth, log_odds_RK, layers)
-        with shifted(subject.model, shift):
-            engines = {"early": Engine(subject.model, config), "dense": dense}
-            costs, turns = raced(subject, engines, asked, repeats)
-        measured.append(costs)
-        rows.append({"asked_depth": depth, "shift": shift, **speeds(turns, layers)})
+    shifts = [shift_to(depth, log_odds_RK, layers) for depth in DEPTHS]
+    rows, measured = list[Figures](), list[tuple[TokenCosts, ...]]()
+    for number in sequences:
+        config = EngineConfig(max_sequences=number, prefix_caching=False)
+        dense = Engine(original, config)
+        for depth, shift in zip(DEPTHS, shifts, strict=True):
+            with shifted(subject.model, shift):
+                engines = {"early": Engine(subject.model, config), "dense": dense}
+                for engine in engines.values():
+                    engine.calibrate(max_seconds=CALIBRATION_SECONDS)
+                if number == 1:
+                    measured.append(tuple(measured_costs(each, subject.prompt, tokens) for each in engines.values()))
+                turns = race(subject, engines, asked, number, repeats)
+            rows.append({"sequences": number, "asked_depth": depth, "shift": shift, **speeds(turns, layers)})
+    return {"tokens": tokens, "repeats": repeats, **limited(rows, measured), "rows": rows}
+
+
+def original_texts(subject: Subject, original: NviumForCausalLM, asked: SamplingParams, first: int) -> list[list[int]]:
+    """What the model without exits says from seeds that no turn has."""
+    engine = Engine(original, EngineConfig(max_sequences=1, prefix_caching=False))
+    return [
+        subject.prompt + timed(engine, [(subject.prompt, replace(asked, seed=seed))]).generated[0][0]
+        for seed in range(first, first + NUM_TEXTS)
+    ]
+
+
+def limited(rows: Sequence[Figures], measured: Sequence[tuple[TokenCosts, ...]]) -> Figures:
+    """The costs, after rows of one sequence have got their limit and their share of it."""
+    if not measured:
+        return {}
     early_costs, dense_costs = (least(costs) for costs in zip(*measured, strict=True))
     for row in rows:
-        row["limit"] = dense_costs.seconds([1.0]) / early_costs.seconds(row["routing"])
-        row["share_of_limit"] = row["ratio"] / row["limit"]
-    named = {"costs": early_costs.as_dict(), "dense_costs": dense_costs.as_dict()}
-    return {"tokens": tokens, "repeats": repeats, **named, "rows": rows}
-
-
-def spoken(engine: Engine, subject: Subject, asked: SamplingParams, seed: int) -> Timed:
-    return timed(engine, [(subject.prompt, replace(asked, seed=seed))])
+        if row["sequences"] == 1:
+            row["limit"] = dense_costs.seconds([1.0]) / early_costs.seconds(row["routing"])
+            row["share_of_limit"] = row["ratio"] / row["limit"]
+    return {"costs": early_costs.as_dict(), "dense_costs": dense_costs.as_dict()}
 
 
 @torch.inference_mode()
@@ -67,15 +84,15 @@ def text_log_odds(model: NviumForCausalLM, texts: Sequence[list[int]]) -> Tensor
     return torch.cat(parts)
 
 
-def raced(
-    subject: Subject, engines: dict[str, Engine], asked: SamplingParams, repeats: int
-) -> tuple[tuple[TokenCosts, ...], dict[str, list[Timed]]]:
-    """The engines' costs, measured just before, and their turns."""
-    for engine in engines.values():
-        engine.calibrate(max_seconds=CALIBRATION_SECONDS)
-    costs = tuple(measured_costs(engine, subject.prompt, asked.max_tokens) for engine in engines.values())
-    contenders = {name: partial(spoken, engine, subject, asked) for name, engine in engines.items()}
-    return costs, interleaved(contenders, repeats, "early exits beside dense")
+def race(
+    subject: Subject, engines: dict[str, Engine], asked: SamplingParams, num_sequences: int, repeats: int
+) -> dict[str, list[Timed]]:
+    def run(engine: Engine, turn: int) -> Timed:
+        seeds = range(turn * num_sequences, (turn + 1) * num_sequences)
+        return timed(engine, [(subject.prompt, replace(asked, seed=seed)) for seed in seeds])
+
+    contenders = {name: partial(run, engine) for name, engine in engines.items()}
+    return interleaved(contenders, repeats, f"{num_sequences} sequences with early exits beside dense")
 
 
 def least(measured: Sequence[TokenCosts]) -> TokenCosts:
@@ -103,8 +120,10 @@ def speeds(turns: dict[str, list[Timed]], layers: Sequence[int]) -> Figures:
 
 
 def table(figures: Figures) -> Table:
-    result = Table("asked depth", "depth", "tokens/s", "dense tokens/s", "over dense", "limit", "share of limit")
+    headings = "depth", "tokens/s", "dense tokens/s", "over dense", "limit", "share of limit"
+    result = Table("sequences", "asked depth", *headings)
     names = "depth", "tokens_per_second_early", "tokens_per_second_dense", "ratio", "limit", "share_of_limit"
     for row in figures["rows"]:
-        result.add_row(f"{row['asked_depth']:g}", *(f"{row[name]:.3g}" for name in names))
+        numbers = (f"{row[name]:.3g}" if name in row else "" for name in names)
+        result.add_row(str(row["sequences"]), f"{row['asked_depth']:g}", *numbers)
     return result

@@ -52,7 +52,12 @@ def retrofit(
     )
     for kind, measured in run(settings, source_tokenizer(source), accept_changes=accept_changes).items():
         show(table(measured, kind))
-    print(f"The model is in {target}")
-    if backbone != "frozen":
+    print(f"The model is in {target}, for `nvium chat {target}` and `nvium serve {target}`.")
+    if backbone == "frozen":
+        print(
+            "Its text is the original's, drafted and verified. With `--sampling exits` tokens leave early, and it is of"
+        )
+        print("the mixture, whose perplexity the table has beside the price over the original's.")
+    else:
         print(f"Its layers are no longer those of {source}: by default tokens leave early, and no sampling gives the")
         print("text of the original; `original` is this model's own last exit.")

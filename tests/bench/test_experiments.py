@@ -11,7 +11,18 @@ import torch
 from rich.console import Console
 
 from nvium_core import InvalidRequest, SamplingParams
-from nvium_core.bench import chunking, determinism, experiments, heads, logprobs, peers, prefix, profile, prompts
+from nvium_core.bench import (
+    chunking,
+    determinism,
+    drafts,
+    experiments,
+    heads,
+    logprobs,
+    peers,
+    prefix,
+    profile,
+    prompts,
+)
 from nvium_core.bench.chunking import Scene
 from nvium_core.bench.contenders.contender import Generation
 from nvium_core.bench.experiments import Experiment
@@ -45,7 +56,7 @@ SMALL: dict[str, Mapping[str, Any]] = {
     "threads": {"sequences": (1, 3), "tokens": 4, "repeats": 1},
     "drafts": {"sequences": (1, 2), "tokens": 12, "repeats": 1},
     "lookup": {"tokens": 40, "repeats": 2},
-    "exits": {"tokens": 24, "repeats": 1},
+    "exits": {"sequences": (1, 2), "tokens": 24, "repeats": 1},
 }
 
 
@@ -108,12 +119,37 @@ def test_a_gap_counts_as_disturbed_if_any_part_of_it_lies_in_the_newcomers_wait(
 
 def test_tokens_leave_sooner_where_routers_are_shifted_to_less_depth_and_the_limit_rises() -> None:
     rows = found("exits")["rows"]
-    assert [row["asked_depth"] for row in rows] == [0.9, 0.85, 0.8]
-    shifts = [row["shift"] for row in rows]
-    assert shifts == sorted(shifts) and shifts[0] < shifts[-1]
+    assert [(row["sequences"], row["asked_depth"]) for row in rows] == [
+        (n, d) for n in (1, 2) for d in (0.9, 0.85, 0.8)
+    ]
+    shifts = [row["shift"] for row in rows[:3]]
+    assert shifts == sorted(shifts) == [row["shift"] for row in rows[3:]] and shifts[0] < shifts[-1]
     for row in rows:
         assert sum(row["routing"]) == pytest.approx(1)
+        assert ("limit" in row) == (row["sequences"] == 1)
+    for row in rows[:3]:
         assert row["share_of_limit"] == pytest.approx(row["ratio"] / row["limit"])
+
+
+def test_drafts_change_no_token_and_all_turns_beside_both_engines_are_kept() -> None:
+    rows = found("drafts")["rows"]
+    assert [(row["sequences"], row["temperature"]) for row in rows] == [(1, 1.0), (1, 0.0), (2, 1.0), (2, 0.0)]
+    for row in rows:
+        assert row["tokens_are_identical"]
+        assert row["turns"].keys() == {"lossless", "dense", "undrafted"}
+        for turns in row["turns"].values():
+            assert [turn["tokens"] for turn in turns] == [12 * row["sequences"]]
+
+
+def test_an_engine_without_drafts_for_a_while_drafts_none_and_goes_on_with_what_it_knew() -> None:
+    engine = tiny_subject().engine(max_drafts=2)
+    drafting, asked = engine.scheduler.drafting, SamplingParams(sampling="original", seed=1, max_tokens=20)
+    with drafts.undrafted(engine):
+        (without,) = engine.generate([[1, 2, 3]], asked)
+    assert drafting.num_drafted == 0
+    (with_drafts,) = engine.generate([[1, 2, 3]], asked)
+    assert engine.scheduler.drafting is drafting and drafting.num_drafted > 0
+    assert with_drafts.token_ids == without.token_ids
 
 
 def test_llama_cpp_says_the_same_with_its_prompt_lookup() -> None:

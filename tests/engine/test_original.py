@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from nvium_core import Completion, Engine, EngineConfig, InvalidRequest, NviumForCausalLM, SamplingParams, TokenEvent
@@ -19,7 +20,7 @@ from nvium_core.engine.device.sampling import draw_by_race
 from nvium_core.engine.schedule import randomness
 from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.drafting import Drafting
-from nvium_core.engine.schedule.sequence import LOOKUP
+from nvium_core.engine.schedule.sequence import LOOKUP, Sequence
 from nvium_core.model import reference
 from nvium_core.training.retrofitting.least_squares import hold
 from nvium_core.training.retrofitting.papers_start import retrofit
@@ -206,6 +207,28 @@ def test_a_text_that_repeats_itself_is_drafted_by_copying_from_it(exits: list[in
     assert drafting.num_drafted >= copied > 100
 
 
+def test_what_is_preempted_amid_drafts_and_found_in_the_cache_again_says_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = agreeing_model(drafter_hidden_size=8)
+    engine = whimsical(model, 1, EngineConfig(max_sequences=4, page_size=2, cache_tokens=64))
+    preempt, had_drafts = engine.scheduler.preempt, list[bool]()
+
+    def noted(sequence: Sequence) -> None:
+        had_drafts.append(sequence.num_tokens > sequence.num_verified)
+        preempt(sequence)
+
+    monkeypatch.setattr(engine.scheduler, "preempt", noted)
+    asked = [(prompt, replace(LONG, seed=seed, max_tokens=24)) for seed in range(3) for prompt in PROMPTS]
+    for number, (prompt, params) in enumerate(asked):
+        engine.add(str(number), prompt, params)
+    for (request, _), completion in drained(engine).items():
+        assert completion.token_ids == expected(model, *asked[int(request)])
+    assert had_drafts.count(True) > 2
+    assert engine.pool.num_rows_found > 0
+    assert engine.scheduler.drafting.num_accepted > 20
+
+
 def test_no_page_of_a_wrong_draft_is_found_by_others() -> None:
     model = agreeing_model()
     engine = whimsical(model, 3, EngineConfig(page_size=1, cache_tokens=400))
@@ -296,23 +319,39 @@ def test_200000_races_follow_the_distribution() -> None:
     assert chisquare(observed, (logits_V.softmax(-1) * NUM_DRAWS).tolist()).pvalue > 1e-3
 
 
-def test_pairs_of_tokens_of_which_the_second_is_often_drafted_follow_the_last_exit() -> None:
-    model = random_model([1, 2], seed=4, vocab_size=5, width=8, num_heads=2)
-    num_pairs = 20_000
-    engine = Engine(model, EngineConfig(max_sequences=1000, max_rows_per_step=4000, cache_tokens=16_000, max_drafts=2))
-    params = SamplingParams(sampling="original", max_tokens=3, ignore_eos=True)
-    for seed in range(num_pairs):
-        engine.add(str(seed), [3, 1], replace(params, seed=seed))
-    told: dict[str, list[int]] = {}
-    while engine.has_work:
-        for event in engine.step():
-            assert isinstance(event, TokenEvent)
-            told.setdefault(event.sequence_id, []).append(event.token_id)
-    assert engine.scheduler.drafting.num_accepted > num_pairs / 5
-    counts = Counter((tokens[0], tokens[1]) for tokens in told.values())
-    with torch.no_grad():
-        out = model(torch.tensor([[3, 1, token] for token in range(5)]), output_exit_logits=True)
-    pi_BTV = out.exit_logits[:, :, -1].softmax(-1)
-    joint_VV = pi_BTV[0, 1][:, None] * pi_BTV[:, 2]
-    observed = [counts[first, second] for first in range(5) for second in range(5)]
-    assert chisquare(observed, (joint_VV.flatten() * num_pairs).tolist()).pvalue > 1e-3
+def test_200000_tokens_of_which_many_were_drafted_follow_the_last_exit_each_behind_its_own_text() -> None:
+    """Where a token lies in its distribution function, whose order is how much likelier the drafting exit finds each
+    token than the last one does, is uniform if it was drawn from the last exit. Of draws from all exits it is not."""
+    model = agreeing_model(context=128).float()
+    asked = replace(LONG, max_tokens=100)
+    for sampling, num_draws in {"original": NUM_DRAWS, "exits": NUM_DRAWS // 10}.items():
+        engine = Engine(model, EngineConfig(max_sequences=500, max_rows_per_step=4000))
+        engine.scheduler.drafting = NoCopies(model, 2)
+        texts = {str(seed): list(PROMPTS[0]) for seed in range(num_draws // asked.max_tokens)}
+        for name in texts:
+            engine.add(name, PROMPTS[0], replace(asked, seed=int(name), sampling=sampling))
+        while engine.has_work:
+            for event in engine.step():
+                assert isinstance(event, TokenEvent)
+                texts[event.sequence_id].append(event.token_id)
+        counts = torch.histc(places(model, torch.tensor([*texts.values()]), len(PROMPTS[0])), 40, 0, 1)
+        assert counts.sum() == num_draws
+        assert (chisquare(counts.tolist()).pvalue > 1e-3) == (sampling == "original")
+        drafting = engine.scheduler.drafting
+        assert sampling == "exits" or drafting.num_drafted > 1.5 * drafting.num_accepted > NUM_DRAWS / 2
+
+
+@torch.no_grad()
+def places(model: NviumForCausalLM, texts_BT: Tensor, first: int) -> Tensor:
+    """Of every token from the first on, a point of its step of the last exit's distribution function, drawn evenly."""
+    found, generator = [], torch.Generator().manual_seed(0)
+    for texts_CT in texts_BT.split(50):
+        early_CTV, _, last_CTV = model(texts_CT, output_exit_logits=True).exit_logits[:, first - 1 : -1].unbind(2)
+        order_CTV = (early_CTV - last_CTV).argsort(-1)
+        steps_CTV = last_CTV.double().softmax(-1).gather(2, order_CTV)
+        step_CT1 = (order_CTV == texts_CT[:, first:, None]).int().argmax(-1, keepdim=True)
+        height_CT1 = steps_CTV.gather(2, step_CT1)
+        top_CT1 = steps_CTV.cumsum(-1).gather(2, step_CT1)
+        share_CT1 = torch.rand(top_CT1.shape, generator=generator, dtype=torch.float64)
+        found.append((top_CT1 - height_CT1 * share_CT1).flatten())
+    return torch.cat(found)

@@ -21,7 +21,7 @@ LEAST = 1e-6
 
 
 class Teacher(NamedTuple):
-    """What the last exit says of each row: its top tokens and their probabilities, and −log of the token that came."""
+    """The last exit's top tokens of each row, their probabilities, and −log of that of the token that came."""
 
     top_RK: Tensor
     probs_RK: Tensor

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.training.retrofitting.papers_start import RetrofitError
+from nvium_core.training.retrofitting.shape import RetrofitError
 from nvium_core.training.run_folder import write_model
 
 STATE_FOLDER = "retrofit"

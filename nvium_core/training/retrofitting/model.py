@@ -1,5 +1,5 @@
 """The model that gets exits and a drafter: a backbone in its own precision, frozen or with low-rank updates, what is
-added in float32, and what they say of a batch beside the original.
+added in float32, and their losses on a batch beside the original.
 
 Shapes: R rows, D width, E exits, K early exits, V vocabulary.
 """
@@ -38,9 +38,9 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What exits, the drafter and routers make of a batch: KL to the original [R, E] and [R], −log π_k of the tokens
-    [R, E] and the original's [R], and log p [R, E]."""
+class Losses:
+    """Of a batch's rows: KL of exits [R, E] and of the drafter [R] to the original, −log π_k of the tokens that came
+    [R, E] and the original's [R], and the routers' log p [R, E]."""
 
     kl_RE: Tensor
     draft_kl_R: Tensor
@@ -119,31 +119,31 @@ class WithExits:
         assert isinstance(last, Exit)
         return last.norm
 
-    def heard(self, rows: Rows) -> Heard:
+    def losses(self, rows: Rows) -> Losses:
         """Routers see rows without a gradient, so that they and the exits learn beside each other."""
         teacher = teacher_of(rows.original_RD, self.head, rows.target_R)
         outputs = [exit_.adapter(x_RD) for exit_, x_RD in zip(self.early, rows.early, strict=True)]
-        said = [head_kl(output_RD, self.head, teacher, rows.target_R) for output_RD in outputs]
+        found = [head_kl(output_RD, self.head, teacher, rows.target_R) for output_RD in outputs]
         if self.updates:
-            said.append(head_kl(rows.last_RD, self.head, teacher, rows.target_R))
+            found.append(head_kl(rows.last_RD, self.head, teacher, rows.target_R))
         else:
-            said.append((torch.zeros_like(teacher.nll_R), teacher.nll_R))
-        kl_RE, nll_RE = (torch.stack(each, 1) for each in zip(*said, strict=True))
+            found.append((torch.zeros_like(teacher.nll_R), teacher.nll_R))
+        kl_RE, nll_RE = (torch.stack(each, 1) for each in zip(*found, strict=True))
         drafted_RD = self.drafter(rows.before_RD, rows.token_RD)
         draft_kl_R, _ = head_kl(drafted_RD, self.head, teacher, rows.target_R)
         log_p_RE = self.log_exit_probs([x_RD.detach() for x_RD in rows.early])
-        return Heard(kl_RE, draft_kl_R, nll_RE, teacher.nll_R, log_p_RE)
+        return Losses(kl_RE, draft_kl_R, nll_RE, teacher.nll_R, log_p_RE)
 
     def log_exit_probs(self, early: list[Tensor]) -> Tensor:
         """log p [R, E] of the early exits' rows."""
         log_ws = [exit_.route(x_RD) for exit_, x_RD in zip(self.early, early, strict=True)]
         return mixture.log_exit_probs(torch.stack([*log_ws, _certain(log_ws[-1])], 1))
 
-    def speakers(self) -> list[nn.Parameter]:
-        """What early exits speak with: norms and adapters."""
+    def exit_weights(self) -> list[nn.Parameter]:
+        """Norms and adapters of the early exits."""
         return [weight for exit_ in self.early for part in (exit_.norm, exit_.adapter) for weight in part.parameters()]
 
-    def routers(self) -> list[nn.Parameter]:
+    def router_weights(self) -> list[nn.Parameter]:
         return [weight for exit_ in self.early if exit_.router is not None for weight in exit_.router.parameters()]
 
     def as_stored(self) -> NviumForCausalLM:

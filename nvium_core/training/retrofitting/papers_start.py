@@ -5,24 +5,18 @@ its objective says why. Router heads start near zero, so 1 − 2^(1−N) of the 
 middle layer's rows through the last layer's norm and head, give next to nothing to the token that comes. Moving it
 all to the last exit lowers L_mix by (N − 1) log 2, 2.08 nats for four exits; what β asks for that is β (1 − l_1 / L)
 at most, 0.075 at β 0.1. From then on, a little for exit k pays only where the router may expect
-π_k / π_N > 1 − β (1 − l_k / L), and what exit k learns is in proportion to p_k π_k / π_mix: who is not heard does not
-learn to speak. Balancing routers first would not hold them: it prices the collapse at Σ 1 / (N − k + 1)² = 0.42, less
-than the collapse gains.
+π_k / π_N > 1 − β (1 − l_k / L), and what exit k learns is in proportion to p_k π_k / π_mix: without mass it does not
+learn. Balancing routers first would not hold them: it prices the collapse at Σ 1 / (N − k + 1)² = 0.42, less than the
+collapse gains.
 """
 
 from collections.abc import Sequence
 from os import PathLike
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 
-from nvium_core.errors import NviumError
-from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
-
-
-class RetrofitError(NviumError, ValueError):
-    """A model that is no plain Llama, or exits that it cannot have."""
+from nvium_core.training.retrofitting.shape import require_plain, with_exits
 
 
 def retrofit(llama_folder: str | PathLike[str], exit_layers: Sequence[int]) -> NviumForCausalLM:
@@ -33,8 +27,7 @@ def retrofit(llama_folder: str | PathLike[str], exit_layers: Sequence[int]) -> N
     that cannot be read and `RetrofitError` for what cannot be retrofitted.
     """
     llama = NviumForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
-    if llama.config.num_exits > 1 or llama.config.adapter_hidden_size:
-        raise RetrofitError(f"{llama_folder}: has exits or an adapter already; only a plain Llama is retrofitted")
+    require_plain(llama.config, llama_folder)
     model = NviumForCausalLM(with_exits(llama.config, exit_layers))
     model.model.load_state_dict(llama.model.state_dict())
     model.lm_head.load_state_dict(llama.lm_head.state_dict())
@@ -43,12 +36,3 @@ def retrofit(llama_folder: str | PathLike[str], exit_layers: Sequence[int]) -> N
         model.get_parameter(f"exits.{number}.norm.weight").data.copy_(final_norm)
     model.generation_config = llama.generation_config
     return model
-
-
-def with_exits(config: NviumConfig, exit_layers: Sequence[int], adapter_hidden_size: int | None = None) -> NviumConfig:
-    """The configuration of the same backbone with exits, their adapters of its width if nothing is said."""
-    added = {"exit_layers": list(exit_layers), "adapter_hidden_size": adapter_hidden_size}
-    try:
-        return NviumConfig.from_dict(config.to_dict() | added)
-    except (ValueError, StrictDataclassError) as error:
-        raise RetrofitError(str(error.__cause__ or error)) from error

@@ -1,5 +1,6 @@
 """`nvium retrofit`: from a model that exists and a text to the same model with exits, checked, resumable, measured."""
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -46,16 +47,37 @@ def retrofit(
     source = path if is_gguf(path) else resolve_folder(path)
     config = settings.check(source_config(source))
     check_target(settings.target)
+    seconds = Laps()
     with owned(settings.target / STATE_FOLDER):
         run, texts = prepared(settings, source, config, tokenizer)
         run.resume(accept_changes=accept_changes)
+        seconds.lap("text")
+        num_tokens = sum(len(each) for text in texts for each in text.learnt)
+        tell(f"{num_tokens:,} tokens of text, {run.num_steps:,} steps; least squares come first")
         show(run)
+        seconds.lap("training")
+        tell(f"leading routers to depth {settings.depth:g}, and measuring on text that was held out")
         shift = steer(run.model, run.stream, run.context, settings.depth)
         write_in_place(run.model.as_stored(), tokenizer, settings.target)
         found = {text.kind: measured(run.model, windows(text.held_out, tokenizer), run.context) for text in texts}
-        result = {kind: each.as_dict() for kind, each in found.items()}
-        write_result(described(settings) | {"shift": shift, "measured": result}, settings.target)
+        seconds.lap("measuring")
+        found_by_kind = {kind: each.as_dict() for kind, each in found.items()}
+        result = {"shift": shift, "seconds": seconds.by_lap, "measured": found_by_kind}
+        write_result(described(settings) | result, settings.target)
     return found
+
+
+class Laps:
+    """Seconds of the parts of a command, in this process: a run that was interrupted has had others before."""
+
+    def __init__(self) -> None:
+        self.by_lap = dict[str, float]()
+        self._began = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """What was done since the last one has this name."""
+        now = time.monotonic()
+        self.by_lap[name], self._began = now - self._began, now
 
 
 def source_config(source: Path) -> NviumConfig:
@@ -90,13 +112,21 @@ def files(settings: RetrofitSettings, original: NviumForCausalLM, tokenizer: Pre
     if settings.data:
         yield settings.data
     if num_tokens := settings.self_talk_tokens:
-        file, console = settings.target / STATE_FOLDER / SELF_TALK, Console(stderr=True)
+        file = settings.target / STATE_FOLDER / SELF_TALK
 
-        def tell(written: int) -> None:
-            console.print(f"{file}: {written:,} of {num_tokens:,} tokens", highlight=False, soft_wrap=True)
+        def sampled(number: int) -> None:
+            tell(f"{number:,} tokens sampled for more conversations")
 
-        write_self_talk(partial(SelfTalk, original, tokenizer), file, num_tokens, tell)
+        def written(number: int) -> None:
+            tell(f"{file}: {number:,} of {num_tokens:,} tokens")
+
+        write_self_talk(partial(SelfTalk, original, tokenizer, sampled), file, num_tokens, written)
         yield file
+
+
+def tell(line: str) -> None:
+    """Progress, on standard error."""
+    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def windows(examples: list[Example], tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> PackedConversations:

@@ -70,11 +70,11 @@ class RetrofitRun:
         self.settings, self.model, self.tokenizer = settings, model, tokenizer
         self.stream, self.context = stream, context
         self.windows_of_a_step = max(1, TOKENS_PER_STEP // context)
-        self.num_steps = max(1, settings.tokens // (self.windows_of_a_step * context))
+        self.num_steps = max(1, round(settings.tokens / (self.windows_of_a_step * context)))
         groups = [
-            {"params": model.speakers(), "maximum": RATE.maximum},
+            {"params": model.exit_weights(), "maximum": RATE.maximum},
             {"params": [*model.drafter.parameters()], "maximum": RATE.maximum},
-            {"params": model.routers(), "maximum": ROUTER_RATE},
+            {"params": model.router_weights(), "maximum": ROUTER_RATE},
         ]
         if model.updates:
             groups.append({"params": [*model.updates.parameters()], "maximum": BACKBONE_RATE})
@@ -145,21 +145,21 @@ class RetrofitRun:
         """The gradients of one window; its figures."""
         batch = self.stream.batch(self.step * self.windows_of_a_step + window, 1, self.context)
         updates = self.model.updates if routes else None
-        heard = self.model.heard(self.model.rows(batch, adapts=updates is not None))
-        mix = mixture.mixture_nll(heard.log_p_RE, heard.nll_RE).mean()
-        depth = mixture.mean_depth(heard.log_p_RE, self.model.model.config.exit_layers or []).mean()
-        kl_RE = heard.kl_RE * (heard.log_p_RE.detach().exp() + LEAST_WEIGHT) if updates else heard.kl_RE
-        loss = kl_RE.sum(1).mean() + heard.draft_kl_R.mean() + (mix + self.price.beta * depth if routes else 0.0)
+        losses = self.model.losses(self.model.rows(batch, adapts=updates is not None))
+        mix = mixture.mixture_nll(losses.log_p_RE, losses.nll_RE).mean()
+        depth = mixture.mean_depth(losses.log_p_RE, self.model.model.config.exit_layers or []).mean()
+        kl_RE = losses.kl_RE * (losses.log_p_RE.detach().exp() + LEAST_WEIGHT) if updates else losses.kl_RE
+        loss = kl_RE.sum(1).mean() + losses.draft_kl_R.mean() + (mix + self.price.beta * depth if routes else 0.0)
         (loss / self.windows_of_a_step).backward()
         if updates:
             updates.take_gradients()
         return {
             "mix_loss": mix.detach(),
-            "original_loss": heard.original_nll_R.mean().detach(),
+            "original_loss": losses.original_nll_R.mean().detach(),
             "mean_depth": depth.detach(),
-            "kl": heard.kl_RE.mean(0).detach(),
-            "draft_kl": heard.draft_kl_R.mean().detach(),
-            "exit_probs": heard.log_p_RE.exp().mean(0).detach(),
+            "kl": losses.kl_RE.mean(0).detach(),
+            "draft_kl": losses.draft_kl_R.mean().detach(),
+            "exit_probs": losses.log_p_RE.exp().mean(0).detach(),
         }
 
     def _update(self, share: float, means: dict[str, Tensor]) -> None:

@@ -27,13 +27,22 @@ ROUND, SEATS = 256, 64
 MAX_REQUEST_TOKENS, MAX_ANSWER_TOKENS = 128, 256
 """A request that is longer has gone astray; an answer is cut."""
 
+TELL_EVERY = 4_096
+"""Tokens that are sampled, until that is told."""
+
 MARK = "a text that no template has"
 
 
 class SelfTalk:
-    """Raises `DataError` for a tokenizer without a chat template."""
+    """Raises `DataError` for a tokenizer without a chat template. `tell` gets the number of tokens sampled in a round,
+    now and then."""
 
-    def __init__(self, model: NviumForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(
+        self,
+        model: NviumForCausalLM,
+        tokenizer: PreTrainedTokenizerFast,
+        tell: Callable[[int], None] = lambda _: None,
+    ) -> None:
         if not tokenizer.chat_template:
             raise DataError("a model without a chat template cannot talk to itself; give a text to learn from")
         self._tokenizer = tokenizer
@@ -42,11 +51,12 @@ class SelfTalk:
         rendered = tokenizer.apply_chat_template([user(MARK)], add_generation_prompt=True, tokenize=False)
         before, after = str(rendered).split(MARK)
         self._before, self._after = (tokenizer.encode(text, add_special_tokens=False) for text in (before, after))
+        self._tell, self._num_sampled = tell, 0
         self._room = self._engine.context - len(self._before) - len(self._after)
 
     def round(self, number: int) -> Iterator[tuple[Conversation, int]]:
         """Those of the round whose request ends and is answered, and how many tokens each is."""
-        seeds = range(number * ROUND, (number + 1) * ROUND)
+        self._num_sampled, seeds = 0, range(number * ROUND, (number + 1) * ROUND)
         begun = self._said(dict.fromkeys(seeds, self._before), min(MAX_REQUEST_TOKENS, self._room // 2))
         requests = {seed: said.token_ids[:-1] for seed, said in begun.items() if said.finish_reason == "stop"}
         prompts = {seed: self._before + request + self._after for seed, request in requests.items()}
@@ -68,6 +78,9 @@ class SelfTalk:
                     raise error_of(event)
                 if isinstance(event, TokenEvent):
                     said[int(event.sequence_id)].append(event)
+                    self._num_sampled += 1
+                    if self._num_sampled % TELL_EVERY == 0:
+                        self._tell(self._num_sampled)
         return said
 
     def _text(self, token_ids: list[int]) -> str:

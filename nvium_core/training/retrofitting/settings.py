@@ -6,7 +6,7 @@ from typing import get_args
 
 from nvium_core.choices import Backbone
 from nvium_core.model.config import NviumConfig
-from nvium_core.training.retrofitting.papers_start import RetrofitError, with_exits
+from nvium_core.training.retrofitting.shape import RetrofitError, exit_layers, require_plain, with_exits
 
 NUM_EXITS = 4
 RANK = 16
@@ -34,8 +34,7 @@ class RetrofitSettings:
 
     def check(self, config: NviumConfig) -> NviumConfig:
         """The configuration with exits. Raises `RetrofitError` for what cannot be had."""
-        if config.num_exits > 1 or config.adapter_hidden_size:
-            raise RetrofitError(f"{self.source}: has exits or an adapter already; only a plain Llama is retrofitted")
+        require_plain(config, self.source)
         if self.data and not self.data.exists():
             raise RetrofitError(f"{self.data}: no such text")
         added = with_exits(config, exit_layers(self.exits, config.num_hidden_layers), 2 * config.hidden_size)
@@ -71,21 +70,3 @@ class RetrofitSettings:
         if self.backbone == "frozen":
             return None
         return RANK if self.rank is None else self.rank
-
-
-def exit_layers(text: str, num_layers: int) -> list[int]:
-    """Layers after which there are exits. Raises `RetrofitError`."""
-    try:
-        given = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise RetrofitError(f"exits must be a number of exits or layers such as 12,18,24, got {text!r}") from error
-    if len(given) == 1 and "," not in text:
-        return even_layers(given[0], num_layers)
-    return given if given[-1] == num_layers else [*given, num_layers]
-
-
-def even_layers(num_exits: int, num_layers: int) -> list[int]:
-    """As even as they can be."""
-    if not 2 <= num_exits <= num_layers:
-        raise RetrofitError(f"exits: between 2 and the model's {num_layers} layers, got {num_exits}")
-    return [round(number * num_layers / num_exits) for number in range(1, num_exits + 1)]

@@ -1,4 +1,4 @@
-"""A small random Llama with a tokenizer of bytes, and a text."""
+"""A small random Llama with a tokenizer of bytes, two relatives of it, and a text."""
 
 from pathlib import Path
 from shutil import copytree
@@ -10,7 +10,10 @@ from nvium_core.loading import source_tokenizer
 from nvium_core.training.retrofitting import run as module
 from nvium_core.training.schedule import LearningRate
 from tests.byte_model import END_OF_TEXT, byte_tokenizer
+from tests.model.gguf_files import write_gguf
 from tests.model.llama_folders import llama_folder, random_llama
+from tests.model.test_backbones import random_model
+from tests.text.test_gguf_tokenizer import VOCABULARIES
 
 DOCUMENTS = [f"There were {n} foxes, and {n + 1} hens. " * 6 for n in range(60)]
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + END_OF_TEXT + "{% endfor %}<assistant>"
@@ -35,6 +38,25 @@ def chatty(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def qwen3(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A relative: QK-norm, heads wider than their share of the width, a tied head."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    shape = {"vocab_size": 257, "head_dim": 16, "tie_word_embeddings": True, "max_position_embeddings": 256}
+    random_model("qwen3", shape | {"bos_token_id": 0, "eos_token_id": 0}).bfloat16().save_pretrained(folder)
+    source_tokenizer(str(llama)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 whose matrices are in groups of 8 bits, with a tokenizer."""
+    fields = VOCABULARIES["smollm"]
+    shape = {"vocab_size": len(fields["tokenizer.ggml.tokens"]), "hidden_size": 64, "intermediate_size": 64}
+    model = random_model("qwen3", shape | {"head_dim": 32, "max_position_embeddings": 256})
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "qwen3.gguf", model, "Q8_0", tokenizer=fields)
 
 
 @pytest.fixture

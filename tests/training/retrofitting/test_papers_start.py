@@ -8,7 +8,8 @@ from torch import Tensor
 
 from nvium_core import NviumForCausalLM
 from nvium_core.model.checkpoint import CheckpointError
-from nvium_core.training.retrofitting.papers_start import RetrofitError, retrofit
+from nvium_core.training.retrofitting.papers_start import retrofit
+from nvium_core.training.retrofitting.shape import RetrofitError
 from tests.model.llama_folders import LLAMA_3_ROPE, llama_folder, random_llama
 from tests.random_models import random_model
 

@@ -20,8 +20,8 @@ from nvium_core.training.data.windows import Windows
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
-from nvium_core.training.retrofitting.papers_start import RetrofitError
 from nvium_core.training.retrofitting.settings import RetrofitSettings
+from nvium_core.training.retrofitting.shape import RetrofitError
 from nvium_core.training.retrofitting.table import measured
 from nvium_core.training.retrofitting.texts import read_text
 
@@ -50,9 +50,12 @@ def test_the_command_writes_a_model_that_serves_and_a_table(
     ran = CliRunner().invoke(app, asked, env={"COLUMNS": "120"})
     assert ran.exit_code == 0, ran.output
     assert "would be accepted" in ran.output and "mixture" in ran.output
+    assert f"nvium chat {target}" in ran.output.replace("\n", "") and "--sampling exits" in ran.output
     loaded = load_model(str(target))
     assert loaded.model.config.exit_layers == [1, 3, 4]
-    found = json.loads((target / "retrofit.json").read_text())["measured"]["text"]
+    result = json.loads((target / "retrofit.json").read_text())
+    assert result["seconds"].keys() == {"text", "training", "measuring"} and min(result["seconds"].values()) > 0
+    found = result["measured"]["text"]
     assert [exit_["layer"] for exit_ in found["exits"]] == [1, 3, 4]
     assert found["exits"][-1] | {"share": 0} == found["exits"][-1] | {"kl": 0.0, "overlap": 1.0, "share": 0}
     assert len((target / "retrofit/log.jsonl").read_text().splitlines()) == TOKENS // 512
@@ -78,12 +81,15 @@ def test_least_squares_bring_exits_nearer_and_learning_nearer_still(
     assert held_out_kl(run, held_out) < fitted < untrained
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gguf_file"])
 def test_with_all_mass_on_the_last_exit_it_is_the_original_bit_for_bit(
-    llama: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
+    kind: str, data: Path, tmp_path: Path, few_tokens_a_step: None, request: pytest.FixtureRequest
 ) -> None:
-    retrofit(settings(llama, data, tmp_path / "target"))
-    original, model = (NviumForCausalLM.from_pretrained(folder) for folder in (llama, tmp_path / "target"))
+    source: Path = request.getfixturevalue(kind)
+    retrofit(settings(source, data, tmp_path / "target"))
+    original, model = (NviumForCausalLM.from_pretrained(place) for place in (source, tmp_path / "target"))
     assert model.dtype == original.dtype == torch.bfloat16
+    assert model.config.qk_norm == original.config.qk_norm == (kind != "llama")
     kept = {name: weight for name, weight in model.state_dict().items() if not name.startswith(("exits.", "drafter."))}
     assert all(torch.equal(weight, original.state_dict()[name]) for name, weight in kept.items())
     logits_BTEV = exit_logits(model)
