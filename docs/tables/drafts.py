@@ -59,34 +59,6 @@ def lossless_row(name: str, row: Any) -> list[Cell]:
 
 
 @table
-def lossless_several() -> Table:
-    head = [
-        "sequences",
-        "temperature",
-        *("over dense, the median turn", "its turns"),
-        *("over itself without drafts, the median turn", "its turns"),
-        *("drafts", "right"),
-    ]
-    return head, [
-        [
-            row["sequences"],
-            digits(row["temperature"]),
-            *(digits(row["lossless_over_dense"], 2), spread(row["turns"], "dense")),
-            *(digits(row["lossless_over_undrafted"], 2), spread(row["turns"], "undrafted")),
-            *(sum(row["drafts"].values()), percent(row["drafts_right"], 0)),
-        ]
-        for row in read("drafts-smollm2-several")["rows"]
-    ]
-
-
-def spread(turns: Any, other: str) -> str:
-    """The least and the most of tokens/s with drafts over another's, turn by turn."""
-    rates = {name: [turn["tokens"] / turn["seconds"] for turn in turns[name]] for name in ("lossless", other)}
-    ratios = [ours / theirs for ours, theirs in zip(*rates.values(), strict=True)]
-    return f"{digits(min(ratios), 2)} to {digits(max(ratios), 2)}"
-
-
-@table
 def lookup() -> Table:
     found = read("lookup-smollm2")
     return ["drafts in a row", "over llama.cpp without, the median question", "all questions", "same answers"], [

@@ -125,7 +125,10 @@ def gain(turns: dict[str, list[Timed]]) -> Figures:
         "lossless_over_undrafted_in_all": in_all(turns["lossless"]) / in_all(turns["undrafted"]),
         "tokens_are_identical": all(each == said["dense"] for each in said.values()),
         "turns": {
-            name: [{"tokens": timing.num_tokens, "seconds": timing.seconds} for timing in timings]
+            name: [
+                {"tokens": each.num_tokens, "seconds": each.seconds, "processor_seconds": each.processor_seconds}
+                for each in timings
+            ]
             for name, timings in turns.items()
         },
     }

@@ -131,7 +131,8 @@ def random_subject(
 
 @dataclass(slots=True)
 class Timed:
-    """The result of requests started together. Times are in seconds since then.
+    """The result of requests started together. Times are in seconds since then; `processor_seconds` are of all threads
+    of this process, which others on the same core do not lengthen.
 
     `first_token_seconds` and `completions` have an entry for each choice of each request, in order.
     """
@@ -139,6 +140,7 @@ class Timed:
     seconds: float
     first_token_seconds: list[float] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
+    processor_seconds: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -163,7 +165,7 @@ def timed(
     engine: Engine, requests: Sequence[Request], after_step: Callable[[list[Event]], None] | None = None
 ) -> Timed:
     """Run requests to completion together, on an idle engine. Raises `EngineError` if one fails."""
-    started = time.perf_counter()
+    started, processor_started = time.perf_counter(), time.process_time()
     first_seconds: dict[tuple[str, int], float] = {}
     completions = {key: Completion() for number, request in enumerate(requests) for key in keys(number, request)}
     for number, (prompt, params) in enumerate(requests):
@@ -177,7 +179,8 @@ def timed(
         if after_step:
             after_step(events)
     seconds = time.perf_counter() - started
-    return Timed(seconds, [first_seconds[key] for key in completions], list(completions.values()))
+    processor_seconds = time.process_time() - processor_started
+    return Timed(seconds, [first_seconds[key] for key in completions], list(completions.values()), processor_seconds)
 
 
 def keys(number: int, request: Request) -> list[tuple[str, int]]:

@@ -1,14 +1,13 @@
 """Conversations that a chat model has with itself: its chat template leads it up to the user's turn, which it samples,
 and then the answer (Magpie, 2406.08464). So exits learn from text such as the model will write.
 
-Sampled at temperature 1 from seeds that count up, so the n-th conversation is always the same. One file, which is
-written anew after every round.
+Sampled at temperature 1 from seeds that count up, so the n-th conversation is always the same, and a file of so many
+tokens too. It is written anew after every round.
 """
 
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
@@ -21,8 +20,11 @@ from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.training.chat.conversations import Conversation, assistant, user
 from nvium_core.training.data.documents import DataError
 
-ROUND, SEATS = 256, 64
-"""Conversations begun together, and sequences that run at once."""
+SEATS, MAX_ROUND = 64, 256
+"""Sequences that run at once; conversations begun together, no more than are probably missing, are between the two."""
+
+USUAL_TOKENS = 150
+"""Of a conversation."""
 
 MAX_REQUEST_TOKENS, MAX_ANSWER_TOKENS = 128, 256
 """A request that is longer has gone astray; an answer is cut."""
@@ -54,9 +56,9 @@ class SelfTalk:
         self._tell, self._num_sampled = tell, 0
         self._room = self._engine.context - len(self._before) - len(self._after)
 
-    def round(self, number: int) -> Iterator[tuple[Conversation, int]]:
-        """Those of the round whose request ends and is answered, and how many tokens each is."""
-        self._num_sampled, seeds = 0, range(number * ROUND, (number + 1) * ROUND)
+    def round(self, seeds: range) -> Iterator[tuple[int, Conversation, int]]:
+        """Those of these seeds whose request ends and is answered, and how many tokens each is."""
+        self._num_sampled = 0
         begun = self._said(dict.fromkeys(seeds, self._before), min(MAX_REQUEST_TOKENS, self._room // 2))
         requests = {seed: said.token_ids[:-1] for seed, said in begun.items() if said.finish_reason == "stop"}
         prompts = {seed: self._before + request + self._after for seed, request in requests.items()}
@@ -64,7 +66,7 @@ class SelfTalk:
         for seed, said in answers.items():
             request, answer = self._text(requests[seed]), self._text(said.token_ids)
             if request and answer:
-                yield [user(request), assistant(answer)], len(requests[seed]) + len(said.token_ids)
+                yield seed, [user(request), assistant(answer)], len(requests[seed]) + len(said.token_ids)
 
     def _said(self, prompts: dict[int, list[int]], max_tokens: int) -> dict[int, Completion]:
         """By seed. Raises the error of a sequence that failed."""
@@ -92,17 +94,23 @@ def write_self_talk(begin: Callable[[], SelfTalk], file: Path, num_tokens: int, 
     number after every round."""
     lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
     written = [json.loads(line) for line in lines]
-    number, num_written = (written[-1]["round"] + 1 if written else 0), sum(each["tokens"] for each in written)
+    seed, num_written = (written[-1]["seed"] + 1 if written else 0), sum(each["tokens"] for each in written)
     talk = begin() if num_written < num_tokens else None
     while talk and num_written < num_tokens:
-        found: list[dict[str, Any]] = [
-            {"messages": said, "round": number, "tokens": count} for said, count in talk.round(number)
-        ]
-        if not found:
-            raise DataError(f"none of {ROUND} requests that the model made up ended; give a text to learn from")
-        lines += [json.dumps(each, ensure_ascii=False) for each in found]
+        seeds = range(seed, seed + conversations_for(num_tokens - num_written))
+        seed, num_before = seeds.stop, num_written
+        for each, said, count in talk.round(seeds):
+            if num_written < num_tokens:
+                lines.append(json.dumps({"messages": said, "seed": each, "tokens": count}, ensure_ascii=False))
+                num_written += count
+        if num_written == num_before:
+            raise DataError(f"none of {len(seeds)} requests that the model made up ended; give a text to learn from")
         scratch = file.with_name(f"partial-{file.name}")
         scratch.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         scratch.replace(file)
-        number, num_written = number + 1, num_written + sum(each["tokens"] for each in found)
         tell(num_written)
+
+
+def conversations_for(num_tokens: int) -> int:
+    """How many to begin."""
+    return min(MAX_ROUND, max(SEATS, num_tokens // USUAL_TOKENS))

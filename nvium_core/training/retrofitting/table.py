@@ -110,16 +110,19 @@ def _of_chunk(head_VD: Tensor, log_p_RE: Tensor, target_R: Tensor, outputs: Sequ
     return nll_RF, kl_RF, overlap_RF, log_p_RE.exp(), mix_R, same_R
 
 
+CAPTION = """KL: to the original, in nats. Accepted: drafts, by speculative sampling.
+Leave: tokens of the mixture. In brackets: its price over the original."""
+
+
 def table(measured: Measured, kind: str) -> Table:
-    """Price against depth, an exit a row, and the mixture."""
-    shown = Table(kind, "depth", "perplexity", "KL to the original", "would be accepted", "tokens leave")
-    depths = measured.exits[-1].layer
-    for name, exit_ in [
-        ("drafter", measured.drafter),
-        *((f"exit {n}, after layer {each.layer}", each) for n, each in enumerate(measured.exits, 1)),
-    ]:
-        numbers = (exit_.layer / depths, exit_.perplexity, exit_.kl, exit_.overlap, exit_.share)
-        shown.add_row(name, *(f"{value:.3g}" for value in numbers))
-    price = f"{measured.perplexity:.4g} ({100 * measured.price:+.1f}% ± {100 * measured.price_error:.1f})"
+    """Price against depth, an exit a row, and the mixture. It fits into 80 columns."""
+    shown = Table(kind, "depth", "perplexity", "KL", "accepted", "leave", caption=CAPTION, caption_justify="left")
+    for column in shown.columns:
+        column.no_wrap = True
+    last = measured.exits[-1].layer
+    for name, exit_ in [("drafter", measured.drafter), *((f"layer {each.layer}", each) for each in measured.exits)]:
+        numbers = (f"{exit_.layer / last:.2f}", f"{exit_.perplexity:.4g}", f"{exit_.kl:.2f}")
+        shown.add_row(name, *numbers, f"{exit_.overlap:.0%}", f"{exit_.share:.0%}")
+    price = f"{measured.perplexity:.4g} ({measured.price:+.1%} ± {measured.price_error:.1%})"
     shown.add_row("mixture", f"{measured.depth:.3f}", price, "", "", "")
     return shown

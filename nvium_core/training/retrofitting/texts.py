@@ -75,11 +75,11 @@ def windows_of(document: np.ndarray, context: int) -> Iterator[np.ndarray]:
 
 
 def split(examples: Sequence[Example], path: Path) -> tuple[list[Example], list[Example]]:
-    """What is learnt from, and the end, which is not."""
+    """What is learnt from, and the end, one example at least, which is not."""
     ends = np.cumsum([len(each) for each in examples])
     num_tokens = int(ends[-1]) if len(ends) else 0
     num_held_out = min(MAX_HELD_OUT, int(HELD_OUT_SHARE * num_tokens))
-    num_learnt = int(np.searchsorted(ends, num_tokens - num_held_out)) + 1
-    if not 0 < num_learnt < len(examples):
+    num_learnt = min(int(np.searchsorted(ends, num_tokens - num_held_out)) + 1, len(examples) - 1)
+    if num_learnt < 1:
         raise DataError(f"{path}: {num_tokens} tokens of text are too few")
     return list(examples[:num_learnt]), list(examples[num_learnt:])

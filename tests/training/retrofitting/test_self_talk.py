@@ -18,8 +18,8 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + END_OF_TEXT 
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_talk, "ROUND", 16)
     monkeypatch.setattr(self_talk, "SEATS", 5)
+    monkeypatch.setattr(self_talk, "MAX_ROUND", 16)
 
 
 def talk(likes_to_end: float = 4.0, tell: Callable[[int], None] = lambda _: None) -> SelfTalk:
@@ -33,19 +33,20 @@ def talk(likes_to_end: float = 4.0, tell: Callable[[int], None] = lambda _: None
 
 
 def test_a_request_is_sampled_behind_the_template_and_then_its_answer() -> None:
-    first, again = (list(talk().round(0)) for _ in range(2))
+    first, again = (list(talk().round(range(16))) for _ in range(2))
     assert first and first == again
-    assert all([turn["role"] for turn in said] == ["user", "assistant"] for said, _ in first)
-    assert list(talk().round(1)) != first
+    assert all([turn["role"] for turn in said] == ["user", "assistant"] for _, said, _ in first)
+    assert list(talk().round(range(8))) + list(talk().round(range(8, 16))) == first
+    assert len({str(said) for _, said, _ in first}) > 1
 
 
 def test_how_many_tokens_a_round_has_sampled_is_told_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_talk, "TELL_EVERY", 50)
     sampled = list[int]()
     talking = talk(tell=sampled.append)
-    for number in range(2):
+    for first in (0, 16):
         sampled.clear()
-        num_written = sum(count for _, count in talking.round(number))
+        num_written = sum(count for _, _, count in talking.round(range(first, first + 16)))
         assert sampled == [*range(50, sampled[-1] + 1, 50)]
         assert num_written > 50 and sampled[-1] > num_written - 50
 
@@ -54,21 +55,23 @@ def test_a_file_is_gone_on_with_where_it_ends(tmp_path: Path) -> None:
     whole, parts, told = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl", list[int]()
     write_self_talk(talk, whole, 2_000, told.append)
     assert len(told) > 1 and told[-1] >= 2_000
-    for enough in (1, 2_000):
+    for enough in (1, 700, 2_000):
         write_self_talk(talk, parts, enough, lambda _: None)
     assert parts.read_text() == whole.read_text()
+    counts = [json.loads(line)["tokens"] for line in whole.read_text().splitlines()]
+    assert sum(counts[:-1]) < 2_000 <= sum(counts)
     assert read_conversations(whole)
     write_self_talk(lambda: pytest.fail("nothing is left to say"), whole, 2_000, told.append)
 
 
 def test_what_is_no_end_of_a_line_in_json_is_none_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "file.jsonl"
-    said = {"messages": [user("one\u2028two"), assistant("\u0085")], "round": 0, "tokens": 4}
+    said = {"messages": [user("one\u2028two"), assistant("\u0085")], "seed": 0, "tokens": 4}
     file.write_text(json.dumps(said, ensure_ascii=False) + "\n", encoding="utf-8")
     write_self_talk(talk, file, 5, lambda _: None)
     assert json.loads(file.read_text(encoding="utf-8").split("\n")[0]) == said
 
 
 def test_a_model_whose_requests_never_end_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="none of 16 requests that the model made up ended"):
+    with pytest.raises(DataError, match="none of 5 requests that the model made up ended"):
         write_self_talk(lambda: talk(likes_to_end=-1e4), tmp_path / "file.jsonl", 10, lambda _: None)

@@ -51,6 +51,13 @@ def test_of_conversations_answers_count(tmp_path: Path, tokenizer: PreTrainedTok
     assert "a" * 9 + END_OF_TEXT in said and all(each.startswith("a") for each in said)
 
 
+def test_of_few_long_examples_the_last_is_held_out(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    file = tmp_path / "three.txt"
+    file.write_text("x" * (2 * CONTEXT))
+    text = read_text(file, tokenizer, CONTEXT, 10_000)
+    assert len(text.learnt) >= 1 == len(text.held_out)
+
+
 def test_too_little_is_told_with_the_file(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     file = tmp_path / "short.txt"
     file.write_text("too short")
