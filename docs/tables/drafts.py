@@ -1,5 +1,6 @@
 """What drafts gain where every token is the original's."""
 
+from statistics import median
 from typing import Any
 
 from docs.tables.table import Cell, Table, digits, percent, read, table, verdict
@@ -56,6 +57,29 @@ def lossless_row(name: str, row: Any) -> list[Cell]:
         by["text"],
         percent(row["drafts_right"], 0),
     ]
+
+
+@table
+def lossless_several() -> Table:
+    """By processor time, which other programs on the core do not lengthen."""
+    head = ["sequences", "temperature", "over dense", "its turns", "over itself without drafts", "its turns"]
+    return [*head, "drafts", "right"], [
+        [
+            row["sequences"],
+            digits(row["temperature"]),
+            *by_processor(row["turns"], "dense"),
+            *by_processor(row["turns"], "undrafted"),
+            *(sum(row["drafts"].values()), percent(row["drafts_right"], 0)),
+        ]
+        for row in read("drafts-smollm2-several")["rows"]
+    ]
+
+
+def by_processor(turns: Any, other: str) -> tuple[str, str]:
+    """Tokens per processor second with drafts over another's, turn by turn: the median, and the least and the most."""
+    rates = {name: [turn["tokens"] / turn["processor_seconds"] for turn in turns[name]] for name in ("lossless", other)}
+    ratios = [ours / theirs for ours, theirs in zip(*rates.values(), strict=True)]
+    return digits(median(ratios), 2), f"{digits(min(ratios), 2)} to {digits(max(ratios), 2)}"
 
 
 @table
