@@ -11,7 +11,7 @@ from nvium_core.evaluation.paired import interval
 from nvium_core.evaluation.paper import EXIT_PERPLEXITIES, EXIT_SHARES, PARETO, PERPLEXITY, SCALES
 from nvium_core.training.recipes.tales import stories
 
-EMBEDDED, PAIR, BEFORE = "evaluation-stories-asked", "evaluation-stories", "evaluation-tales-chat"
+EMBEDDED, PAIR, BEFORE = "evaluation-stories-9m", "evaluation-stories", "evaluation-tales-chat"
 """The bundled model; the first of its runs, which has a twin; and the model of 2,048 tokens that was bundled before."""
 
 PAPER_VOCABULARY = 32_000
@@ -43,7 +43,8 @@ def embedded() -> Table:
     ours = {
         "`stories`": PAIR,
         "`stories-chat`": "evaluation-stories-chat",
-        "`stories-asked`, bundled": EMBEDDED,
+        "`stories-asked`": "evaluation-stories-asked",
+        "`stories-9m`, the mean of these two, bundled": EMBEDDED,
         "`tales-chat`, bundled before as `tales-6m`": BEFORE,
     }
     return head, [embedded_row(words, read(name)) for words, name in ours.items()]
@@ -53,7 +54,7 @@ def embedded_row(words: str, run: dict[str, Any]) -> list[Cell]:
     return [
         words,
         run["num_parameters"],
-        f"{run['training_tokens'] / 1e6:.1f}M",
+        f"{run['training_tokens'] / 1e6:.1f}M" if run["training_tokens"] else None,
         run["perplexity"],
         digits(run["bits_per_character"], 3),
         digits(run["mean_depth"], 3),
