@@ -174,10 +174,15 @@ def one_line(error: BaseException) -> str:
 
 
 def _shards(index: Path) -> list[str]:
+    """Names of files beside the index."""
     try:
-        return sorted(set(_parse(index, json.loads)["weight_map"].values()))
+        names = set(_parse(index, json.loads)["weight_map"].values())
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: not an index of shards ({error!r})") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{index}: {name!r} is not the name of a safetensors file beside it")
+    return sorted(names)
 
 
 def rename(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:

@@ -139,7 +139,11 @@ def test_an_absent_shard_is_refused_naming_it(tmp_path: Path) -> None:
         NviumForCausalLM.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"weight_map": ["a"]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"weight_map": ["a"]}', '{"weight_map": {"a": [1]}}']
+    + [f'{{"weight_map": {{"a": {name}}}}}' for name in ("3", "null", '""', '"../model.safetensors"', '"/etc/passwd"')],
+)
 def test_a_damaged_shard_index_is_refused_naming_the_file(folder: Path, text: str) -> None:
     (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
