@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
+from nvium_core.engine.device.processor import start_threads
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, FailureEvent, FailureReason, StepReport
 from nvium_core.engine.failures import EngineStopped
@@ -195,6 +196,7 @@ class EngineWorker(Worker):
 
     def _loop(self) -> None:
         try:
+            start_threads()
             while self._take_commands():
                 self._take(run_turn(self.engine))
                 if not self.engine.has_work:

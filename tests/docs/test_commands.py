@@ -52,6 +52,7 @@ NOT_RUN = {
     "nvium chat": "wants somebody to talk to; tests/test_terminal.py and tests/test_cli.py have conversations",
     "nvium evaluate-chat": "a hundred conversations take minutes; tests/evaluation/test_chat.py has a few",
     "nvium iso": "measures models of every depth for minutes; tests/evaluation/test_iso.py has tiny ones",
+    "python -m nvium_core.training.mean_weights": "wants trained models; see tests/training/test_mean_weights.py",
     "nvium retrofit": "learns for minutes; tests/training/retrofitting/ has a small one",
     "nvium serve --api-keys-file keys.txt --ssl-certfile": "wants a certificate; tests/server/http/test_tls.py has one",
     "nvium serve HuggingFaceTB/SmolLM2-135M-Instruct": "wants the Hub; folders are served here",

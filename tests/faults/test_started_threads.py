@@ -60,6 +60,10 @@ def threads_of(server: ServerProcess, options: Mapping[str, object]) -> list[str
     return sorted(thread.name for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir())
 
 
+def ask(server: ServerProcess, path: str, body: Mapping[str, object]) -> None:
+    assert server.http.post(path, json={"model": NAME, **body}).status_code == 200
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "options"),
@@ -75,11 +79,12 @@ def test_no_thread_starts_while_requests_are_served(
     start: Start, options: Mapping[str, object], model_folder: Path, tmp_path: Path
 ) -> None:
     with start(model_folder, tmp_path / "log", prepare=note_threads, **options) as server:
+        ask(server, "/v1/completions", {"prompt": "Once", "max_tokens": 1})  # the device thread is at work
         before, told = threads_of(server, options), server.log().count(STARTS)
         assert told
         for path, bodies in ASKED.items():
             for body in bodies:
-                assert server.http.post(path, json={"model": NAME, **body}).status_code == 200
+                ask(server, path, body)
         for path in LOOKED_AT:
             assert server.http.get(path).status_code == 200
         assert server.log().split(STARTS)[told + 1 :] == []

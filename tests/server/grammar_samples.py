@@ -62,6 +62,14 @@ schemas = st.recursive(
 )
 
 
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """As it is read: objects that declare properties and do not say whether others may be there have no others."""
+    by_key = {"items": closed, "anyOf": lambda members: [*map(closed, members)]}
+    by_key["properties"] = lambda named: {name: closed(value) for name, value in named.items()}
+    read = {key: by_key.get(key, lambda value: value)(value) for key, value in schema.items()}
+    return {"additionalProperties": False, **read} if "properties" in schema else read
+
+
 def chained(number: int, link: Any, last: Any) -> dict[str, Any]:
     """Definitions that refer to one another in a row; link(i, the next one's reference) makes each."""
     names = [f"#/$defs/d{i + 1}" for i in range(number)]

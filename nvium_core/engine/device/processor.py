@@ -17,3 +17,13 @@ def use_threads(threads: str) -> None:
     """So many; auto leaves PyTorch its choice. Raises `InvalidRequest` for what is no number."""
     if count := thread_count(threads):
         torch.set_num_threads(count)
+
+
+def start_threads() -> None:
+    """Those of PyTorch that work for the calling thread. OpenMP would start them with its first large operation, a long
+    prompt's for instance, when there may be no memory for them."""
+    torch.ones(LARGE * torch.get_num_threads()).sum()
+
+
+LARGE = 2**17
+"""Numbers that a thread does not add up alone."""
