@@ -61,7 +61,7 @@ def ask(
     times: Annotated[int, typer.Option(help="How often each tale is told, of others every time.", min=1)] = 2,
     seed: int = 0,
 ) -> None:
-    """Write questions that the tales answer, and as many short tales."""
+    """Write tales and questions that they answer: each tale told of others, with two short ones behind it."""
     lines = (
         {"text": line} if isinstance(line, str) else {"messages": line}
         for line in asked(read_documents(tales), times, seed)

@@ -69,3 +69,4 @@ def built_with_log_lines(settings: Settings) -> Engine:
 def test_log_lines_that_the_engines_process_could_not_write_are_counted(model_folder: Path) -> None:
     with forked_server(model_folder, Path("/dev/full"), prepare=let_the_engine_log, engine_process=1) as server:
         wait_until(lambda: num_dropped_lines(server) >= NUM_LINES)
+        assert num_dropped_lines(server) >= NUM_LINES
