@@ -77,7 +77,7 @@ def test_a_conversation_goes_through_the_template_and_can_be_edited_and_asked_ag
     settled(visit)
     assert [role for role, _ in turns(visit)] == ["user", "assistant"]
     visit.page.locator(TURNS).nth(0).get_by_text("Edit").click()
-    assert visit.page.input_value("#message") == "A fox, please."
+    expect(visit.page.locator("#message")).to_have_value("A fox, please.")
     assert turns(visit) == []
 
 
@@ -92,19 +92,21 @@ def test_markdown_becomes_elements_and_nothing_of_it_is_html(visit: Visit) -> No
 
 def test_settings_are_there_again_and_a_key_is_not_kept(chromium: Browser, tales: LiveServer) -> None:
     with visiting(chromium, tales) as visit:
-        assert [visit.page.input_value(field) for field in ("#temperature", "#top-p")] == ["0.7", "0.95"]
-        visit.page.fill("#temperature", "0.4")
+        temperature = visit.page.locator("#temperature")
+        expect(temperature).to_have_value("0.7")
+        expect(visit.page.locator("#top-p")).to_have_value("0.95")
+        temperature.fill("0.4")
         visit.page.fill("#key", "sk-secret")
         visit.page.check("#numbers")
         kept = visit.page.evaluate("JSON.stringify(localStorage)")
         assert "sk-secret" not in kept
         assert json.loads(json.loads(kept)["nvium-settings"])["temperature"] == "0.4"
         visit.page.reload()
-        assert visit.page.input_value("#temperature") == "0.4"
-        assert visit.page.is_checked("#numbers")
+        expect(temperature).to_have_value("0.4")
+        expect(visit.page.locator("#numbers")).to_be_checked()
         visit.page.evaluate("localStorage.setItem('nvium-settings', '{broken')")
         visit.page.reload()
-        assert visit.page.input_value("#temperature") == "0.7"
+        expect(temperature).to_have_value("0.7")
 
 
 def test_of_a_dense_model_there_is_no_word_of_exits(chromium: Browser) -> None:

@@ -227,11 +227,15 @@ def test_all_probabilities_are_told_on_request_and_change_no_token(server: LiveS
 
 
 def test_text_held_back_still_has_its_token_in_the_chunk_of_its_step(server: LiveServer) -> None:
-    chunks = streamed(server, max_tokens=40, ignore_eos=True)
-    choices = [chunk["choices"][0] for chunk in chunks]
-    assert all(choice["nvium"]["token_ids"] for choice in choices)
-    assert len(joined(chunks, 0, "nvium", "token_ids")) == 40
-    assert "" in [choice["text"] for choice in choices]
+    def is_held_back() -> bool:
+        """Whether a chunk came without text; on a busy machine one chunk may hold the tokens of many Steps."""
+        chunks = streamed(server, max_tokens=40, ignore_eos=True)
+        choices = [chunk["choices"][0] for chunk in chunks]
+        assert all(choice["nvium"]["token_ids"] for choice in choices)
+        assert len(joined(chunks, 0, "nvium", "token_ids")) == 40
+        return "" in [choice["text"] for choice in choices]
+
+    wait_until(is_held_back)
 
 
 def test_unknown_fields_are_named_in_a_header_that_nothing_can_break_out_of(server: LiveServer) -> None:
