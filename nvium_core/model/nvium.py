@@ -96,6 +96,7 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
         options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # its old name
         dtype = None if options["dtype"] == "auto" else options["dtype"]
         checkpoint = read_source(folder, config, dtype, **hub_options)
+        checkpoint.check_num_layers()
         try:
             empty = cls._empty(checkpoint.config)
         except Exception as error:  # whatever transformers makes of odd values

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nvium_core import CheckpointError, Engine, EngineConfig, SamplingParams, load_model
+from nvium_core import CheckpointError, Engine, EngineConfig, NviumForCausalLM, SamplingParams, load_model
 from tests.byte_model import byte_tokenizer
 from tests.model.test_untrusted_folders import write
 from tests.random_models import random_model
@@ -72,6 +72,14 @@ def test_a_weight_that_is_no_number_is_refused_with_its_tensors_name(folder: Pat
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     assert "model.layers.1.mlp.up_proj.weight" in refusal(folder)
+
+
+def test_more_layers_than_tensors_are_refused_before_any_is_built(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder / "config.json", {"num_hidden_layers": 9000, "exit_layers": [1, 9000]})
+    monkeypatch.setattr(NviumForCausalLM, "_empty", lambda config: pytest.fail("layers were built"))
+    assert "num_hidden_layers is 9000" in refusal(folder)
 
 
 VALUES = [-1, 0, 1, 2, 3, HUGE, 10**400, float("nan"), float("inf"), 0.5, "x", None, True, [], [1], [-1], ["a"], {}]
