@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from statistics import median
 
 import torch
@@ -30,6 +31,10 @@ TEMPERATURES = (1.0, 0.0)
 ROWS_AT_ONCE = 64
 CALIBRATION_SECONDS = 10.0
 
+LENGTHS = (1.0, 0.5, 1.5, 0.75, 1.25)
+"""Of the answers of several sequences, over the length that is asked for, one after another. If all began at once, were
+as long and none followed, their prompts would be read together without drafts, and one by one with them."""
+
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 128, repeats: int = 5) -> Figures:
     """A row for each number of sequences and temperature, with all turns; and how often drafts would be right of what
@@ -47,7 +52,8 @@ def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 
         for temperature in TEMPERATURES:
             drafting = engines["lossless"].scheduler.drafting
             rounds, num_right = Counter(drafting.rounds), drafting.num_accepted
-            turns = compare(subject, engines, number, tokens, repeats, temperature)
+            num_answers = number * len(LENGTHS) if number > 1 else 1
+            turns = compare(subject, engines, num_answers, tokens, repeats, temperature)
             rounds, num_right = drafting.rounds - rounds, drafting.num_accepted - num_right
             limit = drafting.limit(rounds, num_right, number)
             rows.append(
@@ -60,7 +66,7 @@ def measure(subject: Subject, *, sequences: Sequence[int] = (1,), tokens: int = 
                 }
             )
             said = [token_ids for timing in turns["dense"] for token_ids, _ in timing.generated if temperature]
-            seeds = range(number, number + len(said))  # turn 0 is not counted
+            seeds = range(num_answers, num_answers + len(said))  # turn 0 is not counted
             texts += [prompt(subject, seed) + token_ids for seed, token_ids in zip(seeds, said, strict=True)]
     found = agreement(subject.model, texts)
     return {"tokens": tokens, "repeats": repeats, "rows": rows, "exits": found}
@@ -79,21 +85,24 @@ def original_of(model: NviumForCausalLM) -> NviumForCausalLM:
 
 
 def compare(
-    subject: Subject, engines: dict[str, Engine], num_sequences: int, num_tokens: int, repeats: int, temperature: float
+    subject: Subject, engines: dict[str, Engine], num_answers: int, num_tokens: int, repeats: int, temperature: float
 ) -> dict[str, list[Timed]]:
     def run(engine: Engine, turn: int) -> Timed:
-        seeds = range(turn * num_sequences, (turn + 1) * num_sequences)
-        asked = SamplingParams(
-            max_tokens=num_tokens, temperature=temperature, sampling="original", ignore_eos=not subject.chats
-        )
-        return timed(engine, [(prompt(subject, seed), replace(asked, seed=seed)) for seed in seeds])
+        seeds = range(turn * num_answers, (turn + 1) * num_answers)
+        lengths = cycle(LENGTHS) if num_answers > 1 else [1.0]
+        asked = SamplingParams(temperature=temperature, sampling="original", ignore_eos=not subject.chats)
+        requests = [
+            (prompt(subject, seed), replace(asked, seed=seed, max_tokens=round(num_tokens * length)))
+            for seed, length in zip(seeds, lengths, strict=False)
+        ]
+        return timed(engine, requests)
 
     def run_undrafted(turn: int) -> Timed:
         with undrafted(engines["lossless"]):
             return run(engines["lossless"], turn)
 
     contenders = {name: partial(run, engine) for name, engine in engines.items()} | {"undrafted": run_undrafted}
-    return interleaved(contenders, repeats, f"{num_sequences} sequences at {temperature:g}")
+    return interleaved(contenders, repeats, f"{num_answers} answers at {temperature:g}")
 
 
 @contextmanager

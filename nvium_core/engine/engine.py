@@ -264,9 +264,9 @@ class Engine:
                 follows=result is not results[0],
             )
             self.reports.append(StepReport(step.block + 1, step.num_rows, len(step.runs), own, told))
-        if is_measured and is_lone_round(results, self.scheduler.num_blocks):
-            verifying = results[-1].step
-            self.scheduler.drafting.observe_seconds(verifying.num_rows, verifying.num_drafts, seconds)
+        if is_measured and is_round(results, self.scheduler.num_blocks):
+            step = results[-1].step
+            self.scheduler.drafting.observe_seconds(step.num_rows, step.num_drafts, seconds, len(step.runs))
         self.speedup.end(seconds)
         if is_measured and is_pass:
             self.scheduler.policy.observe_pass(num_rows=results[0].step.num_rows, seconds=seconds)
@@ -285,9 +285,10 @@ def is_whole_pass(results: list[StepResult], num_blocks: int) -> bool:
     return len(results) == num_blocks and [result.step.num_rows for result in results] == [num_runs] * num_blocks
 
 
-def is_lone_round(results: list[StepResult], num_blocks: int) -> bool:
-    """The same rows of a single sequence passed every block, and were verified."""
-    return len(results) == num_blocks and len(results[-1].verified) == len(results[0].step.runs) == 1
+def is_round(results: list[StepResult], num_blocks: int) -> bool:
+    """The same rows passed every block, and all were verified."""
+    num_verified = sum(map(len, results[-1].verified.values()))
+    return [result.step.num_rows for result in results] == [num_verified] * num_blocks
 
 
 def merged(step: Step, alone: list[StepResult]) -> StepResult:

@@ -62,7 +62,9 @@ class Checkpoint:
         """Raise `CheckpointError` where there are fewer tensors than layers, before many are built for nothing."""
         layers = self.config.num_hidden_layers
         if len(self.tensors) < layers:
-            raise CheckpointError(f"{self.folder}: num_hidden_layers is {layers}, but there are {len(self.tensors)} tensors")
+            raise CheckpointError(
+                f"{self.folder}: num_hidden_layers is {layers}, but there are {len(self.tensors)} tensors"
+            )
 
     def check_against(self, model: nn.Module) -> None:
         """Raise `CheckpointError` unless names and shapes are exactly the model's."""

@@ -138,7 +138,8 @@ def test_drafts_change_no_token_and_all_turns_beside_both_engines_are_kept() -> 
         assert row["tokens_are_identical"]
         assert row["turns"].keys() == {"lossless", "dense", "undrafted"}
         for turns in row["turns"].values():
-            assert [turn["tokens"] for turn in turns] == [12 * row["sequences"]]
+            num_answers = row["sequences"] * len(drafts.LENGTHS) if row["sequences"] > 1 else 1
+            assert [turn["tokens"] for turn in turns] == [12 * num_answers]
 
 
 def test_an_engine_without_drafts_for_a_while_drafts_none_and_goes_on_with_what_it_knew() -> None:

@@ -203,8 +203,7 @@ def test_a_text_that_repeats_itself_is_drafted_by_copying_from_it(exits: list[in
     drafting = engine.scheduler.drafting
     assert [each.token_ids for each in completions] == [expected(model, prompt, params) for prompt in PROMPTS]
     copied = sum(number * times for (source, number), times in drafting.rounds.items() if source == LOOKUP)
-    assert 0.5 < drafting.num_accepted / drafting.num_drafted <= 1
-    assert drafting.num_drafted >= copied > 100
+    assert drafting.num_drafted >= copied >= drafting.num_accepted > 100
 
 
 def test_what_is_preempted_amid_drafts_and_found_in_the_cache_again_says_the_same(

@@ -4,7 +4,8 @@ exit's tokens. Torch-free; blocks count from 0.
 
 A round of m drafts of an exit runs the drafting blocks m + 1 times with a row of each sequence, and the others once
 with m + 1 rows. The drafter and the text need no block: all of them run once with m + 1 rows. A round emits as many
-tokens as were drafted right in a row, and one more.
+tokens as were drafted right in a row, and one more. Each sequence copies from its own text, if its tokens save more
+time than its rows add to everybody's round.
 """
 
 import math
@@ -64,8 +65,9 @@ class Drafting:
         self._right = dict.fromkeys(self._planned, PRIOR_DRAFTS * PRIOR_SHARE)
         self._plans: dict[int, Plan] = {}
         self._copies: dict[int, list[float]] = {}
-        self._alone: dict[tuple[int, int], float] = {}
-        """Seconds of rounds of a lone sequence, by their rows and the tokens that the drafter drafts behind them."""
+        self._known: dict[tuple[int, int], float] = {}
+        """Seconds of rounds at a pace of 1, by their rows, whoever's, and the tokens that the drafter drafts behind."""
+        self._pace = 1.0
         self.copies_right = {False: Shares(), True: Shares()}
         """Where tokens are drawn, and where they are likeliest ones."""
         self._num_rounds = self._num_looks = 0
@@ -94,12 +96,11 @@ class Drafting:
         return source, number
 
     def num_copied(self, share: float, num_sequences: int) -> int:
-        """How many tokens are copied from where the last ones stood before, if that share of such copies is right: 0
-        where the plan is as fast."""
+        """How many tokens one sequence copies from where its last ones stood before, if that share of such copies is
+        right: 0 where the plan is as fast."""
         plan = self._decided(num_sequences)
         if num_sequences not in self._copies:
-            dense = self._dense(num_sequences)
-            self._copies[num_sequences] = [self._round(LOOKUP, most, num_sequences) / dense for most in self._numbers]
+            self._copies[num_sequences] = [self._cost_of_copies(most, num_sequences) for most in self._numbers]
         costs = self._copies[num_sequences]
         gains = [tokens_of(share, most) / cost for most, cost in zip(self._numbers, costs, strict=True)]
         best = max(gains)
@@ -124,14 +125,17 @@ class Drafting:
         self._tested[source] = kept * self._tested[source] + num_tested
         self._right[source] = kept * self._right[source] + num_right
 
-    def observe_seconds(self, num_rows: int, num_drafts: int, seconds: float) -> None:
-        """Of a round of a lone sequence, in one call. A change of pace is told of one, and believed of all a little."""
-        if num_rows > MAX_DRAFTS + 1:
+    def observe_seconds(self, num_rows: int, num_drafts: int, seconds: float, num_sequences: int) -> None:
+        """Of a round in one call. Of the first one of its size half is believed, since it may have been disturbed, and
+        of later ones a part; a little of it for rounds of all sizes, as machines become slower."""
+        if num_rows > (MAX_DRAFTS + 1) * num_sequences:
             return
         key = num_rows, num_drafts
-        change = math.log(bounded(seconds / self._alone.setdefault(key, seconds)))
-        for other in self._alone:
-            self._alone[other] *= math.exp(change * (RATE if other == key else RATE / 4))
+        expected = self._seconds(*key, num_sequences)
+        change = math.log(bounded(seconds / expected))
+        believed = RATE if key in self._known else 0.5
+        self._pace *= math.exp(change * RATE / 4)
+        self._known[key] = expected * math.exp(change * believed) / self._pace
 
     @property
     def _looks(self) -> bool:
@@ -164,22 +168,36 @@ class Drafting:
 
     def _dense(self, n: int) -> float:
         """Seconds of a token of each sequence without drafts."""
-        if n == 1 and (known := self._alone.get((1, 0))):
-            return known
-        return min(self._own(n) + self._of_blocks(0, n), self._costs.pass_seconds(n))
+        return self._seconds(n, 0, n)
 
     def _round(self, source: int, most: int, n: int) -> float:
         """Seconds of so many drafts of each sequence, and of verifying them."""
-        costs, rows = self._costs, (most + 1) * n
-        if source < 0 or not most:  # as the dense schedule, with more rows
-            by_drafter = most if source == DRAFTER else 0
-            if n == 1 and (known := self._alone.get((rows, by_drafter))):
-                return known
-            of_drafter = by_drafter * self._of_head(n)
-            return of_drafter + self._dense(n) + self._of_blocks(0, rows) - self._of_blocks(0, n)
+        if source == LOOKUP:
+            return self._dense(n) * self._cost_of_copies(most, n)
+        if source == DRAFTER or not most:
+            return self._seconds((most + 1) * n, most, n)
+        costs = self._costs
         early = sum(costs.seconds_following(block, n) for block in range(source + 1))
         drafting = self._own(n) + early + at(costs.junctions[source], n) + self._of_head(n)
-        return most * drafting + self._own(n) + early + self._of_blocks(source + 1, rows)
+        return most * drafting + self._own(n) + early + self._of_blocks(source + 1, (most + 1) * n)
+
+    def _cost_of_copies(self, most: int, n: int) -> float:
+        """What so many copies of one sequence make its share of a round, over its share of one without. More rows take
+        no less: a round that seems to take longer than larger ones was disturbed."""
+        larger = [self._seconds(rows, 0, n) for rows in range(n + most, n + MAX_DRAFTS + 1) if (rows, 0) in self._known]
+        more = min([self._seconds(n + most, 0, n), *larger]) - self._dense(n)
+        return 1 + n * max(0.0, more) / self._dense(n)
+
+    def _seconds(self, rows: int, by_drafter: int, n: int) -> float:
+        """Of a round with so many rows of n sequences in all: what such rounds took, or what blocks say that they take
+        more than the largest smaller one of which that is known."""
+        if known := self._known.get((rows, by_drafter)):
+            return known * self._pace
+        if rows == n and not by_drafter:
+            return min(self._own(n) + self._of_blocks(0, n), self._costs.pass_seconds(n))
+        fewer = next((fewer for fewer in range(rows, n, -1) if (fewer, 0) in self._known), n)
+        more = self._of_blocks(0, rows) - self._of_blocks(0, fewer)
+        return self._seconds(fewer, 0, n) + more + by_drafter * self._of_head(n)
 
     def _of_head(self, n: int) -> float:
         """Seconds of a draft's part of the head."""

@@ -75,6 +75,54 @@ def test_nothing_is_copied_where_the_drafter_is_right_more_often() -> None:
     assert drafting.num_copied(0.99, 1) > 0
 
 
+def learnt(seconds: dict[int, float], num_sequences: int, times: int = 60) -> Drafting:
+    """After rounds of so many rows that took so long."""
+    drafting = Drafting(StepCosts({0: {1: 1.0, 100: 1.99}}))  # a row adds a hundredth, it is believed
+    for _ in range(times):
+        for rows, each in seconds.items():
+            drafting.observe_seconds(rows, 0, each, num_sequences)
+    return drafting
+
+
+def test_of_several_sequences_one_copies_where_its_tokens_are_worth_more_than_what_its_rows_take_of_all() -> None:
+    """Of four, a row more takes .1 of a round, so .4 of a sequence's share of it."""
+    drafting = learnt({rows: 0.6 + 0.1 * rows for rows in range(4, 13)}, num_sequences=4)
+    assert drafting.num_copied(0.35, 4) == 0
+    assert drafting.num_copied(0.45, 4) == 1
+    assert drafting.num_copied(0.8, 4) == 2
+    assert Drafting(StepCosts({0: {1: 1.0, 100: 1.99}})).num_copied(0.1, 4) > 0
+
+
+def test_rounds_of_one_sequence_tell_what_those_of_several_with_as_many_rows_take() -> None:
+    drafting = learnt({rows: 0.6 + 0.1 * rows for rows in range(1, 10)}, num_sequences=1)
+    assert drafting.num_copied(0.35, 4) == 0
+    assert drafting.num_copied(0.45, 4) == 1
+
+
+def test_a_disturbed_round_does_not_end_drafts_of_its_size() -> None:
+    drafting = learnt({4: 1.0, 5: 1.02, 6: 1.04}, num_sequences=4)
+    expected = drafting.num_copied(0.3, 4)
+    for _ in range(20):
+        drafting.observe_seconds(5, 0, 2.0, 4)
+    drafting.observe(LOOKUP, 1, 0)
+    drafting._copies.clear()
+    assert expected > 0 and drafting.num_copied(0.3, 4) > 0
+
+
+def test_a_machine_that_becomes_slower_is_slower_for_rounds_of_all_sizes() -> None:
+    drafting = learnt({4: 1.0, 5: 1.3}, num_sequences=4)
+    before = drafting._seconds(5, 0, 4)
+    for _ in range(200):
+        drafting.observe_seconds(4, 0, 3.0, 4)
+    assert drafting._seconds(4, 0, 4) == pytest.approx(3.0, rel=0.02)
+    assert drafting._seconds(5, 0, 4) > 1.2 * before
+
+
+def test_a_prompt_tells_nothing_about_rounds() -> None:
+    drafting = learnt({4: 1.0, 37: 9.0}, num_sequences=4)
+    assert drafting._seconds(37, 0, 4) < 2
+
+
 def test_the_limit_is_that_of_the_rounds_that_were() -> None:
     rounds = Counter({(0, 0): 3, (LOOKUP, 4): 1})
     assert Drafting(COSTS).limit(rounds, 4, 1) == pytest.approx(8 * 4.08 / (3 * 4.08 + 4.4))
