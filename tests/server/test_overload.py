@@ -23,7 +23,7 @@ def running(seed: int) -> bytes:
 
 async def bomb(url: str, path: str) -> list[Answer]:
     """Far more requests than may wait, all at once, each on a connection of its own, and none soon over."""
-    return await asyncio.gather(*(asked(url, asking(path, max_tokens=40)) for _ in range(NUM_REQUESTS)))
+    return await asyncio.gather(*(asked(url, asking(path, max_tokens=400)) for _ in range(NUM_REQUESTS)))
 
 
 @pytest.mark.parametrize("path", PATHS)
