@@ -1,14 +1,17 @@
 """All that is to be measured on a GPU, in order: `python -m nvium_core.bench.on_gpu`.
 
-Each part is a process of its own, of so many seconds that all together end in half an hour. What it finds is added to
-one JSON file at once; a part that is in it is not run again. A part that needs a package which is not installed is left
-out, and the package named.
+Each part is a process of its own, of so many seconds that all end in half an hour, but for transformers' `generate`,
+which compiles for minutes. What it finds is added to one JSON file at once; a part that is in it is not run again. What
+it says is added to a log beside the file. A part that needs a package which is not installed is left out, and the
+package named. `--seconds` is for a machine that ends a command after so many: what may take longer is not begun.
 `--tiny` tries the list anywhere, with a file of its own.
 """
 
 import argparse
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,12 +27,18 @@ from urllib.error import URLError
 
 PYTHON = sys.executable
 NVIUM = (PYTHON, "-m", "nvium_core.cli")
-READY_SECONDS = 120
-"""For a server to be ready."""
+READY_SECONDS, END_SECONDS = 120, 20
+"""For a server to be ready, and to end."""
+
+CUDA_TESTS, SOME_FAILED = "tests/engine/device/graphs/test_cuda.py", 1
+"""Which of them failed is found too."""
 
 SHAPES, DENSE_1B = ("24x768", "36x768", "48x768"), "22x2048"
-COUNTS, DENSE_COUNTS, STREAMS = (1, 8, 32, 64, 128, 256), (1, 32, 256), "32,256"
+COUNTS, DENSE_COUNTS, STREAMS = (8, 32, 64, 128, 256), (1, 32, 256), "32,256"
 PORT = 8765
+SHOWN = 3000
+"""Characters of a part that failed; all it said is in the log."""
+
 OF_ALL, OF_TESTS = ("platformdirs", "annotated_types", "typer", "rich"), ("pytest", "hypothesis")
 OF_SERVER = ("fastapi", "httpx", "limits", "llguidance", "opentelemetry", "pydantic_settings", "structlog", "uvicorn")
 """Packages that a machine with PyTorch may lack, and that cannot be done without."""
@@ -38,7 +47,7 @@ OF_SERVER = ("fastapi", "httpx", "limits", "llguidance", "opentelemetry", "pydan
 @dataclass(frozen=True)
 class Part:
     """A command; what it prints is kept unless it takes --json. `before` is a command that ends before it, `served` a
-    server's, which runs beside it."""
+    server's, which runs beside it. `statuses` are those that it may end with."""
 
     name: str
     command: tuple[str, ...]
@@ -48,6 +57,7 @@ class Part:
     served: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    statuses: tuple[int, ...] = (0,)
 
     @property
     def missing(self) -> list[str]:
@@ -67,18 +77,19 @@ def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
         race = ("--sequences", str(count), "--against", against, "--seconds", str(seconds if not is_tiny else 1))
         return (*NVIUM, "bench", "peers", "--shape", shape, *where, *timed, *race, *more)
 
-    without_plugins = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider")
-    tests = ("-q", "-rs", *without_plugins, "-m", "cuda", "tests/engine/device/graphs/test_cuda.py")
-    yield Part("tests", (PYTHON, "-m", "pytest", *tests), 270, writes_json=False, needs=OF_TESTS)
+    without_plugins = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=90")
+    tests = ("-v", "-rs", "--tb=short", "--durations=5", *without_plugins, "-m", "cuda", CUDA_TESTS)
+    command = (PYTHON, "-m", "pytest", *tests)
+    yield Part("tests", command, 270, writes_json=False, needs=OF_TESTS, statuses=(0, SOME_FAILED))
     bench = (*NVIUM, "bench")
     for shape in shapes:
-        yield Part(f"gain-{shape}", peers(shape, 1, "dense twin,generate", 50), 110)
+        yield Part(f"gain-{shape}", peers(shape, 1, "sweep,dense twin", 40), 80)
     for count in counts:
-        yield Part(f"sequences-{count}", peers(shapes[0], count, "sweep,dense twin", 30), 80)
+        yield Part(f"sequences-{count}", peers(shapes[0], count, "sweep,dense twin", 30), 70)
     profiled = ("--sequences", "1,64" if not is_tiny else "1", "--tokens", tokens)
     yield Part("profile", (*bench, "profile", "--shape", shapes[0], *where, *profiled), 60)
     for count in dense_counts:
-        yield Part(f"dense-{dense}-{count}", peers(dense, count, "generate", 40, "--routing", "1"), 90)
+        yield Part(f"dense-{dense}-{count}", peers(dense, count, "synchronous", 20, "--routing", "1"), 60)
     steps, recipe = ("10", "paper-24x768") if not is_tiny else ("1", "tiny")
     training = (PYTHON, "-m", "nvium_core.bench.training", "--recipe", recipe, "--device", device, "--steps", steps)
     load = ("--concurrency", STREAMS if not is_tiny else "1", "--requests", "512" if not is_tiny else "1")
@@ -93,52 +104,73 @@ def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
         before=(PYTHON, "-m", "nvium_core.bench.random_folder", folder, *(("--layers", "2") if is_tiny else ())),
         needs=OF_SERVER,
     )
-    yield Part("training", training if not is_tiny else (*training, "--rows", "1024", "--eager"), 100)
-    batches = ("--sequences", "1,4,16,64" if not is_tiny else "1", "--requests", "32" if not is_tiny else "2")
-    brief = ("--tokens", "48" if not is_tiny else "4", "--repeats", "2")
-    yield Part("determinism", (*bench, "determinism", "--shape", shapes[0], *where, *batches, *brief), 60)
+    eager = ("--eager", *(("--rows", "1024") if is_tiny else ()))
+    yield Part("training-eager", (*training, *eager), 50)
+    yield Part("training", training if not is_tiny else (*training, *eager), 200)
+    batches = ("--sequences", "1,16" if not is_tiny else "1", "--requests", "16" if not is_tiny else "2")
+    brief = ("--tokens", "32" if not is_tiny else "4", "--repeats", "2")
+    yield Part("determinism", (*bench, "determinism", "--shape", shapes[0], *where, *batches, *brief), 100)
+    for shape in shapes:
+        yield Part(f"generate-{shape}", peers(shape, 1, "generate", 30), 180)
+    yield Part(f"generate-{dense}", peers(dense, 1, "generate", 30, "--routing", "1"), 180)
 
 
-def run(part: Part, scratch: Path) -> Any:
-    """What the part found, or None."""
+def run(part: Part, scratch: Path, log: Path) -> Any:
+    """What the part found, or None. What it says is added to the log."""
     file = scratch / f"{part.name}.json"
     command = (*part.command, "--json", str(file)) if part.writes_json else part.command
     started = time.monotonic()
     end = started + part.seconds
+    with log.open("a") as told:
+        told.write(f"\n=== {part.name}\n")
+        begun = told.tell()
     try:
         if part.before:
-            finished(part.before, end)
-        with served(part.served, scratch / "log") if part.served else nullcontext():
-            said = finished(command, end)
+            finish(part.before, log, end)
+        with served(part.served, log) if part.served else nullcontext():
+            finish(command, log, end, part.statuses)
     except subprocess.SubprocessError as error:
-        told = getattr(error, "stdout", None) or "", getattr(error, "stderr", None) or ""
-        say(f"{part.name}: {error}\n", *(str(each)[-2000:] for each in told))
+        say(f"{part.name}: {error}\n{said(log, begun)[-SHOWN:]}")
         return None
     say(f"{part.name}: {time.monotonic() - started:.0f} s")
-    return json.loads(file.read_text("utf-8")) if part.writes_json else {"lines": said.splitlines()}
+    return json.loads(file.read_text("utf-8")) if part.writes_json else {"lines": said(log, begun).splitlines()}
 
 
-def finished(command: tuple[str, ...], end: float) -> str:
-    """What the command says. Raises `SubprocessError` if it fails or goes on after `end`."""
-    left = max(0.0, end - time.monotonic())
-    done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=left)  # noqa: S603 (our own)
-    return done.stdout
+def said(log: Path, begun: int) -> str:
+    """From this byte on."""
+    return log.read_bytes()[begun:].decode(errors="replace")
+
+
+def finish(command: tuple[str, ...], log: Path, end: float, statuses: tuple[int, ...] = (0,)) -> None:
+    """Run the command. Raises `SubprocessError` if it fails, or goes on after `end`: then it is ended, with all that it
+    has started, such as a compiler's workers."""
+    with log.open("ab") as told:
+        process = subprocess.Popen(command, stdout=told, stderr=told, process_group=0)  # noqa: S603 (our own)
+    try:
+        status = process.wait(max(0.0, end - time.monotonic()))
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if status not in statuses:
+        raise subprocess.CalledProcessError(status, command)
 
 
 @contextmanager
 def served(command: tuple[str, ...], log: Path) -> Iterator[None]:
-    """Until the end of the block. Raises `SubprocessError` if the server ends."""
-    with log.open("w") as told:
+    """Until the end of the block. Raises `SubprocessError` if the server does not become ready."""
+    with log.open("ab") as told:
         process = subprocess.Popen(command, stdout=told, stderr=told)  # noqa: S603 (our own)
     try:
         wait_until_ready(process, time.monotonic() + READY_SECONDS)
         yield
-    except subprocess.SubprocessError as error:
-        error.stderr = f"{getattr(error, 'stderr', '')}{log.read_text('utf-8')}"  # type: ignore[attr-defined]
-        raise
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], end: float) -> None:
@@ -163,11 +195,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--file", type=Path, default=Path("benchmarks/gpu.json"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", help="names of parts")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing that may take longer")
     parser.add_argument("--list", action="store_true", help="say what would be run")
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args(arguments)
+    end = time.monotonic() + asked.seconds
     with TemporaryDirectory() as scratch:
-        return min(1, sum(not is_done(part, asked, Path(scratch)) for part in wanted(asked, Path(scratch))))
+        return min(1, sum(not is_done(part, asked, Path(scratch), end) for part in wanted(asked, Path(scratch))))
 
 
 def wanted(asked: argparse.Namespace, scratch: Path) -> Iterator[Part]:
@@ -177,7 +211,7 @@ def wanted(asked: argparse.Namespace, scratch: Path) -> Iterator[Part]:
             yield part
 
 
-def is_done(part: Part, asked: argparse.Namespace, scratch: Path) -> bool:
+def is_done(part: Part, asked: argparse.Namespace, scratch: Path, end: float) -> bool:
     """Now, and what it found is in the file."""
     if asked.list:
         say(part.name, f"({part.seconds} s)", *part.command[1:])
@@ -185,10 +219,13 @@ def is_done(part: Part, asked: argparse.Namespace, scratch: Path) -> bool:
     if part.missing:
         say(f"{part.name}: left out, as {', '.join(part.missing)} cannot be imported")
         return False
-    found = run(part, scratch)
-    if found is None:
+    if part.seconds > end - time.monotonic():
+        say(f"{part.name}: left for another time, as it may take {part.seconds} s")
         return False
     asked.file.parent.mkdir(parents=True, exist_ok=True)
+    found = run(part, scratch, asked.file.with_suffix(".log"))
+    if found is None:
+        return False
     partial = asked.file.with_suffix(".partial")
     partial.write_text(json.dumps({**known(asked.file), part.name: found}, indent=1) + "\n", encoding="utf-8")
     partial.replace(asked.file)

@@ -2,12 +2,14 @@
 the host's, and what its kernels and copies take stands beside them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import itemgetter
+from typing import Any
 
 import torch
 from rich.table import Table
+from torch.autograd import DeviceType
 
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Race
@@ -42,7 +44,16 @@ def device_ms(engine: Engine, race: Race) -> float:
     """Of kernels and copies, per step(); 0 on a CPU."""
     with torch.profiler.profile() as seen:
         steps, _, _ = run(engine, replace(race, num_tokens=min(race.num_tokens, PROFILED_TOKENS)), turn=0)
-    return sum(each.self_device_time_total for each in seen.key_averages()) / 1000 / steps
+    return device_microseconds(seen.key_averages()) / 1000 / steps
+
+
+def device_microseconds(events: Iterable[Any]) -> float:
+    """Of a profile's kernels and copies. The operators that launched them name the same times again."""
+    return sum(
+        each.self_device_time_total
+        for each in events
+        if each.device_type != DeviceType.CPU and not each.is_user_annotation
+    )
 
 
 def by_part(engine: Engine, race: Race, turn: int) -> Figures:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +12,14 @@ import torch
 from nvium_core.bench.contenders import continuous, generate, llama_cpp, own
 from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, NotAvailable, Race
 from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
-from nvium_core.bench.contenders.lineup import GENERATE, GIVEN_FILE, LLAMA_CPP, kinds, lineup
+from nvium_core.bench.contenders.lineup import GENERATE, GIVEN_FILE, LLAMA_CPP, TWIN, kinds, lineup
 from nvium_core.bench.harness import load_subjects
 from nvium_core.bench.peers import best_variants, on_the_clock
 from nvium_core.bench.shapes import random_weights, shape_config
 from nvium_core.bench.twin import dense_twin, usable_llama
+from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.engine import Engine
 from nvium_core.model.nvium import NviumForCausalLM
 from tests.bench.tiny import tiny_subject
 from tests.model.gguf_files import write_gguf as write_given_file
@@ -143,6 +148,22 @@ def test_a_llama_of_a_gguf_file_races_beside_that_very_file_in_llama_cpp(tmp_pat
             }
             for name in (GIVEN_FILE, "generate/float32"):
                 assert [len(tokens) for tokens in contenders[name](0).token_ids] == [7, 7, 7]
+
+
+def test_the_twin_goes_by_whole_passes_which_a_gpu_launches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "Engine", partial(Engine, make_runner=partial(Runner, make_backend=GraphsBackend)))
+    engines, engine_for = dict[NviumForCausalLM, Engine](), own.engine_for
+
+    def engine_noted(model: NviumForCausalLM, race: Race, **config: Any) -> Engine:
+        engines[model] = engine_for(model, race, **config)
+        return engines[model]
+
+    monkeypatch.setattr(own, "engine_for", engine_noted)
+    with lineup(tiny_subject(), (TWIN,)) as who, who.ready(RACE) as (_, contenders):
+        contenders[TWIN](0)
+        backend = engines[who.twin].runner.backend
+    assert isinstance(backend, GraphsBackend)
+    assert backend.passes.num_ahead > 0
 
 
 def test_a_twin_that_has_no_gguf_file_leaves_its_peer_out_with_the_reason() -> None:

@@ -4,11 +4,13 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 import torch
 from rich.console import Console
+from torch.autograd import DeviceType
 
 from nvium_core import InvalidRequest, SamplingParams
 from nvium_core.bench import (
@@ -324,6 +326,15 @@ def test_a_profile_s_parts_make_up_the_step() -> None:
         assert sum(row["parts_ms"].values()) == pytest.approx(row["step_ms"])
         assert min(row["parts_ms"].values()) > 0
         assert 0 < row["share_outside_kernels"] < 1
+
+
+def test_a_kernel_s_time_counts_once_in_a_profile() -> None:
+    def event(device: DeviceType, *, is_user_annotation: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(device_type=device, self_device_time_total=7.0, is_user_annotation=is_user_annotation)
+
+    launch, kernel, stretch = DeviceType.CPU, DeviceType.CUDA, DeviceType.CUDA
+    events = [event(launch), event(kernel), event(stretch, is_user_annotation=True)]
+    assert profile.device_microseconds(events) == 7.0
 
 
 def test_a_profile_of_pytorch_s_layers_has_the_same_parts(monkeypatch: pytest.MonkeyPatch) -> None:

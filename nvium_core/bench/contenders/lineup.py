@@ -77,8 +77,8 @@ class Lineup:
     def _with_the_twin(self, race: Race, stack: ExitStack) -> dict[str, Contender]:
         """Valid until the stack closes."""
         contenders: dict[str, Contender] = {}
-        if TWIN in self.invited:
-            contenders[TWIN] = own.contender(own.engine_for(self.twin, race), race)
+        if TWIN in self.invited:  # its passes are launched ahead too, where ours are
+            contenders[TWIN] = own.contender(own.engine_for(self.twin, race, schedule=BASELINE), race)
         if GENERATE in self.invited:
             contenders |= self._generating(race)
         if CONTINUOUS in self.invited:

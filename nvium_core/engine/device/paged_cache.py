@@ -8,7 +8,9 @@ R rows, W pages of the longest table, N blocks.
 """
 
 import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -61,7 +63,8 @@ class PagedCache:
         """Of each query over the keys in its batch's slots that the mask lets it see, [B, Q, H, P]."""
         k_BGSP = self.keys[layer, slot_BS].transpose(1, 2)
         v_BGSP = self.values[layer, slot_BS].transpose(1, 2)
-        return dense_attention(q_BQHP.transpose(1, 2), k_BGSP, v_BGSP, mask_B1QS).transpose(1, 2)
+        with no_plans():
+            return dense_attention(q_BQHP.transpose(1, 2), k_BGSP, v_BGSP, mask_B1QS).transpose(1, 2)
 
     def states_behind(self, block: int) -> Tensor:
         """Hidden states behind a block, [S, D]."""
@@ -87,6 +90,18 @@ class PagedCache:
 def positions(runs: Items[Run]) -> Integers:
     """Of every row of the runs, in order, [R]."""
     return np.concatenate([np.arange(run.rows.start, run.rows.stop) for run in runs])
+
+
+@contextmanager
+def no_plans() -> Iterator[None]:
+    """Without cuDNN's attention, which PyTorch prefers on an H100: it makes a plan for every shape it has not met, and
+    prompts have many shapes. `sdpa_kernel` says the same, but takes ten times as long."""
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
 
 
 def untouched_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:

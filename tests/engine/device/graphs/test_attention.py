@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvium_core import SamplingParams
-from nvium_core.engine.device import attention
+from nvium_core.engine.device import attention, paged_cache
 from nvium_core.engine.device.attention import (
     RowAttention,
     alike,
@@ -32,6 +32,7 @@ from nvium_core.engine.device.sampling import Truncation, draw
 from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Run
+from nvium_core.model.llama import dense_attention
 from tests.random_models import random_model
 
 
@@ -69,6 +70,21 @@ def test_the_kernel_is_asked_for_what_gathering_gives(monkeypatch: pytest.Monkey
     assert kernel_agrees(cache, 4, in_place)
     assert not cache.keys[:, : cache.null_slot + 1].any()
     assert not cache.values[:, : cache.null_slot + 1].any()
+
+
+def test_gathering_asks_no_kernel_that_plans_for_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def noted(*args: Any, **given: Any) -> Tensor:
+        asked.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return dense_attention(*args, **given)
+
+    monkeypatch.setattr(paged_cache, "dense_attention", noted)
+    cache = empty_cache(2)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    assert kernel_agrees(cache, 4, gathered)
+    assert asked == [False, False]
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_a_kernel_that_leaves_rows_unwritten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
