@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from rich.table import Table
-from torch.autograd import DeviceType
 
 from nvium_core.bench.contenders import own
 from nvium_core.bench.contenders.contender import Race
@@ -52,7 +51,7 @@ def device_microseconds(events: Iterable[Any]) -> float:
     return sum(
         each.self_device_time_total
         for each in events
-        if each.device_type != DeviceType.CPU and not each.is_user_annotation
+        if each.device_type.name != "CPU" and not each.is_user_annotation
     )
 
 
