@@ -33,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 STARTS_WITHIN_SECONDS = 180
 BY_HAND = """By hand:
+  make test-ray, the slow tests too
   git tag --annotate v{version} --message 'nvium {version}' && git push --follow-tags
   upload dist/nvium-{version}* to the package index
   sign dist/ and publish nvium-{version}.cdx.json and nvium-{version}.provenance.json beside it
@@ -63,6 +64,8 @@ class Release:
     root: Path
     folder: Path
     pip_options: tuple[str, ...] = ()
+    advisories: Path | None = None
+    """A file of them; without one the audit asks the network."""
 
     @property
     def version(self) -> str:
@@ -124,7 +127,8 @@ def clean(release: Release) -> None:
 
 def check(release: Release) -> None:
     """make check, with the audit of dependencies"""
-    run("make", "check", "AUDIT_ARGS=--required", cwd=release.root)
+    audit = ["--required", *(["--advisories", str(release.advisories)] if release.advisories else [])]
+    run("make", "check", f"AUDIT_ARGS={shlex.join(audit)}", cwd=release.root)
 
 
 def test(release: Release) -> None:
@@ -252,6 +256,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--list", action="store_true", help="name the steps, and do nothing")
     options.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "nvium-release")
     options.add_argument("--pip", default="", metavar="OPTIONS", help="for pip, such as '--find-links FOLDER'")
+    options.add_argument(
+        "--advisories", type=Path, help="for the audit, a file as OSV exports it, in place of the network"
+    )
     asked = options.parse_args(arguments)
     if unknown := set(asked.steps) - STEPS.keys():
         options.error(f"no such step: {', '.join(sorted(unknown))}")
@@ -259,7 +266,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"{name:10} {step.__doc__}" for name, step in STEPS.items()))
         return 0
     asked.folder.mkdir(parents=True, exist_ok=True)
-    return walk(Release(ROOT, asked.folder.resolve(), tuple(shlex.split(asked.pip))), asked.steps or list(STEPS))
+    advisories = asked.advisories and asked.advisories.resolve()
+    release = Release(ROOT, asked.folder.resolve(), tuple(shlex.split(asked.pip)), advisories)
+    return walk(release, asked.steps or list(STEPS))
 
 
 def walk(release: Release, steps: Sequence[str]) -> int:

@@ -141,7 +141,7 @@ def run(settings: Settings) -> None:
     configure_logs(settings.log_level)
     disable_created_metrics()
     keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
-    Renewal(settings, keys, tls).listen()
+    (renewal := Renewal(settings, keys, tls)).listen()
     with listening(settings) as listener:
         with answered_while_starting(listener, partial(starting_config, settings, tls)):
             service = load(settings)
@@ -149,7 +149,7 @@ def run(settings: Settings) -> None:
         app = assemble(service, keys_gate(keys, settings, service.metrics), provider)
         log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute, tls=tls is not None)
         config = uvicorn_config(app, settings, tls, listener=listener, timeout_graceful_shutdown=STOP_SECONDS)
-        DrainingServer(config, service).run(sockets=[listener])
+        DrainingServer(config, service, renewal).run(sockets=[listener])
 
 
 def load(settings: Settings) -> Service:

@@ -12,6 +12,7 @@ import structlog
 import uvicorn
 
 from server.http.admission import Admission
+from server.http.renewal import Renewal
 from server.settings import Settings
 from server.telemetry.sink import sink
 
@@ -73,9 +74,10 @@ class DrainingServer(uvicorn.Server):
     loop had no memory to call back: what was to be handed over is lost, and somebody would wait for it for ever.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Drainable) -> None:
+    def __init__(self, config: uvicorn.Config, service: Drainable, renewal: Renewal | None = None) -> None:
         super().__init__(config)
         self._service = service
+        self._renewal = renewal
         self._was_told = False
         self._began_to_drain: float | None = None
         self._drain_seconds = service.settings.drain_seconds
@@ -107,6 +109,8 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
         self._service.tick()
+        if self._renewal:
+            self._renewal.tick()
         if self._service.has_failed and self._began_to_drain is None:
             log.error("the service has failed and stops")
             self._drain_seconds = FAILED_SECONDS

@@ -14,12 +14,16 @@ log = structlog.get_logger("nvium.server")
 
 
 class Renewal:
-    """Reloads from files. If one is invalid, nothing changes and a log line says why."""
+    """Reloads from files. If one is invalid, nothing changes and a log line says why.
+
+    The signal is only noted: it may come in the midst of a log line, whose lock another line would wait for, for ever.
+    """
 
     def __init__(self, settings: Settings, keys: KeyRing, tls: ssl.SSLContext | None) -> None:
         self._settings = settings
         self._keys = keys
         self._tls = tls
+        self._is_due = False
 
     @property
     def is_possible(self) -> bool:
@@ -27,12 +31,18 @@ class Renewal:
         return self._tls is not None or (self._settings.api_keys_file is not None and len(self._keys) > 0)
 
     def listen(self) -> None:
-        """Reload at SIGHUP, which would end the process otherwise. From the main thread, before the model is loaded."""
+        """Reload after SIGHUP, which would end the process. From the main thread, before the model is loaded."""
         if self.is_possible:
             signal.signal(signal.SIGHUP, self._at_signal)
 
     def _at_signal(self, number: int, frame: FrameType | None) -> None:
-        self.renew()
+        self._is_due = True
+
+    def tick(self) -> None:
+        """Called ten times a second once the server is ready: reload if that was asked for."""
+        if self._is_due:
+            self._is_due = False  # before reading, as the files may change again meanwhile
+            self.renew()
 
     def renew(self) -> None:
         try:

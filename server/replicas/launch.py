@@ -46,7 +46,7 @@ def run(settings: Settings) -> None:
     keys, tls = KeyRing(read_keys(settings)), tls_context(settings)
     most = max(settings.replicas or 1, settings.max_replicas or 1)
     check_devices(settings.device, most)
-    Renewal(settings, keys, tls).listen()
+    (renewal := Renewal(settings, keys, tls)).listen()
     with listening(settings) as listener, ExitStack() as stack:
         start_ray(most)
         stack.enter_context(reaper_of(session_folder()))
@@ -56,7 +56,7 @@ def run(settings: Settings) -> None:
             app = gateway_app(gateway, keys)
             more = {"listener": listener, "timeout_graceful_shutdown": STOP_SECONDS}
             config = uvicorn_config(app, settings, tls, descriptors_each=OF_EACH_CLIENT, **more)
-            DrainingServer(config, gateway).run(sockets=[listener])
+            DrainingServer(config, gateway, renewal).run(sockets=[listener])
         finally:
             serve.shutdown()
             ray.shutdown()

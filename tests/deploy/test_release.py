@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -74,6 +75,15 @@ def test_what_is_not_committed_is_named(release: Release) -> None:
     (release.root / "new.txt").touch()
     with pytest.raises(NotReady, match=r"new\.txt"):
         steps.clean(release)
+
+
+@pytest.mark.parametrize("advisories", [None, Path("/a folder/all.zip")])
+def test_the_audit_is_required_and_takes_a_file_of_advisories(release: Release, advisories: Path | None) -> None:
+    told = "check:\n\t@printf '%s\\n' $(AUDIT_ARGS) > asked\n"
+    (release.root / "Makefile").write_text(told)
+    steps.check(replace(release, advisories=advisories))
+    expected = ["--required", *(["--advisories", str(advisories)] if advisories else [])]
+    assert (release.root / "asked").read_text().splitlines() == expected
 
 
 def test_the_walk_ends_at_the_first_step_that_is_not_passed(

@@ -55,9 +55,9 @@ def serve_front(urls: Sequence[str], settings: Settings) -> None:
     configure_logs()
     with listen(settings.host, settings.port) as listener:
         front, keys = Gateway(ListedPool(urls), settings), KeyRing(read_keys(settings))
-        Renewal(settings, keys, None).listen()
+        (renewal := Renewal(settings, keys, None)).listen()
         config = uvicorn_config(gateway_app(front, keys), settings, None, timeout_graceful_shutdown=STOP_SECONDS)
-        DrainingServer(config, front).run(sockets=[listener])
+        DrainingServer(config, front, renewal).run(sockets=[listener])
 
 
 class ListedPool:

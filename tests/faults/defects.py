@@ -39,6 +39,7 @@ class Defect:
 
 
 NEVER_EXCLUDED = {"excluded: Collection[str]) ->": "excluded: Collection[str] = ()) ->"}
+LAUNCH = "server/replicas/test_launch.py"
 RELAY = "server/replicas/test_relay.py"
 WITHOUT_A_WATCH = {
     "server/replicas/scripted.py": NEVER_EXCLUDED,
@@ -76,6 +77,11 @@ def is_intact(path):
 """,
     r"damaged \(its digest": "damaged",
 }
+WITHOUT_A_REAPER = {
+    "from server.replicas.reaper import named, reaper_of\n": "named = reaper_of = None\n",
+    "from server.replicas.reaper import reaper_of\n": "",
+    "with reaper_of(sys.argv[1]):\n": "if True:\n",
+}
 
 DEFECTS = (
     Defect(
@@ -106,9 +112,15 @@ DEFECTS = (
     Defect("requests that outlast a drain get 500", "38298bc", "faults/test_endings.py", "outlast_a_drain"),
     Defect("dead for a moment after SIGCONT", "79c6be9", "faults/test_endings.py", "stopped_and_continued"),
     Defect("ambiguous heads are taken", "38298bc", "server/http/test_parser.py", "proxy_may_read"),
-    Defect("Ray's processes outlive a killed front", "79c6be9", "server/replicas/test_launch.py", "killed_front"),
+    Defect(
+        "Ray's processes outlive a killed front",
+        "79c6be9",
+        LAUNCH,
+        "killed_front",
+        {LAUNCH: WITHOUT_A_REAPER},
+    ),
     Defect("a request that kills replicas goes on to others", "79c6be9", RELAY, "were_lost", WITHOUT_A_WATCH),
-    Defect("replicas without GPUs wait for ever", "79c6be9", "server/replicas/test_launch.py", "gpus"),
+    Defect("replicas without GPUs wait for ever", "79c6be9", LAUNCH, "gpus", {LAUNCH: WITHOUT_A_REAPER}),
 )
 
 

@@ -1,7 +1,8 @@
 """`python -m tests.faults.upgrade COMMIT [--json FILE]`: from a commit to this working tree and back, under load.
 
 Asked are known requests that both versions answer alike. The folders of the model and of what was measured are shared.
-A training run is then begun by the one and gone on with by the other, both ways.
+A training run is then begun by the one and gone on with by the other, both ways. One that refuses the other's
+is told to accept the changes that it names.
 """
 
 import argparse
@@ -29,12 +30,18 @@ STEPS = 3
 TRAINING = f"""
 import sys
 from pathlib import Path
+from nvium_core.training.errors import TrainingError
 from tests.training.small_runs import advance, options, small_recipe, start
-run = start(small_recipe(), options(Path(sys.argv[1])))
+folder, refusal = Path(sys.argv[1]), ""
+try:
+    run = start(small_recipe(), options(folder))
+except TrainingError as error:
+    refusal = f", refused before: {{error}}"
+    run = start(small_recipe(), options(folder, accept_changes=True))
 begun = run.step
 advance(run, {STEPS})
 run.save()
-print("went on from step", begun)
+print(f"went on from step {{begun}}{{refusal}}")
 """
 
 

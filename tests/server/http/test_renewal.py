@@ -1,3 +1,5 @@
+import os
+import signal
 import ssl
 from pathlib import Path
 
@@ -8,6 +10,7 @@ from server.http.keys import KeyRing, read_keys
 from server.http.renewal import Renewal
 from server.http.tls import tls_context
 from server.settings import Settings
+from server.telemetry.sink import LogSink
 from tests.server.forked_server import forked_server
 from tests.server.live_server import wait_until
 from tests.server.log_lines import log_lines
@@ -91,5 +94,36 @@ def test_sighup_renews_the_keys_of_a_running_server(model_folder: Path, tmp_path
         assert (status("sk-old"), status("sk-new")) == (200, 401)
         file.write_text("sk-new")
         server.process.send_signal(1)
+        wait_until(lambda: status("sk-new") == 200, seconds=60)
+        assert status("sk-old") == 401
+
+
+def signal_in_each_line_of_a_request() -> None:
+    """In the midst of it, with its lock held."""
+    write = LogSink.write
+
+    def interrupted(sink: LogSink, line: str) -> None:
+        if '"event": "request"' in line:
+            os.kill(os.getpid(), signal.SIGHUP)
+        write(sink, line)
+
+    LogSink.write = interrupted  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_sighup_in_the_midst_of_a_log_line_renews_the_keys_too(model_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-old")
+    prepare = signal_in_each_line_of_a_request
+    with forked_server(model_folder, tmp_path / "log", prepare=prepare, api_keys_file=file) as server:
+
+        def status(key: str) -> int:
+            asked = {"model": "default", "prompt": "Once", "max_tokens": 2}
+            return server.http.post(
+                "/v1/completions", json=asked, headers={"authorization": f"Bearer {key}"}
+            ).status_code
+
+        file.write_text("sk-new")
+        assert status("sk-old") == 200
         wait_until(lambda: status("sk-new") == 200, seconds=60)
         assert status("sk-old") == 401

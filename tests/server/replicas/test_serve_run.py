@@ -16,6 +16,8 @@ import pytest
 from tests.server.live_server import wait_until
 from tests.server.server_process import free_port
 
+READY_SECONDS = 180
+"""Ray replaces a proxy that is not ready after five seconds: on a busy machine, again and again."""
 SERVE = "from ray.serve.scripts import cli; cli()"
 
 
@@ -34,11 +36,12 @@ def url(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "NVIUM_REPLICAS": "2",
         "RAY_worker_niceness": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(READY_SECONDS),
     }
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
-        wait_until(lambda: process.poll() is not None or is_ready(port), seconds=180)
+        wait_until(lambda: process.poll() is not None or is_ready(port), seconds=READY_SECONDS)
         assert process.poll() is None, (folder / "log").read_text()
         yield f"http://127.0.0.1:{port}"
     finally:
