@@ -49,9 +49,7 @@ def device_ms(engine: Engine, race: Race) -> float:
 def device_microseconds(events: Iterable[Any]) -> float:
     """Of a profile's kernels and copies. The operators that launched them name the same times again."""
     return sum(
-        each.self_device_time_total
-        for each in events
-        if each.device_type.name != "CPU" and not each.is_user_annotation
+        each.self_device_time_total for each in events if each.device_type.name != "CPU" and not each.is_user_annotation
     )
 
 
