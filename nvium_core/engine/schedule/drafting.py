@@ -18,8 +18,12 @@ from nvium_core.engine.schedule.ngrams import Shares
 from nvium_core.engine.schedule.sequence import DRAFTER, LOOKUP
 
 MAX_DRAFTS = 8
-RATE = 0.1
-"""How much of what the seconds of one round say is believed, in the logarithm."""
+PACE_RATE, RATE = 0.03, 0.01
+"""How much of what the seconds of one round say, in the logarithm, is believed of rounds of all sizes, since machines
+become slower or faster for all; and of those of its size alone, in the end."""
+
+MAX_SURPRISE = 1.1
+"""No round counts as further from the expected than this factor: beside other programs some take twice as long."""
 
 HALF_LIFE = 500
 """Drafts of an exit until what was seen before counts half."""
@@ -67,6 +71,8 @@ class Drafting:
         self._copies: dict[int, list[float]] = {}
         self._known: dict[tuple[int, int], float] = {}
         """Seconds of rounds at a pace of 1, by their rows, whoever's, and the tokens that the drafter drafts behind."""
+        self._times = Counter[tuple[int, int]]()
+        """That each was observed."""
         self._pace = 1.0
         self.copies_right = {False: Shares(), True: Shares()}
         """Where tokens are drawn, and where they are likeliest ones."""
@@ -126,16 +132,15 @@ class Drafting:
         self._right[source] = kept * self._right[source] + num_right
 
     def observe_seconds(self, num_rows: int, num_drafts: int, seconds: float, num_sequences: int) -> None:
-        """Of a round in one call. Of the first one of its size half is believed, since it may have been disturbed, and
-        of later ones a part; a little of it for rounds of all sizes, as machines become slower."""
+        """Of a round in one call."""
         if num_rows > (MAX_DRAFTS + 1) * num_sequences:
             return
         key = num_rows, num_drafts
         expected = self._seconds(*key, num_sequences)
-        change = math.log(bounded(seconds / expected))
-        believed = RATE if key in self._known else 0.5
-        self._pace *= math.exp(change * RATE / 4)
-        self._known[key] = expected * math.exp(change * believed) / self._pace
+        change = math.log(bounded(seconds / expected, MAX_SURPRISE))
+        self._times[key] += 1
+        self._known[key] = expected / self._pace * math.exp(change * max(RATE, 1 / (2 + self._times[key])))
+        self._pace *= math.exp(change * PACE_RATE)
 
     @property
     def _looks(self) -> bool:
