@@ -28,6 +28,9 @@ from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
 ROOT = Path(__file__).parent.parent
+
+OF_INSTALLING = re.compile(r"^\.\./|\.pyc,|\.dist-info/(?:direct_url\.json|INSTALLER|REQUESTED),")
+"""Commands, which name the interpreter's path, where the wheel lay, who installed it, and byte code."""
 OURS = canonicalize_name("nvium")
 NAMES = uuid.UUID("6f3c2a5e-64e5-4b43-9d0a-0f7a0e5f2f0c")
 BUILD_TYPE = "https://in-toto.io/attestation/provenance/build/pyproject@v1"
@@ -50,9 +53,10 @@ def materials(site: Path, moment: datetime) -> str:
 
 
 def component(one: Distribution) -> Component:
-    """`RECORD`, which lists each of a distribution's files with its digest, stands for all of them."""
-    name, record = canonicalize_name(one.name), one.read_text("RECORD") or ""
-    digest = HashType(alg=HashAlgorithm.SHA_256, content=hashlib.sha256(record.encode()).hexdigest())
+    """The digest is of `RECORD`'s lines, which have a digest of each file, without those that installing writes anew."""
+    name, record = canonicalize_name(one.name), (one.read_text("RECORD") or "").splitlines(keepends=True)
+    lines = "".join(line for line in record if not OF_INSTALLING.search(line))
+    digest = HashType(alg=HashAlgorithm.SHA_256, content=hashlib.sha256(lines.encode()).hexdigest())
     kind = ComponentType.APPLICATION if name == OURS else ComponentType.LIBRARY
     url = PackageURL("pypi", name=name, version=one.version)
     return Component(type=kind, name=one.name, version=one.version, purl=url, bom_ref=str(url), hashes=[digest])

@@ -192,6 +192,27 @@ def test_what_a_wheel_holds_serves_the_embedded_model_without_the_repository(unp
     assert 'id="prompt"' in httpx.get(served_from).text
 
 
+def test_materials_tell_files_apart_but_not_where_and_by_whom_they_were_installed(tmp_path: Path) -> None:
+    folder = tmp_path / "nvium-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: nvium\nVersion: 1\n")
+
+    def materials(*lines: str) -> str:
+        (folder / "RECORD").write_text("".join(f"{line}\n" for line in lines))
+        return bill.materials(tmp_path, datetime(2024, 2, 29, tzinfo=UTC))
+
+    module = "nvium_core/cli.py,sha256=aa,3"
+    elsewhere = (
+        "../../../bin/nvium,sha256=bb,9",
+        "nvium-1.dist-info/direct_url.json,sha256=cc,9",
+        "nvium-1.dist-info/INSTALLER,sha256=dd,2",
+        "nvium-1.dist-info/REQUESTED,,",
+        "nvium_core/__pycache__/cli.cpython-311.pyc,,",
+    )
+    assert materials(module) == materials(*elsewhere, module)
+    assert materials(module) != materials("nvium_core/cli.py,sha256=ab,3")
+
+
 def test_materials_and_provenance_name_what_there_is_and_come_out_the_same_again(tmp_path: Path) -> None:
     for folder, said in (("nvium-1.dist-info", "Requires-Dist: B_b>=2; python_version>'3'"), ("b_b-2.dist-info", "")):
         (tmp_path / folder).mkdir()
