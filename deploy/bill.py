@@ -31,6 +31,7 @@ ROOT = Path(__file__).parent.parent
 
 OF_INSTALLING = re.compile(r"^\.\./|\.pyc,|\.dist-info/(?:direct_url\.json|INSTALLER|REQUESTED),")
 """Commands, which name the interpreter's path, where the wheel lay, who installed it, and byte code."""
+
 OURS = canonicalize_name("nvium")
 NAMES = uuid.UUID("6f3c2a5e-64e5-4b43-9d0a-0f7a0e5f2f0c")
 BUILD_TYPE = "https://in-toto.io/attestation/provenance/build/pyproject@v1"
@@ -53,7 +54,7 @@ def materials(site: Path, moment: datetime) -> str:
 
 
 def component(one: Distribution) -> Component:
-    """The digest is of `RECORD`'s lines, which have a digest of each file, without those that installing writes anew."""
+    """The digest is of `RECORD`'s lines, with a digest of each file, without those of files that installing writes."""
     name, record = canonicalize_name(one.name), (one.read_text("RECORD") or "").splitlines(keepends=True)
     lines = "".join(line for line in record if not OF_INSTALLING.search(line))
     digest = HashType(alg=HashAlgorithm.SHA_256, content=hashlib.sha256(lines.encode()).hexdigest())
