@@ -76,7 +76,7 @@ def warm_up(engine: Engine) -> Calibrated:
 
 def child(pipe: Connection, build: Callable[[], Engine], num_dropped_lines: Callable[[], int]) -> None:
     """The process: signals are its parent's business."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     engine = build()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):

@@ -48,10 +48,10 @@ class Renewal:
         try:
             keys = read_keys(self._settings)
             tls_context(self._settings)  # a trial: a mismatched pair would break the context in use
+            if self._tls and self._settings.ssl_certfile:
+                load_certificate(self._tls, self._settings.ssl_certfile, self._settings.ssl_keyfile)
         except SettingsError as error:
             log.error("keys and certificate stay as they were", reason=str(error))
             return
         self._keys.replace(keys)
-        if self._tls and self._settings.ssl_certfile:
-            load_certificate(self._tls, self._settings.ssl_certfile, self._settings.ssl_keyfile)
         log.info("keys and certificate renewed", api_keys=len(keys), tls=self._tls is not None)

@@ -25,8 +25,8 @@ def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | Non
     """Use these files for new connections. Raises `SettingsError`."""
     try:
         context.load_cert_chain(certificate, key, refuse_to_ask)
-    except ssl.SSLError as error:
-        reason = error.reason or "not PEM"
+    except OSError as error:  # OpenSSL's are such too
+        reason = (error.reason or "not PEM") if isinstance(error, ssl.SSLError) else error.strerror
         raise SettingsError(f"ssl_certfile: {certificate} and its key cannot be used: {reason}") from error
 
 

@@ -3,6 +3,7 @@
 import json
 from collections import OrderedDict
 from functools import partial
+from threading import Lock
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response as HttpResponse
@@ -29,24 +30,31 @@ class KeptResponses:
     def __init__(self) -> None:
         self._conversations: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._num_characters = 0
+        self._lock = Lock()  # long answers are written by other threads than short ones
 
     def find(self, owner: str, response_id: str) -> list[Json]:
         """Raises `ApiError` for one that is not kept, or belongs to another key."""
-        if (owner, response_id) not in self._conversations:
+        with self._lock:
+            text = self._conversations.get((owner, response_id))
+            if text is not None:
+                self._conversations.move_to_end((owner, response_id))
+        if text is None:
             message = f"there is no response {response_id[:100]!r}, or it is no longer kept"
             raise ApiError(message, param="previous_response_id", code="previous_response_not_found")
-        self._conversations.move_to_end((owner, response_id))
-        messages: list[Json] = json.loads(self._conversations[owner, response_id])
+        messages: list[Json] = json.loads(text)
         return messages
 
     def keep(self, owner: str, messages: list[Json], response: Response) -> None:
+        """A response of the same id, which clients may give (`x-request-id`), is replaced."""
         said = list(messages)
         for item in response["output"]:
             said = added(said, item, "output")
-        self._conversations[owner, response["id"]] = text = json.dumps(said)
-        self._num_characters += len(text)
-        while len(self._conversations) > MAX_KEPT or self._num_characters > MAX_KEPT_CHARACTERS:
-            self._num_characters -= len(self._conversations.popitem(last=False)[1])
+        key, text = (owner, response["id"]), json.dumps(said)
+        with self._lock:
+            self._num_characters += len(text) - len(self._conversations.pop(key, ""))
+            self._conversations[key] = text
+            while len(self._conversations) > MAX_KEPT or self._num_characters > MAX_KEPT_CHARACTERS:
+                self._num_characters -= len(self._conversations.popitem(last=False)[1])
 
 
 @router.post("/v1/responses")

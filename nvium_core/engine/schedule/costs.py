@@ -172,8 +172,8 @@ class StepCosts:
         return sum(self.seconds_following(block, rows, rows * (1 - block / len(blocks))) for block in blocks)
 
 
-def bounded(surprise: float, most: float = MAX_SURPRISE) -> float:
-    return min(max(surprise, 1 / most), most)
+def bounded(surprise: float) -> float:
+    return min(max(surprise, 1 / MAX_SURPRISE), MAX_SURPRISE)
 
 
 def around(measured: Items[int], rows: float) -> tuple[int, int]:

@@ -5,7 +5,7 @@ exit's tokens. Torch-free; blocks count from 0.
 A round of m drafts of an exit runs the drafting blocks m + 1 times with a row of each sequence, and the others once
 with m + 1 rows. The drafter and the text need no block: all of them run once with m + 1 rows. A round emits as many
 tokens as were drafted right in a row, and one more. Each sequence copies from its own text, if its tokens save more
-time than its rows add to everybody's round.
+time than its rows add to everybody's round, in which nobody else copies or drafts.
 """
 
 import math
@@ -13,17 +13,24 @@ from collections import Counter
 from operator import attrgetter
 from typing import NamedTuple
 
-from nvium_core.engine.schedule.costs import StepCosts, at, bounded
+from nvium_core.engine.schedule.costs import StepCosts, at
 from nvium_core.engine.schedule.ngrams import Shares
 from nvium_core.engine.schedule.sequence import DRAFTER, LOOKUP
 
 MAX_DRAFTS = 8
-PACE_RATE, RATE = 0.03, 0.01
-"""How much of what the seconds of one round say, in the logarithm, is believed of rounds of all sizes, since machines
-become slower or faster for all; and of those of its size alone, in the end."""
+PACE_RATE = 0.1
+"""How much of what a round without drafts says, in the logarithm, is believed of rounds of all sizes: machines become
+slower or faster for all. Only once its size was seen `SETTLED` times."""
 
-MAX_SURPRISE = 1.1
-"""No round counts as further from the expected than this factor: beside other programs some take twice as long."""
+SETTLED = 64
+
+ROUND_RATE = 0.01
+"""How much of what others say is believed of their size alone, at least: of the first of a size it is a third, of the
+t-th 1/(t + 2)."""
+
+ROUND_SURPRISE = 1.1
+"""No round counts as further from the expected than this factor, since beside other programs some take twice as long;
+but the first of a size is believed if it is faster, as nothing else makes it so."""
 
 HALF_LIFE = 500
 """Drafts of an exit until what was seen before counts half."""
@@ -33,7 +40,7 @@ PRIOR_DRAFTS, PRIOR_SHARE = 8, 0.3
 
 LOOK_EVERY = 64
 """Rounds until one token is drafted from elsewhere, each place in its turn, to see whether it is right;
-and none at all, to see what that takes."""
+and none at all, to see what that takes. Of finds that are not copied, so many until one is."""
 
 LEARN_EVERY = 32
 """Rounds until it is decided anew."""
@@ -70,13 +77,13 @@ class Drafting:
         self._plans: dict[int, Plan] = {}
         self._copies: dict[int, list[float]] = {}
         self._known: dict[tuple[int, int], float] = {}
-        """Seconds of rounds at a pace of 1, by their rows, whoever's, and the tokens that the drafter drafts behind."""
+        """Seconds over the pace, by a round's rows, whoever's they are, and the drafter's tokens behind each."""
         self._times = Counter[tuple[int, int]]()
-        """That each was observed."""
+        """How often each was observed."""
         self._pace = 1.0
         self.copies_right = {False: Shares(), True: Shares()}
         """Where tokens are drawn, and where they are likeliest ones."""
-        self._num_rounds = self._num_looks = 0
+        self._num_rounds = self._num_looks = self._num_declined = 0
         self.num_drafted = self.num_accepted = 0
         """In all so far."""
         self.rounds = Counter[tuple[int, int]]()
@@ -110,7 +117,10 @@ class Drafting:
         costs = self._copies[num_sequences]
         gains = [tokens_of(share, most) / cost for most, cost in zip(self._numbers, costs, strict=True)]
         best = max(gains)
-        return self._numbers[gains.index(best)] if best > max(plan.gain, MIN_GAIN) else 0
+        if best > max(plan.gain, MIN_GAIN):
+            return self._numbers[gains.index(best)]
+        self._num_declined += 1
+        return self._numbers[0] if self._num_declined % LOOK_EVERY == 0 else 0
 
     def observe(self, source: int, num_drafted: int, num_right: int) -> None:
         """A round is over: so many drafts from there began with so many that were right."""
@@ -132,15 +142,19 @@ class Drafting:
         self._right[source] = kept * self._right[source] + num_right
 
     def observe_seconds(self, num_rows: int, num_drafts: int, seconds: float, num_sequences: int) -> None:
-        """Of a round in one call."""
-        if num_rows > (MAX_DRAFTS + 1) * num_sequences:
+        """A round took so long: its rows are of all sequences, `num_drafts` the drafter's behind each."""
+        if num_rows > (max(self._numbers) + 1) * num_sequences:
             return
-        key = num_rows, num_drafts
-        expected = self._seconds(*key, num_sequences)
-        change = math.log(bounded(seconds / expected, MAX_SURPRISE))
+        key, is_dense = (num_rows, num_drafts), num_rows == num_sequences and not num_drafts
+        expected, times = self._seconds(*key, num_sequences), self._times[key]
+        if not times:
+            expected = min(expected, seconds)
+        change = math.log(min(max(seconds / expected, 1 / ROUND_SURPRISE), ROUND_SURPRISE))
         self._times[key] += 1
-        self._known[key] = expected / self._pace * math.exp(change * max(RATE, 1 / (2 + self._times[key])))
-        self._pace *= math.exp(change * PACE_RATE)
+        if is_dense and times >= SETTLED:
+            self._pace *= math.exp(change * PACE_RATE)
+        else:
+            self._known[key] = expected / self._pace * math.exp(change * max(ROUND_RATE, 1 / (3 + times)))
 
     @property
     def _looks(self) -> bool:
@@ -187,15 +201,20 @@ class Drafting:
         return most * drafting + self._own(n) + early + self._of_blocks(source + 1, (most + 1) * n)
 
     def _cost_of_copies(self, most: int, n: int) -> float:
-        """What so many copies of one sequence make its share of a round, over its share of one without. More rows take
-        no less: a round that seems to take longer than larger ones was disturbed."""
-        larger = [self._seconds(rows, 0, n) for rows in range(n + most, n + MAX_DRAFTS + 1) if (rows, 0) in self._known]
-        more = min([self._seconds(n + most, 0, n), *larger]) - self._dense(n)
-        return 1 + n * max(0.0, more) / self._dense(n)
+        """What so many copies of one sequence make its share of a round, over its share of one without, if nobody else
+        copies."""
+        dense, with_copies = self._at_most(n, n), self._at_most(n + most, n)
+        return 1 + n * (with_copies - dense) / dense
+
+    def _at_most(self, rows: int, n: int) -> float:
+        """Seconds of a round of so many rows. More rows take no less: one that seems to take longer than larger ones
+        was disturbed."""
+        larger = range(rows + 1, n + max(self._numbers) + 1)
+        return min(self._seconds(each, 0, n) for each in [rows, *larger] if each == rows or (each, 0) in self._known)
 
     def _seconds(self, rows: int, by_drafter: int, n: int) -> float:
-        """Of a round with so many rows of n sequences in all: what such rounds took, or what blocks say that they take
-        more than the largest smaller one of which that is known."""
+        """What rounds with so many rows of n sequences in all took. Of a size not seen yet: what the nearest smaller
+        size took that was seen, or the dense round, and what the other rows add by what blocks cost."""
         if known := self._known.get((rows, by_drafter)):
             return known * self._pace
         if rows == n and not by_drafter:

@@ -9,6 +9,7 @@ from nvium_core.engine.schedule.costs import StepCosts
 from nvium_core.engine.schedule.drafting import LOOK_EVERY, MAX_DRAFTS, Drafting
 from nvium_core.engine.schedule.sequence import DRAFTER, LOOKUP
 
+SHARES = 0.25, 0.5, 0.8
 COSTS = StepCosts.linear([1.0] * 4, [0.02] * 4)
 
 
@@ -110,16 +111,34 @@ def test_rounds_that_others_disturb_change_little(seed: int) -> None:
         drafting._copies.clear()
         if number >= 200:
             decided.update((share, drafting.num_copied(share, 4) > 0) for share in (0.25, 0.6))
-    assert decided[0.25, True] < 80 and decided[0.6, True] > 720
+    assert decided[0.25, True] < 120 and decided[0.6, True] > 720
 
 
-def test_a_machine_that_becomes_slower_is_slower_for_rounds_of_all_sizes() -> None:
-    drafting = learnt({4: 1.0, 5: 1.3}, num_sequences=4)
-    before = drafting._seconds(5, 0, 4)
-    for _ in range(400):
-        drafting.observe_seconds(4, 0, 3.0, 4)
-    assert drafting._seconds(4, 0, 4) == pytest.approx(3.0, rel=0.02)
-    assert drafting._seconds(5, 0, 4) > 1.2 * before
+@pytest.mark.parametrize("pace", [0.5, 3.0])
+def test_a_machine_that_becomes_slower_or_faster_changes_no_decision(pace: float) -> None:
+    drafting = learnt({4: 1.0, 5: 1.1, 6: 1.2}, num_sequences=4)
+    before = [drafting.num_copied(share, 4) > 0 for share in SHARES]
+    for number in range(400):
+        drafting.observe_seconds(4, 0, pace, 4)
+        if number % 20 == 0:
+            drafting.observe_seconds(5, 0, 1.1 * pace, 4)
+    drafting._copies.clear()
+    assert drafting._seconds(4, 0, 4) == pytest.approx(pace, rel=0.05)
+    assert drafting._cost_of_copies(1, 4) == pytest.approx(1.4, rel=0.05)
+    assert before == [drafting.num_copied(share, 4) > 0 for share in SHARES] == [False, True, True]
+
+
+def test_copies_that_seem_too_dear_are_tried_again_now_and_then() -> None:
+    """Calibration was disturbed."""
+    drafting = Drafting(StepCosts({0: {4: 1.0, 5: 3.0}}))
+    copied = list[int]()
+    for _ in range(20 * LOOK_EVERY):
+        number = drafting.num_copied(0.6, 4)
+        copied.append(number)
+        drafting.observe_seconds(4 + number, 0, 1.0 + 0.1 * number, 4)
+        drafting.observe(LOOKUP, number, 0)
+    assert sum(copied[:LOOK_EVERY]) == 1
+    assert sum(copied[-LOOK_EVERY:]) > LOOK_EVERY / 2
 
 
 def test_a_prompt_tells_nothing_about_rounds() -> None:

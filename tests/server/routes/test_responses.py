@@ -118,6 +118,18 @@ def test_of_responses_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert kept._num_characters == sum(map(len, kept._conversations.values()))
 
 
+def test_a_response_of_the_same_id_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients choose ids by `x-request-id`; what they replace counts no more."""
+    monkeypatch.setattr("server.routes.responses.MAX_KEPT_CHARACTERS", 200)
+    kept = KeptResponses()
+    kept.keep("other", [{"role": "user", "content": "a"}], {"id": "0", "output": []})  # type: ignore[typeddict-item]
+    for number in range(50):
+        said = [{"role": "user", "content": f"{number}"}]
+        kept.keep("me", said, {"id": "1", "output": []})  # type: ignore[typeddict-item]
+    assert [kept.find("me", "1")[0]["content"], kept.find("other", "0")[0]["content"]] == ["49", "a"]
+    assert kept._num_characters == sum(map(len, kept._conversations.values()))
+
+
 def test_an_answer_may_have_a_form(server: LiveServer) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
     form = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
