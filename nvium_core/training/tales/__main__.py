@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Annotated
 
 import torch
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.data.documents import read_documents
 from nvium_core.training.tales.ask import asked
+from nvium_core.training.tales.beside import pieces_of
 from nvium_core.training.tales.narrator import Narrator
 from nvium_core.training.tales.pack import SEPARATOR, pack_tales
 from nvium_core.training.tales.tell import tell_tales
@@ -59,14 +61,21 @@ def ask(
     tales: Annotated[Path, typer.Argument(help="Documents between lines of <|endoftext|>, plain or .xz.")],
     target: Annotated[Path, typer.Argument(help="The .jsonl to write: conversations and plain texts.")],
     times: Annotated[int, typer.Option(help="How often each tale is told, of others every time.", min=1)] = 2,
+    beside: Annotated[
+        Path | None, typer.Option(help="A text, plain or .xz, of which pieces stand among them, as long together.")
+    ] = None,
     seed: int = 0,
 ) -> None:
     """Write tales and questions that they answer: each tale told of others, with two short ones behind it."""
-    lines = (
-        {"text": line} if isinstance(line, str) else {"messages": line}
+    lines = [
+        json.dumps({"text": line} if isinstance(line, str) else {"messages": line})
         for line in asked(read_documents(tales), times, seed)
-    )
-    target.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    ]
+    if beside:
+        pieces = pieces_of(read_documents(beside), sum(map(len, lines)), seed)
+        lines += [json.dumps({"text": piece}) for piece in pieces]
+        Random(seed).shuffle(lines)
+    target.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
