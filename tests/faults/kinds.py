@@ -10,7 +10,7 @@ import socket
 import struct
 import termios
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -102,7 +102,8 @@ async def no_more_memory(server: ServerProcess, chance: Random) -> None:
     resource.prlimit(pid, resource.RLIMIT_DATA, (writable_bytes(pid), before[1]))
     await ask_for_much(server.url)
     await asyncio.sleep(2)
-    resource.prlimit(pid, resource.RLIMIT_DATA, before)
+    with suppress(ProcessLookupError):  # it may have ended, with 1
+        resource.prlimit(pid, resource.RLIMIT_DATA, before)
 
 
 def writable_bytes(pid: int) -> int:
