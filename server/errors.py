@@ -162,7 +162,9 @@ class Overloaded(ApiError):
 
 class BodiesTooLarge(Overloaded):
     def __init__(self, max_bytes: int) -> None:
-        message = f"the bodies of all requests that are being answered are larger than {max_bytes} bytes"
+        message = (
+            f"the bodies of requests that are being answered take all of {max_bytes} bytes, or this key's share of them"
+        )
         super().__init__(message, code="bodies_too_large", retry_after_seconds=1)
         self.headers = {**self.headers, "connection": "close"}
 

@@ -11,7 +11,7 @@ from server.telemetry.record import RequestRecord
 async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord, tenant: str) -> Generation:
     """Admit, make the prompt and submit. Raises what refuses the request, and leaves nothing behind then."""
     template = service.chat_template
-    with service.admission.entered(chat.num_choices), chat.in_own_names():
+    with service.admission.entered(chat.num_choices, tenant), chat.in_own_names():
         kept = chat.num_prompt_tokens_kept(service.engine.context, chat.asked_max_tokens)
         prompt = await service.read_messages(chat.conversation(), kept)
         form = await service.begun(chat.form(template.call_format, template.call_tokens), chat.continued)

@@ -205,7 +205,7 @@ def start(
     for text in texts:
         place = text.index % params.num_choices
         choices.append(Choice(text, record, choices[-place] if place else None, is_scored=params.prompt_logprobs))
-    return Generation(stream, choices, service.admission.leave, service.deadline(record.arrived))
+    return Generation(stream, choices, partial(service.admission.leave, key=tenant), service.deadline(record.arrived))
 
 
 def check_size(service: Service, params: SamplingParams, asked: Sequence[EngineRequest]) -> None:

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, BodiesTooLarge, BodyTooLarge, MalformedRequest
 from server.http.middleware import refuse
+from server.http.shares import Shares
 from server.telemetry.metrics import Metrics
 
 LARGE_BYTES = 100_000
@@ -23,17 +24,16 @@ MAX_CONTAINERS = 50_000
 class Bodies:
     """Reads each body completely before it is parsed, and refuses it as soon as it is too large.
 
-    `max_bytes` bounds one body, `max_bytes_present` the bodies of all unanswered requests: a parsed body takes up to
-    fifteen times its size.
+    `max_bytes` bounds one body, `max_bytes_present` the bodies of all unanswered requests, which keys share: a parsed
+    body takes up to fifteen times its size.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_bytes_present: int, metrics: Metrics) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._max_bytes_present = max(max_bytes, max_bytes_present)
+        self._shares = Shares(max(max_bytes, max_bytes_present))
         self._metrics = metrics
         self._turnstile = Turnstile()
-        self.num_bytes_present = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,11 +43,11 @@ class Bodies:
         try:
             await self._serve(body, scope, receive, send)
         finally:
-            self.num_bytes_present -= len(body)
+            self._shares.give_back(len(body), scope["state"]["key_id"])
 
     async def _serve(self, body: bytearray, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            is_whole = await self._read(body, Headers(scope=scope), receive)
+            is_whole = await self._read(body, scope, receive)
         except ApiError as error:
             await refuse(error, self._metrics, scope, receive, send)
             return
@@ -57,27 +57,28 @@ class Bodies:
         elif record := scope["state"]["record"]:
             record.aborted("disconnected")
 
-    async def _read(self, body: bytearray, headers: Headers, receive: Receive) -> bool:
+    async def _read(self, body: bytearray, scope: Scope, receive: Receive) -> bool:
         """False if the client disconnected before the end of the body."""
-        declared = headers.get("content-length", "0")
+        declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max_bytes:
             raise BodyTooLarge(self._max_bytes)
         while True:
             message = await receive()
             if message["type"] != "http.request":
                 return False
-            self._add(body, message.get("body", b""))
+            if piece := message.get("body"):
+                self._add(body, piece, scope["state"]["key_id"])
             if not message.get("more_body"):
                 check_structure(body)
                 return True
 
-    def _add(self, body: bytearray, piece: bytes) -> None:
-        body += piece
-        self.num_bytes_present += len(piece)
-        if len(body) > self._max_bytes:
+    def _add(self, body: bytearray, piece: bytes, key: str) -> None:
+        if len(body) + len(piece) > self._max_bytes:
             raise BodyTooLarge(self._max_bytes)
-        if self.num_bytes_present > self._max_bytes_present:
-            raise BodiesTooLarge(self._max_bytes_present)
+        if not self._shares.fits(len(piece), key, of_request=len(body)):
+            raise BodiesTooLarge(self._shares.capacity)
+        self._shares.take(len(piece), key)
+        body += piece
 
 
 class Turnstile:

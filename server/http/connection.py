@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import h11
 import structlog
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.errors import ApiError, MalformedRequest, RequestTimeout, TooManyConnections
@@ -63,7 +63,7 @@ class Connection(H11Protocol):
     - A client that reads nothing for `slow_client_seconds` is disconnected.
     - A disconnect is noticed while a request is answered, even if the client has sent more than that request.
     - Malformed or oversized HTTP is refused in the error form, and so are requests beyond the bound on connections,
-      probes excepted.
+      except one probe each.
     - A request's state has `received_at`: when its first bytes were read, by `time.monotonic()`.
     - A scope's extensions have the connection's `FastPath`.
     """
@@ -126,6 +126,10 @@ class Connection(H11Protocol):
             self._received_at = self._received_at if self.conn.trailing_data[0] else None
             is_chunked = scope["http_version"] >= "1.1"
             scope["extensions"] = {FAST_PATH: FastPath(self.transport, self.flow, is_chunked=is_chunked)}
+            if self._room.holds(self):
+                self.headers.append(
+                    CLOSE_HEADER
+                )  # so uvicorn closes after the answer, which makes room for other probes
         self._time_arrival()
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < MAX_BYTES_AHEAD:
             self.flow.resume_reading()

@@ -2,10 +2,9 @@
 
 import math
 import time
+from collections import defaultdict, deque
+from collections.abc import Callable
 
-from limits import RateLimitItemPerMinute
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,27 +13,31 @@ from server.http.keys import is_metrics, is_public
 from server.http.middleware import refuse
 from server.telemetry.metrics import Metrics
 
+WINDOW_SECONDS = 60
+
 
 class RateLimit:
     """Answers 429 before a body is read. Public routes, /metrics and refused requests are not counted.
 
-    Keeps the times of at most `requests_per_minute` requests for each key.
+    Keeps the times of at most `requests_per_minute` requests for each key. `clock` gives seconds and never goes back.
     """
 
-    def __init__(self, app: ASGIApp, requests_per_minute: int, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, requests_per_minute: int, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._app = app
         self._metrics = metrics
-        self._limit = RateLimitItemPerMinute(requests_per_minute)
-        self.storage = MemoryStorage()
-        self._limiter = MovingWindowRateLimiter(self.storage)
+        self._clock = clock
+        self._per_minute = requests_per_minute
+        self.times = defaultdict[str, deque[float]](deque)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or is_public(scope) or is_metrics(scope):
             await self._app(scope, receive, send)
             return
-        key_id: str = scope["state"]["key_id"]
-        is_accepted = self._limiter.hit(self._limit, key_id)
-        remaining, seconds = self._window(key_id)
+        now, times = self._clock(), self.times[scope["state"]["key_id"]]
+        is_accepted = self._accept(now, times)
+        remaining, seconds = self._per_minute - len(times), times[0] + WINDOW_SECONDS - now
 
         async def limited_send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -44,15 +47,20 @@ class RateLimit:
         if is_accepted:
             await self._app(scope, receive, limited_send)
         else:
-            error = RateLimited(self._limit.amount, retry_after_seconds=max(1, math.ceil(seconds)))
+            error = RateLimited(self._per_minute, retry_after_seconds=math.ceil(seconds))
             await refuse(error, self._metrics, scope, receive, limited_send)
 
-    def _window(self, key_id: str) -> tuple[int, float]:
-        """Requests left, and seconds until the oldest counted request leaves the window."""
-        window = self._limiter.get_window_stats(self._limit, key_id)
-        return window.remaining, max(0.0, window.reset_time - time.time())
+    def _accept(self, now: float, times: deque[float]) -> bool:
+        """Forget the times that have left the window, then add one if there is room for it."""
+        while times and times[0] <= now - WINDOW_SECONDS:
+            times.popleft()
+        if len(times) == self._per_minute:
+            return False
+        times.append(now)
+        return True
 
     def _tell(self, headers: MutableHeaders, remaining: int, seconds: float) -> None:
-        headers["x-ratelimit-limit-requests"] = str(self._limit.amount)
+        """`seconds`: until the oldest counted request leaves the window."""
+        headers["x-ratelimit-limit-requests"] = str(self._per_minute)
         headers["x-ratelimit-remaining-requests"] = str(remaining)
         headers["x-ratelimit-reset-requests"] = f"{seconds:.3f}s"

@@ -15,11 +15,11 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     service, record = opened(request, body)
-    with service.admission.entered(len(body.prompts) * body.num_choices):
+    tenant = request.state.key_id
+    with service.admission.entered(len(body.prompts) * body.num_choices, tenant):
         kept = body.num_prompt_tokens_kept(service.engine.context, body.max_tokens)
         prompts = await service.read_prompts(body.prompts, kept)
         params = body.params(await service.constraint(body.form(), body.allowed_token_ids))
-        tenant = request.state.key_id
         generated = start(service, body, params, prompts, record, tenant=tenant, echo=body.echo)
     writer = CompletionWriter(service, body, generated, f"cmpl-{record.request_id}")
     return await answer(request, body, writer)

@@ -7,8 +7,10 @@ own lines keep their messages, as the engine knows no text.
 import logging
 import math
 import sys
+import threading
 import time
 import traceback
+from types import TracebackType
 from typing import Any
 
 import structlog
@@ -23,7 +25,7 @@ MAX_CAUSES = 10
 
 
 def configure_logs(level: str = "info") -> None:
-    """For the whole process. Warnings of the standard library's loggers look like structlog's lines."""
+    """For the whole process. What the standard library and the interpreter say looks like structlog's lines."""
     least = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -42,6 +44,21 @@ def configure_logs(level: str = "info") -> None:
     foreign: list[Processor] = [without_reprs, *shared]
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=foreign, processor=renderer))
     logging.basicConfig(level=max(logging.WARNING, least), handlers=[handler], force=True)
+    take_over_from_interpreter()
+
+
+def take_over_from_interpreter() -> None:
+    """Log warnings and unhandled exceptions. It would write them to stderr, and wait for ever if nobody reads that."""
+    logging.captureWarnings(True)
+    sys.excepthook = lambda *error: log_unhandled(error)
+    threading.excepthook = lambda told: log_unhandled((told.exc_type, told.exc_value, told.exc_traceback))
+    sys.unraisablehook = lambda told: log_unhandled((told.exc_type, told.exc_value, told.exc_traceback))
+
+
+def log_unhandled(error: tuple[type[BaseException], BaseException | None, TracebackType | None]) -> None:
+    """Two kinds of exception only end what they are raised in."""
+    if not issubclass(error[0], (SystemExit, KeyboardInterrupt)):
+        structlog.get_logger("nvium.server").error("an unhandled exception", exc_info=error)
 
 
 class SeldomLine:

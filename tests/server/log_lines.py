@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
@@ -37,7 +39,7 @@ class LogLines:
 def log_lines() -> Iterator[LogLines]:
     """What is logged meanwhile; afterwards logging is set up as it was."""
     written, before, handlers = LogLines(), structlog.get_config(), logging.root.handlers[:]
-    level = logging.root.level
+    level, hooks = logging.root.level, (sys.excepthook, threading.excepthook, sys.unraisablehook)
     with redirect_stderr(written.stream):
         configure_logs()
     try:
@@ -47,3 +49,5 @@ def log_lines() -> Iterator[LogLines]:
         structlog.configure(**before)
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)
+        logging.captureWarnings(False)
+        sys.excepthook, threading.excepthook, sys.unraisablehook = hooks

@@ -7,21 +7,22 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
+from nvium_core import LoadedModel
 from server.http.handshakes import Handshakes
 from server.http.listener import MAX_ACCEPTED_IN_TURN, Listener
 from server.http.room import RESERVE, Room, room_for
 from server.settings import SettingsError
 from tests.server.forked_server import forked_server
 from tests.server.generating import asking
-from tests.server.live_server import wait_until
-from tests.server.raw_client import asked, request
+from tests.server.live_server import live_server, wait_until
+from tests.server.raw_client import asked, connected, request
 from tests.server.server_process import ServerProcess
 
 MAX_LOG_BYTES = 20_000
@@ -87,6 +88,21 @@ async def test_a_probe_behind_a_burst_of_silent_clients_is_answered(model_folder
                 server.process.send_signal(signal.SIGCONT)
                 assert await probe == 200
         assert "no descriptors left" not in server.log()
+
+
+async def test_beyond_the_bound_a_connection_is_answered_one_probe_and_makes_room(byte_model: LoadedModel) -> None:
+    probe = request("/livez", method="GET")
+    with live_server(byte_model, max_connections=1) as server:
+        async with connected(server.url) as within:
+            for _ in range(2):
+                answer = await within.ask(probe)
+                assert (answer.status, answer.headers.get("connection")) == (200, None)
+            async with AsyncExitStack() as never_closed:
+                for _ in range(RESERVE):
+                    beyond = await never_closed.enter_async_context(connected(server.url))
+                    answer = await beyond.ask(probe)
+                    assert (answer.status, answer.headers["connection"]) == (200, "close")
+                    assert not await beyond.has_answer()
 
 
 @pytest.mark.slow

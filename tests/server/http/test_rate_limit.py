@@ -37,12 +37,26 @@ async def test_each_key_gets_as_many_requests_as_a_minute_allows(requests: list[
     assert len(reached.states) == len(requests) - refused
 
 
+@given(st.lists(st.tuples(st.sampled_from(["alice", "bob"]), st.sampled_from([0.0, 0.5, 14.5, 29.75, 60.0]))))
+async def test_a_request_is_accepted_if_fewer_were_in_the_minute_before(requests: list[tuple[str, float]]) -> None:
+    now = 0.0
+    layer = RateLimit(Reached(), PER_MINUTE, Metrics([1.0], [1.0]), clock=lambda: now)
+    accepted: list[tuple[str, float]] = []
+    for key_id, seconds in requests:
+        now += seconds
+        [start, *_] = await called(layer, "GET", "/v1/models", key_id=key_id)
+        within = [at for other, at in accepted if other == key_id and at > now - 60]
+        assert start["status"] == (200 if len(within) < PER_MINUTE else 429)
+        if start["status"] == 200:
+            accepted.append((key_id, now))
+
+
 async def test_no_more_is_kept_than_what_may_still_count() -> None:
     layer = limited(Reached())
     for _ in range(50):
         for key_id in ("alice", "bob"):
             await called(layer, "POST", "/v1/completions", key_id=key_id)
-    assert [len(times) for times in layer.storage.events.values()] == [PER_MINUTE] * 2
+    assert [len(times) for times in layer.times.values()] == [PER_MINUTE] * 2
 
 
 def test_answers_say_what_is_left_and_a_refusal_when_to_come_back(byte_model: LoadedModel) -> None:

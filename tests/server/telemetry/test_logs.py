@@ -1,6 +1,9 @@
 import asyncio
 import json
 import logging
+import sys
+import threading
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -244,6 +247,36 @@ def test_lines_of_other_loggers_have_the_id_too_and_no_line_breaks() -> None:
     assert [line["event"] for line in log.lines] == ["two\nlines \x1b[31m é", "one\nline"]
     assert log.text.isascii()
     assert "\x1b" not in log.text
+
+
+class Unclosable:
+    def __del__(self) -> None:
+        raise ValueError(SECRET)
+
+
+def raise_error() -> None:
+    raise LookupError(SECRET)
+
+
+def test_what_the_interpreter_would_write_to_stderr_itself_is_a_line_and_never_waits() -> None:
+    with log_lines() as written:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("an old name", DeprecationWarning, stacklevel=1)
+        thread = threading.Thread(target=raise_error)
+        thread.start()
+        thread.join()
+        Unclosable()
+        with pytest.raises(LookupError) as raised:
+            raise_error()
+        sys.excepthook(raised.type, raised.value, raised.tb)
+        sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+        [warning, in_thread, unraisable, in_main] = written.lines
+    assert "DeprecationWarning: an old name" in warning["event"]
+    for line, kind in ((in_thread, "LookupError"), (unraisable, "ValueError"), (in_main, "LookupError")):
+        assert (line["event"], line["level"]) == ("an unhandled exception", "error")
+        assert line["exception"].endswith(kind)
+    assert SECRET not in written.text
 
 
 def test_the_engine_keeps_its_words_as_it_knows_no_text() -> None:
