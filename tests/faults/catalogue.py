@@ -32,6 +32,7 @@ from tests.faults.kinds import (
     slowed,
     until_it_ends,
 )
+from tests.faults.reloads import reloaded_again_and_again, with_a_file_of_keys
 from tests.faults.surroundings import (
     NEXT_YEAR,
     broken_disk,
@@ -81,6 +82,7 @@ KINDS = [
     Kind("SIGTERM", partial(signalled, TERM), ends=(0,), is_quick=True),
     Kind("SIGINT", partial(signalled, INT), ends=(0,)),
     Kind("SIGKILL", partial(signalled, KILL), ends=(-KILL,), may_lose=True, is_quick=True),
+    Kind("SIGHUP, 200 times", reloaded_again_and_again, start=with_a_file_of_keys, is_felt=logs("certificate renewed")),
     Kind("SIGSTOP and SIGCONT", paused, is_quick=True),
     Kind("slowed", slowed),
     Kind("device thread dies", until_it_ends, ends=(1,), prepare=break_the_device_thread, is_quick=True),

@@ -1,18 +1,25 @@
-"""A file of keys that changes under a server: a new one each time, the old one gone, an invalid file now and then."""
+"""Reloads: a file of keys that changes under a server, a new one each time, the old one gone, an invalid file now and
+then; and SIGHUP in the midst of anything."""
 
 import asyncio
 import signal
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import httpx
 
 from tests.faults.load import KEY
+from tests.server.forked_server import forked_server
 from tests.server.server_process import ServerProcess
 
 EVERY_SECONDS = 10
 INVALID_EACH = 5
 APPLIED_SECONDS = 2
+NUM_SIGNALS = 200
+SIGNALS_SECONDS = 2
 
 
 class Reloads:
@@ -43,6 +50,20 @@ class Reloads:
         self._keys.write_text(content)
         self._server.process.send_signal(signal.SIGHUP)
         await asyncio.sleep(APPLIED_SECONDS)
+
+
+@contextmanager
+def with_a_file_of_keys(model_folder: Path, log: Path, **options: object) -> Iterator[ServerProcess]:
+    keys = log.with_name("keys")
+    keys.write_text("sk-of-the-file\n")
+    with forked_server(model_folder, log, api_keys_file=keys, **options) as server:
+        yield server
+
+
+async def reloaded_again_and_again(server: ServerProcess, chance: Random) -> None:
+    for _ in range(NUM_SIGNALS):
+        server.process.send_signal(signal.SIGHUP)
+        await asyncio.sleep(2 * chance.random() * SIGNALS_SECONDS / NUM_SIGNALS)
 
 
 async def status(http: httpx.AsyncClient, key: str) -> int:
