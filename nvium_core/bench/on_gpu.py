@@ -40,7 +40,7 @@ SHOWN = 3000
 """Characters of a part that failed; all it said is in the log."""
 
 OF_ALL, OF_TESTS = ("platformdirs", "annotated_types", "typer", "rich"), ("pytest", "hypothesis")
-OF_SERVER = ("fastapi", "httpx", "limits", "llguidance", "opentelemetry", "pydantic_settings", "structlog", "uvicorn")
+OF_SERVER = ("fastapi", "httpx", "llguidance", "opentelemetry", "pydantic_settings", "structlog", "uvicorn")
 """Packages that a machine with PyTorch may lack, and that cannot be done without."""
 
 

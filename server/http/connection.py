@@ -126,10 +126,8 @@ class Connection(H11Protocol):
             self._received_at = self._received_at if self.conn.trailing_data[0] else None
             is_chunked = scope["http_version"] >= "1.1"
             scope["extensions"] = {FAST_PATH: FastPath(self.transport, self.flow, is_chunked=is_chunked)}
-            if self._room.holds(self):
-                self.headers.append(
-                    CLOSE_HEADER
-                )  # so uvicorn closes after the answer, which makes room for other probes
+            if self._room.holds(self):  # one answer, then room for other probes
+                self.headers.append(CLOSE_HEADER)
         self._time_arrival()
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < MAX_BYTES_AHEAD:
             self.flow.resume_reading()

@@ -19,7 +19,7 @@ class Shares:
         """What each key holds, for every key that has asked."""
 
     def fits(self, amount: int, key: str, *, of_request: int = 0) -> bool:
-        """Whether a key may take more for a request that holds `of_request` already."""
+        """Whether a key may take more for a request that holds `of_request` already. From now on the key has asked."""
         free = self.capacity - self.num_held - amount
         is_first = self._held[key] == of_request
         is_alone = len(self._held) == 1

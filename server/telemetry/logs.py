@@ -49,10 +49,13 @@ def configure_logs(level: str = "info") -> None:
 
 def take_over_from_interpreter() -> None:
     """Log warnings and unhandled exceptions. It would write them to stderr, and wait for ever if nobody reads that."""
+
+    def log_told(told: "threading.ExceptHookArgs | sys.UnraisableHookArgs") -> None:
+        log_unhandled((told.exc_type, told.exc_value, told.exc_traceback))
+
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: log_unhandled(error)
-    threading.excepthook = lambda told: log_unhandled((told.exc_type, told.exc_value, told.exc_traceback))
-    sys.unraisablehook = lambda told: log_unhandled((told.exc_type, told.exc_value, told.exc_traceback))
+    threading.excepthook = sys.unraisablehook = log_told
 
 
 def log_unhandled(error: tuple[type[BaseException], BaseException | None, TracebackType | None]) -> None:

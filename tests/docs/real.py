@@ -17,6 +17,7 @@ import yaml
 from loadtest import options as loadtest_options
 from nvium_core.cli import app
 from nvium_core.training.recipes.catalogue import recipe_named
+from nvium_core.training.tales.__main__ import app as tales_app
 from server.settings import read_settings
 from tests.docs.pages import ROOT
 from tests.docs.shell import Command
@@ -28,6 +29,7 @@ PLACEHOLDER = re.compile(r"\[?[A-Z]+(?:…|\])*|….*|.*…")
 """`MODEL`, `[MODEL]`, `FILE…`."""
 
 NVIUM: Any = typer.main.get_command(app)
+TALES: Any = typer.main.get_command(tales_app)
 
 
 def check(command: Command) -> None:
@@ -52,20 +54,26 @@ def check_nvium(words: Sequence[str]) -> None:
     if not words or words[0].startswith("--"):
         assert set(words) <= {"--version", "--help", "--install-completion", "--show-completion"}, words
         return
+    values = check_command(NVIUM, words)
+    if values and words[0] == "train":
+        recipe_named(values["recipe"], values["settings"])
+    if values and words[0] == "serve":
+        read_settings({key: value for key, value in values.items() if value is not None})
+
+
+def check_command(program: Any, words: Sequence[str]) -> dict[str, Any]:
+    """What it is told; nothing, if something was left out."""
     name, *given = words
-    command = NVIUM.commands[name]
+    command = program.commands[name]
     is_cut = any(PLACEHOLDER.fullmatch(word) for word in given) or (bool(given) and given[-1] in valued(command))
     is_whole = not is_cut and len(given) >= num_required(command)
     if not is_whole or "--help" in given:
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         asked = {word.partition("=")[0] for word in given if word.startswith("--")} - {"--help"}
-        assert asked <= known, f"nvium {name} has no {asked - known}"
-        return
-    values = command.make_context(name, list(given)).params
-    if name == "train":
-        recipe_named(values["recipe"], values["settings"])
-    if name == "serve":
-        read_settings({key: value for key, value in values.items() if value is not None})
+        assert asked <= known, f"{name} has no {asked - known}"
+        return {}
+    values: dict[str, Any] = command.make_context(name, list(given)).params
+    return values
 
 
 def valued(command: Any) -> set[str]:
@@ -137,6 +145,9 @@ def check_python(words: Sequence[str]) -> None:
     """Our programs' options, which are looked for in their sources; other people's modules are there."""
     if words[0] != "-m":
         sources = (ROOT / words[0]).read_text()
+    elif words[1] == "nvium_core.training.tales":
+        check_command(TALES, words[2:])
+        return
     elif words[1] == "loadtest" and not words[-1].startswith("--"):
         loadtest_options.parser().parse_args(list(words[2:]))
         return
@@ -172,7 +183,7 @@ def option_names() -> frozenset[str]:
     """Of all our programs."""
     nvium = {
         option
-        for command in NVIUM.commands.values()
+        for command in (*NVIUM.commands.values(), *TALES.commands.values())
         for parameter in command.params
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
