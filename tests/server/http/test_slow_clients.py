@@ -104,7 +104,7 @@ async def test_a_connection_that_says_nothing_is_closed_without_a_word(impatient
 
 async def test_a_long_answer_is_not_bound_by_the_time_of_arrival(impatient: LiveServer) -> None:
     async with connected(impatient.url) as connection:
-        await connection.send(asking(max_tokens=4000, stream=True))
+        await connection.send(asking(max_tokens=4000, n=16, stream=True))
         await connection.head()
         ends = time.monotonic() + 1.5
         while time.monotonic() < ends:
