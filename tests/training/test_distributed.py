@@ -19,13 +19,13 @@ CHANGES = ["optimizer.muon_rate=0", "learning_rate.maximum=0.001", "total_tokens
 
 
 def train_by_two(run_options: RunOptions, sharding: str, module: str = "nvium_core.cli") -> int:
-    """The status of the command, or of a module in its place."""
+    """The status of the command, or of a module in its place; what it says, pytest shows where a test fails."""
     settings = [f"--set={setting}" for setting in [*SMALL, *CHANGES]]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     paths = [f"--data={run_options.data}", f"--folder={run_options.folder}"]
     passes = [f"--sharding={sharding}", "--rows-per-pass=64"]
     command = ["-m", module, "train", "tiny", "--no-compile", *paths, *passes, *settings]
-    return subprocess.run([*torchrun, *command], check=False, capture_output=True, timeout=300).returncode
+    return subprocess.run([*torchrun, *command], check=False, timeout=300).returncode
 
 
 def weights(run_options: RunOptions) -> dict[str, torch.Tensor]:
