@@ -1,23 +1,26 @@
-"""When do exits pay? The gain of `small` over its dense twin by vocabulary size, at β 0, over seeds.
+"""When do exits pay? The gain of `small` over its dense twin by vocabulary size, and by the depth it is steered to.
 
     python -m nvium_core.evaluation.vocabulary --data train.txt.xz --validation valid.txt.xz --json vocabulary.json
+    python -m nvium_core.evaluation.vocabulary … --sizes 8192 --depths 0.6 0.5 0.4
 
-A mixture of exits adds rank to the output, which a small vocabulary does not need (softmax bottleneck). Runs live in
-one folder and continue where they stopped; the JSON has every finished pair, is written after each, and none that it
-has is trained again.
+A mixture of exits adds rank to the output, which a small vocabulary does not need (softmax bottleneck). Without a depth
+it costs nothing (β 0). Runs live in one folder and continue where they stopped; the JSON has every finished run beside
+its twin, is written after each, and nothing that it has is trained again, a twin neither.
 """
 
 import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from nvium_core.bench.harness import Figures
+from nvium_core.evaluation.paired import perplexity_gain
 from nvium_core.evaluation.perplexity import evaluate
-from nvium_core.evaluation.suite import beside_twin, description, write_json
-from nvium_core.loading import load_model
+from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.evaluation.suite import description, twin_figures, write_json
+from nvium_core.loading import LoadedModel, load_model
 from nvium_core.training.data.documents import read_documents
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import DENSE, recipe_named
@@ -28,35 +31,82 @@ SIZES = (512, 8192, 2048)
 
 SEEDS = 3
 RECIPE = "small"
+FIRST_BETA = 0.02
+"""Of a run that is steered."""
 
 
-def settings_of(size: int, seed: int, changes: Sequence[str]) -> list[str]:
-    return ["beta.initial=0", f"shape.vocab_size={size}", f"seed={seed}", *changes]
+@dataclass(frozen=True)
+class Case:
+    """A run: of which vocabulary and seed, and what mean depth it is steered to, if any."""
+
+    vocab_size: int
+    seed: int
+    depth: float | None
+
+    @property
+    def name(self) -> str:
+        steered = f"-depth-{self.depth:g}" if self.depth else ""
+        return f"{RECIPE}-{self.vocab_size}{steered}-seed-{self.seed}"
+
+    @property
+    def twin_name(self) -> str:
+        return f"{RECIPE}{DENSE}-{self.vocab_size}-seed-{self.seed}"
+
+    @property
+    def settings(self) -> list[str]:
+        beta = [f"beta.initial={FIRST_BETA}", f"beta.depth={self.depth}"] if self.depth else ["beta.initial=0"]
+        return [*beta, f"shape.vocab_size={self.vocab_size}", f"seed={self.seed}"]
 
 
-def pair(options: RunOptions, documents: Sequence[str], size: int, seed: int, changes: Sequence[str]) -> Figures:
-    """The figures of `nvium evaluate --twin` that matter here."""
-    ours, dense = (
-        load_model(str(trained(f"{RECIPE}{suffix}", options, size, seed, changes)), "cpu") for suffix in ("", DENSE)
-    )
-    found = vars(evaluate(ours.model, ours.tokenizer, documents))
-    kept = ("num_tokens", "num_characters", "perplexity", "bits_per_character", "exit_shares", "mean_depth")
-    return {
-        **description(ours),
-        "vocab_size": size,
-        "width_over_vocabulary": ours.model.config.hidden_size / size,
-        "seed": seed,
-        **{name: found[name] for name in kept},
-        **beside_twin(found, dense, documents, show_progress=False),
-    }
+class Series:
+    """Runs of one text, and what has been found of them."""
+
+    def __init__(self, options: RunOptions, validation: Path, changes: Sequence[str], done: list[Figures]) -> None:
+        self.options, self.changes, self.done = options, changes, done
+        self.documents = read_documents(validation)
+
+    def has(self, case: Case) -> bool:
+        return any(case == case_of(figures) for figures in self.done)
+
+    def run(self, case: Case) -> Figures:
+        """The figures of `nvium evaluate --twin` that matter here."""
+        ours = self.trained(RECIPE, case.name, case)
+        found = vars(evaluate(ours.model, ours.tokenizer, self.documents))
+        kept = ("num_tokens", "num_characters", "perplexity", "bits_per_character", "exit_shares", "mean_depth")
+        twin = self.twin(case)
+        if found["document_tokens"] != twin["document_tokens"]:
+            raise EvaluationError(f"{case.name}: its tokenizer is not that of {twin['model']}")
+        return {
+            **description(ours),
+            "vocab_size": case.vocab_size,
+            "width_over_vocabulary": ours.model.config.hidden_size / case.vocab_size,
+            "seed": case.seed,
+            "asked_depth": case.depth,
+            **{name: found[name] for name in kept},
+            "twin": twin,
+            **perplexity_gain(found, twin),
+        }
+
+    def twin(self, case: Case) -> Figures:
+        """Of another run's figures, if one has the same twin."""
+        for figures in self.done:
+            if (figures["vocab_size"], figures["seed"]) == (case.vocab_size, case.seed):
+                known: Figures = figures["twin"]
+                return known
+        return twin_figures(self.trained(f"{RECIPE}{DENSE}", case.twin_name, case), self.documents, show_progress=False)
+
+    def trained(self, recipe: str, name: str, case: Case) -> LoadedModel:
+        """Trained now unless the run's folder has a model."""
+        folder = self.options.folder / name
+        model = folder / "model"
+        if not model.is_dir():
+            settings = [*case.settings, *self.changes]
+            model = train(recipe_named(recipe, settings), replace(self.options, folder=folder))
+        return load_model(str(model), "cpu")
 
 
-def trained(name: str, options: RunOptions, size: int, seed: int, changes: Sequence[str]) -> Path:
-    """The model's folder, trained now unless it exists."""
-    folder = options.folder / f"{name}-{size}-seed-{seed}"
-    if (model := folder / "model").is_dir():
-        return model
-    return train(recipe_named(name, settings_of(size, seed, changes)), replace(options, folder=folder))
+def case_of(figures: Figures) -> Case:
+    return Case(figures["vocab_size"], figures["seed"], figures["asked_depth"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,15 +116,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path("runs/vocabulary"))
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--depths", type=float, nargs="+", default=[None], help="mean depths; without, β is 0")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--set", dest="changes", action="append", default=[], help="as of nvium train")
     given = parser.parse_args(arguments)
     done: list[Figures] = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else []
-    has = {(figures["seed"], figures["vocab_size"]) for figures in done}
-    options, documents = RunOptions(data=given.data, folder=given.folder), read_documents(given.validation)
-    for seed, size in product(range(given.seeds), given.sizes):
-        if (seed, size) not in has:
-            done.append(pair(options, documents, size, seed, given.changes))
+    series = Series(RunOptions(data=given.data, folder=given.folder), given.validation, given.changes, done)
+    for seed, depth, size in product(range(given.seeds), given.depths, given.sizes):
+        case = Case(size, seed, depth)
+        if not series.has(case):
+            done.append(series.run(case))
             write_json(done, given.json)
 
 

@@ -1,4 +1,4 @@
-"""The series over vocabularies: pairs of runs that go on where they stopped, and a JSON of those that are done."""
+"""The series over vocabularies and depths: runs that go on where they stopped, and a JSON of those that are done."""
 
 import json
 import shutil
@@ -30,10 +30,10 @@ def test_pairs_are_trained_evaluated_and_not_trained_again(tmp_path: Path, monke
     data, file = small_corpus(tmp_path / "corpus.txt"), tmp_path / "vocabulary.json"
     asked = [f"--data={data}", f"--validation={data}", f"--json={file}", f"--folder={tmp_path / 'runs'}", "--seeds=1"]
     asked += ["--sizes", "270", "280", *(f"--set={change}" for change in CHANGES)]
-    begun = list[Path]()
+    begun = list[Recipe]()
 
     def counted(recipe: Recipe, options: RunOptions) -> Path:
-        begun.append(options.folder)
+        begun.append(recipe)
         return train(recipe, options)
 
     monkeypatch.setattr(vocabulary, "train", counted)
@@ -52,3 +52,8 @@ def test_pairs_are_trained_evaluated_and_not_trained_again(tmp_path: Path, monke
     shutil.rmtree(tmp_path / "runs")
     vocabulary.main(asked)
     assert len(begun) == 4 and json.loads(file.read_text()) == [small, large]
+    vocabulary.main([*asked, "--depths", "0.7"])
+    assert [(recipe.shape.num_exits, recipe.beta.depth) for recipe in begun[4:]] == [(2, 0.7)] * 2
+    *_, steered, _ = json.loads(file.read_text())
+    assert (steered["vocab_size"], steered["asked_depth"]) == (270, 0.7)
+    assert steered["twin"] == small["twin"]

@@ -62,8 +62,9 @@ def ask(
     target: Annotated[Path, typer.Argument(help="The .jsonl to write: conversations and plain texts.")],
     times: Annotated[int, typer.Option(help="How often each tale is told, of others every time.", min=1)] = 2,
     beside: Annotated[
-        Path | None, typer.Option(help="A text, plain or .xz, of which pieces stand among them, as long together.")
+        Path | None, typer.Option(help="A text, plain or .xz, of which pieces stand among them.")
     ] = None,
+    beside_share: Annotated[float, typer.Option(help="What these pieces are of all characters.", min=0, max=0.9)] = 0.5,
     seed: int = 0,
 ) -> None:
     """Write tales and questions that they answer: each tale told of others, with two short ones behind it."""
@@ -72,7 +73,8 @@ def ask(
         for line in asked(read_documents(tales), times, seed)
     ]
     if beside:
-        pieces = pieces_of(read_documents(beside), sum(map(len, lines)), seed)
+        num_characters = round(sum(map(len, lines)) * beside_share / (1 - beside_share))
+        pieces = pieces_of(read_documents(beside), num_characters, seed)
         lines += [json.dumps({"text": piece}) for piece in pieces]
         Random(seed).shuffle(lines)
     target.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
