@@ -14,6 +14,7 @@ from nvium_core.training.recipes.tales import stories
 EMBEDDED, PAIR, BEFORE = "evaluation-stories-9m", "evaluation-stories", "evaluation-tales-chat"
 """The bundled model; the first of its runs, which has a twin; and the model of 2,048 tokens that was bundled before."""
 
+SERIES = "vocabulary-small"
 PAPER_VOCABULARY = 32_000
 GAIN = "gain, % (95%)"
 BETAS, EXITS, PLACES = ("β 0, .1, .2, .3, .4", "2, 3, 4, 6, 8, 12 exits", "early exit at 2, 6, 10, 14, 18, 22")
@@ -44,7 +45,9 @@ def embedded() -> Table:
         "`stories`": PAIR,
         "`stories-chat`": "evaluation-stories-chat",
         "`stories-asked`": "evaluation-stories-asked",
-        "`stories-9m`, the mean of these two, bundled": EMBEDDED,
+        "the mean of these two": "evaluation-stories-mean",
+        "`stories-asked` from this mean, the second time": "evaluation-stories-asked-5",
+        "`stories-9m`, the mean of this and the first time, bundled": EMBEDDED,
         "`tales-chat`, bundled before as `tales-6m`": BEFORE,
     }
     return head, [embedded_row(words, read(name)) for words, name in ours.items()]
@@ -223,7 +226,7 @@ def sweep_row(name: str, words: str, series: str, place: int) -> list[Cell]:
 @table
 def vocabulary() -> Table:
     """A row for each of our sizes, a column for each seed; `stories`; and the paper's 24-layer models."""
-    runs = read("vocabulary-small")
+    runs = [run for run in read(SERIES) if not run["asked_depth"]]
     seeds = sorted({run["seed"] for run in runs})
     head = ["model", "vocabulary", "width over vocabulary", "mean depth", *(f"{GAIN}, seed {seed}" for seed in seeds)]
     sizes = sorted({run["vocab_size"] for run in runs})
@@ -239,6 +242,23 @@ def vocabulary_row(runs: list[dict[str, Any]], seeds: list[int]) -> list[Cell]:
     gains = [gain(of_seed[seed]) if seed in of_seed else "" for seed in seeds]
     ratio = digits(first["width_over_vocabulary"], 3)
     return [f"`small`, 12 × {first['width']}, β 0", first["vocab_size"], ratio, depth, *gains]
+
+
+@table
+def depths() -> Table:
+    """The gain of `small` by the depth that it was steered to, of the seeds and the vocabulary that have been."""
+    runs = read(SERIES)
+    steered = {(run["vocab_size"], run["seed"]) for run in runs if run["asked_depth"]}
+    rows = sorted(
+        (run for run in runs if (run["vocab_size"], run["seed"]) in steered),
+        key=lambda run: (run["seed"], -run["mean_depth"]),
+    )
+    head = ["vocabulary", "seed", "steered to", "mean depth", "exits' shares", GAIN]
+    return head, [
+        [run["vocab_size"], run["seed"], run["asked_depth"] or "β 0", digits(run["mean_depth"], 3)]
+        + [shares(run["exit_shares"]), gain(run)]
+        for run in rows
+    ]
 
 
 def stories_vocabulary_row() -> list[Cell]:
