@@ -159,4 +159,4 @@ def test_nothing_of_a_graph_needs_to_know_a_value_or_the_host(attention: RowAtte
         for is_ranked in (False, True):
             backend.passes.replay_pass(PaddedSizes(num_rows=4, num_pages=1, num_fronts=4), is_ranked=is_ranked)
     assert not +traffic.counts
-    assert backend.inputs.device.numel() == MAX_ROWS * (num_fields(3) + 1)
+    assert backend.inputs.device.numel() == MAX_ROWS * (num_fields(3) + 1) + 2
