@@ -273,7 +273,7 @@ def works(cache: PagedCache, num_heads: int, name: str, way: RowAttention) -> bo
         if kernel_agrees(cache, num_heads, way):
             return True
     except (RuntimeError, TypeError, ValueError) as error:
-        logger.warning("attention cannot read keys %s here: %s", name, error)
+        logger.warning("attention cannot read keys %s here: %s", name, beginning(error))
     else:
         logger.warning("attention that reads keys %s gives wrong results here", name)
     return False
@@ -287,10 +287,15 @@ def best_ragged(cache: PagedCache, num_heads: int, rows: RowAttention) -> RunAtt
         if ragged_agrees(cache, num_heads):
             return ragged_in_place
     except (RuntimeError, TypeError, ValueError) as error:
-        logger.warning("long runs cannot read keys in place here: %s", error)
+        logger.warning("long runs cannot read keys in place here: %s", beginning(error))
     else:
         logger.warning("long runs that read keys in place give wrong results here")
     return ragged
+
+
+def beginning(error: Exception) -> str:
+    """What it says first. An operator that does not exist for a device lists all that does, on sixty lines."""
+    return str(error).partition("\n")[0]
 
 
 MAX_CHECKED_PAGES, MAX_CHECKED_ROWS = 32, 40
