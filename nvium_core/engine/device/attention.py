@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from functools import partial
+from textwrap import shorten
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,9 @@ MAX_GATHERED_KEYS = 65_536
 MAX_PAIRS = 4096
 """Of rows and pages, which bounds what is attended to page by page: every row once for each page of the widest table.
 As many as 512 rows with the narrowest tables have."""
+
+MAX_SAID = 200
+"""Characters of what a kernel that does not work says."""
 
 FEW_ROWS, MANY_PAGES = 8, 16
 """So few rows of so long tables keep less than half of an H100's processors busy where contexts are not split: a
@@ -294,8 +298,8 @@ def best_ragged(cache: PagedCache, num_heads: int, rows: RowAttention) -> RunAtt
 
 
 def beginning(error: Exception) -> str:
-    """What it says first. An operator that does not exist for a device lists all that does, on sixty lines."""
-    return str(error).partition("\n")[0]
+    """What it says first. Of an operator that does not exist for a device, PyTorch lists all that does."""
+    return shorten(str(error), MAX_SAID, placeholder=" …")
 
 
 MAX_CHECKED_PAGES, MAX_CHECKED_ROWS = 32, 40
