@@ -212,7 +212,7 @@ def host() -> Table:
     """Whole passes, and a block at a time, on a CPU and as on a GPU."""
     took = {
         (row["path"], row["schedule"], row["sequences"]): digits(row["step_us"])
-        for row in read("host-tales-6m")["rows"]
+        for row in read("host-stories-9m")["rows"]
     }
     columns = [("native", "synchronous"), ("native", "sweep"), ("graphs", "synchronous"), ("graphs", "sweep")]
     body: list[list[Cell]] = [

@@ -87,8 +87,8 @@ class GraphsStub(Stub, Replay):
         Replay.__init__(self, torch.device("cpu"))
         self._answers, self._of_passes = backend.answers, backend.passes.answers
         num_rows = self._answers.shape[1]
-        self._of_passes[passes.EXIT_TAKEN] = torch.tensor([self._first_exit() for _ in range(num_rows)])
-        self._answers[EMITTED] = self._of_passes[passes.EMITTED] = 1
+        self._of_passes[:, passes.EXIT_TAKEN] = torch.tensor([self._first_exit() for _ in range(num_rows)])
+        self._answers[EMITTED] = self._of_passes[:, passes.EMITTED] = 1
         self._answers[LOG_CONTINUE] = -1
 
     def _first_exit(self) -> int:

@@ -251,14 +251,14 @@ class Engine:
     def _report(self, results: list[StepResult], events: list[list[Event]], seconds: float) -> None:
         is_measured = self._device_was_idle and self.runner.has_waited
         self._device_was_idle = self.runner.has_waited
-        are_timed = None not in [result.seconds for result in results[1:]]
         is_pass = is_whole_pass(results, self.scheduler.num_blocks)
+        are_timed = is_measured and not is_pass and None not in [result.seconds for result in results[1:]]
         for result, told, own in zip(results, events, shares(results, seconds), strict=True):
             step = result.step
             self.scheduler.policy.observe(
                 step.block,
                 num_rows=step.num_rows,
-                seconds=own if is_measured and are_timed and not is_pass else None,
+                seconds=own if are_timed else None,
                 num_asked=result.num_asked,
                 num_left=result.num_left,
                 follows=result is not results[0],
@@ -288,7 +288,7 @@ def is_whole_pass(results: list[StepResult], num_blocks: int) -> bool:
 def is_round(results: list[StepResult], num_blocks: int) -> bool:
     """The same rows passed every block, and all were verified."""
     num_verified = sum(map(len, results[-1].verified.values()))
-    return [result.step.num_rows for result in results] == [num_verified] * num_blocks
+    return num_verified > 0 and [result.step.num_rows for result in results] == [num_verified] * num_blocks
 
 
 def merged(step: Step, alone: list[StepResult]) -> StepResult:

@@ -58,32 +58,36 @@ class Recorder:
 
     def _record_pass(self, results: list[StepResult], runs: list[Run]) -> list[list[Event]]:
         """The same rows have passed every block, and nothing failed: each run is updated once."""
-        running = self._scheduler.running
-        if not is_dense(results[0].step, running):
+        step, running = results[0].step, self._scheduler.running
+        if not step.repeats and not is_dense(step, running):
             for result in results:
                 self._speedup.begin(result.step, running)
         events: list[list[Event]] = [[] for _ in results]
         for block, result in enumerate(results):
             for sequence, decision in result.decisions.items():
                 self._decided(sequence, block, decision, events[block])
-        self._advance(runs, len(results))
+        finished = self._advance(runs, len(results))
         for sequence, scores in results[-1].scores.items():
             events[-1] += self._scored(sequence, scores)
-        for ended in [run.sequence for run in runs if run.sequence.finish_reason is not None]:
-            if self._is_over(ended):
-                self.end(ended)
+        for sequence in finished:
+            if self._is_over(sequence):
+                self.end(sequence)
         return events
 
-    def _advance(self, runs: list[Run], num_blocks: int) -> None:
-        """These rows have passed every block, but those of sequences that could not emit and have ended."""
-        page_size = self._pool.page_size
+    def _advance(self, runs: list[Run], num_blocks: int) -> list[Sequence]:
+        """These rows have passed every block, but those of sequences that could not emit and have ended. Returns those
+        that have emitted their last token."""
+        page_size, finished = self._pool.page_size, list[Sequence]()
         for sequence, rows, _ in runs:
-            start, stop = rows.start, rows.stop
             if sequence.seat is not None:
+                start, stop = rows.start, rows.stop
                 assert sequence.filled[0] == start and sequence.filled[-1] == start
                 sequence.filled = [stop] * num_blocks
                 if stop // page_size > start // page_size:
                     self._pool.publish(sequence, since=start)
+                if sequence.finish_reason is not None:
+                    finished.append(sequence)
+        return finished
 
     def _record(self, result: StepResult) -> list[Event]:
         step = result.step
@@ -225,4 +229,5 @@ def finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
     """Why the token just emitted is the last one, if it is."""
     if token_id in sequence.stop_token_ids or (sequence.constraint is not None and sequence.constraint.is_over):
         return "stop"
-    return "length" if sequence.num_verified == sequence.max_length else None
+    is_longest = len(sequence.token_ids) - len(sequence.drafted_at) == sequence.max_length
+    return "length" if is_longest else None

@@ -59,6 +59,49 @@ def test_tokens_and_exits_equal_algorithm_1_however_passes_and_staircases_altern
     check(model, served(engine, plan), plan)
 
 
+class Comparing(Runner):
+    """Holds Steps that are said to repeat the one before to that."""
+
+    num_repeats = 0
+    before: Step | None = None
+    pages: dict[str, list[int]]
+
+    def run(self, step: Step) -> list[StepResult]:
+        if step.repeats:
+            assert self.before is not None
+            assert [run.sequence for run in step.runs] == [run.sequence for run in self.before.runs]
+            for run, last in zip(step.runs, self.before.runs, strict=True):
+                sequence, pages = run.sequence, self.pages[run.sequence.id]
+                assert (run.rows, run.reaches_front) == (range(last.rows.stop, last.rows.stop + 1), True)
+                assert sequence.num_tokens == run.rows.stop > sequence.num_prefill_rows
+                assert sequence.pages[: len(pages)] == pages
+            self.num_repeats += 1
+        self.before, self.pages = step, {run.sequence.id: [*run.sequence.pages] for run in step.runs}
+        return super().run(step)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(models(), configs, st.lists(requests(), min_size=1, max_size=5))
+def test_a_step_that_repeats_the_one_before_has_the_next_row_of_each_of_its_sequences(
+    model: NviumForCausalLM, config: EngineConfig, plan: list[Request]
+) -> None:
+    engine = Engine(model, replace(config, schedule="synchronous"), make_runner=Comparing)
+    check(model, served(engine, plan), plan)
+
+
+def test_passes_repeat_each_other_until_somebody_comes_or_leaves() -> None:
+    engine = Engine(random_model([1, 2, 4]), EngineConfig(schedule="synchronous"), make_runner=Comparing)
+    assert isinstance(engine.runner, Comparing)
+    for number, max_tokens in enumerate([12, 6]):
+        engine.add(str(number), [1, 2, number], SamplingParams(max_tokens=max_tokens, seed=number, ignore_eos=True))
+    repeats = []
+    while engine.has_work:
+        before = engine.runner.num_repeats
+        engine.step()
+        repeats.append(engine.runner.num_repeats - before)
+    assert repeats == [0, *[1] * 5, 0, *[1] * 5]
+
+
 def test_a_pass_takes_one_step_of_the_engine_for_a_token_of_everybody() -> None:
     engine = Engine(random_model([1, 2, 4]), EngineConfig(schedule="synchronous", max_sequences=5))
     for number in range(5):

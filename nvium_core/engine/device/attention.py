@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from functools import partial
+from textwrap import shorten
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,9 @@ MAX_GATHERED_KEYS = 65_536
 MAX_PAIRS = 4096
 """Of rows and pages, which bounds what is attended to page by page: every row once for each page of the widest table.
 As many as 512 rows with the narrowest tables have."""
+
+MAX_SAID = 200
+"""Characters of what a kernel that does not work says."""
 
 FEW_ROWS, MANY_PAGES = 8, 16
 """So few rows of so long tables keep less than half of an H100's processors busy where contexts are not split: a
@@ -273,7 +277,7 @@ def works(cache: PagedCache, num_heads: int, name: str, way: RowAttention) -> bo
         if kernel_agrees(cache, num_heads, way):
             return True
     except (RuntimeError, TypeError, ValueError) as error:
-        logger.warning("attention cannot read keys %s here: %s", name, error)
+        logger.warning("attention cannot read keys %s here: %s", name, beginning(error))
     else:
         logger.warning("attention that reads keys %s gives wrong results here", name)
     return False
@@ -287,10 +291,15 @@ def best_ragged(cache: PagedCache, num_heads: int, rows: RowAttention) -> RunAtt
         if ragged_agrees(cache, num_heads):
             return ragged_in_place
     except (RuntimeError, TypeError, ValueError) as error:
-        logger.warning("long runs cannot read keys in place here: %s", error)
+        logger.warning("long runs cannot read keys in place here: %s", beginning(error))
     else:
         logger.warning("long runs that read keys in place give wrong results here")
     return ragged
+
+
+def beginning(error: Exception) -> str:
+    """What it says first. Of an operator that does not exist for a device, PyTorch lists all that does."""
+    return shorten(str(error), MAX_SAID, placeholder=" …")
 
 
 MAX_CHECKED_PAGES, MAX_CHECKED_ROWS = 32, 40

@@ -182,6 +182,9 @@ class Runner:
     def _count_seconds(self, results: list[StepResult], elapsed: float) -> None:
         """Native calls are timed without what Python does for them."""
         known = [result.seconds for result in results if result.seconds is not None]
+        if not known:
+            self._layer_seconds += elapsed
+            return
         self._layer_seconds += sum(known) if len(known) == len(results) else elapsed
         for result in results:
             self._layer_seconds -= result.router_seconds + result.head_seconds

@@ -13,7 +13,7 @@ from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.policies import Policy
 from nvium_core.engine.schedule.sequence import DRAFTER, Sequence
-from nvium_core.engine.schedule.step import Run, Step
+from nvium_core.engine.schedule.step import REACHES_FRONT, Run, Step
 from nvium_core.engine.schedule.waiting_line import WaitingLine
 
 MAX_SHORT_RUN = 16
@@ -194,22 +194,32 @@ class Scheduler:
         sequence has emitted a token, is not over and owes nothing."""
         if not self._passes_whole():
             return None
-        runs, is_plain, page_size, num_rows = list[Run](), True, self.pool.page_size, 0
+        runs, full, is_plain, page_size, num_rows = list[Run](), list[Sequence](), True, self.pool.page_size, 0
         for sequence, _, _ in last.runs:
             filled = sequence.filled
             front, stop = filled[0], len(sequence.token_ids)
             is_even = front == filled[-1] == stop - len(sequence.drafted_at) - 1
             if not is_even or sequence.finish_reason is not None or (sequence.needs_scores and sequence.owes_scores):
                 return None
-            if stop > len(sequence.pages) * page_size and not self.pool.grow(sequence, stop):
-                return None
+            if stop >= len(sequence.pages) * page_size:
+                full.append(sequence)
             rows, is_asked, num_rows = range(front, stop), True, num_rows + stop - front
             if sequence.is_original:
                 is_plain, is_asked = False, self._is_asked(sequence, 0, rows)
             runs.append(Run(sequence, rows, is_asked))
-        if num_rows > self.config.max_rows_per_step:  # with drafts
+        if num_rows > self.config.max_rows_per_step or (full and not self._grow(full)):  # it may with drafts
             return None
-        return pass_of(runs, self.num_blocks) if is_plain else self._with_following(0, runs)
+        if not is_plain:
+            return self._with_following(0, runs)
+        return pass_of(runs, self.num_blocks, repeats=last.repeats or False not in map(REACHES_FRONT, last.runs))
+
+    def _grow(self, sequences: list[Sequence]) -> bool:
+        """Pages for all tokens of these, whose pages are full or too few; False if there are none."""
+        if False in [self.pool.grow(sequence, sequence.num_tokens) for sequence in sequences]:
+            return False
+        if self.grows_early:
+            self._grow_early(sequences)
+        return True
 
     def _with_following(self, block: int, runs: list[Run]) -> Step:
         """A pass takes the rows through all later blocks, each with the rows that waited there; and a lone sequence's
@@ -285,7 +295,7 @@ class Scheduler:
         drafting, most = self._plan
         if most and drafting == DRAFTER:
             step.last.num_drafts = most
-        if self.grows_early:
+        if self.grows_early and not step.repeats:
             self._grow_early(run.sequence for run in step.runs if run.rows.stop == run.sequence.num_tokens)
         is_everybodys = step.goes_on_anyway and step.block == 0 and len(step.runs) == len(self.running)
         self._last_pass = step if is_everybodys else None
@@ -300,11 +310,12 @@ class Scheduler:
         sequence.seat = None
 
 
-def pass_of(runs: list[Run], num_blocks: int) -> Step:
+def pass_of(runs: list[Run], num_blocks: int, *, repeats: bool = False) -> Step:
     """The same rows through every block."""
     step = Step(num_blocks - 1, runs, None, goes_on_anyway=True)
     for block in range(num_blocks - 2, -1, -1):
         step = Step(block, runs, step, goes_on_anyway=True)
+    step.repeats = repeats
     return step
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from nvium_core.engine.events import Score
@@ -25,6 +26,9 @@ class Run(NamedTuple):
     reaches_front: bool
 
 
+REACHES_FRONT = attrgetter("reaches_front")
+
+
 @dataclass(slots=True, eq=False)
 class Step:
     """One block for some sequences.
@@ -40,6 +44,9 @@ class Step:
     goes_on_anyway: bool = False
     num_drafts: int = 0
     """Tokens that the drafter drafts behind each that the last exit says here, at most."""
+    repeats: bool = False
+    """The first of a pass of the running sequences of the pass before, in its order: of each the row of the token that
+    it emitted then, in the same pages or new ones behind them."""
     num_rows: int = field(init=False)
 
     def __post_init__(self) -> None:

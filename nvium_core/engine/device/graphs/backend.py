@@ -143,24 +143,22 @@ class GraphsBackend(LayersBackend):
                 for is_ranked in kinds:
                     yield sizes, *self.draw_graph(block, count, is_ranked)
 
-    @torch.inference_mode()
     def run(self, step: Step) -> list[StepResult]:
-        if riders := self.passes.riders(step):
-            return self._run_pass(step, riders)
-        self.passes.forget()
-        return [StepResult(step, self._run_block(step))]
-
-    def _run_pass(self, step: Step, riders: list[Run]) -> list[StepResult]:
-        """All blocks: of the riders in one graph, behind it of the others block by block. Nobody waits for the latter:
-        their fronts are left to the caller."""
-        results = self.passes.run(step, riders)
+        flight = self.passes.launched(step)
+        if flight is None:
+            return [StepResult(step, self._run_block(step))]
+        results = self.passes.results(step, flight)
         self.has_waited = True
-        if len(riders) < len(step.runs):
-            riding = {run.sequence for run in riders}
-            for result in results:
-                runs = [run for run in result.step.runs if run.sequence not in riding]
-                self._run_block(Step(result.step.block, [run._replace(reaches_front=False) for run in runs]))
+        if len(flight.members.sequences) < len(step.runs):
+            self._run_others(results, {*flight.members.sequences})
         return results
+
+    def _run_others(self, results: list[StepResult], riding: set[Sequence]) -> None:
+        """The rows that do not ride in a pass, block by block behind it. Nobody waits for them: their fronts are left
+        to the caller."""
+        for result in results:
+            runs = [run for run in result.step.runs if run.sequence not in riding]
+            self._run_block(Step(result.step.block, [run._replace(reaches_front=False) for run in runs]))
 
     def _run_block(self, step: Step) -> dict[Sequence, FrontDecision]:
         """And decisions for plain fronts, other than those of long runs."""

@@ -1,8 +1,8 @@
 """What a Step or a pass needs on the device, packed by the host into one buffer and sent in one copy.
 
-The buffer has 8-byte words, whole numbers and float64 side by side: fields of `MAX_ROWS` words each, then the rows'
-page tables. Every view of it stays where it is, so a CUDA graph can read it. Rows and fronts are padded to a power of
-two; padding writes to the padding slot and sees the null slot.
+The buffer has 8-byte words, whole numbers and float64 side by side: fields of `MAX_ROWS` words each, the turns of a
+pass and of the one before, then the rows' page tables. Every view of it stays where it is, so a CUDA graph can read it.
+Rows and fronts are padded to a power of two; padding writes to the padding slot and sees the null slot.
 
 Shapes: R rows, F fronts, W pages of the longest table, each with its padding; N blocks.
 """
@@ -86,20 +86,24 @@ class Inputs:
         self._max_table = MAX_ROWS * max_pages if max_table is None else max_table
         self.widths = widths(max_pages, has_few=reads_in_place)
         """Of all tables there may be."""
-        self._first_table = MAX_ROWS * num_fields(num_blocks)
+        self._first_turn = MAX_ROWS * num_fields(num_blocks)
+        self._first_table = self._first_turn + 2
         device = cache.keys.device
         is_cuda = device.type == "cuda"
         num_words = self._first_table + MAX_ROWS * max_pages
         self.host = torch.zeros(num_words, dtype=torch.long, pin_memory=is_cuda)
         self.device = torch.zeros(num_words, dtype=torch.long, device=device)
         self._whole, self._real = self.host.numpy(), self.host.view(torch.float64).numpy()
-        self._fields = self._real[: self._first_table].reshape(-1, MAX_ROWS)
+        fields = self._real[: self._first_turn].reshape(-1, MAX_ROWS)
         self._tables = SeatTables(max_pages, cache.null_page)
-        self._uniforms = Uniforms(native_library(), self._fields[UNIFORM:])
+        self._uniforms = Uniforms(native_library(), self._field(POSITION), fields[UNIFORM:])
         self.make_fence = make_fence
         self._sent = make_fence(device)
         self._packed: tuple[Members, int, PaddedSizes] | None = None
         """Who was packed last, and at which age, if it was for a pass."""
+        self._places_2R = self._places(0)
+        self._source_R: Integers | None = None
+        """What was packed last."""
         self._views: dict[int, tuple[Tensor, Tensor]] = {}
 
     def sizes(self, num_rows: int, num_positions: int, num_fronts: int) -> PaddedSizes:
@@ -115,6 +119,12 @@ class Inputs:
         """Whether there is room for so many rows of sequences that are at most so long."""
         return num_rows <= MAX_ROWS and power_of_two(num_rows) * self.width(num_positions) <= self._max_table
 
+    def grown(self, sizes: PaddedSizes, num_rows: int, num_positions: int) -> PaddedSizes | None:
+        """Those of a pass that follows one of these sizes, mostly the same; None if it does not fit."""
+        if sizes.num_rows // 2 < num_rows <= sizes.num_rows and sizes.num_pages == self.width(num_positions):
+            return sizes
+        return self.sizes(num_rows, num_positions, num_rows) if self.fits(num_rows, num_positions) else None
+
     def send(self, step: Step, fronts: Items[Sequence], sizes: PaddedSizes) -> None:
         """Pack the Step, and what is drawn for those of its fronts that `fronts` names; send it."""
         self._sent.wait()  # the last Step's numbers have left the host
@@ -124,21 +134,22 @@ class Inputs:
         self._pack_fronts(step.block, fronts, sizes.num_fronts)
         self._send(sizes)
 
-    def send_pass(self, members: Members, age: int, source_R: Integers | None, sizes: PaddedSizes) -> None:
-        """A row of each member for all blocks. With `source_R` its token is what the last pass drew in that row."""
+    def send_pass(self, members: Members, age: int, source_R: Integers | None, sizes: PaddedSizes, turn: int) -> None:
+        """A row of each member for all blocks. With `source_R` its token is what the pass before, whose turn was the
+        other one of 0 and 1, drew in that row."""
         self._sent.wait()
-        count = len(members.sequences)
         if self._packed == (members, age - 1, sizes):
             self._advance(members, age, sizes)
         else:
             self._pack_members(members, age, sizes)
         self._packed = members, age, sizes
-        position_R = self._field(POSITION)[:count]
+        count = len(members.sequences)
         if source_R is None:
-            tokens = [each.token_ids[t] for each, t in zip(members.sequences, position_R.tolist(), strict=True)]
-            self._pack(TOKEN, tokens, sizes.num_rows, padding=0)
-        self._field(SOURCE)[:count] = -1 if source_R is None else source_R
-        self._uniforms.key_R3[:count, -1] = position_R
+            self._pack(TOKEN, members.tokens(age), sizes.num_rows, padding=0)
+        if source_R is None or source_R is not self._source_R:
+            self._field(SOURCE)[:count] = -1 if source_R is None else source_R
+            self._source_R = source_R
+        self._whole[self._first_turn], self._whole[self._first_turn + 1] = turn, 1 - turn
         self._uniforms.write(count)
         self._send(sizes)
 
@@ -157,6 +168,16 @@ class Inputs:
     def whole(self, field: int, count: int) -> Tensor:
         """A field of whole numbers on the device, [count]."""
         return self.device[field * MAX_ROWS : field * MAX_ROWS + count]
+
+    @property
+    def turn(self) -> Tensor:
+        """Of the pass, [1]."""
+        return self.device[self._first_turn : self._first_turn + 1]
+
+    @property
+    def other_turn(self) -> Tensor:
+        """Of the pass before, [1]."""
+        return self.device[self._first_turn + 1 : self._first_turn + 2]
 
     def real(self, field: int, count: int) -> Tensor:
         """A field of float64, [count]."""
@@ -180,6 +201,10 @@ class Inputs:
     def _field(self, field: int) -> Integers:
         """Of whole numbers, on the host, with room for all rows."""
         return self._whole[field * MAX_ROWS : (field + 1) * MAX_ROWS]
+
+    def _places(self, count: int) -> Integers:
+        """Positions and slots of so many rows, [2, R]."""
+        return self._whole[POSITION * MAX_ROWS : (SLOT + 1) * MAX_ROWS].reshape(2, MAX_ROWS)[:, :count]
 
     def _host_tables(self, sizes: PaddedSizes) -> Integers:
         """`tables`, on the host."""
@@ -206,23 +231,24 @@ class Inputs:
         self._pack(SLOT, slot_R, sizes.num_rows, padding=self._cache.padding_slot)
 
     def _pack_members(self, members: Members, age: int, sizes: PaddedSizes) -> None:
-        """All but tokens and uniforms."""
+        """All but tokens, sources and uniforms."""
         count, table_RW = len(members.sequences), self._host_tables(sizes)
         table_RW[:count] = self._tables.of(members.sequences, sizes.num_pages)
         table_RW[count:] = self._cache.null_page
         self._pack_positions(table_RW[:count], members.start_R + age, sizes)
         self._pack_draws(members.sequences, sizes.num_rows)
         self._field(SOURCE)[count : sizes.num_rows] = -1
-        self._uniforms.key_R3[:count, :2] = [(sequence.seed, sequence.choice) for sequence in members.sequences]
+        self._source_R = None
+        self._uniforms.key_R2[:count] = [(sequence.seed, sequence.choice) for sequence in members.sequences]
+        self._places_2R = self._places(count)
 
     def _advance(self, members: Members, age: int, sizes: PaddedSizes) -> None:
         """What has changed since the pass before: positions, with their slots, and pages where new ones begin."""
-        count, table_RW, slot_R = len(members.sequences), self._host_tables(sizes), self._field(SLOT)
-        self._field(POSITION)[:count] += 1
-        slot_R[:count] += 1
+        self._places_2R += 1
         for row, number in members.new_pages(age):
             page = members.pages[row][number]
-            table_RW[row, number], slot_R[row] = page, page * self._cache.page_size
+            self._host_tables(sizes)[row, number] = page
+            self._field(SLOT)[row] = page * self._cache.page_size
 
     def _pack_fronts(self, block: int, fronts: Items[Sequence], count: int) -> None:
         own_slots = [slots(s, range(s.num_tokens - 1, s.num_tokens), self._cache.page_size)[0] for s in fronts]

@@ -35,6 +35,11 @@ class Members:
         return Members(sequences, pages, self.start_R[rows], self.page_size)
 
     @cached_property
+    def rows(self) -> Integers:
+        """Their numbers, [R]."""
+        return np.arange(len(self.sequences))
+
+    @cached_property
     def are_plain(self) -> bool:
         return False not in [sequence.is_plain for sequence in self.sequences]
 
@@ -58,14 +63,19 @@ class Members:
         """Positions of the longest, at first."""
         return int(self.start_R.max()) + 1
 
+    def tokens(self, age: int) -> list[int]:
+        """Of the rows; only where they are known here."""
+        position_R = (self.start_R + age).tolist()
+        return [sequence.token_ids[t] for sequence, t in zip(self.sequences, position_R, strict=True)]
+
     def new_pages(self, age: int) -> list[tuple[int, int]]:
         """(row, page) of the positions that are the first of their page."""
-        rows = self._rows_by_place.get(-age % self.page_size, [])
-        return [(row, (int(self.start_R[row]) + age) // self.page_size) for row in rows]
+        rows = self._rows_by_place.get(-age % self.page_size)
+        return [(row, (int(self.start_R[row]) + age) // self.page_size) for row in rows] if rows else []
 
     def have_room(self, age: int) -> bool:
         """Whether they have pages for their positions, those before having theirs."""
-        return all(page < len(self.pages[row]) for row, page in self.new_pages(age))
+        return False not in [page < len(self.pages[row]) for row, page in self.new_pages(age)]
 
     @cached_property
     def _rows_by_place(self) -> dict[int, list[int]]:

@@ -13,12 +13,11 @@ Shapes: R rows with their padding, N blocks, D width, V vocabulary.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter, is_
-from typing import cast
+from math import isnan
+from operator import is_
+from typing import NamedTuple, cast
 
-import numpy as np
 import torch
 
 from nvium_core.engine.device.attention import RowAttention
@@ -37,30 +36,28 @@ from nvium_core.engine.device.graphs.replay import Graph, Replay
 from nvium_core.engine.device.paged_cache import Integers, PagedCache
 from nvium_core.engine.device.sampling import NOT_DRAWN, draw_unread
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import GOES_ON, NO_TOKEN, Run, Step, StepResult, decide_together
+from nvium_core.engine.schedule.step import GOES_ON, NO_TOKEN, REACHES_FRONT, Run, Step, StepResult, decide_together
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
 from nvium_core.model.nvium import NviumForCausalLM
 
 
-@dataclass(frozen=True)
-class Flight:
-    """A pass that was launched for members of that age, and which of its answers are theirs. They have come once the
-    fence of its `turn`, 0 or 1, is passed."""
+class Flight(NamedTuple):
+    """A pass that was launched for members of that age, and which of its answers are theirs. They are those of its
+    `turn`, 0 or 1, and have come once that fence is passed."""
 
     members: Members
     age: int
     row_R: Integers
     turn: int
+    sizes: PaddedSizes
 
     def part(self, rows: list[int]) -> "Flight":
-        return Flight(self.members.part(rows), self.age, self.row_R[rows], self.turn)
+        return Flight(self.members.part(rows), self.age, self.row_R[rows], self.turn, self.sizes)
 
-
-REACHES_FRONT = attrgetter("reaches_front")
 
 EXIT_TAKEN, EMITTED, LOG_W = range(3)
-"""Of each row: the exit, the token, and two rows of log of the probability to have come to the exit, and to go on
-(`CONTINUE`) or emit (`EXIT`) there."""
+"""Of each row, in words of 8 bytes: the exit, the token, and in float64 two rows of log of the probability to have come
+to the exit, and to go on (`CONTINUE`) or emit (`EXIT`) there."""
 
 
 class Passes:
@@ -76,23 +73,46 @@ class Passes:
         """Passes that were launched ahead and asked for."""
         head, self._num_blocks = model.lm_head.weight, model.config.num_exits
         shape = LOG_W + 2, MAX_ROWS
-        self.answers = torch.zeros(shape, dtype=torch.float64, device=head.device)
-        self._emitted = self.answers[EMITTED]
-        self._last_tokens = torch.zeros_like(self._emitted)
-        self.told = [torch.zeros(shape, dtype=torch.float64, pin_memory=head.is_cuda) for _ in range(2)]
-        """Answers on the host: of the pass that is waited for, and of the one behind it, in turns."""
-        self._values = [told.numpy() for told in self.told]
+        self.answers = torch.zeros(2, *shape, dtype=torch.long, device=head.device)
+        """Of two passes in turns, so that running one again reads the same tokens of the one before."""
+        self._log_w = self.answers[:, LOG_W:].view(torch.float64)
+        self._answers_of = list(self.answers)
+        self.told = [torch.zeros(shape, dtype=torch.long, pin_memory=head.is_cuda) for _ in range(2)]
+        """Answers on the host: of the pass that is waited for, and of the one behind it."""
+        self._whole = [told[:LOG_W].numpy() for told in self.told]
+        self._real = [told[LOG_W:].view(torch.float64).numpy() for told in self.told]
         self._turn = 0
         self._fences = [inputs.make_fence(head.device) for _ in range(2)]
         self._ahead: Flight | None = None
-        self._emitted_last: dict[Sequence, int] = {}
-        """What each sequence of the pass before emitted, if nothing else has run since."""
+        self._emitted_last: tuple[list[Sequence], list[int]] = [], []
+        """Sequences of the pass before, if nothing else has run since, and what they emitted: all who could."""
 
     @property
     def is_ahead(self) -> bool:
         return self._ahead is not None
 
-    def riders(self, step: Step) -> list[Run]:
+    def launched(self, step: Step) -> Flight | None:
+        """The pass that the Step asks for, launched unless it runs already, and often the one behind it. None, and what
+        runs already is dropped, if no row of the Step can ride."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and step.repeats and len(ahead.row_R) == len(self._emitted_last[0]) == len(step.runs):
+            self.num_ahead += 1
+            self._ahead = self._launch_next(ahead)
+            return ahead
+        emitted = dict(zip(*self._emitted_last, strict=True))
+        self._emitted_last = [], []
+        riders = self._riders(step)
+        if not riders:
+            return None
+        sequences, positions = [run.sequence for run in riders], [run.rows.start for run in riders]
+        flight = ahead and self._asked(ahead, sequences, positions, emitted)
+        self.num_ahead += flight is not None
+        flight = flight or self._launch_first(Members.of(sequences, positions, self.cache.page_size))
+        if all(map(emitted.__contains__, sequences)):
+            self._ahead = self._launch_next(flight)
+        return flight
+
+    def _riders(self, step: Step) -> list[Run]:
         """Of a Step that goes through all blocks, the runs that one graph takes: those of one row, a front, in each
         block. The longest contexts are left out where there is no room for all. Empty if no token is drawn plainly."""
         runs, steps = step.runs, [step]
@@ -113,25 +133,9 @@ class Passes:
             longest = max([run.rows.stop for run in runs], default=1)
         return runs
 
-    def forget(self) -> None:
-        """Something else runs: what was launched ahead is dropped."""
-        self._ahead = None
-        self._emitted_last = {}
-
-    def run(self, step: Step, riders: list[Run]) -> list[StepResult]:
-        """Of each block, without decisions for those of its fronts that are no riders."""
-        sequences, positions = [run.sequence for run in riders], [run.rows.start for run in riders]
-        ahead, self._ahead = self._ahead, None
-        flight = ahead and self._asked(ahead, sequences, positions)
-        self.num_ahead += flight is not None
-        flight = flight or self._launch(Members.of(sequences, positions, self.cache.page_size))
-        if all(map(self._emitted_last.__contains__, sequences)):
-            self._ahead = self._launch_next(flight)
-        self._emitted_last = {}
-        self._fences[flight.turn].wait()
-        return self._results(step, flight)
-
-    def _asked(self, flight: Flight, sequences: list[Sequence], positions: list[int]) -> Flight | None:
+    def _asked(
+        self, flight: Flight, sequences: list[Sequence], positions: list[int], emitted: dict[Sequence, int]
+    ) -> Flight | None:
         """Of the flight just these rows, if it has them all, with these tokens, in these pages."""
         if sequences != flight.members.sequences:
             row_of = {sequence: row for row, sequence in enumerate(flight.members.sequences)}
@@ -141,7 +145,11 @@ class Passes:
         members, pages = flight.members, [sequence.pages for sequence in sequences]
         is_there = positions == (members.start_R + flight.age).tolist() and all(map(is_, members.pages, pages))
         tokens = [sequence.token_ids[-1] for sequence in sequences]
-        return flight if is_there and tokens == list(map(self._emitted_last.get, sequences)) else None
+        return flight if is_there and tokens == list(map(emitted.get, sequences)) else None
+
+    def _launch_first(self, members: Members) -> Flight:
+        num_rows = len(members.sequences)
+        return self._launch(members, self.inputs.sizes(num_rows, members.longest, num_rows))
 
     def _launch_next(self, flight: Flight) -> Flight | None:
         """The pass behind this one, without those who certainly end; None where a page or a token is missing."""
@@ -149,31 +157,30 @@ class Passes:
         if age >= flight.members.first_end:
             flight = flight.part([row for row, end in enumerate(flight.members.ends) if end > age])
         members, num_rows = flight.members, len(flight.row_R)
-        has_room = num_rows and members.have_room(age) and self.inputs.fits(num_rows, members.longest + age)
-        return self._launch(members, age, flight.row_R) if has_room and members.are_plain else None
+        if not num_rows or not members.are_plain or not members.have_room(age):
+            return None
+        sizes = self.inputs.grown(flight.sizes, num_rows, members.longest + age)
+        return None if sizes is None else self._launch(members, sizes, age, flight.row_R)
 
-    def _launch(self, members: Members, age: int = 0, source_R: Integers | None = None) -> Flight:
-        num_rows = len(members.sequences)
-        sizes = self.inputs.sizes(num_rows, members.longest + age, num_rows)
-        self._last_tokens.copy_(self._emitted)
-        self.inputs.send_pass(members, age, source_R, sizes)
-        self.replay.run(*self.graph(sizes, members.are_ranked))
+    def _launch(self, members: Members, sizes: PaddedSizes, age: int = 0, source_R: Integers | None = None) -> Flight:
         self._turn = turn = 1 - self._turn
-        self.told[turn].copy_(self.answers, non_blocking=True)
+        self.inputs.send_pass(members, age, source_R, sizes, turn)
+        self.replay.run(*self.graph(sizes, members.are_ranked))
+        self.told[turn].copy_(self._answers_of[turn], non_blocking=True)
         self._fences[turn].set()
-        return Flight(members, age, np.arange(num_rows), turn)
+        return Flight(members, age, members.rows, turn, sizes)
 
     def graph(self, sizes: PaddedSizes, is_ranked: bool) -> Graph:
         name = "pass", sizes.num_rows, sizes.num_pages, is_ranked
         return name, partial(self.replay_pass, sizes, is_ranked=is_ranked)
 
     def replay_pass(self, sizes: PaddedSizes, *, is_ranked: bool) -> None:
-        backbone, num_rows = self.model.model, sizes.num_rows
-        whole, real = self.inputs.whole, self.inputs.real
+        backbone, inputs, num_rows = self.model.model, self.inputs, sizes.num_rows
+        whole, real = inputs.whole, inputs.real
         slot_R, position_R, source_R = (whole(name, num_rows) for name in (SLOT, POSITION, SOURCE))
-        drawn_R = self._last_tokens[source_R.clamp(min=0)].long().clamp(min=0)
+        drawn_R = self.answers.index_select(0, inputs.other_turn)[0, EMITTED, source_R.clamp(min=0)].clamp(min=0)
         h_RD = backbone.embed_tokens(torch.where(source_R < 0, whole(TOKEN, num_rows), drawn_R))
-        attend = self.attention(self.cache, self.inputs.tables(sizes), position_R, slot_R)
+        attend = self.attention(self.cache, inputs.tables(sizes), position_R, slot_R)
         rotary = backbone.rotary(position_R, h_RD.dtype)
         o_RD, uniform_R = torch.zeros_like(h_RD), real(UNIFORM, num_rows)
         is_open_R, exit_R = position_R >= 0, torch.zeros_like(position_R)
@@ -190,28 +197,30 @@ class Passes:
             o_RD = torch.where(exits_R[:, None], exit_.adapter(x_RD), o_RD)
             exit_R = torch.where(exits_R, block, exit_R)
             uniform_R = torch.where(exits_R, real(UNIFORM + block, num_rows), uniform_R)
-        truncation = self.inputs.truncation(num_rows, is_ranked=is_ranked)
+        truncation = inputs.truncation(num_rows, is_ranked=is_ranked)
         token_R = draw_unread(self.model.lm_head(o_RD), truncation, uniform_R)
-        self.answers[EXIT_TAKEN, :num_rows] = exit_R
-        self.answers[EMITTED, :num_rows] = token_R
-        self.answers[LOG_W:, :num_rows] = log_R2.T
+        told = (self.answers[:, EXIT_TAKEN], exit_R), (self.answers[:, EMITTED], token_R), (self._log_w, log_R2.T)
+        for answers, own in told:
+            answers[..., :num_rows].index_copy_(0, inputs.turn, own[None])
 
-    def _results(self, step: Step, flight: Flight) -> list[StepResult]:
-        """Of each block. Fronts that are not drawn plainly, those for which the candidates were not enough and those
-        that do not ride are left to the caller, their states being in the cache."""
+    def results(self, step: Step, flight: Flight) -> list[StepResult]:
+        """Of each block, once they have come. Fronts that are not drawn plainly, those for which the candidates were
+        not enough and those that do not ride are left to the caller, their states being in the cache."""
+        self._emitted_last = [], []
+        self._fences[flight.turn].wait()
         fronts, (exits, tokens, log_exit, log_continue) = flight.members.sequences, self._told(flight)
         outcomes = zip(exits, tokens, log_exit, log_continue, strict=True)
         is_complete = len(fronts) == len(step.runs) and flight.members.are_plain and NOT_DRAWN not in tokens
         results = self._undecided(step, is_complete=is_complete)
         if is_complete:
             decide_together(results, fronts, outcomes)
-            self._emitted_last = dict(zip(fronts, tokens, strict=True))
+            self._emitted_last = fronts, tokens
         else:
             pairs = zip(fronts, outcomes, strict=True)
             told = {each: outcome for each, outcome in pairs if each.is_plain and outcome[1] != NOT_DRAWN}
             decide_together(results, list(told), told.values())
             tell_who_goes_on(results, told.keys())
-            self._emitted_last = {each: token for each, (_, token, _, _) in told.items()}
+            self._emitted_last = list(told), [token for _, token, _, _ in told.values()]
         return results
 
     def _undecided(self, step: Step, *, is_complete: bool) -> list[StepResult]:
@@ -224,11 +233,13 @@ class Passes:
 
     def _told(self, flight: Flight) -> tuple[list[int], list[int], list[float], list[float]]:
         """The exits, tokens, and log w of exiting and going on, of its rows."""
-        told = self._values[flight.turn].take(flight.row_R, axis=1)
-        if np.isnan(told.sum()):  # infinities are of one sign
-            told[EMITTED, np.isnan(told[LOG_W + EXIT] + told[LOG_W + CONTINUE])] = NO_TOKEN
-        exits, tokens = told[:LOG_W].astype(np.int64).tolist()
-        return exits, tokens, told[LOG_W + EXIT].tolist(), told[LOG_W + CONTINUE].tolist()
+        exits, tokens = self._whole[flight.turn].take(flight.row_R, axis=1).tolist()
+        log_w = self._real[flight.turn].take(flight.row_R, axis=1).tolist()
+        log_exit, log_continue = log_w[EXIT], log_w[CONTINUE]
+        if isnan(sum(log_exit) + sum(log_continue)):  # infinities are of one sign
+            log_w_R2 = zip(log_exit, log_continue, strict=True)
+            tokens = [NO_TOKEN if isnan(sum(log_w)) else token for token, log_w in zip(tokens, log_w_R2, strict=True)]
+        return exits, tokens, log_exit, log_continue
 
 
 def tell_who_goes_on(results: list[StepResult], fronts: Iterable[Sequence]) -> None:

@@ -35,11 +35,11 @@ class Replay:
     def run(self, name: Hashable, function: Callable[[], None]) -> None:
         """Run the function. The same name must always come with the same function."""
         if self._pool is None:
-            return function()
+            return called(function)
         if name not in self.graphs:
             self.graphs[name] = self._captured(name, function)
         graph = self.graphs[name]
-        return function() if graph is None else graph.replay()
+        return called(function) if graph is None else graph.replay()
 
     def _captured(self, name: Hashable, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """None, and a warning, for what cannot be captured; then nothing is replayed any more."""
@@ -48,15 +48,21 @@ class Replay:
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
             for _ in range(NUM_WARM_UPS):
-                function()
+                called(function)
         here.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
-                function()
+                called(function)
         except RuntimeError as error:
             torch.cuda.set_stream(here)  # a capture that fails to end leaves the thread on the capture's stream
             logger.warning("%s cannot be a CUDA graph, so nothing is replayed: %s", name, error)
             self._pool = None
             return None
         return graph
+
+
+@torch.inference_mode()
+def called(function: Callable[[], None]) -> None:
+    """A replay needs no such mode, and entering it takes longer than what surrounds a replay."""
+    function()

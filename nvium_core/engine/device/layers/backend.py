@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nvium_core.engine.device.adjustments import adjust
-from nvium_core.engine.device.attention import ragged
+from nvium_core.engine.device.attention import ragged, sent
 from nvium_core.engine.device.paged_cache import PagedCache, positions
 from nvium_core.engine.device.sampling import draw_tokens
 from nvium_core.engine.device.scoring import MAX_SCORED_ROWS, scores
@@ -39,8 +40,9 @@ class LayersBackend:
 
     @torch.inference_mode()
     def run(self, step: Step) -> list[StepResult]:
-        slots, tokens = self.cache.slots(step.runs), tokens_of(step.runs) if step.block == 0 else []
-        self.forward(step, self.tensor(slots), self.tensor(positions(step.runs)), self.tensor(tokens))
+        tokens = np.array(tokens_of(step.runs) if step.block == 0 else [], np.int64)
+        rows = self.cache.slots(step.runs), positions(step.runs), tokens
+        self.forward(step, *sent(self.cache.keys.device, *rows))
         return [StepResult(step)]
 
     def forward(self, step: Step, slot_R: Tensor, position_R: Tensor, token_R: Tensor) -> None:

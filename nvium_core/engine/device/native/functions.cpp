@@ -49,10 +49,9 @@ extern "C" void draw(const double* logits, int64_t num_rows, int64_t vocab_size,
     tokens[r] = nvium::draw_row(logits + r * vocab_size, vocab_size, asked[r], weights);
 }
 
-// keys [R, 3]: seed, choice and position of each row. out [2, N, room], of which R are written: for tokens behind each
-// block, and for routing there.
-extern "C" void uniforms(const int64_t* keys, int64_t num_rows, int64_t num_blocks, double* out, int64_t room) {
-  for (const char* purpose : {"token", "route"})
-    for (int64_t block = 0; block < num_blocks; ++block, out += room)
-      nvium::uniforms(keys, num_rows, block, purpose, out);
+// keys [R, 2]: seed and choice of each row; its position. out [2, N, room], of which R are written: for tokens behind
+// each block, and for routing there.
+extern "C" void uniforms(const int64_t* keys, const int64_t* positions, int64_t num_rows, int64_t num_blocks,
+                         double* out, int64_t room) {
+  nvium::uniforms(keys, positions, num_rows, num_blocks, out, room);
 }

@@ -50,7 +50,7 @@ def native_library(instructions: str | None = None) -> ctypes.CDLL | None:
             entry = getattr(library, f"{function}_{precision}")
             entry.argtypes, entry.restype = arguments, result
     library.vector_bytes.argtypes, library.vector_bytes.restype = [], COUNT
-    library.uniforms.argtypes, library.uniforms.restype = [POINTER, COUNT, COUNT, POINTER, COUNT], None
+    library.uniforms.argtypes, library.uniforms.restype = [POINTER, POINTER, COUNT, COUNT, POINTER, COUNT], None
     draw = library.draw  # an item of the library would be another object at every use
     draw.argtypes, draw.restype = [POINTER, COUNT, COUNT, POINTER, POINTER], None
     return library

@@ -65,17 +65,30 @@ inline double uniform(int64_t seed, int64_t choice, int64_t position, int64_t ju
   return of_53_bits(blake2b_8(words, kKeyLength));
 }
 
-// The same for rows with keys [R, 3] of seed, choice and position; out [R].
-inline void uniforms(const int64_t* keys, int64_t num_rows, int64_t junction, const char* purpose, double* out) {
-  for (int64_t first = 0; first < num_rows; first += kKeys) {
-    const int64_t count = std::min(kKeys, num_rows - first);
+// The same of R rows with keys [R, 2] of seed and choice, and positions; out [2, N, room], for tokens behind each of N
+// blocks and for routing there. Rows fill the lanes; where they are few, blocks do too.
+inline void uniforms(const int64_t* keys, const int64_t* positions, int64_t num_rows, int64_t num_blocks, double* out,
+                     int64_t room) {
+  const uint64_t purposes[2] = {word_of("token"), word_of("route")};
+  const int64_t total = 2 * num_blocks * num_rows;
+  int64_t row = 0, block = 0, purpose = 0;
+  for (int64_t first = 0; first < total; first += kKeys) {
+    const int64_t count = std::min(kKeys, total - first);
     Keys words[16] = {};
-    for (int64_t r = 0; r < count; ++r)
-      for (int i = 0; i < 3; ++i) words[i][r] = static_cast<uint64_t>(keys[3 * (first + r) + i]);
-    words[3] += static_cast<uint64_t>(junction);
-    words[4] += word_of(purpose);
+    double* places[kKeys];
+    for (int64_t lane = 0; lane < count; ++lane) {
+      words[0][lane] = static_cast<uint64_t>(keys[2 * row]);
+      words[1][lane] = static_cast<uint64_t>(keys[2 * row + 1]);
+      words[2][lane] = static_cast<uint64_t>(positions[row]);
+      words[3][lane] = static_cast<uint64_t>(block);
+      words[4][lane] = purposes[purpose];
+      places[lane] = out + row;
+      if (++row < num_rows) continue;
+      row = 0, out += room;
+      if (++block == num_blocks) block = 0, ++purpose;
+    }
     const Keys hash = blake2b_8(words, kKeyLength);
-    for (int64_t r = 0; r < count; ++r) out[first + r] = of_53_bits(hash[r]);
+    for (int64_t lane = 0; lane < count; ++lane) *places[lane] = of_53_bits(hash[lane]);
   }
 }
 

@@ -72,7 +72,7 @@ class LateDevice:
         return self.num_executed + len(self._queue)
 
     def execute(self, until: int | None = None) -> None:
-        with _disable_current_modes():
+        with _disable_current_modes(), torch.inference_mode():
             while self._queue and (until is None or self.num_executed < until):
                 self._queue.popleft()()
                 self.num_executed += 1

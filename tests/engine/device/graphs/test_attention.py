@@ -117,6 +117,15 @@ def test_long_runs_read_keys_in_place_where_that_agrees_with_gathering(
     assert best_ragged(cache, 4, in_place) is ragged
 
 
+def test_that_a_kernel_does_not_exist_here_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """PyTorch says for which devices it does, on some sixty."""
+    assert best_ragged(empty_cache(), 4, in_place) is ragged
+    (record,) = caplog.records
+    assert record.getMessage().startswith("long runs cannot read keys in place here: ")
+    assert "\n" not in record.getMessage()
+    assert len(record.getMessage()) < 300
+
+
 def test_on_a_cpu_keys_are_gathered_from_small_pages() -> None:
     like = torch.zeros(1, dtype=torch.bfloat16)
     assert best_page_size(like) == 16

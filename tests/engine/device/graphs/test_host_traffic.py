@@ -20,7 +20,9 @@ from nvium_core.engine.device.graphs import GraphsBackend
 from nvium_core.engine.device.graphs.inputs import MAX_ROWS, PaddedSizes, num_fields
 from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.events import Event
-from tests.engine.device.graphs.engines import backend_of, graphs_engine
+from nvium_core.engine.schedule.step import Run, Step
+from tests.engine.cached_blocks import sequences_of
+from tests.engine.device.graphs.engines import Cached, backend_of, graphs_engine
 from tests.random_models import random_model
 
 HOST_TENSORS = {torch.tensor, torch.as_tensor, torch.from_numpy}
@@ -46,7 +48,7 @@ class Traffic(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in HOST_TENSORS:
+        if func in HOST_TENSORS or (func is Tensor.to and isinstance(args[-1], torch.device)):
             self.counts["made on the host"] += 1
         elif self._needs_values(func, args):
             self.counts["read"] += 1
@@ -118,6 +120,16 @@ def test_a_heavy_head_is_read_only_where_somebody_speaks_at_the_cost_of_a_second
     assert copies_by_exit == {None: {1}, 1: {2}, 2: {2}, 3: {1}}
 
 
+def test_a_prompt_is_sent_through_the_layers_in_two_copies() -> None:
+    """What its rows are, and what they see."""
+    model = random_model([1, 2, 4])
+    cached, (sequence,) = Cached(model, has_graphs=False), sequences_of([40], model.config.vocab_size)
+    for block in range(3):
+        with Traffic([], []) as traffic:
+            cached.backend.run(Step(block, [Run(sequence, range(40), reaches_front=False)]))
+        assert +traffic.counts == {"made on the host": 2}
+
+
 def test_the_count_sees_what_goes_the_other_way() -> None:
     engine = prefilled_engine(2, is_at_once=True, logit_bias={3: 1.0})
     counts, _ = traffic_of_step(engine)
@@ -159,4 +171,4 @@ def test_nothing_of_a_graph_needs_to_know_a_value_or_the_host(attention: RowAtte
         for is_ranked in (False, True):
             backend.passes.replay_pass(PaddedSizes(num_rows=4, num_pages=1, num_fronts=4), is_ranked=is_ranked)
     assert not +traffic.counts
-    assert backend.inputs.device.numel() == MAX_ROWS * (num_fields(3) + 1)
+    assert backend.inputs.device.numel() == MAX_ROWS * (num_fields(3) + 1) + 2

@@ -312,8 +312,10 @@ def test_uniforms_are_python_s(library: ctypes.CDLL, keys: list[tuple[int, int, 
     written = []
     for each in (library, None):
         out = np.zeros((2 * num_blocks, 7))
-        uniforms = Uniforms(each, out)
-        uniforms.key_R3[: len(keys)] = keys
+        position_R = np.zeros(7, np.int64)
+        uniforms = Uniforms(each, position_R, out)
+        uniforms.key_R2[: len(keys)] = [key[:2] for key in keys]
+        position_R[: len(keys)] = [key[2] for key in keys]
         uniforms.write(len(keys))
         assert not out[:, len(keys) :].any()
         written.append(out)
