@@ -1,6 +1,6 @@
 """Records a story as it streams and draws it as an animated SVG, each token in the tone of its exit.
 
-    python docs/figures/stream.py docs/figures/stream.svg --seed 7
+    python docs/figures/stream.py docs/figures/stream.svg --seed 3
 
 Order and rhythm are the stream's own, slowed down to be readable.
 """
