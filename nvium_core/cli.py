@@ -3,7 +3,9 @@
 A user's mistake ends as one line on stderr and exit code 2.
 """
 
+import os
 import sys
+from contextlib import suppress
 from importlib.metadata import version as distribution_version
 from typing import Annotated
 
@@ -41,6 +43,7 @@ for command in COMMANDS:
 
 def main() -> None:
     """Entry point: runs a command; errors of the user become one line and exit code 2."""
+    take_closed_streams()
     try:
         arguments = serving.with_names_joined(sys.argv[1:])
         status = typer.main.get_command(app)(arguments, prog_name="nvium", standalone_mode=False)
@@ -53,9 +56,20 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
+def take_closed_streams() -> None:
+    """Standard streams that the process began without would be its next files or connections, and what libraries say
+    there (on descriptor 2) would be written into a checkpoint or to a client."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+
+
 def fail(message: str) -> None:
-    """One line on stderr, exit code 2."""
-    print("nvium: " + " ".join(message.split()), file=sys.stderr)
+    """One line on stderr, if it takes one; exit code 2."""
+    with suppress(OSError):
+        print("nvium: " + " ".join(message.split()), file=sys.stderr)
     sys.exit(USER_ERROR)
 
 

@@ -164,4 +164,6 @@ def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(f"{folder}: its tokenizer has no tokenizer.json, which streaming needs")
+    if not isinstance(tokenizer.model_max_length, int | float):  # each prompt's length is compared with it
+        raise CheckpointError(f"{folder / 'tokenizer_config.json'}: model_max_length must be a number")
     return tokenizer

@@ -3,6 +3,7 @@
 import io
 import json
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,6 +37,22 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "--version") == 0
     assert capsys.readouterr().out.startswith("nvium ")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not say what descriptors are")
+def test_standard_streams_that_are_closed_do_not_become_files_or_connections() -> None:
+    told = "print({number: os.readlink(f'/proc/self/fd/{number}') for number in range(3)}, file=open(4, 'w'))"
+    code = f"import os; from nvium_core import cli; cli.fail = lambda message: {told}; cli.main()"
+    shell = 'exec 4>&1; exec "$0" -c "$1" nonsense <&- >&- 2>&-'
+    ended = subprocess.run(["sh", "-c", shell, sys.executable, code], capture_output=True, text=True, check=False)
+    assert ended.stdout.strip() == str(dict.fromkeys(range(3), "/dev/null"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_mistake_that_cannot_be_told_has_its_exit_code() -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        ended = subprocess.run([sys.executable, "-m", "nvium_core.cli", "nonsense"], stderr=full, check=False)
+    assert ended.returncode == 2
 
 
 def test_a_prompt_is_continued_the_same_way_for_the_same_seed(

@@ -1,5 +1,7 @@
 """`nvium serve`."""
 
+import signal
+import sys
 from collections.abc import Callable
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,8 @@ def with_names_joined(arguments: list[str]) -> list[str]:
 @takes(ServerOptions)
 def serve(model: ModelArgument = None, **given: Any) -> None:
     """Serve a model over HTTP. Every option may also be set as NVIUM_… in the environment."""
+    # Until it drains: a container's first process would ignore SIGTERM, go on loading, and be killed in the end.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     from server.settings import read_settings
 
     settings = read_settings(given if model is None else given | {"model": model})

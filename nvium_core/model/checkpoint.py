@@ -21,13 +21,16 @@ from torch import Tensor, nn
 
 from nvium_core.errors import NviumError
 from nvium_core.model.backbones import MAKES, backbone_fields
-from nvium_core.model.config import NviumConfig
+from nvium_core.model.config import NviumConfig, check_sizes
 
 MODEL_FOLDER = "model"  # where a training run leaves its model, inside its own folder
 RECIPE_FILE = "recipe.json"  # where it says there how it was trained
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", ".hydra/config.yaml"]
 PUBLISHED_EXTRAS = Path(".hydra/config.yaml")  # where the published layout keeps what config.json cannot say
 DERIVABLE = re.compile(r"rotary_emb\.|^early_lm_heads\.")  # tensors that may be there or not: recomputed or tied
+
+STORED = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Precisions of weights that load."""
 
 PUBLISHED_NAMES = {
     r"^model\.norm\.": "exits.{last}.norm.",
@@ -91,7 +94,7 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
     tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not DERIVABLE.search(name)}
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
-    check_finite(folder, tensors)
+    check_numbers(folder, tensors)
     return Checkpoint(config=config, tensors=rename(tensors, config.num_exits), folder=folder)
 
 
@@ -118,6 +121,7 @@ def read_config(folder: Path) -> NviumConfig:
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     try:
+        check_sizes(fields)  # before transformers makes lists of some
         return NviumConfig(**_nvium_fields(folder, fields))
     except CheckpointError:
         raise
@@ -127,6 +131,7 @@ def read_config(folder: Path) -> NviumConfig:
 
 def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
     model_type = fields.pop("model_type", None)
+    fields.pop("transformers_weights", None)  # the name of a file for transformers, which reads none here
     if model_type == "nvium":
         return fields
     if "NviumModel" in (fields.get("architectures") or []):
@@ -170,10 +175,13 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def check_finite(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Raise `CheckpointError` for a weight that is infinite or NaN."""
+def check_numbers(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Raise `CheckpointError` for weights that are no floats, as quantized ones, and for infinities and NaN."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor))):
+        if tensor.dtype not in STORED.values():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(f"{folder}: tensor {name} is of {kind}, which is not read; {', '.join(STORED)} are")
+        if tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor))):
             raise CheckpointError(f"{folder}: tensor {name} holds values that are not finite")
 
 
@@ -211,5 +219,5 @@ def rename(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
 def _parse(path: Path, parser: Callable[[str], Any]) -> Any:
     try:
         return parser(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{path}: {one_line(error)}") from error

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +26,9 @@ SIZES = (
 MAX_SIZE = 2**24
 """Of each; beyond any real model."""
 
-MAX_LAYERS = 10_000
+COUNTS = ("num_hidden_layers", "num_labels")
+MAX_COUNT = 10_000
+"""Of layers, and of a classifier's labels, which transformers lists for a language model too."""
 
 MAX_NUMBER = 1e30
 """Of what is not counted; an integer of JSON may be beyond floats."""
@@ -65,7 +67,7 @@ class NviumConfig(LlamaConfig):
     nvium_format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self._check_sizes()  # before anything is divided by one
+        check_sizes(vars(self))  # before anything is divided by one
         if self.exit_layers is None:
             self.exit_layers = [self.num_hidden_layers]
         self.exit_layers = list(self.exit_layers)
@@ -89,14 +91,6 @@ class NviumConfig(LlamaConfig):
             raise ValueError(f"rope_type {rope_type!r} is none of those that can be served: {', '.join(ROPE_TYPES)}")
         if (self.rope_parameters or {}).get("partial_rotary_factor", 1) != 1:
             raise ValueError("partial_rotary_factor: rotary embeddings of a part of each head cannot be served")
-
-    def _check_sizes(self) -> None:
-        """Raise `ValueError` for sizes that cannot be built or would exhaust memory."""
-        for name in SIZES:
-            require_between(name, getattr(self, name), MAX_SIZE)
-        require_between("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS)
-        if self.max_position_embeddings < 2:
-            raise ValueError("max_position_embeddings must be at least 2, a token and the one behind it")
 
     def validate_heads(self) -> None:
         """Part of `@strict` validation."""
@@ -144,6 +138,16 @@ class NviumConfig(LlamaConfig):
         """Block k (0-based) as the range of layer indices it runs: l_k … l_{k+1} - 1."""
         depths = [0, *(self.exit_layers or [])]
         return [range(shallow, deep) for shallow, deep in pairwise(depths)]
+
+
+def check_sizes(fields: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for sizes that cannot be built or would exhaust memory."""
+    for name in SIZES:
+        require_between(name, fields.get(name), MAX_SIZE)
+    for name in COUNTS:
+        require_between(name, fields.get(name), MAX_COUNT)
+    if fields.get("max_position_embeddings") == 1:
+        raise ValueError("max_position_embeddings must be at least 2, a token and the one behind it")
 
 
 def require_between(name: str, value: object, most: int) -> None:

@@ -242,7 +242,7 @@ def generation_config(folder: Path, vocab_size: int) -> GenerationConfig:
     try:
         read = GenerationConfig.from_pretrained(folder)
         check_end_token_ids(read.eos_token_id, vocab_size)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder / GENERATION_CONFIG_NAME}: {one_line(error)}") from error
     return read
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from nvium_core.errors import NviumError
 from nvium_core.text.reasoning import OPENING, ReasoningReader, thinks
@@ -44,14 +45,16 @@ class Conversation:
 
 
 class ConversationError(NviumError, ValueError):
-    """Messages that the chat template refuses."""
+    """Messages that the chat template refuses, or a template that is none."""
 
 
 class ChatTemplate:
     """`stops` and `stop_token_ids` end the assistant's turn, beside the model's end-of-text. `call_format` is the
-    model's format of tool calls, None if it is not supported; `call_tokens` are the ids of its special tokens."""
+    model's format of tool calls, None if it is not supported; `call_tokens` are the ids of its special tokens. Raises
+    `ConversationError` for a template that cannot be read, which would refuse every conversation."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        check_readable(tokenizer.chat_template)
         self._tokenizer = tokenizer
         self._is_plain = not tokenizer.chat_template
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -122,6 +125,15 @@ class ChatTemplate:
             raise ConversationError(f"the model's chat template refuses them{reason(error)}") from error
         assert isinstance(text, str)
         return text
+
+
+def check_readable(template: Any) -> None:
+    """One, several by name, or none."""
+    for text in template.values() if isinstance(template, dict) else [template] if template else []:
+        try:
+            render_jinja_template(conversations=[], chat_template=text)
+        except Exception as error:  # of jinja, or of what takes a number for a text
+            raise ConversationError(f"the model's chat template cannot be read{reason(error)}") from error
 
 
 def plain(conversation: Conversation) -> str:

@@ -2,6 +2,7 @@
 
 import signal
 import ssl
+from pathlib import Path
 from types import FrameType
 
 import structlog
@@ -9,6 +10,8 @@ import structlog
 from server.http.keys import KeyRing, read_keys
 from server.http.tls import load_certificate, tls_context
 from server.settings import Settings, SettingsError
+
+FILES = ("api_keys_file", "ssl_certfile", "ssl_keyfile")
 
 log = structlog.get_logger("nvium.server")
 
@@ -46,6 +49,7 @@ class Renewal:
 
     def renew(self) -> None:
         try:
+            self._check_files()
             keys = read_keys(self._settings)
             tls_context(self._settings)  # a trial: a mismatched pair would break the context in use
             if self._tls and self._settings.ssl_certfile:
@@ -55,3 +59,10 @@ class Renewal:
             return
         self._keys.replace(keys)
         log.info("keys and certificate renewed", api_keys=len(keys), tls=self._tls is not None)
+
+    def _check_files(self) -> None:
+        """Raise `SettingsError` for a pipe or device, whose next bytes the event loop might wait for, for ever."""
+        for name in FILES:
+            file: Path | None = getattr(self._settings, name)
+            if file is not None and file.exists() and not file.is_file():
+                raise SettingsError(f"{name}: {file} is no file that can be read again")

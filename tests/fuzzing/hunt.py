@@ -7,6 +7,7 @@ Only memory, crashes of native code and what never ends do end it.
 import argparse
 import hashlib
 import logging
+import shlex
 import sys
 import time
 import traceback
@@ -40,8 +41,14 @@ def main() -> None:
     Unpickler.load = atheris.instrument_func(Unpickler.load)  # type: ignore[method-assign]
     be_quiet()
     given.findings.mkdir(parents=True, exist_ok=True)
-    atheris.Setup([sys.argv[0], *options], kept(made.target(), given.findings))
+    atheris.Setup([command(given), *options], kept(made.target(), given.findings))
     atheris.Fuzz()
+
+
+def command(given: argparse.Namespace) -> str:
+    """For the shell: libFuzzer calls its program by it, with other options, when it merges corpora."""
+    module = "tests.fuzzing.hunt"
+    return shlex.join([sys.executable, "-m", module, given.target, "--findings", str(given.findings)])
 
 
 def be_quiet() -> None:

@@ -50,6 +50,7 @@ def folder(tmp_path: Path) -> Path:
         {"router_temperature": float("inf")},
         {"router_hidden_size": HUGE},
         {"adapter_hidden_size": -1},
+        {"num_labels": HUGE},
     ],
     ids=str,
 )
@@ -64,6 +65,37 @@ def test_a_configuration_that_cannot_be_served_is_refused_by_name(folder: Path, 
 def test_an_end_of_text_that_is_no_token_is_refused_where_generating_is_configured_too(folder: Path) -> None:
     write(folder / "generation_config.json", {"eos_token_id": 99_999})
     assert "generation_config.json: eos_token_id 99999" in refusal(folder)
+
+
+@pytest.mark.parametrize("make", ["qwen2", "smollm3"])
+def test_layers_of_another_make_are_counted_before_they_are_listed(folder: Path, make: str) -> None:
+    write(folder / "config.json", {"model_type": make, "num_hidden_layers": HUGE})
+    assert "num_hidden_layers must be between 1 and 10000" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"vocab_size": ' + "9" * 5_000 + "}"], ids=["deep", "long"])
+def test_what_no_parser_takes_is_refused_with_the_files_name(folder: Path, name: str, content: str) -> None:
+    (folder / name).write_text(content)
+    assert name in refusal(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32, torch.bool, torch.complex64], ids=str)
+def test_weights_that_are_no_floats_are_refused_with_a_tensors_name(folder: Path, dtype: torch.dtype) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].to(dtype)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert f"tensor lm_head.weight is of {str(dtype).removeprefix('torch.')}" in refusal(folder)
+
+
+def test_where_transformers_would_look_for_weights_is_nobodys_business(folder: Path) -> None:
+    write(folder / "config.json", {"transformers_weights": 5})
+    assert load_model(str(folder), "cpu", "float32").model.config.vocab_size == 257
+
+
+def test_a_longest_text_that_is_no_number_is_refused_before_a_prompt_is_compared_with_it(folder: Path) -> None:
+    write(folder / "tokenizer_config.json", {"model_max_length": "x"})
+    assert "tokenizer_config.json: model_max_length must be a number" in refusal(folder)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -84,6 +116,7 @@ def test_more_layers_than_tensors_are_refused_before_any_is_built(
 
 VALUES = [-1, 0, 1, 2, 3, HUGE, 10**400, float("nan"), float("inf"), 0.5, "x", None, True, [], [1], [-1], ["a"], {}]
 MORE = ["head_dim", "rope_scaling", "attention_bias", "architectures", "dtype", "quantization_config", "id2label"]
+MORE += ["num_labels", "transformers_weights"]
 
 
 def test_a_configuration_with_anything_in_it_is_served_or_refused(folder: Path) -> None:

@@ -141,3 +141,9 @@ def test_a_plain_prompt_begins_as_any_text_of_its_model() -> None:
     ids = ChatTemplate(tokenizer).token_ids([user("Tell me a story.")], [])
     assert ids == tokenizer("User:\nTell me a story.\n\nAssistant:\n").input_ids
     assert ids[0] == tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize("source", ["{% for", "{{ 1 +", 5, True, {"default": "x", "tool_use": "{% if"}])
+def test_a_template_that_would_refuse_every_conversation_is_refused_itself(source: Any) -> None:
+    with pytest.raises(ConversationError, match="the model's chat template cannot be read"):
+        template(source)

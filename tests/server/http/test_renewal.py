@@ -43,6 +43,19 @@ def test_where_the_file_is_wrong_the_keys_stay(tmp_path: Path, wrong: str | None
     assert [line["level"] for line in log.lines] == ["error"]
 
 
+@pytest.mark.parametrize("setting", ["api_keys_file", "ssl_certfile", "ssl_keyfile"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, setting: str) -> None:
+    keys, pipe = tmp_path / "keys", tmp_path / "pipe"
+    keys.write_text("alice:sk-old")
+    os.mkfifo(pipe)
+    settings = Settings(**{"api_keys_file": keys, "ssl_certfile": keys, setting: pipe})
+    renewal = Renewal(settings, ring := KeyRing(read_keys(Settings(api_keys_file=keys))), None)
+    with log_lines() as log:
+        renewal.renew()
+    assert ring.owner("sk-old") == "alice"
+    assert [line["reason"] for line in log.lines] == [f"{setting}: {pipe} is no file that can be read again"]
+
+
 def test_a_certificate_that_is_read_again_is_shown_to_who_comes_next(tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     settings = Settings(ssl_certfile=both)

@@ -1,9 +1,12 @@
 """While the model loads, the process is live, not ready, and says to everyone else when to come back."""
 
 import json
+import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack
 from functools import partial
@@ -21,6 +24,7 @@ from server.http.starting import answered_while_starting, starting_config
 from server.settings import Settings
 from tests.server.forked_server import forked_server
 from tests.server.live_server import wait_until
+from tests.server.server_process import free_port
 
 LOADS_FOR = 1.0
 MAX_LOG_BYTES = 20_000
@@ -101,6 +105,25 @@ def test_keys_may_be_renewed_while_a_model_loads(model_folder: Path, tmp_path: P
         wait_until(lambda: answers(server.http, "/readyz"), seconds=60)
         statuses = [server.http.get("/v1/models", headers={"authorization": f"Bearer {key}"}) for key in KEYS]
     assert [each.status_code for each in statuses] == [401, 200]
+
+
+AS_A_FIRST_PROCESS = 'trap "" TERM; exec "$0" -m nvium_core.cli serve "$1" --port "$2"'
+"""For which the system ignores SIGTERM."""
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_server_that_loads(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")  # nobody writes it
+    port = free_port()
+    server = subprocess.Popen(["sh", "-c", AS_A_FIRST_PROCESS, sys.executable, tmp_path, str(port)])
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+            wait_until(lambda: answers(http, "/livez"), seconds=120)
+        server.terminate()
+        assert server.wait(timeout=30) == 0
+    finally:
+        server.kill()
+        server.wait()
 
 
 def answers(http: httpx.Client, path: str) -> bool:
