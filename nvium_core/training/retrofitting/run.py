@@ -2,10 +2,10 @@
 the backbone if asked.
 
 Routers learn −log π_mix with a price on depth that leads them to the depth asked for. Early exits that learn the text
-learn −log π_mix with them, from each row in proportion to p_k π_k / π_mix, beside a part of the KL. A frozen backbone and
-its last exit stay as they are. A backbone with low-rank updates learns, with all exits, what the original says of the
-rows that are sent to each exit: Σ p_k KL(π ‖ π_k), which is no less than KL(π ‖ π_mix). No exit learns from p_k alone,
-so that one that is not chosen learns on. In TARGET stands a model that can be served, from the first minutes on;
+learn −log π_mix with them, from each row in proportion to p_k π_k / π_mix, beside a part of the KL. A frozen backbone
+and its last exit stay as they are. A backbone with low-rank updates learns, with all exits, what the original says of
+the rows that are sent to each exit: Σ p_k KL(π ‖ π_k), which is no less than KL(π ‖ π_mix). No exit learns from p_k
+alone, so that one that is not chosen learns on. In TARGET stands a model that can be served, from the first minutes on;
 TARGET/retrofit/ has what is needed to go on.
 """
 
