@@ -11,6 +11,7 @@ Schedule = Literal["optimal", "sweep", "synchronous"]
 Sampling = Literal["exits", "mixture", "original"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Backbone = Literal["frozen", "low-rank"]
+Lesson = Literal["original", "text"]
 Sharding = Literal["ddp", "fsdp"]
 
 SUGGESTED = {"temperature": 0.7, "top_p": 0.95}

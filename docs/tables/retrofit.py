@@ -34,26 +34,36 @@ def retrofit_times() -> Table:
 
 
 KINDS = "conversations", "tales"
-"""Text such as was learnt from, and another."""
 
 ASKED_PRICES = {0.9: 0, 0.85: 2, 0.8: 4}
-"""Of conversations, percent at most, by depth."""
+"""Of text such as was learnt from, percent at most, by depth."""
 
 ASKED_EQUAL = {0.85: 0.9}
-"""Of conversations, the share of positions with the original's argmax, at least, by depth."""
+"""Of the same, the share of positions with the original's argmax, at least, by depth."""
 
 
 @table
 def retrofit_curve() -> Table:
-    prices = "asked", "price, conversations", "price, tales"
-    equals = "asked", "same argmax, conversations", "same, tales"
+    return curve_of("retrofit-curve-smollm2", *KINDS)
+
+
+@table
+def retrofit_curve_tales() -> Table:
+    return curve_of("retrofit-curve-smollm2-tales", *reversed(KINDS))
+
+
+def curve_of(file: str, own_kind: str, other_kind: str) -> Table:
+    """Of text such as was learnt from, and of another."""
+    points = points_of(file)
+    prices = "asked", f"price, {own_kind}", f"price, {other_kind}"
+    equals = "asked", f"same argmax, {own_kind}", f"same, {other_kind}"
     return ["depth", *prices, *equals], [
         [
             digits(own["asked_depth"], 2),
             *(asked_price(own), price(own), price(other)),
             *(asked_equal(own), equal(own), equal(other)),
         ]
-        for own, other in zip(*points_of("retrofit-curve-smollm2").values(), strict=True)
+        for own, other in zip(points[own_kind], points[other_kind], strict=True)
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nvium_core.choices import Backbone
+from nvium_core.choices import Backbone, Lesson
 from nvium_core.commands.options import show
 
 
@@ -23,6 +23,9 @@ def retrofit(
     exits: Annotated[str, typer.Option(help="Their number, or the layers they stand after: 12,18,24.")] = "4",
     tokens: Annotated[int, typer.Option(help="Tokens to train on; a shorter text is repeated.", min=1)] = (1_000_000),
     depth: Annotated[float, typer.Option(help="Mean depth to train routers for, a share of the layers.")] = 0.9,
+    exits_learn: Annotated[
+        Lesson, typer.Option(help="What early exits learn to say: what the `original` says, or the given `text` too.")
+    ] = "original",
     backbone: Annotated[
         Backbone, typer.Option(help="`low-rank` trains the model's own layers too, which makes it another model.")
     ] = "frozen",
@@ -47,6 +50,7 @@ def retrofit(
         exits=exits,
         tokens=tokens,
         depth=depth,
+        exits_learn=exits_learn,
         backbone=backbone,
         rank=rank,
     )

@@ -2,9 +2,10 @@
 unless the backbone was trained too.
 
     python -m nvium_core.evaluation.retrofit_curve MODEL --text conversations=MODEL/retrofit/self_talk.jsonl \\
-        --text tales=tales.txt --json curve.json --plot curve.png [--original SOURCE]
+        --unseen tales=tales.txt --json curve.json --plot curve.png [--original SOURCE]
 
-One pass over the end of each text, which a retrofit that was given it has not learnt from. All routers are shifted to
+One pass over the end of each `--text`, which a retrofit that was given it has not learnt from, and over the whole of
+each `--unseen`. All routers are shifted to
 each depth together. Intervals hold 95% of bootstrap samples of the documents, the same ones for mixture and original.
 The first text's depths are those at which questions are asked.
 
@@ -40,8 +41,8 @@ from nvium_core.training.retrofitting.texts import read_text
 DEPTHS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 ANSWERED_DEPTHS = (0.9, 0.85, 0.8)
 
-MOST_TOKENS = 100_000
-"""Read of a text that is no conversations; the end of them counts."""
+MOST_TOKENS = 10_000_000
+"""Read of a text that is no conversations."""
 
 CHUNK_ROWS = 64
 
@@ -67,13 +68,19 @@ class Said(NamedTuple):
 
 
 def curve(
-    loaded: LoadedModel, path: Path, depths: Sequence[float] = DEPTHS, original: NviumForCausalLM | None = None
+    loaded: LoadedModel,
+    path: Path,
+    depths: Sequence[float] = DEPTHS,
+    original: NviumForCausalLM | None = None,
+    *,
+    is_unseen: bool = False,
 ) -> Figures:
     """A point for each depth, and first for the routers as they are. An `original` has the same head; without one it
-    is the last exit."""
+    is the last exit. Unless the text `is_unseen` its end alone counts."""
     layers = loaded.model.config.exit_layers or []
     context = min(MAX_CONTEXT, loaded.model.config.max_position_embeddings)
-    rows = rows_of(loaded.model, original, read_text(path, loaded.tokenizer, context, MOST_TOKENS).held_out)
+    text = read_text(path, loaded.tokenizer, context, MOST_TOKENS)
+    rows = rows_of(loaded.model, original, [*text.learnt, *text.held_out] if is_unseen else text.held_out)
     shifts = [0.0, *(shift_to(depth, rows.log_odds_RK, layers) for depth in depths)]
     log_p = [shifted_log_exit_probs(rows.log_odds_RK.double(), shift) for shift in shifts]
     said = said_of(loaded.model, rows, torch.stack([log_p_RE.exp().float() for log_p_RE in log_p], 1))
@@ -160,19 +167,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m nvium_core.evaluation.retrofit_curve", description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--original", help="what it was retrofitted from, needed if its backbone was trained")
-    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE")
+    parser.add_argument("--text", action="append", default=[], metavar="NAME=FILE", help="its end counts")
+    parser.add_argument("--unseen", action="append", default=[], metavar="NAME=FILE", help="all of it counts")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--threads", default="auto")
     given = parser.parse_args(arguments)
+    if not given.text + given.unseen:
+        parser.error("name a text: --text or --unseen NAME=FILE")
     use_processor("auto", given.threads)
     loaded = load_model(given.model, "cpu")
     if not given.original and loaded.model.config.default_sampling != "original":
         parser.error(f"{given.model}: its last exit is not the original; name that with --original")
     source = load_model(given.original, "cpu") if given.original else loaded
     original = source.model if given.original else None
-    named_files = (text.partition("=") for text in given.text)
-    texts = {name: curve(loaded, Path(file), original=original) for name, _, file in named_files}
+    texts = {}
+    for text in given.text + given.unseen:
+        name, _, file = text.partition("=")
+        texts[name] = curve(loaded, Path(file), original=original, is_unseen=text in given.unseen)
     found = description(loaded) | {"texts": texts}
     if loaded.tokenizer.chat_template:
         points = next(iter(texts.values()))["points"]

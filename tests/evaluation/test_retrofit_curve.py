@@ -72,6 +72,12 @@ def test_a_point_is_what_the_shifted_model_says(folder: Path, talk: Path) -> Non
     assert [point["depth"] for point in found["points"][1:]] == pytest.approx([0.9, 0.6], abs=1e-6)
 
 
+def test_all_of_an_unseen_text_counts_and_the_end_of_another(folder: Path, talk: Path) -> None:
+    loaded = load_model(str(folder), "cpu", "float64")
+    end, whole = (module.curve(loaded, talk, (0.9,), is_unseen=unseen) for unseen in (False, True))
+    assert whole["documents"] == 80 > end["documents"] > 0
+
+
 def test_prices_of_a_trained_backbone_are_over_the_original(folder: Path, talk: Path) -> None:
     loaded, original = load_model(str(folder), "cpu", "float64"), random_model([4], vocab_size=257, context=256)
     original.lm_head.weight.data.copy_(loaded.model.lm_head.weight)
@@ -87,6 +93,9 @@ def test_an_original_is_asked_for_where_the_last_exit_is_none(
     with pytest.raises(SystemExit):
         module.main([str(folder), "--text", f"own={talk}", "--json", str(tmp_path / "curve.json")])
     assert "its last exit is not the original" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        module.main([str(folder), "--json", str(tmp_path / "curve.json")])
+    assert "name a text" in capsys.readouterr().err
 
 
 def test_the_command_writes_curve_answers_and_plot(folder: Path, talk: Path, tmp_path: Path) -> None:
@@ -94,10 +103,10 @@ def test_the_command_writes_curve_answers_and_plot(folder: Path, talk: Path, tmp
     source = tmp_path / "source"
     random_model([4], vocab_size=257, context=256).save_pretrained(source)
     load_model(str(folder)).tokenizer.save_pretrained(source)
-    asked = [str(folder), "--original", str(source), "--text", f"own={talk}"]
+    asked = [str(folder), "--original", str(source), "--text", f"own={talk}", "--unseen", f"all={talk}"]
     module.main([*asked, "--json", str(written), "--plot", str(drawn)])
     found = json.loads(written.read_text())
-    assert found["exit_layers"] == [1, 2, 4] and found["texts"].keys() == {"own"}
+    assert found["exit_layers"] == [1, 2, 4] and [*found["texts"]] == ["own", "all"]
     assert [row["depth"] for row in found["answers"]["mixture"]] == pytest.approx(module.ANSWERED_DEPTHS, abs=1e-6)
     assert all(0 <= row["equal"] <= len(QUESTIONS) == len(row["answers"]) for row in found["answers"]["mixture"])
     assert drawn.read_bytes().startswith(b"\x89PNG")

@@ -2,7 +2,8 @@
 
 With p the last exit's distribution, q the exit's, and `rest` what is beyond p's top tokens, the gradient by the logits
 is q − p for a top token and q r with r = 1 − p_rest / q_rest for another. So the head is applied once, a few rows at a
-time, and no logits are kept; the gradient is that of q r for all, and what top tokens differ by.
+time, and no logits are kept; the gradient is that of q r for all, and what top tokens differ by. The gradient of
+−log π_k of the token that came, q less one there, takes the same product of q and the head.
 
 Shapes: R rows, C rows at a time, K top tokens, D width, V vocabulary.
 """
@@ -41,7 +42,7 @@ def teacher_of(output_RD: Tensor, head_VD: Tensor, target_R: Tensor) -> Teacher:
 
 
 def head_kl(output_RD: Tensor, head_VD: Tensor, teacher: Teacher, target_R: Tensor) -> tuple[Tensor, Tensor]:
-    """KL [R] of each row, to be minimised, and −log π_k of the token that came [R], without a gradient."""
+    """KL [R] of each row, and −log π_k of the token that came [R]."""
     found: tuple[Tensor, Tensor] = HeadKl.apply(output_RD, head_VD, teacher.top_RK, teacher.probs_RK, target_R)
     return found
 
@@ -53,22 +54,21 @@ class HeadKl(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         outputs, *said = (x.split(CHUNK_ROWS) for x in (output_RD, top_RK, probs_RK, target_R))
         found = [_of_chunk(head_VD, output_CD, *of_rows) for output_CD, *of_rows in zip(outputs, *said, strict=True)]
-        kl_R, nll_R, gradient_RD = map(torch.cat, zip(*found, strict=True))
-        ctx.save_for_backward(gradient_RD)
-        ctx.mark_non_differentiable(nll_R)
+        kl_R, nll_R, by_kl_RD, by_nll_RD = map(torch.cat, zip(*found, strict=True))
+        ctx.save_for_backward(by_kl_RD, by_nll_RD)
         return kl_R, nll_R
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_kl_R: Tensor, _by_nll: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (gradient_RD,) = ctx.saved_tensors
-        return gradient_RD * by_kl_R[:, None], None, None, None, None
+    def backward(ctx: Any, of_kl_R: Tensor, of_nll_R: Tensor) -> tuple[Tensor, None, None, None, None]:
+        by_kl_RD, by_nll_RD = ctx.saved_tensors
+        return by_kl_RD * of_kl_R[:, None] + by_nll_RD * of_nll_R[:, None], None, None, None, None
 
 
 def _of_chunk(
     head_VD: Tensor, output_CD: Tensor, top_CK: Tensor, p_CK: Tensor, target_C: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """KL [C], −log of the target [C], and the KL's gradient by the outputs [C, D]."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """KL [C], −log of the target [C], and the gradient of each by the outputs [C, D]."""
     logits_CV = F.linear(output_CD.to(head_VD.dtype), head_VD).float()
     top_logits_CK, target_logit_C1 = logits_CV.gather(1, top_CK), logits_CV.gather(1, target_C[:, None])
     most_C1 = logits_CV.amax(-1, keepdim=True)
@@ -81,7 +81,9 @@ def _of_chunk(
     kl_CK = p_CK * (p_CK.clamp_min(LEAST).log() - log_q_CK)
     kl_C = kl_CK.sum(1) + (p_rest_C1 * (p_rest_C1 / q_rest_C1).log()).squeeze(1)
     r_C1 = 1 - p_rest_C1 / q_rest_C1
-    by_output_CD = (scaled_q_CV.to(head_VD.dtype) @ head_VD).float() * (r_C1 / scale_C1)
+    mean_CD = (scaled_q_CV.to(head_VD.dtype) @ head_VD).float() / scale_C1
     differs_C1K = (q_CK - p_CK - q_CK * r_C1)[:, None].to(head_VD.dtype)
-    by_output_CD += (differs_C1K @ head_VD[top_CK]).squeeze(1)
-    return kl_C, (log_sum_C1 - target_logit_C1).squeeze(1), by_output_CD.to(output_CD.dtype)
+    by_kl_CD = mean_CD * r_C1 + (differs_C1K @ head_VD[top_CK]).squeeze(1)
+    by_nll_CD = mean_CD - head_VD[target_C]
+    nll_C = (log_sum_C1 - target_logit_C1).squeeze(1)
+    return kl_C, nll_C, by_kl_CD.to(output_CD.dtype), by_nll_CD.to(output_CD.dtype)

@@ -1,10 +1,11 @@
 """A retrofit: exits and a drafter are fitted by least squares and learn what the original says; then routers learn, and
 the backbone if asked.
 
-Routers learn −log π_mix with a price on depth that leads them to the depth asked for. A frozen backbone and its last
-exit stay as they are. A backbone with low-rank updates learns, with all exits, what the original says of the rows that
-are sent to each exit: Σ p_k KL(π ‖ π_k), which is no less than KL(π ‖ π_mix). No exit learns from p_k alone, so that
-one that is not chosen learns on. In TARGET stands a model that can be served, from the first minutes on;
+Routers learn −log π_mix with a price on depth that leads them to the depth asked for. Early exits that learn the text
+learn −log π_mix with them, from each row in proportion to p_k π_k / π_mix, beside a part of the KL. A frozen backbone
+and its last exit stay as they are. A backbone with low-rank updates learns, with all exits, what the original says of
+the rows that are sent to each exit: Σ p_k KL(π ‖ π_k), which is no less than KL(π ‖ π_mix). No exit learns from p_k
+alone, so that one that is not chosen learns on. In TARGET stands a model that can be served, from the first minutes on;
 TARGET/retrofit/ has what is needed to go on.
 """
 
@@ -50,6 +51,9 @@ RATE = LearningRate(maximum=5e-5, warmup=0.05, final_ratio=0.05)
 ROUTER_RATE, BACKBONE_RATE = 3e-4, 1e-3
 LEAST_WEIGHT = 0.1
 """Of an exit's KL where the backbone adapts, beside p_k."""
+
+TEXT_KL_WEIGHT = 0.3
+"""Of exits' KL beside −log π_mix, where they learn the text."""
 
 CLIP_NORM = 1.0
 FIRST_PRICE = 0.3
@@ -146,9 +150,10 @@ class RetrofitRun:
         batch = self.stream.batch(self.step * self.windows_of_a_step + window, 1, self.context)
         updates = self.model.updates if routes else None
         losses = self.model.losses(self.model.rows(batch, adapts=updates is not None))
-        mix = mixture.mixture_nll(losses.log_p_RE, losses.nll_RE).mean()
+        nll_RE = losses.nll_RE if self.settings.exits_learn == "text" else losses.nll_RE.detach()
+        mix = mixture.mixture_nll(losses.log_p_RE, nll_RE).mean()
         depth = mixture.mean_depth(losses.log_p_RE, self.model.model.config.exit_layers or []).mean()
-        kl_RE = losses.kl_RE * (losses.log_p_RE.detach().exp() + LEAST_WEIGHT) if updates else losses.kl_RE
+        kl_RE = losses.kl_RE * self._kl_weights(losses.log_p_RE.detach()) if routes else losses.kl_RE
         loss = kl_RE.sum(1).mean() + losses.draft_kl_R.mean() + (mix + self.price.beta * depth if routes else 0.0)
         (loss / self.windows_of_a_step).backward()
         if updates:
@@ -161,6 +166,12 @@ class RetrofitRun:
             "draft_kl": losses.draft_kl_R.mean().detach(),
             "exit_probs": losses.log_p_RE.exp().mean(0).detach(),
         }
+
+    def _kl_weights(self, log_p_RE: Tensor) -> Tensor | float:
+        """Beside −log π_mix."""
+        if self.model.updates:
+            return log_p_RE.exp() + LEAST_WEIGHT
+        return TEXT_KL_WEIGHT if self.settings.exits_learn == "text" else 1.0
 
     def _update(self, share: float, means: dict[str, Tensor]) -> None:
         norms = [nn.utils.clip_grad_norm_(group["params"], CLIP_NORM) for group in self.optimizer.param_groups]

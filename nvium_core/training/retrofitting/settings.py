@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from nvium_core.choices import Backbone
+from nvium_core.choices import Backbone, Lesson
 from nvium_core.model.config import NviumConfig
 from nvium_core.training.retrofitting.shape import RetrofitError, exit_layers, require_plain, with_exits
 
@@ -18,7 +18,8 @@ EPOCHS = 3
 class RetrofitSettings:
     """`exits` is their number, the last included, or the layers of the early ones, such as `12,18,24`; `depth` is the
     mean depth l / L that routers are led to. `self_talk` is how many tokens the model writes itself to learn from: by
-    default none with `data`, and a third of `tokens` without. `rank` is of the updates of a low-rank backbone, by
+    default none with `data`, and a third of `tokens` without. `exits_learn` is what early exits learn to say once
+    routers learn too: what the original says, or what the text has. `rank` is of the updates of a low-rank backbone, by
     default `RANK`."""
 
     source: str
@@ -28,6 +29,7 @@ class RetrofitSettings:
     exits: str = str(NUM_EXITS)
     tokens: int = 1_000_000
     depth: float = 0.9
+    exits_learn: Lesson = "original"
     backbone: Backbone = "frozen"
     rank: int | None = None
     seed: int = 0
@@ -45,10 +47,19 @@ class RetrofitSettings:
             raise RetrofitError(f"depth must be between {shallowest:.3g}, that of the first exit, and 1")
         if self.tokens < 1:
             raise RetrofitError(f"tokens must be at least 1, got {self.tokens}")
+        self._check_lesson()
         self._check_backbone(config.hidden_size)
         if not self.data and not self.self_talk_tokens:
             raise RetrofitError("without data, self_talk must be at least 1")
         return added
+
+    def _check_lesson(self) -> None:
+        if self.exits_learn not in get_args(Lesson):
+            raise RetrofitError(f"exits_learn must be one of {', '.join(get_args(Lesson))}, got {self.exits_learn!r}")
+        if self.exits_learn == "text" and not self.data:
+            raise RetrofitError("exits learn a text that is given: without data they learn what the original says")
+        if self.exits_learn == "text" and self.backbone != "frozen":
+            raise RetrofitError("exits learn the text on a frozen backbone alone, and this one is low-rank")
 
     def _check_backbone(self, width: int) -> None:
         if self.backbone not in get_args(Backbone):

@@ -38,6 +38,8 @@ def exit_layers(text: str, num_layers: int) -> list[int]:
         raise RetrofitError(f"exits must be a number of exits or layers such as 12,18,24, got {text!r}") from error
     if len(given) == 1 and "," not in text:
         return even_layers(given[0], num_layers)
+    if given != sorted(set(given)) or not 1 <= given[0] <= given[-1] <= num_layers:
+        raise RetrofitError(f"exits: layers between 1 and the model's {num_layers}, in rising order, got {text}")
     return given if given[-1] == num_layers else [*given, num_layers]
 
 

@@ -1,4 +1,4 @@
-"""The KL and its gradient that are written out, beside autograd's over all logits."""
+"""The KL, −log π_k and their gradients that are written out, beside autograd's over all logits."""
 
 import pytest
 import torch
@@ -33,15 +33,25 @@ def test_the_kl_and_its_gradient_are_those_of_the_definition(top: int, monkeypat
     monkeypatch.setattr(distillation, "TOP", top)
     monkeypatch.setattr(distillation, "CHUNK_ROWS", 8)
     ours, theirs = (EARLY.clone().requires_grad_() for _ in range(2))
-    weights = torch.linspace(0.5, 2, ROWS)
+    weights_R, others_R = torch.linspace(0.5, 2, ROWS), torch.linspace(3, -1, ROWS)
     kl_R, nll_R = head_kl(ours, HEAD, teacher_of(LAST, HEAD, TARGET), TARGET)
-    expected_R = kl_over_all(theirs, top)
-    torch.testing.assert_close(kl_R, expected_R, rtol=1e-4, atol=1e-5)
-    (kl_R * weights).sum().backward()
-    (expected_R * weights).sum().backward()
+    expected_kl_R = kl_over_all(theirs, top)
+    expected_nll_R = -(theirs @ HEAD.T).log_softmax(-1)[torch.arange(ROWS), TARGET]
+    torch.testing.assert_close(kl_R, expected_kl_R, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(nll_R, expected_nll_R)
+    (kl_R @ weights_R + nll_R @ others_R).backward()
+    (expected_kl_R @ weights_R + expected_nll_R @ others_R).backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(nll_R, -(EARLY @ HEAD.T).log_softmax(-1)[torch.arange(ROWS), TARGET])
-    assert not nll_R.requires_grad
+
+
+@pytest.mark.parametrize("learnt", ["kl", "nll"])
+def test_either_is_learnt_without_the_other(learnt: str) -> None:
+    ours, theirs = (EARLY.clone().requires_grad_() for _ in range(2))
+    found = head_kl(ours, HEAD, teacher_of(LAST, HEAD, TARGET), TARGET)[learnt == "nll"]
+    expected = (theirs @ HEAD.T).log_softmax(-1)[torch.arange(ROWS), TARGET]
+    found.sum().backward()
+    (kl_over_all(theirs, distillation.TOP) if learnt == "kl" else -expected).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
 
 
 def test_an_exit_that_says_the_same_has_nothing_to_learn() -> None:

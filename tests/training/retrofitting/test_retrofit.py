@@ -10,7 +10,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from nvium_core import NviumForCausalLM, load_model
-from nvium_core.choices import Backbone
+from nvium_core.choices import Backbone, Lesson
 from nvium_core.cli import app
 from nvium_core.loading import source_tokenizer
 from nvium_core.model import mixture
@@ -18,6 +18,7 @@ from nvium_core.model.exits import CONTINUE, EXIT
 from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.errors import TrainingError
+from nvium_core.training.retrofitting import model as model_module
 from nvium_core.training.retrofitting import retrofit as command
 from nvium_core.training.retrofitting import run as module
 from nvium_core.training.retrofitting.settings import RetrofitSettings
@@ -81,12 +82,20 @@ def test_least_squares_bring_exits_nearer_and_learning_nearer_still(
     assert held_out_kl(run, held_out) < fitted < untrained
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gguf_file"])
+@pytest.mark.parametrize(
+    ("kind", "exits_learn"),
+    [("llama", "original"), ("llama", "text"), ("qwen3", "original"), ("gguf_file", "original")],
+)
 def test_with_all_mass_on_the_last_exit_it_is_the_original_bit_for_bit(
-    kind: str, data: Path, tmp_path: Path, few_tokens_a_step: None, request: pytest.FixtureRequest
+    kind: str,
+    exits_learn: Lesson,
+    data: Path,
+    tmp_path: Path,
+    few_tokens_a_step: None,
+    request: pytest.FixtureRequest,
 ) -> None:
     source: Path = request.getfixturevalue(kind)
-    retrofit(settings(source, data, tmp_path / "target"))
+    retrofit(replace(settings(source, data, tmp_path / "target"), exits_learn=exits_learn))
     original, model = (NviumForCausalLM.from_pretrained(place) for place in (source, tmp_path / "target"))
     assert model.dtype == original.dtype == torch.bfloat16
     assert model.config.qk_norm == original.config.qk_norm == (kind != "llama")
@@ -116,6 +125,43 @@ def test_the_depth_that_was_asked_for_is_met_on_the_text_that_was_learnt_from(
     assert json.loads((asked.target / "retrofit.json").read_text())["shift"]
 
 
+@pytest.mark.parametrize("exits_learn", ["original", "text"])
+def test_exits_that_learn_the_text_learn_it_through_the_mixture(
+    exits_learn: Lesson,
+    llama: Path,
+    data: Path,
+    tmp_path: Path,
+    few_tokens_a_step: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_module, "RELUCTANCE", 0.0)
+    monkeypatch.setattr(module, "CLIP_NORM", torch.inf)
+    asked = replace(settings(llama, data, tmp_path), exits_learn=exits_learn)
+    run, _ = command.prepared(asked, llama, asked.check(command.source_config(llama)), source_tokenizer(str(llama)))
+    run.step, weights = run.num_steps - 1, run.model.exit_weights()
+    windows = range(run.step * run.windows_of_a_step, run.num_steps * run.windows_of_a_step)
+    losses = [loss_over_all_logits(run, window, exits_learn) for window in windows]
+    expected = torch.autograd.grad(torch.stack(losses).mean(), weights)
+    taken = list[Tensor | None]()
+    monkeypatch.setattr(run.optimizer, "step", lambda: taken.extend(weight.grad for weight in weights))
+    run.train_step()
+    for found, gradient in zip(taken, expected, strict=True):
+        torch.testing.assert_close(found, gradient, rtol=0.05, atol=0.01 * gradient.abs().max().item())
+
+
+def loss_over_all_logits(run: module.RetrofitRun, window: int, exits_learn: Lesson) -> Tensor:
+    """What exits learn from one window."""
+    rows = run.model.rows(run.stream.batch(window, 1, run.context))
+    losses = run.model.losses(rows)
+    kl = losses.kl_RE.sum(1).mean()
+    if exits_learn == "original":
+        return kl
+    outputs = [exit_.adapter(x_RD) for exit_, x_RD in zip(run.model.early, rows.early, strict=True)]
+    logits_REV = torch.stack([*outputs, rows.last_RD], 1) @ run.model.head.float().T
+    log_mix_RV = mixture.log_mixture(losses.log_p_RE.detach(), logits_REV)
+    return module.TEXT_KL_WEIGHT * kl - log_mix_RV.gather(1, rows.target_R[:, None]).mean()
+
+
 def test_without_a_text_a_chat_model_learns_from_what_it_says_to_itself(
     chatty: Path, data: Path, tmp_path: Path, few_tokens_a_step: None
 ) -> None:
@@ -135,16 +181,19 @@ def test_a_model_without_a_chat_template_needs_a_text(llama: Path, tmp_path: Pat
         retrofit(RetrofitSettings(source=str(llama), target=tmp_path / "target", tokens=300))
 
 
-@pytest.mark.parametrize("backbone", ["frozen", "low-rank"])
+@pytest.mark.parametrize(
+    ("backbone", "exits_learn"), [("frozen", "original"), ("low-rank", "original"), ("frozen", "text")]
+)
 def test_a_run_that_is_gone_on_with_ends_as_one_that_was_not_interrupted(
     backbone: Backbone,
+    exits_learn: Lesson,
     llama: Path,
     data: Path,
     tmp_path: Path,
     few_tokens_a_step: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = replace(settings(llama, data, tmp_path, TOKENS // 2), backbone=backbone)
+    asked = replace(settings(llama, data, tmp_path, TOKENS // 2), backbone=backbone, exits_learn=exits_learn)
     whole, parts = (replace(asked, target=tmp_path / name) for name in ("whole", "parts"))
     retrofit(whole)
     steps = module.RetrofitRun.train_step
@@ -165,6 +214,9 @@ def test_a_run_that_is_gone_on_with_ends_as_one_that_was_not_interrupted(
     assert all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(TrainingError, match="holds a retrofit of other tokens"):
         retrofit(replace(parts, tokens=13_000))
+    other: Lesson = "text" if exits_learn == "original" else "original"
+    with pytest.raises(TrainingError, match=r"holds a retrofit of other .*exits_learn"):
+        retrofit(replace(parts, exits_learn=other, backbone="frozen"))
     check_only_the_same_is_gone_on_with(parts, llama)
 
 

@@ -34,13 +34,17 @@ def test_exits_are_even_or_as_asked(exits: str, layers: list[int] | None) -> Non
     [
         ({"exits": "1"}, "between 2 and the model's 30 layers, got 1"),
         ({"exits": "31"}, "between 2 and the model's 30 layers, got 31"),
-        ({"exits": "20,10"}, "strictly increasing"),
+        ({"exits": "20,10"}, "layers between 1 and the model's 30, in rising order, got 20,10"),
+        ({"exits": "12,40"}, "layers between 1 and the model's 30, in rising order, got 12,40"),
+        ({"exits": "0,12"}, "layers between 1 and the model's 30, in rising order, got 0,12"),
         ({"depth": 0.2}, r"depth must be between 0\.267, that of the first exit, and 1"),
         ({"depth": 1.0}, "depth must be between"),
         ({"tokens": 0}, "tokens must be at least 1"),
         ({"rank": 8}, "rank is of the updates of a low-rank backbone, and this one is frozen"),
         ({"backbone": "low-rank", "rank": 0}, "rank must be between 1 and the model's width 64, got 0"),
         ({"backbone": "low-rank", "rank": 65}, "rank must be between 1 and the model's width 64, got 65"),
+        ({"exits_learn": "all"}, "exits_learn must be one of original, text, got 'all'"),
+        ({"exits_learn": "text", "backbone": "low-rank"}, "on a frozen backbone alone"),
         ({"backbone": "all"}, "backbone must be one of frozen, low-rank, got 'all'"),
     ],
 )
@@ -59,3 +63,5 @@ def test_only_a_plain_llama_and_a_text_that_is_there() -> None:
     missing = RetrofitSettings(source="llama", target=Path("target"), data=Path("nowhere"))
     with pytest.raises(RetrofitError, match="nowhere: no such text"):
         missing.check(LLAMA)
+    with pytest.raises(RetrofitError, match="exits learn a text that is given"):
+        RetrofitSettings(source="llama", target=Path("target"), exits_learn="text").check(LLAMA)
