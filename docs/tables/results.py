@@ -253,12 +253,12 @@ def depths() -> Table:
         (run for run in runs if (run["vocab_size"], run["seed"]) in steered),
         key=lambda run: (run["seed"], -run["mean_depth"]),
     )
-    head = ["vocabulary", "seed", "steered to", "mean depth", "exits' shares", GAIN]
-    return head, [
-        [run["vocab_size"], run["seed"], run["asked_depth"] or "β 0", digits(run["mean_depth"], 3)]
-        + [shares(run["exit_shares"]), gain(run)]
-        for run in rows
-    ]
+    return ["vocabulary", "seed", "steered to", "mean depth", "exits' shares", GAIN], map(depth_row, rows)
+
+
+def depth_row(run: dict[str, Any]) -> list[Cell]:
+    steered, depth = run["asked_depth"] or "β 0", digits(run["mean_depth"], 3)
+    return [run["vocab_size"], run["seed"], steered, depth, shares(run["exit_shares"]), gain(run)]
 
 
 def stories_vocabulary_row() -> list[Cell]:
