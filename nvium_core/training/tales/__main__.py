@@ -61,9 +61,7 @@ def ask(
     tales: Annotated[Path, typer.Argument(help="Documents between lines of <|endoftext|>, plain or .xz.")],
     target: Annotated[Path, typer.Argument(help="The .jsonl to write: conversations and plain texts.")],
     times: Annotated[int, typer.Option(help="How often each tale is told, of others every time.", min=1)] = 2,
-    beside: Annotated[
-        Path | None, typer.Option(help="A text, plain or .xz, of which pieces stand among them.")
-    ] = None,
+    beside: Annotated[Path | None, typer.Option(help="A text, plain or .xz, of which pieces stand among them.")] = None,
     beside_share: Annotated[float, typer.Option(help="What these pieces are of all characters.", min=0, max=0.9)] = 0.5,
     seed: int = 0,
 ) -> None:
