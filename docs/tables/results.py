@@ -44,10 +44,10 @@ def embedded() -> Table:
     ours = {
         "`stories`": PAIR,
         "`stories-chat`": "evaluation-stories-chat",
-        "`stories-asked`": "evaluation-stories-asked",
+        "`stories-asked`, the third time": "evaluation-stories-asked",
         "the mean of these two": "evaluation-stories-mean",
-        "`stories-asked` from this mean, the second time": "evaluation-stories-asked-5",
-        "`stories-9m`, the mean of this and the first time, bundled": EMBEDDED,
+        "`stories-asked-5`": "evaluation-stories-asked-5",
+        "`stories-9m`, the mean of `stories-asked-4` and `-5`, bundled": EMBEDDED,
         "`tales-chat`, bundled before as `tales-6m`": BEFORE,
     }
     return head, [embedded_row(words, read(name)) for words, name in ours.items()]
@@ -242,6 +242,21 @@ def vocabulary_row(runs: list[dict[str, Any]], seeds: list[int]) -> list[Cell]:
     gains = [gain(of_seed[seed]) if seed in of_seed else "" for seed in seeds]
     ratio = digits(first["width_over_vocabulary"], 3)
     return [f"`small`, 12 × {first['width']}, β 0", first["vocab_size"], ratio, depth, *gains]
+
+
+@table
+def vocabulary_bits() -> Table:
+    """By how much the bits per character are below the twin's, a row for each vocabulary."""
+    runs = [run for run in read(SERIES) if not run["asked_depth"]]
+    seeds = sorted({run["seed"] for run in runs})
+    found = {(run["vocab_size"], run["seed"]): bits_below_twin(run) for run in runs}
+    return ["vocabulary", *(f"fewer bits, %, seed {seed}" for seed in seeds)], [
+        [size, *(found.get((size, seed)) for seed in seeds)] for size in sorted({size for size, _ in found})
+    ]
+
+
+def bits_below_twin(run: dict[str, Any]) -> float:
+    return float(100 * (1 - run["bits_per_character"] / run["twin"]["bits_per_character"]))
 
 
 @table

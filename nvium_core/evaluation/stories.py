@@ -3,7 +3,8 @@ is asked for.
 
     python -m nvium_core.evaluation.stories MODEL [OTHER] --markdown stories.md --json stories.json
 
-Several models tell the same stories, side by side. Without a model it is the embedded one.
+Several models tell the same stories, side by side. Without a model it is the embedded one. With `--material
+fresh_stories.yaml` openings and subjects are others, by which no model was chosen.
 """
 
 import re
@@ -53,8 +54,8 @@ class Story:
 
 
 @cache
-def material() -> dict[str, Any]:
-    read: dict[str, Any] = yaml.safe_load(MATERIAL.read_text(encoding="utf-8"))
+def material(file: Path = MATERIAL) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     return read
 
 
@@ -113,39 +114,49 @@ def figures(loaded: LoadedModel, stories: Sequence[Story], asked: Sequence[str],
     }
 
 
-def as_markdown(told: dict[str, list[Story]]) -> str:
-    """Every story of every model, under its opening."""
+def as_markdown(told: dict[str, list[Story]], answered: dict[str, dict[str, str]]) -> str:
+    """Every story of every model under its opening, then every answer under its subject."""
     first, *_ = told.values()
     parts = ["# Stories\n\nAll that were told, none left out.\n"]
     for number, story in enumerate(first):
         parts.append(f"\n## {number + 1}. {story.opening}\n")
         for name, stories in told.items():
             own = stories[number]
-            text = re.sub(r"\s*\n\s*", "\n> \n> ", own.text)
-            parts.append(f"\n**{name}**{'' if own.ended else ', cut off'}\n\n> … {text}\n")
+            parts.append(f"\n**{name}**{'' if own.ended else ', cut off'}\n\n> … {quoted(own.text)}\n")
+    for subject in next(iter(answered.values())):
+        parts.append(f"\n## A story about {subject}\n")
+        parts += [f"\n**{name}**\n\n> {quoted(given[subject])}\n" for name, given in answered.items()]
     return "".join(parts)
+
+
+def quoted(text: str) -> str:
+    return re.sub(r"\s*\n\s*", "\n> \n> ", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m nvium_core.evaluation.stories", description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=[None])
+    parser.add_argument("--material", type=Path, default=MATERIAL, help="openings and subjects [stories.yaml]")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--openings", type=int, help="the first so many [all]")
     parser.add_argument("--subjects", type=int, help="the first so many [all]")
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
     given = parser.parse_args(arguments)
-    openings = dict([*material()["openings"].items()][: given.openings])
-    subjects = material()["subjects"][: given.subjects]
-    told, found = dict[str, list[Story]](), list[Figures]()
+    asked = material(given.material)
+    openings = dict([*asked["openings"].items()][: given.openings])
+    subjects = asked["subjects"][: given.subjects]
+    told, answered, found = dict[str, list[Story]](), dict[str, dict[str, str]](), list[Figures]()
     for name in given.models:
         loaded = load_model(name, "cpu")
         told[loaded.name] = tell(loaded, openings, given.max_tokens)
-        own = figures(loaded, told[loaded.name], subjects, answers(loaded, subjects, given.max_tokens))
+        texts = answers(loaded, subjects, given.max_tokens)
+        answered[loaded.name] = dict(zip(subjects, texts, strict=True))
+        own = figures(loaded, told[loaded.name], subjects, texts)
         found.append({**own, "max_tokens": given.max_tokens})
         Console().print(loaded.name, {name: found[-1][name] for name in (*COUNTS, "keep_to_their_subject")})
     if given.markdown:
-        given.markdown.write_text(as_markdown(told), encoding="utf-8")
+        given.markdown.write_text(as_markdown(told, answered), encoding="utf-8")
     if given.json:
         write_json(found, given.json)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nvium_core.evaluation.stories import COUNTS, Story, keeps_to, main, material
+from nvium_core.evaluation.stories import COUNTS, MATERIAL, Story, keeps_to, main, material
 from nvium_core.training.tales.plots import words
 
 
@@ -61,5 +61,12 @@ def test_every_story_is_in_the_page_and_counted(tmp_path: Path) -> None:
     assert (found["num_stories"], found["num_asked"], found["model"]) == (3, 2, "stories-9m")
     assert all(0 <= found[name] <= 3 for name in COUNTS)
     text = page.read_text()
-    assert text.count("**stories-9m**") == text.count("\n> … ") == 3
+    assert (text.count("**stories-9m**"), text.count("\n> … "), text.count("## A story about ")) == (5, 3, 2)
     assert all(opening in text for opening in [*material()["openings"].values()][:3])
+
+
+def test_fresh_openings_and_subjects_are_none_of_the_others() -> None:
+    known, fresh = material(), material(MATERIAL.with_name("fresh_stories.yaml"))
+    assert (len(fresh["openings"]), len(set(fresh["subjects"]))) == (40, 100)
+    assert known["openings"].keys().isdisjoint(fresh["openings"]) and not {*known["subjects"]} & {*fresh["subjects"]}
+    assert all(hero in opening for hero, opening in fresh["openings"].items())

@@ -88,8 +88,8 @@ def tales_chat() -> Recipe:
 
 
 def stories_chat() -> Recipe:
-    """The embedded story-teller: `stories-again` tuned likewise, on made tales that were told several times and nothing
-    else. With other stories among them it forgets to keep its hero."""
+    """Behind the embedded story-teller: `stories-again` tuned likewise, on made tales that were told several times and
+    nothing else. With other stories among them it forgets to keep its hero."""
     diet = replace(stories().diet, simple_epochs=2.0)
     return asked_for(stories(), initial="runs/stories-again/model", beta=0.06, diet=diet, total_tokens=1_638_400)
 
