@@ -226,14 +226,19 @@ def sweep_row(name: str, words: str, series: str, place: int) -> list[Cell]:
 @table
 def vocabulary() -> Table:
     """A row for each of our sizes, a column for each seed; `stories`; and the paper's 24-layer models."""
-    runs = [run for run in read(SERIES) if not run["asked_depth"]]
-    seeds = sorted({run["seed"] for run in runs})
+    runs, seeds = unsteered()
     head = ["model", "vocabulary", "width over vocabulary", "mean depth", *(f"{GAIN}, seed {seed}" for seed in seeds)]
     sizes = sorted({run["vocab_size"] for run in runs})
     ours = [vocabulary_row([run for run in runs if run["vocab_size"] == size], seeds) for size in sizes]
     widths = sorted(width for layers, width in SCALES if layers == 24)
     others = [stories_vocabulary_row(), *map(paper_vocabulary_row, widths)]
     return head, [*ours, *([*row, *([""] * (len(seeds) - 1))] for row in others)]
+
+
+def unsteered() -> tuple[list[dict[str, Any]], list[int]]:
+    """The runs at β 0, and their seeds."""
+    runs = [run for run in read(SERIES) if not run["asked_depth"]]
+    return runs, sorted({run["seed"] for run in runs})
 
 
 def vocabulary_row(runs: list[dict[str, Any]], seeds: list[int]) -> list[Cell]:
@@ -247,8 +252,7 @@ def vocabulary_row(runs: list[dict[str, Any]], seeds: list[int]) -> list[Cell]:
 @table
 def vocabulary_bits() -> Table:
     """By how much the bits per character are below the twin's, a row for each vocabulary."""
-    runs = [run for run in read(SERIES) if not run["asked_depth"]]
-    seeds = sorted({run["seed"] for run in runs})
+    runs, seeds = unsteered()
     found = {(run["vocab_size"], run["seed"]): bits_below_twin(run) for run in runs}
     return ["vocabulary", *(f"fewer bits, %, seed {seed}" for seed in seeds)], [
         [size, *(found.get((size, seed)) for seed in seeds)] for size in sorted({size for size, _ in found})

@@ -106,7 +106,7 @@ class Series:
 
 
 def case_of(figures: Figures) -> Case:
-    return Case(figures["vocab_size"], figures["seed"], figures["asked_depth"])
+    return Case(figures["vocab_size"], figures["seed"], figures.get("asked_depth"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
