@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from nvium_core.engine.params import SamplingParams as SamplingParams
     from nvium_core.engine.process import EngineProcess as EngineProcess
     from nvium_core.engine.process import warm_up as warm_up
+    from nvium_core.engine.reserve import memory_reserve as memory_reserve
     from nvium_core.engine.token_stream import Admittance as Admittance
     from nvium_core.engine.token_stream import ChoiceKey as ChoiceKey
     from nvium_core.engine.token_stream import EngineRequest as EngineRequest
@@ -84,6 +85,7 @@ _HOME = {
     "SamplingParams": "engine.params",
     "EngineProcess": "engine.process",
     "warm_up": "engine.process",
+    "memory_reserve": "engine.reserve",
     "Admittance": "engine.token_stream",
     "ChoiceKey": "engine.token_stream",
     "EngineRequest": "engine.token_stream",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from nvium_core.engine.events import Event, FailureEvent, PromptEvent, TokenEvent
+from nvium_core.engine.events import Event, FailureEvent, FailureReason, PromptEvent, TokenEvent
 from nvium_core.engine.failures import error_of
 from nvium_core.engine.params import SamplingParams
 
@@ -60,13 +60,16 @@ class TokenStream:
     closed; closing cancels unfinished choices.
     """
 
-    def __init__(self, keys: Items[ChoiceKey], cancel: Callable[[ChoiceKey], None]) -> None:
+    def __init__(
+        self, keys: Items[ChoiceKey], cancel: Callable[[ChoiceKey], None], on_close: Callable[["TokenStream"], None]
+    ) -> None:
         self.keys = list(keys)
         """The choices, those of the first request first."""
         self.admissions: dict[ChoiceKey, Admittance] = {}
         """Of the choices that have left the queue; there by the time a choice's first token arrives."""
         self.loop = asyncio.get_running_loop()
         self._cancel = cancel
+        self._on_close = on_close
         self._open = set(keys)
         self._events: list[Event] = []
         self._num_sent = self._num_arrived = 0
@@ -103,6 +106,11 @@ class TokenStream:
         """Cancel unfinished choices."""
         for key in list(self._open):
             self.cancel(key)
+        self._on_close(self)
+
+    def failures(self, message: str, reason: FailureReason) -> list[Event]:
+        """Called by the worker: for every choice, as it does not know which of them have been told that they ended."""
+        return [FailureEvent(name, message, choice, reason) for name, choice in self.keys]
 
     def delivery(self, events: list[Event]) -> Delivery:
         """Called by the worker."""

@@ -22,6 +22,7 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, FailureEvent, FailureReason, StepReport
 from nvium_core.engine.failures import EngineStopped
 from nvium_core.engine.limits import Limits
+from nvium_core.engine.reserve import memory_reserve
 from nvium_core.engine.token_stream import Admittance, ChoiceKey, Delivery, EngineRequest, TokenStream, key_of
 
 STOPPED = "the engine has stopped"
@@ -86,6 +87,9 @@ class Worker(ABC):
         self._limits = limits
         self._observe = observe
         self._streams: dict[ChoiceKey, TokenStream] = {}
+        """Of the choices that run."""
+        self._open_streams: dict[TokenStream, None] = {}
+        """Those that have not been closed, as their last events may be lost on the way."""
         self._numbers = count()
         self._has_ended = False
         self._beat = time.monotonic()
@@ -131,9 +135,18 @@ class Worker(ABC):
         for request in requests:
             self._limits.check(request.token_ids, request.params)
         by_id = {f"request-{next(self._numbers)}": request for request in requests}
-        stream = TokenStream([key for name, request in by_id.items() for key in request.keys(name)], self._cancel)
-        self._queue(by_id, tenant, stream)
+        keys = [key for name, request in by_id.items() for key in request.keys(name)]
+        stream = TokenStream(keys, self._cancel, self._forget)
+        self._open_streams[stream] = None
+        try:
+            self._queue(by_id, tenant, stream)
+        except BaseException:
+            self._forget(stream)
+            raise
         return stream
+
+    def _forget(self, stream: TokenStream) -> None:
+        self._open_streams.pop(stream, None)
 
     def _take(self, turn: EngineTurn) -> None:
         self.state, self._beat = turn.state, time.monotonic()
@@ -159,8 +172,11 @@ class Worker(ABC):
     def _fail_streams(self) -> None:
         reason: FailureReason = "failed" if self.has_failed else "stopped"
         message = FAILED if self.has_failed else STOPPED
+        if self.has_failed:
+            memory_reserve.give_back()  # its lack may be why
         try:
-            self._deliver([FailureEvent(name, message, choice, reason) for name, choice in self._streams])
+            streams = list(self._open_streams)
+            self._hand_over({stream: stream.delivery(stream.failures(message, reason)) for stream in streams})
         except BaseException:
             self.has_failed = self.has_lost_streams = True  # first: without memory, logging fails too
             logger.exception("running requests could not be told that the engine has ended")
@@ -197,6 +213,7 @@ class EngineWorker(Worker):
     def _loop(self) -> None:
         try:
             start_threads()
+            memory_reserve.take()
             while self._take_commands():
                 self._take(run_turn(self.engine))
                 if not self.engine.has_work:

@@ -24,6 +24,9 @@ FAST_PATH = "nvium.http.response.fast_path"
 MAX_BYTES_AHEAD = 65_536
 """Read of further requests while one is being answered."""
 
+MAX_BYTES_AT_ONCE = 65_536
+"""Of one read: asyncio would ask for 256 kB each time, which the allocator takes from the system anew, if it can."""
+
 GRACE_SECONDS = 1
 """Lets the writer notice a slow client first, and record it."""
 
@@ -93,6 +96,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
+        cast("Any", transport).max_size = MAX_BYTES_AT_ONCE
         if self._handshakes:
             self._handshakes.end(transport.get_extra_info("socket").fileno())
         self._time_arrival()

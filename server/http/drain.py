@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import structlog
 import uvicorn
 
+from nvium_core import memory_reserve
 from server.http.admission import Admission
 from server.http.renewal import Renewal
 from server.settings import Settings
@@ -115,7 +116,9 @@ class DrainingServer(uvicorn.Server):
             log.error("the service has failed and stops")
             self._drain_seconds = FAILED_SECONDS
             self._begin_to_drain()
-        if self._began_to_drain is not None and not self.should_exit:
+        if self._began_to_drain is None:
+            memory_reserve.take()
+        elif not self.should_exit:
             self._drain(time.monotonic() - self._began_to_drain)
         return await super().on_tick(counter)
 
@@ -125,7 +128,9 @@ class DrainingServer(uvicorn.Server):
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Of a callback."""
-        if isinstance(context.get("exception"), MemoryError):
+        error = context.get("exception")
+        memory_reserve.note(error)
+        if isinstance(error, MemoryError):
             self._service.fail()
         loop.default_exception_handler(context)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from nvium_core import memory_reserve
 from server.http.connection import FAST_PATH, FastPath
 from server.http.disconnect import disconnected
 
@@ -100,6 +101,7 @@ class EventStream(Response):
         except Exception as error:
             if not self._has_started:
                 raise
+            memory_reserve.note(error)
             await self._tell(framed(self._on_failure(error)))
         self._sending_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": b""})

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
+from nvium_core import memory_reserve
 from server.errors import ApiError, InternalError
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
@@ -92,7 +93,8 @@ class LastResort:
 
         try:
             await self._app(scope, receive, noted_send)
-        except Exception:
+        except Exception as error:
+            memory_reserve.note(error)
             log.exception("a request failed")
             if record := scope["state"]["record"]:
                 record.refused(InternalError())

@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -26,6 +26,7 @@ from nvium_core import (
 )
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
+from nvium_core.engine.token_stream import Delivery
 from tests.random_models import random_model
 
 PARAMS = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
@@ -177,6 +178,60 @@ async def test_a_panic_on_the_device_thread_is_a_failure_too(
     with pytest.raises(EngineError, match="failed"):
         await collect(submit(worker, [1], PARAMS))
     assert worker.has_failed
+
+
+def fails_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """A call of this method that brings a choice's last event finds no memory, once."""
+    calm, left = getattr(owner, name), iter([MemoryError])
+
+    def failing(self: object, given: Delivery | Mapping[TokenStream, Delivery]) -> object:
+        deliveries = [given] if isinstance(given, Delivery) else given.values()
+        is_last = any(getattr(event, "finish_reason", None) for _, events in deliveries for event in events)
+        if is_last and (error := next(left, None)):
+            raise error
+        return calm(self, given)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.mark.asyncio
+async def test_a_choice_whose_last_events_could_not_be_handed_over_fails(
+    model: NviumForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails_once(monkeypatch, EngineWorker, "_hand_over")
+    worker = EngineWorker(Engine(model))
+    worker.start()
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineError, match="lost"):
+            await collect(submit(worker, [1], PARAMS))
+    assert worker.has_failed
+    assert not worker.has_lost_streams
+
+
+@pytest.mark.asyncio
+async def test_a_choice_whose_last_events_are_lost_on_the_event_loop_fails_once_the_engine_is_stopped(
+    model: NviumForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails_once(monkeypatch, TokenStream, "deliver")
+    lost: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context["exception"]))
+    worker = EngineWorker(Engine(model))
+    worker.start()
+    waiting = asyncio.create_task(collect(submit(worker, [1], PARAMS)))
+    await until(lambda: lost, seconds=10)
+    worker.stop(timeout=5)
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineError, match="lost"):
+            await waiting
+
+
+@pytest.mark.asyncio
+async def test_a_closed_stream_is_forgotten(worker: EngineWorker) -> None:
+    await collect(submit(worker, [1], PARAMS))
+    assert not worker._open_streams
+    with pytest.raises(InvalidRequest):
+        submit(worker, [1], replace(PARAMS, max_tokens=0))
+    assert not worker._open_streams
 
 
 @pytest.mark.asyncio

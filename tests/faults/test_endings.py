@@ -4,14 +4,14 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from nvium_core.engine.events import Event
+from nvium_core.engine.events import Event, FailureReason
 from tests.faults.divisions import engine_of
 from tests.faults.kinds import drops_lines
 from tests.server.forked_server import forked_server
@@ -128,17 +128,12 @@ async def test_a_dead_device_or_its_thread_ends_the_process_once_everybody_has_b
 
 
 def break_the_device_thread_and_tell_nobody() -> None:
-    from nvium_core.engine.events import FailureEvent  # noqa: PLC0415
-    from nvium_core.engine.worker import Worker  # noqa: PLC0415
+    from nvium_core.engine.token_stream import TokenStream  # noqa: PLC0415
 
-    deliver = Worker._deliver
+    def failing(stream: TokenStream, message: str, reason: FailureReason) -> list[Event]:
+        raise MemoryError
 
-    def failing(worker: Worker, events: Sequence[Event]) -> None:
-        if any(isinstance(event, FailureEvent) for event in events):
-            raise MemoryError
-        deliver(worker, events)
-
-    Worker._deliver = failing  # type: ignore[method-assign]
+    TokenStream.failures = failing  # type: ignore[method-assign]
     break_the_device_thread()
 
 

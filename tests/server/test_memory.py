@@ -85,4 +85,5 @@ async def test_thousands_of_requests_leave_no_memory_behind(byte_model: LoadedMo
         assert objects_after - objects_before < NUM_REQUESTS
         wait_until(lambda: num_kept_for_requests() < kept_before + 10)
         assert not server.service.worker._streams
+        assert not server.service.worker._open_streams
         assert not server.service.engine.has_work

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from starlette.types import Message
 
+from nvium_core import memory_reserve
 from server.http.connection import FAST_PATH
 from server.http.event_stream import EventStream
 
@@ -140,6 +141,18 @@ async def test_what_fails_before_the_first_event_is_raised_and_nothing_sent() ->
 async def test_what_fails_later_is_an_event() -> None:
     exchange = await Exchange(keep_alive_seconds=60).run(failing(after=1))
     assert exchange.sent == [b"", b"data: 0\n\n", b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
+
+
+async def test_a_stream_that_finds_no_memory_has_some_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def without_memory() -> AsyncIterator[list[bytes]]:
+        yield [b"0"]
+        raise MemoryError("no more")
+
+    noted: list[object] = []
+    monkeypatch.setattr(memory_reserve, "note", noted.append)
+    exchange = await Exchange(keep_alive_seconds=60).run(without_memory())
+    assert exchange.sent[-2] == b"data: failed: no more\n\ndata: [DONE]\n\n"
+    assert [type(error) for error in noted] == [MemoryError]
 
 
 async def test_the_status_line_comes_with_the_first_keep_alive_if_nothing_else_has() -> None:
