@@ -1,7 +1,8 @@
-"""When do exits pay? The gain of `small` over its dense twin by vocabulary size, and by the depth it is steered to.
+"""When do exits pay? The gain of `small` over its dense twin by vocabulary size, by depth, and by the text it reads.
 
     python -m nvium_core.evaluation.vocabulary --data train.txt.xz --validation valid.txt.xz --json vocabulary.json
     python -m nvium_core.evaluation.vocabulary … --sizes 8192 --depths 0.6 0.5 0.4
+    python -m nvium_core.evaluation.vocabulary … --sizes 2048 --tokens 8e6
 
 A mixture of exits adds rank to the output, which a small vocabulary does not need (softmax bottleneck). Without a depth
 it costs nothing (β 0). Runs live in one folder and continue where they stopped; the JSON has every finished run beside
@@ -29,7 +30,8 @@ from nvium_core.training.train import train
 SIZES = (512, 8192, 2048)
 """The extremes first."""
 
-SEEDS = 3
+SEEDS = (0, 1, 2)
+TOKENS = 2e6
 RECIPE = "small"
 FIRST_BETA = 0.02
 """Of a run that is steered."""
@@ -37,25 +39,35 @@ FIRST_BETA = 0.02
 
 @dataclass(frozen=True)
 class Case:
-    """A run: of which vocabulary and seed, and what mean depth it is steered to, if any."""
+    """A run: of which vocabulary and seed, how many tokens it reads, and what mean depth it is steered to, if any."""
 
     vocab_size: int
     seed: int
     depth: float | None
+    num_tokens: int
 
     @property
     def name(self) -> str:
         steered = f"-depth-{self.depth:g}" if self.depth else ""
-        return f"{RECIPE}-{self.vocab_size}{steered}-seed-{self.seed}"
+        return f"{RECIPE}-{self.vocab_size}{steered}-seed-{self.seed}{self._longer}"
 
     @property
     def twin_name(self) -> str:
-        return f"{RECIPE}{DENSE}-{self.vocab_size}-seed-{self.seed}"
+        return f"{RECIPE}{DENSE}-{self.vocab_size}-seed-{self.seed}{self._longer}"
+
+    @property
+    def _longer(self) -> str:
+        return "" if self.num_tokens == TOKENS else f"-tokens-{self.num_tokens}"
 
     @property
     def settings(self) -> list[str]:
         beta = [f"beta.initial={FIRST_BETA}", f"beta.depth={self.depth}"] if self.depth else ["beta.initial=0"]
-        return [*beta, f"shape.vocab_size={self.vocab_size}", f"seed={self.seed}"]
+        return [
+            *beta,
+            f"shape.vocab_size={self.vocab_size}",
+            f"seed={self.seed}",
+            f"total_tokens={self.num_tokens}",
+        ]
 
 
 class Series:
@@ -90,7 +102,7 @@ class Series:
     def twin(self, case: Case) -> Figures:
         """Of another run's figures, if one has the same twin."""
         for figures in self.done:
-            if (figures["vocab_size"], figures["seed"]) == (case.vocab_size, case.seed):
+            if replace(case_of(figures), depth=None) == replace(case, depth=None):
                 known: Figures = figures["twin"]
                 return known
         return twin_figures(self.trained(f"{RECIPE}{DENSE}", case.twin_name, case), self.documents, show_progress=False)
@@ -106,7 +118,7 @@ class Series:
 
 
 def case_of(figures: Figures) -> Case:
-    return Case(figures["vocab_size"], figures["seed"], figures.get("asked_depth"))
+    return Case(figures["vocab_size"], figures["seed"], figures.get("asked_depth"), figures["training_tokens"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -117,13 +129,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/vocabulary"))
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--depths", type=float, nargs="+", default=[None], help="mean depths; without, β is 0")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--tokens", type=float, default=TOKENS, help="that each run reads")
     parser.add_argument("--set", dest="changes", action="append", default=[], help="as of nvium train")
     given = parser.parse_args(arguments)
     done: list[Figures] = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else []
     series = Series(RunOptions(data=given.data, folder=given.folder), given.validation, given.changes, done)
-    for seed, depth, size in product(range(given.seeds), given.depths, given.sizes):
-        case = Case(size, seed, depth)
+    for seed, depth, size in product(given.seeds, given.depths, given.sizes):
+        case = Case(size, seed, depth, round(given.tokens))
         if not series.has(case):
             done.append(series.run(case))
             write_json(done, given.json)

@@ -22,13 +22,19 @@ CHANGES = [
     "shape.context=64",
     "short_context=64",
     "tokens_per_step=256",
-    "total_tokens=512",
 ]
 
 
 def test_pairs_are_trained_evaluated_and_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, file = small_corpus(tmp_path / "corpus.txt"), tmp_path / "vocabulary.json"
-    asked = [f"--data={data}", f"--validation={data}", f"--json={file}", f"--folder={tmp_path / 'runs'}", "--seeds=1"]
+    asked = [
+        f"--data={data}",
+        f"--validation={data}",
+        f"--json={file}",
+        f"--folder={tmp_path / 'runs'}",
+        "--seeds=0",
+        "--tokens=512",
+    ]
     asked += ["--sizes", "270", "280", *(f"--set={change}" for change in CHANGES)]
     begun = list[Recipe]()
 
@@ -57,3 +63,6 @@ def test_pairs_are_trained_evaluated_and_not_trained_again(tmp_path: Path, monke
     *_, steered, _ = json.loads(file.read_text())
     assert (steered["vocab_size"], steered["asked_depth"]) == (270, 0.7)
     assert steered["twin"] == small["twin"]
+    vocabulary.main([*asked, "--tokens=1024"])
+    assert [recipe.total_tokens for recipe in begun[6:]] == [1024] * 4
+    assert [each["training_tokens"] for each in json.loads(file.read_text())] == [512] * 4 + [1024] * 2
