@@ -17,7 +17,7 @@ from nvium_core.model import mixture
 from nvium_core.model.llama import causal_attention
 from nvium_core.model.nvium import NviumForCausalLM
 
-CHUNK_ROWS = 256
+CHUNK_ROWS = 128
 """Targets whose full distributions are held at once."""
 
 
@@ -27,7 +27,8 @@ class EvaluationError(NviumError, ValueError):
 
 @dataclass(frozen=True)
 class Predictions:
-    """For the targets of a window, or of a whole text, in float64 on the CPU, whatever the model's precision.
+    """For the targets of a window, or of a whole text, on the CPU, computed in float64 from the logits and routers of a
+    model of any precision.
 
     document: number of the target's document [T]. position: in the window, from 0, of the token before the target [T].
     log_w: each exit's log-probabilities of continuing and of exiting [T, E, 2]. log_p: log p_k [T, E]. exit_nll: −log
@@ -125,16 +126,22 @@ def joined(parts: Sequence[Predictions]) -> Predictions:
 def predict(
     model: NviumForCausalLM, states: list[Tensor], position_C: Tensor, target_C: Tensor, document: int
 ) -> Predictions:
-    """From the rows' hidden states at the exits, E times [C, D]."""
-    log_w_CE2, outputs = model.exit_outputs(states)
+    """From the rows' hidden states at the exits, E times [C, D].
+
+    Logits and log w are the model's; all that follows is float64, in log space. In float32, PyTorch's log_softmax on a
+    CPU adds V / 16 terms one after the other in each lane of a vector. Beside a token that is nearly certain each is
+    rounded by up to 6e-8, mostly the same way, so π_k of 8,192 tokens may add up to 1 ± 3e-5; and beyond 103 nats
+    π_mix is 0.
+    """
+    log_w, outputs = model.exit_outputs(states)
+    log_w_CE2 = log_w.double()
     log_p_CE = mixture.log_exit_probs(log_w_CE2)
-    nll, mixture_CV = [], torch.zeros(len(target_C), model.config.vocab_size, device=target_C.device)
+    nll, log_mixture_CV = [], log_p_CE.new_full((len(target_C), model.config.vocab_size), -torch.inf)
     for o_CD, log_p_C in zip(outputs, log_p_CE.unbind(-1), strict=True):
-        log_probs_CV = model.lm_head(o_CD).to(log_p_CE.dtype).log_softmax(-1)
+        log_probs_CV = model.lm_head(o_CD).double().log_softmax(-1)
         nll.append(-log_probs_CV.gather(-1, target_C[:, None])[:, 0])
-        mixture_CV = mixture_CV + (log_p_C[:, None] + log_probs_CV).exp()
-    top_prob_C, top_C = mixture_CV.max(-1)
-    explicit_nll_C = -mixture_CV.gather(-1, target_C[:, None])[:, 0].log()
-    mixed = (explicit_nll_C, mixture_CV.sum(-1), top_prob_C, top_C == target_C)
+        log_mixture_CV = log_mixture_CV.logaddexp(log_p_C[:, None] + log_probs_CV)
+    top_C, explicit_nll_C = log_mixture_CV.max(-1), -log_mixture_CV.gather(-1, target_C[:, None])[:, 0]
+    mixed = (explicit_nll_C, log_mixture_CV.exp().sum(-1), top_C.values.exp(), top_C.indices == target_C)
     found = (log_w_CE2, log_p_CE, torch.stack(nll, -1), *mixed)
     return Predictions(torch.full_like(position_C, document), position_C, *(x.double().cpu() for x in found))

@@ -51,6 +51,31 @@ def test_the_papers_propositions_hold_at_every_token(ids: list[int], seed: int) 
     assert figures["oracle_perplexity"] <= ROUNDED_UP * float(found.mix_nll.mean().exp())
 
 
+def test_the_propositions_hold_in_float32_where_one_token_is_nearly_certain() -> None:
+    """8,191 tokens of 5e-8 each: less than half a unit in the last place of the one that they are added to."""
+    tail, model = 5e-8, random_model([1, 2, 4], vocab_size=8192, dtype=torch.float32)
+    model.lm_head = torch.nn.Linear(16, 8192)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.bias.fill_(0).index_fill_(0, torch.tensor(5), -math.log(tail))
+        tail = math.exp(-float(model.lm_head.bias[5]))
+    found = window_predictions(model, [1, 5, 2, 5, 3], 1)
+    assert exit_losses(found)["bound_violations"] == exit_losses(found)["mass_violations"] == 0
+    exact = [math.log1p(8191 * tail) - math.log(p) for p in (1, tail, 1, tail)]
+    for nll_T in (*found.exit_nll.unbind(-1), found.mix_nll, found.explicit_nll):
+        assert nll_T.tolist() == pytest.approx(exact, abs=1e-6)
+
+
+@pytest.mark.parametrize("spread", [2.5, 4, 32])
+def test_the_propositions_hold_in_float32_however_improbable_the_text(spread: float) -> None:
+    model = random_model([1, 2, 4], vocab_size=257, dtype=torch.float32, spread=spread)
+    found = window_predictions(model, list(range(0, 250, 5)), 1)
+    assert float(found.mix_nll.max()) > 104, "e^-loss is 0 in float32"
+    figures = exit_losses(found)
+    assert figures["bound_violations"] == figures["mass_violations"] == 0
+    torch.testing.assert_close(found.explicit_nll, found.mix_nll, rtol=1e-12, atol=1e-6)
+
+
 def test_a_mixture_outside_its_exits_is_counted() -> None:
     sound = window_predictions(random_model([1, 2, 4]), [1, 2, 3, 4], 1)
     heavy = replace(sound, explicit_nll=sound.explicit_nll - 5)

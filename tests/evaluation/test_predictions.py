@@ -25,7 +25,7 @@ def test_every_token_but_the_first_is_a_target_exactly_once(num_tokens: int, con
 
 
 @pytest.mark.parametrize("exit_layers", [[1, 2, 4], [3]])
-@pytest.mark.parametrize("chunk_rows", [2, 256])
+@pytest.mark.parametrize("chunk_rows", [2, 128])
 def test_predictions_are_those_of_the_models_forward_pass(
     monkeypatch: pytest.MonkeyPatch, exit_layers: list[int], chunk_rows: int
 ) -> None:
