@@ -9,6 +9,7 @@ from docs.tables.table import Cell, Table, digits, percent, read, table, verdict
 from nvium_core.evaluation.latency import DENSE, OURS
 from nvium_core.evaluation.paired import interval
 from nvium_core.evaluation.paper import EXIT_PERPLEXITIES, EXIT_SHARES, PARETO, PERPLEXITY, SCALES
+from nvium_core.evaluation.vocabulary import TOKENS
 from nvium_core.training.recipes.tales import stories
 
 EMBEDDED, PAIR, BEFORE = "evaluation-stories-9m", "evaluation-stories", "evaluation-tales-chat"
@@ -236,8 +237,8 @@ def vocabulary() -> Table:
 
 
 def unsteered() -> tuple[list[dict[str, Any]], list[int]]:
-    """The runs at β 0, and their seeds."""
-    runs = [run for run in read(SERIES) if not run["asked_depth"]]
+    """The runs at β 0 that read as little text as most, and their seeds."""
+    runs = [run for run in read(SERIES) if not run["asked_depth"] and run["training_tokens"] == TOKENS]
     return runs, sorted({run["seed"] for run in runs})
 
 
@@ -261,6 +262,25 @@ def vocabulary_bits() -> Table:
 
 def bits_below_twin(run: dict[str, Any]) -> float:
     return float(100 * (1 - run["bits_per_character"] / run["twin"]["bits_per_character"]))
+
+
+@table
+def tokens() -> Table:
+    """The gain of `small` at β 0 by how much it has read, of the vocabularies that read more than others."""
+    runs = [run for run in read(SERIES) if not run["asked_depth"]]
+    longer = {run["vocab_size"] for run in runs if run["training_tokens"] > TOKENS}
+    seeds = sorted({run["seed"] for run in runs})
+    keys = sorted({(run["vocab_size"], run["training_tokens"]) for run in runs if run["vocab_size"] in longer})
+    head = ["vocabulary", "tokens", "tokens a parameter", "mean depth", *(f"{GAIN}, seed {seed}" for seed in seeds)]
+    return head, [
+        tokens_row([run for run in runs if (run["vocab_size"], run["training_tokens"]) == key], seeds) for key in keys
+    ]
+
+
+def tokens_row(runs: list[dict[str, Any]], seeds: list[int]) -> list[Cell]:
+    _, size, _, depth, *gains = vocabulary_row(runs, seeds)
+    read_by_each = runs[0]["training_tokens"]
+    return [size, f"{read_by_each / 1e6:.0f}M", digits(read_by_each / runs[0]["num_parameters"], 1), depth, *gains]
 
 
 @table

@@ -58,8 +58,7 @@ class Sequence:
         self.params = params
         self.draw = params.draw
         self.is_plain = self.draw.is_plain
-        self.draws_directly = self.is_plain and not self.draw.is_ranked
-        """From an exit's logits as they are, unsorted."""
+        """From an exit's logits as they are."""
         self.is_original = self.draw.is_original
         self.needs_scores = params.needs_scores
         self.seed = seed

@@ -10,6 +10,7 @@
 
 #include <vector>
 
+#include "draw.h"
 #include "matrix.h"
 #include "team.h"
 
@@ -42,7 +43,7 @@ template <typename T> struct Tensors {
 struct Seat {
   const int64_t* pages;
   int64_t seed, choice;
-  double temperature, log_min_p;
+  Manner manner;
 };
 
 // places [R, 2]: each row's position and seat. tokens [R]: null but for the first block.

@@ -1,4 +1,4 @@
-"""Tokens drawn in one native call, where no row has to be sorted for it."""
+"""Tokens drawn in one native call."""
 
 import ctypes
 from array import array
@@ -6,15 +6,12 @@ from collections.abc import Sequence as Items
 
 from torch import Tensor
 
-from nvium_core.engine.device import sampling
 from nvium_core.engine.device.native.weights import address
 from nvium_core.engine.params import Draw
 
 
 def draw_tokens(library: ctypes.CDLL, logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -> list[int]:
     """As `sampling.draw_tokens`, on the CPU."""
-    if any(draw.is_ranked for draw in draws):
-        return sampling.draw_tokens(logits_RV, draws, uniforms)
     logits_RV, asked, tokens = logits_RV.contiguous(), packed(draws, uniforms), array("q", bytes(8 * len(draws)))
     library.draw(logits_RV.data_ptr(), *logits_RV.shape, address(asked), address(tokens))
     return tokens.tolist()
@@ -24,5 +21,5 @@ def packed(draws: Items[Draw], uniforms: Items[float]) -> "array[float]":
     """`Draw` of draw.h for each."""
     asked = array("d")
     for draw, uniform in zip(draws, uniforms, strict=True):
-        asked.extend((draw.temperature, draw.log_min_p, uniform, draw.is_original))
+        asked.extend((*draw[:4], uniform, draw.is_original))
     return asked

@@ -54,7 +54,7 @@ class NativeFronts:
         self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
     ) -> list[int]:
         draws = [sequence.draw for sequence in sequences]
-        if any(draw.is_ranked or draw.is_adjusted for draw in draws):
+        if any(draw.is_adjusted for draw in draws):
             logits_RV = self.logits(block, x_FD[torch.tensor(rows)]).double()
             adjust(logits_RV, sequences)
             return draw_tokens(self._library, logits_RV, draws, uniforms)
@@ -65,7 +65,7 @@ class NativeFronts:
         return self._draft_shape.vocab_size / self._shape.vocab_size
 
     def draft(self, block: int, x_FD: Tensor, sequences: Items[Sequence], uniforms: Items[float]) -> list[int]:
-        """Of the first tokens of the vocabulary, without top-k and top-p."""
+        """Of the first tokens of the vocabulary."""
         asked = packed([sequence.draw for sequence in sequences], uniforms)
         return self._sampled(self._draft_shape, block, x_FD, range(len(sequences)), asked)
 

@@ -18,7 +18,18 @@ logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 SOURCE = "functions.cpp"
-HEADERS = ("arithmetic.h", "block.h", "draw.h", "exits.h", "matrix.h", "randomness.h", "score.h", "step.h", "team.h")
+HEADERS = (
+    "arithmetic.h",
+    "block.h",
+    "draw.h",
+    "exits.h",
+    "matrix.h",
+    "randomness.h",
+    "score.h",
+    "step.h",
+    "team.h",
+    "truncation.h",
+)
 COMPILER = ("c++", "-std=c++20", "-O3", "-pthread", "-shared", "-fPIC", "-Wno-psabi")
 
 PRECISIONS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16"}

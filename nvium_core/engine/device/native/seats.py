@@ -13,7 +13,7 @@ class NativeSeat(ctypes.Structure):
     _fields_ = (
         ("pages", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("seed", "choice")),
-        *((name, ctypes.c_double) for name in ("temperature", "log_min_p")),
+        *((name, ctypes.c_double) for name in ("temperature", "log_min_p", "top_k", "top_p")),
     )
 
 
@@ -32,6 +32,5 @@ class Seats:
         if known != self._known[seat]:
             self._known[seat] = known
             self._pages[seat] = pages = array("q", sequence.pages)
-            temperature, log_min_p = sequence.draw[:2]
-            self.array[seat] = NativeSeat(address(pages), sequence.seed, sequence.choice, temperature, log_min_p)
+            self.array[seat] = NativeSeat(address(pages), sequence.seed, sequence.choice, *sequence.draw[:4])
         return seat

@@ -81,7 +81,7 @@ template <typename T> class Fronts {
         going.push_back(f);
         continue;
       }
-      draws_.push_back({&step, &outcomes_[f].token, {seat.temperature, seat.log_min_p, drawn("token")}});
+      draws_.push_back({&step, &outcomes_[f].token, {seat.manner, drawn("token")}});
       emitting.insert(emitting.end(), &x[i * width], &x[i * width] + width);
     }
     left_.swap(going);

@@ -1,4 +1,4 @@
-"""A Step in one native call: its rows through the block, and decisions for fronts that draw plainly and unsorted.
+"""A Step in one native call: its rows through the block, and decisions for fronts that draw plainly.
 
 A Step that says which one follows goes on to that in the same call, as long as a front does.
 
@@ -155,7 +155,7 @@ class NativeSteps:
         at_fronts, row, fronts = len(numbers), -1, []
         for sequence, rows, reaches_front in runs:
             row += len(rows)
-            if reaches_front and sequence.draws_directly:
+            if reaches_front and sequence.is_plain:
                 numbers.append(row)
                 fronts.append(sequence)
         kept = array("q", numbers)
@@ -187,4 +187,4 @@ class NativeSteps:
 
 def is_complete(step: Step) -> bool:
     """The call decides for every front that is reached."""
-    return False not in [run.sequence.draws_directly for run in step.runs if run.reaches_front]
+    return False not in [run.sequence.is_plain for run in step.runs if run.reaches_front]

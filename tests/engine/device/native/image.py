@@ -126,7 +126,7 @@ class Program:
 
     def _seat(self, sequence: Sequence) -> list[int | At]:
         """Sequences sit in order."""
-        draws = struct.unpack("<2q", struct.pack("<2d", *sequence.draw[:2]))
+        draws = struct.unpack("<4q", struct.pack("<4d", *sequence.draw[:4]))
         return [self._image.put(array("q", sequence.pages).tobytes()), sequence.seed, sequence.choice, *draws]
 
     def _put_scores(self) -> At:

@@ -21,7 +21,8 @@ logit_rows = st.lists(logits, min_size=21, max_size=21).filter(lambda row: max(r
 wishes = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.0, 0.01, 0.3, 1.0, 1.9]),
-        "top_k": st.sampled_from([0, 0, 0, 3]),
+        "top_k": st.sampled_from([0, 0, 0, 1, 3, 20, 2**31 - 1]),
+        "top_p": st.sampled_from([1.0, 1.0, 0.95, 0.6, 0.05, 5e-324]),
         "min_p": st.sampled_from([0.0, 0.03, 0.4, 1.0]),
     }
 )
@@ -40,6 +41,25 @@ def test_tokens_are_those_that_pytorch_draws(
     expected = sampling.draw_tokens(logits_RV.clone(), draws, uniform)
     for row, (token, other) in enumerate(zip(draw_tokens(library, logits_RV, draws, uniform), expected, strict=True)):
         assert token == other or is_at_an_edge(logits_RV[row], params[row], uniform[row])
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0, 40.0])
+@pytest.mark.parametrize(
+    "asked", [{"top_p": 0.0203}, {"top_p": 0.9503}, {"top_p": 1 - 1e-9}, {"top_k": 40}, {"top_k": 700, "top_p": 0.8003}]
+)
+@pytest.mark.parametrize("are_many_equal", [False, True])
+def test_of_a_large_vocabulary_those_are_kept_that_sorting_all_of_it_keeps(
+    library: ctypes.CDLL, spread: float, asked: dict[str, Any], are_many_equal: bool
+) -> None:
+    """Of 5,000 that are all equal, too: no top-p and no uniform is a whole number of these, where rounding decides."""
+    logits_RV = spread * torch.randn(3, 5000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    if are_many_equal:
+        logits_RV = logits_RV.round(decimals=1)
+    logits_RV, draws = logits_RV.repeat(40, 1), [SamplingParams(**asked).draw] * 120
+    evenly = [(number + 0.4637) / 120 for number in range(120)]
+    truncation = replace(sampling.Truncation.of(draws, torch.device("cpu")), num_candidates=0)
+    tokens = sampling.draw(logits_RV, truncation, torch.tensor(evenly, dtype=torch.float64)).tolist()
+    assert draw_tokens(library, logits_RV, draws, evenly) == tokens
 
 
 def is_at_an_edge(logits_V: torch.Tensor, params: SamplingParams, uniform: float) -> bool:

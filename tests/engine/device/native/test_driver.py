@@ -4,6 +4,7 @@ import hashlib
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.engine.device.native.image import Program, Ran
 from tests.random_models import random_model
 
 DRIVER = Path(__file__).parent / "driver.cpp"
+KEPT: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 3}, {"top_k": 5, "top_p": 0.6}]
 SANITIZERS = "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g"
 VECTOR_BYTES = {"baseline": 16, "avx2": 32, "avx512": 64, "neon": 16}
 LENGTHS, NUM_TOP = (1, 17, 40), 4
@@ -73,7 +75,8 @@ def drawing_sequences() -> list[Sequence]:
     made = []
     for number, length in enumerate(LENGTHS):
         tokens = [(7 * number + 3 * t) % 17 for t in range(length)]
-        sequence = Sequence(str(number), tokens, SamplingParams(), seed=number + 3, num_blocks=3, arrival=number)
+        params = SamplingParams(**KEPT[number % len(KEPT)])
+        sequence = Sequence(str(number), tokens, params, seed=number + 3, num_blocks=3, arrival=number)
         sequence.seat = number
         sequence.pages = [next(pages) for _ in range(-(-length // 16))]
         made.append(sequence)

@@ -216,9 +216,9 @@ def test_a_model_of_mixed_precision_is_left_to_its_layers() -> None:
     assert not native.knows(model)
 
 
-def drawing(length: int, seed: int, **wishes: float) -> Sequence:
+def drawing(length: int, seed: int, **wishes: Any) -> Sequence:
     """A sequence of two pages that draws."""
-    params = SamplingParams(**wishes)  # type: ignore[arg-type]
+    params = SamplingParams(**wishes)
     sequence = Sequence(
         str(seed), [t % 7 for t in range(length)], params, seed=seed, num_blocks=3, arrival=0, choice=seed % 3
     )
@@ -253,14 +253,20 @@ def ends(results: list[StepResult]) -> dict[Sequence, tuple[int, int | None, flo
     st.integers(-(2**63), 2**63 - 12),
     st.sampled_from([0.4, 1.0, 1.7]),
     st.sampled_from([0.0, 0.1]),
+    st.sampled_from([{}, {}, {"top_p": 0.9}, {"top_p": 0.5}, {"top_k": 3}, {"top_k": 5, "top_p": 0.7}]),
 )
 def test_fronts_are_answered_as_the_junction_answers_them(
-    library: ctypes.CDLL, fronts: list[tuple[int, bool]], seed: int, temperature: float, min_p: float
+    library: ctypes.CDLL,
+    fronts: list[tuple[int, bool]],
+    seed: int,
+    temperature: float,
+    min_p: float,
+    kept: dict[str, Any],
 ) -> None:
     model = random_model([1, 2, 3])
     plain, fast = plain_and_native(model, library)
     sequences = [
-        drawing(length, seed + i, temperature=temperature, min_p=min_p) for i, (length, _) in enumerate(fronts)
+        drawing(length, seed + i, temperature=temperature, min_p=min_p, **kept) for i, (length, _) in enumerate(fronts)
     ]
     for number, sequence in enumerate(sequences):
         sequence.pages = [3 * number, 3 * number + 1]
@@ -294,8 +300,8 @@ def test_a_lone_front_goes_on_in_the_same_call_until_it_speaks(library: ctypes.C
     assert lengths == ({(3, 1), (3, 2), (3, 3)} if goes_on_anyway else {(1, 1), (2, 2), (3, 3)})
 
 
-@pytest.mark.parametrize("wish", [{"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3}, {"presence_penalty": 1.0}])
-def test_fronts_that_draw_otherwise_are_left_to_the_junction(library: ctypes.CDLL, wish: dict[str, float]) -> None:
+@pytest.mark.parametrize("wish", [{"temperature": 0.0}, {"sampling": "mixture"}, {"presence_penalty": 1.0}])
+def test_fronts_that_draw_otherwise_are_left_to_the_junction(library: ctypes.CDLL, wish: dict[str, Any]) -> None:
     _, fast = plain_and_native(random_model([1, 2]), library)
     plainly, otherwise = drawing(5, 1), drawing(5, 2, **wish)
     (result,) = fast.run(Step(0, [Run(s, range(5), reaches_front=True) for s in (plainly, otherwise)]))
