@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from docs.tables.table import ROOT, Cell, Table, digits, percent, read, table, verdict
-from nvium_core.evaluation.latency import DENSE, OURS
+from nvium_core.evaluation.latency import DENSE, FULL_DEPTH, OURS
+from nvium_core.evaluation.origin import numbers_of_prompts
 from nvium_core.evaluation.paired import interval
 from nvium_core.evaluation.paper import EXIT_PERPLEXITIES, EXIT_SHARES, PARETO, PERPLEXITY, SCALES
 from nvium_core.training.recipes.tales import stories
@@ -18,6 +19,7 @@ EMBEDDED, PAIR, BEFORE = "evaluation-stories-9m", "evaluation-stories", "evaluat
 HELD_OUT = {"stories-9m": EMBEDDED, "tales-6m": BEFORE}
 """Models that have been evaluated on the held-out tales, and their evaluation on the validation text."""
 
+SPEC_BENCH = "spec-bench-stories-9m"
 SERIES = "vocabulary-small"
 PAPER_VOCABULARY = 32_000
 GAIN = "gain, % (95%)"
@@ -275,6 +277,34 @@ def latency() -> Table:
     head = ["Spec-Bench category", "early exits, ms a token", "at full depth", "dense baseline"]
     names = ("early exits", "full depth", "dense")
     return head, [[name, *(of["milliseconds"][kind] for kind in names)] for name, of in found.items()]
+
+
+@table
+def spec_bench() -> Table:
+    """Both protocols beside each other; below, our speed over the others'."""
+    found = read(SPEC_BENCH)
+    own, papers = found["latency"], found["latency_as_paper"]
+    names = (OURS, FULL_DEPTH, DENSE)
+    head = ["ms a token", *(f"our way, {name}" for name in names), *(f"the paper's way, {name}" for name in names)]
+    rows: list[list[Cell]] = [
+        [
+            category,
+            *(of["milliseconds"][name] for name in names),
+            *(1000 / papers["tokens_per_second"][category][name] for name in names),
+        ]
+        for category, of in own["categories"].items()
+    ]
+    mean = ["over early exits, mean over categories", *over(own, "ratio"), *over(papers, "category_ratio")]
+    together = ["over early exits, all tokens together", *[""] * 3, *over(papers, "ratio")]
+    tokens = [papers["tokens"][name] / sum(numbers_of_prompts(found).values()) / papers["trials"] for name in names]
+    lengths = ["tokens an answer", *[own["max_new_tokens"]] * 3, *(digits(each) for each in tokens)]
+    return head, [*rows, mean, together, lengths]
+
+
+def over(measured: dict[str, Any], kind: str) -> list[str]:
+    """Nothing over itself, then with intervals."""
+    ratios, bounds = measured[f"{kind}s"], measured[f"{kind}_intervals"]
+    return ["", *(bracketed(digits(ratios[name], 2), bounds[name], 2) for name in (FULL_DEPTH, DENSE))]
 
 
 @table
