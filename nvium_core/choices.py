@@ -12,6 +12,7 @@ Sampling = Literal["exits", "mixture", "original"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Backbone = Literal["frozen", "low-rank"]
 Lesson = Literal["original", "text"]
+Clock = Literal["wall", "processor"]
 Sharding = Literal["ddp", "fsdp"]
 
 SUGGESTED = {"temperature": 0.7, "top_p": 0.95}

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nvium_core.choices import Clock
 from nvium_core.commands.options import ModelArgument, takes
 from nvium_core.options import ModelOptions
 
@@ -28,6 +29,9 @@ def evaluate(
     spec_bench: SpecBenchOption = None,
     prompts: PromptsOption = None,
     trials: TrialsOption = 3,
+    clock: Annotated[
+        Clock, typer.Option(help="Of speed: time that passes, or that of one processor thread, if other programs run.")
+    ] = "wall",
     as_paper: Annotated[bool, typer.Option("--as-paper", help="Speed as the authors' scripts have it too.")] = False,
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm_eval, comma separated.")] = None,
     tasks_folder: Annotated[Path | None, typer.Option(help="Where .yaml files describe further ones.")] = None,
@@ -60,6 +64,7 @@ def evaluate(
         spec_bench=spec_bench,
         prompts_per_category=prompts,
         trials=trials,
+        clock=clock,
         as_paper=as_paper,
         tasks=tasks.split(",") if tasks else (),
         tasks_folder=tasks_folder,

@@ -174,15 +174,19 @@ def latency(figures: Figures) -> str:
         for title, name in (("**over early exits**", "ratio"), ("after the first token", "decoding_ratio"))
     ]
     protocol = (
-        f"Milliseconds per token, prompts included; {measured['max_new_tokens']} new tokens, {measured['trials']} "
-        "trials, in turns; medians over answers. Ratios are medians of answers spoken in turn, on average over "
-        "categories, in brackets where they are in 95% of bootstrap samples of the pairs. "
+        f"Milliseconds per token{clock_of(measured)}, prompts included; {measured['max_new_tokens']} new tokens, "
+        f"{measured['trials']} trials, in turns; medians over answers. Ratios are medians of answers spoken in turn, "
+        "on average over categories, in brackets where they are in 95% of bootstrap samples of the pairs. "
         f"{measured['prompts_cut']} prompts were too long and lost their beginning."
     )
     columns = ["category", "prompts", *names]
     steps = [[s["exit"], s["layer"], s["tokens"], s["low"], s["median"], s["high"]] for s in measured["staircase"]]
     stairs = table(["exit", "layer", "tokens", "ms, 25%", "median", "75%"], steps)
     return f"## Speed\n\n{protocol}\n\n{table(columns, rows)}\n\nTime since the token before, by exit:\n\n{stairs}"
+
+
+def clock_of(measured: Figures) -> str:
+    return " of the processor's time" if measured.get("clock") == "processor" else ""
 
 
 def latency_as_paper(figures: Figures) -> str:
@@ -195,10 +199,10 @@ def latency_as_paper(figures: Figures) -> str:
         shown_of = dict(zip(ratios, ratios_shown(ratios, measured[f"{kind}_intervals"]), strict=True))
         rows.append([title, *(shown_of.get(name) for name in names)])
     protocol = (
-        f"Tokens per second as the authors' scripts measure: the first {measured['prompt_tokens']} tokens of a prompt, "
-        f"the {measured['top_k']} most probable tokens, at most {measured['max_new_tokens']} new ones up to an end of "
-        f"text, {measured['trials']} trials; all tokens over all seconds. In brackets is where a ratio is in 95% of "
-        "bootstrap samples of the answers."
+        f"Tokens per second{clock_of(measured)} as the authors' scripts measure: the first {measured['prompt_tokens']} "
+        f"tokens of a prompt, the {measured['top_k']} most probable tokens, at most {measured['max_new_tokens']} new "
+        f"ones up to an end of text, {measured['trials']} trials; all tokens over all seconds. "
+        "In brackets is where a ratio is in 95% of bootstrap samples of the answers."
     )
     return f"## Speed as the paper measures it\n\n{protocol}\n\n{table(['category', *names], rows)}"
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from nvium_core.bench.harness import Figures, subject_of
+from nvium_core.choices import Clock
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation import latency, perplexity, report, tasks, temperature
 from nvium_core.evaluation.coloured_text import page
@@ -40,6 +41,7 @@ class Parts:
     spec_bench: Path | None = None
     prompts_per_category: int | None = None
     trials: int = TRIALS
+    clock: Clock = "wall"
     as_paper: bool = False
     tasks: Sequence[str] = ()
     tasks_folder: Path | None = None
@@ -64,9 +66,9 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
     if parts.twin:
         figures |= beside_twin(figures, parts.twin, documents, show_progress)
     if prompts:
-        figures |= speed(loaded, parts.twin, prompts, parts.trials)
+        figures |= speed(loaded, parts.twin, prompts, parts.trials, parts.clock)
     if prompts and parts.as_paper:
-        figures["latency_as_paper"] = latency.as_paper(loaded, parts.twin, prompts, parts.trials)
+        figures["latency_as_paper"] = latency.as_paper(loaded, parts.twin, prompts, parts.trials, parts.clock)
     if begun:
         figures["temperatures"] = temperature.measure(loaded, begun)
     if parts.tasks:
@@ -81,6 +83,7 @@ def check(loaded: LoadedModel, parts: Parts) -> None:
         for name, value, default in (
             ("prompts", parts.prompts_per_category, None),
             ("trials", parts.trials, TRIALS),
+            ("clock", parts.clock, "wall"),
             ("as-paper", parts.as_paper, False),
         ):
             if value != default:
@@ -173,9 +176,11 @@ def twin_figures(twin: LoadedModel, documents: Sequence[str], show_progress: boo
     }
 
 
-def speed(loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts, trials: int = TRIALS) -> Figures:
+def speed(
+    loaded: LoadedModel, twin: LoadedModel | None, prompts: Prompts, trials: int = TRIALS, clock: Clock = "wall"
+) -> Figures:
     """Times per token, and the speed-up over the twin, or over full depth without one."""
-    measured = latency.measure(loaded, twin, prompts, trials=trials)
+    measured = latency.measure(loaded, twin, prompts, trials=trials, clock=clock)
     over = latency.DENSE if twin else latency.FULL_DEPTH
     interval = measured["ratio_intervals"][over]
     return {

@@ -1,8 +1,11 @@
 """Times per token: the arithmetic on made-up times, and the protocol on a model too small for its times to matter."""
 
+import time
+
 import pytest
 
 from nvium_core import Engine, EngineConfig, LoadedModel, SamplingParams
+from nvium_core.engine.events import Event
 from nvium_core.evaluation import latency
 from nvium_core.evaluation.latency import (
     DENSE,
@@ -89,7 +92,7 @@ def test_the_papers_protocol_cuts_prompts_at_their_end_and_lets_answers_end(
 ) -> None:
     asked = list[tuple[list[int], SamplingParams]]()
 
-    def ends_early(engine: Engine, prompt: list[int], params: SamplingParams) -> list[TimedToken]:
+    def ends_early(engine: Engine, prompt: list[int], params: SamplingParams, clock: str = "wall") -> list[TimedToken]:
         asked.append((prompt, params))
         return answer(*[0.001] * (len(asked) % 5 + 1))
 
@@ -105,3 +108,18 @@ def test_the_papers_protocol_cuts_prompts_at_their_end_and_lets_answers_end(
     assert figures["tokens_per_second"]["short"][OURS] == pytest.approx(1000)
     for kind in ("ratios", "category_ratios"):
         assert figures[kind] == {FULL_DEPTH: pytest.approx(1)}
+
+
+def test_the_processors_time_leaves_out_what_passes_while_nothing_is_computed(loaded: LoadedModel) -> None:
+    class Slow(Engine):
+        def step(self) -> list[Event]:
+            time.sleep(0.05)
+            return super().step()
+
+    params = SamplingParams(max_tokens=4, seed=4, ignore_eos=True)
+    passed, computed = (
+        [token.seconds for token in generate(Slow(loaded.model), [1, 2, 3], params, clock)]
+        for clock in ("wall", "processor")
+    )
+    assert sum(computed) < 0.2 <= sum(passed)
+    assert measure(loaded, None, {"qa": ["A"]}, num_tokens=2, trials=1, clock="processor")["clock"] == "processor"

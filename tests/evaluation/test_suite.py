@@ -150,7 +150,12 @@ def test_speed_is_measured_on_openings_where_there_is_a_twin_and_no_spec_bench(t
 
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [("prompts", {"prompts_per_category": 2}), ("trials", {"trials": 5}), ("as-paper", {"as_paper": True})],
+    [
+        ("prompts", {"prompts_per_category": 2}),
+        ("trials", {"trials": 5}),
+        ("clock", {"clock": "processor"}),
+        ("as-paper", {"as_paper": True}),
+    ],
 )
 def test_settings_of_a_speed_that_is_not_measured_are_refused(
     loaded: LoadedModel, name: str, setting: dict[str, int]

@@ -10,6 +10,7 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
+from nvium_core.errors import NviumError
 from nvium_core.model.nvium import NviumForCausalLM
 from nvium_core.training.data.documents import read_documents
 from nvium_core.training.tales.ask import asked
@@ -27,11 +28,12 @@ def tell(
     model: Annotated[Path, typer.Argument(help="The folder of an instruction-tuned Llama.")],
     folder: Annotated[Path, typer.Argument(help="Where the shards are.")],
     tales_per_shard: Annotated[int, typer.Option(help="How many are told side by side.", min=1)] = 128,
+    first: Annotated[int, typer.Option(help="The first shard.", min=0)] = 0,
 ) -> None:
     """Write tales until interrupted; continues when started again."""
     teller = NviumForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
     narrator = Narrator(teller, AutoTokenizer.from_pretrained(model, trust_remote_code=False))
-    tell_tales(narrator, folder, tales_per_shard, partial(typer.echo, err=True))
+    tell_tales(narrator, folder, tales_per_shard, partial(typer.echo, err=True), first)
 
 
 @app.command()
@@ -39,9 +41,20 @@ def pack(
     folder: Annotated[Path, typer.Argument(help="Where the shards are.")],
     target: Annotated[Path, typer.Argument(help="The .xz to write; its counts go beside it, as .json.")],
     words_from: Annotated[Path, typer.Option(help="Text, plain or .xz, whose frequent words a tale may use.")],
+    first: Annotated[int, typer.Option(help="The first shard.", min=0)] = 0,
+    last: Annotated[int | None, typer.Option(help="The last shard [that is there].", min=0)] = None,
+    after: Annotated[
+        Path | None, typer.Option(help="An .xz of this command, behind whose tales these are put; may be the target.")
+    ] = None,
+    unlike: Annotated[
+        list[Path] | None, typer.Option(help="Documents of which no tale may be a near-duplicate; may be repeated.")
+    ] = None,
 ) -> None:
     """Filter the tales and write them as documents between lines of <|endoftext|>."""
-    typer.echo(pack_tales(folder, target, words_from))
+    try:
+        typer.echo(pack_tales(folder, target, words_from, first=first, last=last, after=after, unlike=unlike or ()))
+    except NviumError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 @app.command()

@@ -89,6 +89,10 @@ class Filter:
     def _knows(self, word: str, name: str) -> bool:
         return word in self._simple or word.removesuffix("'s") in self._simple or word.removesuffix("'s") == name
 
+    def remember(self, text: str) -> None:
+        """For later comparisons."""
+        self._is_known(text)
+
     def _is_known(self, text: str) -> bool:
         signature = minhash(text)
         bands = [(place, band.tobytes()) for place, band in enumerate(signature.reshape(-1, HASHES_PER_BAND))]

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -13,10 +13,12 @@ from nvium_core.training.tales.narrator import Narrator, Tale
 from nvium_core.training.tales.plots import draw_plot
 
 
-def tell_tales(narrator: Narrator, folder: Path, tales_per_shard: int, say: Callable[[str], None]) -> None:
+def tell_tales(
+    narrator: Narrator, folder: Path, tales_per_shard: int, say: Callable[[str], None], first: int = 0
+) -> None:
     """Until interrupted. A shard's tales depend on its number only."""
     folder.mkdir(parents=True, exist_ok=True)
-    for shard in missing_shards(folder):
+    for shard in missing_shards(folder, first):
         began, cpu_began = time.time(), time.process_time()
         random = Random(shard)
         tales = narrator.tell([draw_plot(random) for _ in range(tales_per_shard)], seed=shard)
@@ -26,8 +28,14 @@ def tell_tales(narrator: Narrator, folder: Path, tales_per_shard: int, say: Call
         say(f"shard {shard}: {told}, {time.time() - began:.0f} s, CPU {time.process_time() - cpu_began:.0f} s")
 
 
-def missing_shards(folder: Path) -> Iterator[int]:
-    return (shard for shard in count() if not shard_file(folder, shard).exists())
+def missing_shards(folder: Path, first: int = 0) -> Iterator[int]:
+    return (shard for shard in count(first) if not shard_file(folder, shard).exists())
+
+
+def shard_numbers(folder: Path, first: int = 0, last: int | None = None) -> list[int]:
+    """Those that are there, from `first` to `last`."""
+    numbers = sorted(int(file.stem) for file in folder.glob("*.jsonl"))
+    return [number for number in numbers if first <= number and (last is None or number <= last)]
 
 
 def shard_file(folder: Path, shard: int) -> Path:
@@ -41,7 +49,7 @@ def write_shard(folder: Path, shard: int, tales: list[Tale]) -> None:
     scratch.replace(shard_file(folder, shard))
 
 
-def read_shards(folder: Path) -> Iterator[Tale]:
-    for file in sorted(folder.glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
+def read_shards(folder: Path, shards: Iterable[int]) -> Iterator[Tale]:
+    for shard in shards:
+        for line in shard_file(folder, shard).read_text(encoding="utf-8").splitlines():
             yield Tale(**json.loads(line))

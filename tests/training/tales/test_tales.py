@@ -2,26 +2,30 @@
 
 import json
 import lzma
-from itertools import count
+from itertools import islice
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.training.tales import pack as packing
+from nvium_core.training.tales.__main__ import app
 from nvium_core.training.tales.filters import Filter, simple_words
 from nvium_core.training.tales.narrator import MAX_PART_TOKENS, Narrator, Tale
-from nvium_core.training.tales.pack import SEPARATOR, pack_tales
+from nvium_core.training.tales.pack import SEPARATOR, PackError, pack_tales, read_packed
 from nvium_core.training.tales.plots import Plot, draw_plot, words
-from nvium_core.training.tales.tell import missing_shards, read_shards, write_shard
+from nvium_core.training.tales.tell import missing_shards, read_shards, shard_numbers, write_shard
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer
 
 SENTENCE = "The small dog ran over the green hill to see what was behind the old red barn on the other side"
 GOOD = " ".join(f"{SENTENCE} {n}." for n in ["one", "two", "three", "four", "five", "six"])
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}|{% endfor %}"
+TALES = Path(__file__).parents[3] / "data" / "tales"
 PIECES = [bytes([byte]) for byte in b"\n .|abcdefghijklmnopqrstuvwxyzMSTY"]
 
 
@@ -79,8 +83,11 @@ def test_telling_goes_on_with_the_first_shard_that_is_missing(tmp_path: Path) ->
     tales = [tale(GOOD), tale("no", is_whole=False)]
     for shard in (0, 2):
         write_shard(tmp_path, shard, tales)
-    assert [shard for shard, _ in zip(missing_shards(tmp_path), range(3))] == [1, 3, 4]  # noqa: B905 (one is endless)
-    assert list(read_shards(tmp_path)) == tales * 2
+    assert list(islice(missing_shards(tmp_path), 3)) == [1, 3, 4]
+    assert list(islice(missing_shards(tmp_path, 2), 2)) == [3, 4]
+    assert shard_numbers(tmp_path) == [0, 2]
+    assert shard_numbers(tmp_path, 1) == [2] and shard_numbers(tmp_path, 0, 1) == [0]
+    assert list(read_shards(tmp_path, [0, 2])) == tales * 2
 
 
 @pytest.mark.parametrize(
@@ -104,15 +111,121 @@ def test_each_fault_is_counted_under_its_name(reason: str, bad: Tale) -> None:
     assert test.reason_against(bad) == reason
 
 
-def test_what_is_kept_is_packed_with_counts(tmp_path: Path) -> None:
-    other = GOOD.replace("dog", "cat").replace("ran", "went").replace("old", "big").replace("see", "find")
-    numbers = count()
-    for tales in ([tale(GOOD), tale("no")], [tale(other), tale(GOOD)]):
-        write_shard(tmp_path, next(numbers), tales)
-    (tmp_path / "words.txt").write_text(f"{GOOD} {other}" * 20, encoding="utf-8")
-    packed = pack_tales(tmp_path, tmp_path / "tales.xz", tmp_path / "words.txt")
-    assert lzma.decompress((tmp_path / "tales.xz").read_bytes()).decode() == GOOD + SEPARATOR + other
-    assert (packed.num_told, packed.num_kept) == (4, 2)
+OTHER = GOOD.replace("dog", "cat").replace("ran", "went").replace("old", "big").replace("see", "find")
+THIRD = OTHER.replace("small", "hungry").replace("hill", "wall").replace("red", "grey").replace("side", "bank")
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Three, of two tales each, and words.txt with all their words."""
+    (tmp_path / "words.txt").write_text(f"{GOOD} {OTHER} {THIRD}" * 20, encoding="utf-8")
+    for number, tales in enumerate(([GOOD, "no"], [OTHER, GOOD], [THIRD, OTHER])):
+        write_shard(tmp_path, number, [tale(text) for text in tales])
+    return tmp_path
+
+
+def texts(file: Path) -> list[str]:
+    return lzma.decompress(file.read_bytes()).decode().split(SEPARATOR)
+
+
+def test_what_is_kept_is_packed_with_counts(shards: Path) -> None:
+    packed = pack_tales(shards, shards / "tales.xz", shards / "words.txt", last=1)
+    assert texts(shards / "tales.xz") == [GOOD, OTHER]
+    assert (packed.num_told, packed.num_kept, packed.last_shard) == (4, 2, 1)
     assert packed.dropped["near-duplicate"] == 1 and packed.dropped["no end"] == 1
-    assert json.loads((tmp_path / "tales.json").read_text())["num_kept"] == 2
+    assert json.loads((shards / "tales.json").read_text())["num_kept"] == 2
     assert str(packed).startswith("2 of 4 tales")
+
+
+def test_new_tales_are_put_behind_a_text_whose_shards_are_gone_as_if_all_were_packed_at_once(shards: Path) -> None:
+    at_once = pack_tales(shards, shards / "once.xz", shards / "words.txt")
+    target = shards / "tales.xz"
+    pack_tales(shards, target, shards / "words.txt", last=1)
+    for shard in (0, 1):
+        (shards / f"{shard:06}.jsonl").unlink()
+    packed = pack_tales(shards, target, shards / "words.txt", first=2, after=target)
+    assert packed == at_once
+    assert packed.dropped["near-duplicate"] == 2
+    assert texts(target) == texts(shards / "once.xz") == [GOOD, OTHER, THIRD]
+    assert read_packed(target) == ([GOOD, OTHER, THIRD], packed)
+
+
+def test_the_tales_of_a_text_are_not_filtered_again(shards: Path) -> None:
+    pack_tales(shards, shards / "begun.xz", shards / "words.txt", last=1)
+    (shards / "words.txt").write_text("a", encoding="utf-8")
+    packed = pack_tales(shards, shards / "tales.xz", shards / "words.txt", first=2, after=shards / "begun.xz")
+    assert texts(shards / "tales.xz") == [GOOD, OTHER]
+    assert packed.dropped["strange words"] == 2
+
+
+def test_no_tale_is_nearly_one_of_a_text_that_is_held_out(shards: Path) -> None:
+    pack_tales(shards, shards / "held-out.xz", shards / "words.txt", first=2, last=2)
+    pack_tales(shards, shards / "tales.xz", shards / "words.txt", last=1, unlike=[shards / "held-out.xz"])
+    assert texts(shards / "held-out.xz") == [THIRD, OTHER]
+    assert texts(shards / "tales.xz") == [GOOD]
+
+
+def test_shards_that_a_text_has_are_not_counted_twice(shards: Path) -> None:
+    target = shards / "tales.xz"
+    pack_tales(shards, target, shards / "words.txt", last=1)
+    before = target.read_bytes()
+    with pytest.raises(PackError, match="has shards up to 1"):
+        pack_tales(shards, target, shards / "words.txt", first=1, after=target)
+    with pytest.raises(PackError, match="no such shards"):
+        pack_tales(shards, target, shards / "words.txt", first=3, after=target)
+    assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("counts", ["", "{}", "gone"])
+def test_a_text_without_its_counts_is_refused(shards: Path, counts: str) -> None:
+    target, beside = shards / "tales.xz", shards / "tales.json"
+    pack_tales(shards, target, shards / "words.txt", last=1)
+    beside.unlink() if counts == "gone" else beside.write_text(counts)
+    with pytest.raises(PackError, match=r"tales\.json"):
+        read_packed(target)
+
+
+def test_counts_of_another_text_are_refused(shards: Path) -> None:
+    pack_tales(shards, shards / "tales.xz", shards / "words.txt", last=1)
+    (shards / "tales.xz").write_bytes(lzma.compress(GOOD.encode()))
+    with pytest.raises(PackError, match=r"counts 2 tales, tales\.xz has 1"):
+        read_packed(shards / "tales.xz")
+
+
+def test_a_text_stays_as_it_was_where_the_new_one_cannot_be_written(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = shards / "tales.xz"
+    packed = pack_tales(shards, target, shards / "words.txt", last=1)
+    monkeypatch.setattr(packing.Path, "write_bytes", half_written)
+    with pytest.raises(OSError, match="full"):
+        pack_tales(shards, target, shards / "words.txt", first=2, after=target)
+    assert read_packed(target) == ([GOOD, OTHER], packed)
+
+
+def half_written(file: Path, content: bytes) -> None:
+    with file.open("wb") as opened:
+        opened.write(content[: len(content) // 2])
+    raise OSError("the disk is full")
+
+
+def test_the_command_puts_tales_behind_a_text_and_says_in_a_line_why_it_cannot(shards: Path) -> None:
+    target = str(shards / "tales.xz")
+    words_from = ["--words-from", str(shards / "words.txt")]
+    told = CliRunner().invoke(app, ["pack", str(shards), target, *words_from, "--last", "1"])
+    assert told.exit_code == 0 and told.output.startswith("2 of 4 tales")
+    refused = CliRunner().invoke(app, ["pack", str(shards), target, *words_from, "--after", target])
+    assert refused.exit_code == 2
+    assert "has shards up to 1" in " ".join(refused.output.replace("│", " ").split())
+    told = CliRunner().invoke(app, ["pack", str(shards), target, *words_from, "--after", target, "--first", "2"])
+    assert told.output.startswith("3 of 6 tales")
+
+
+@pytest.mark.parametrize("name", ["tales", "held-out"])
+def test_the_packed_texts_of_this_repository_have_their_counts(name: str) -> None:
+    documents, packed = read_packed(TALES / f"{name}.txt.xz")
+    assert sum(map(len, documents)) == packed.num_characters
+
+
+def test_no_held_out_tale_is_in_the_text_to_train_on() -> None:
+    assert not set(read_packed(TALES / "held-out.txt.xz")[0]) & set(read_packed(TALES / "tales.txt.xz")[0])
