@@ -361,3 +361,17 @@ def logprobs() -> Table:
         for build, run in SCORED.items()
         for row in read(run)["rows"]
     ]
+
+
+@table
+def sampling() -> Table:
+    run = read("sampling-stories-9m-avx512")
+    over = "over plain", "over `synchronous`"
+    head = ["", *(f"{ratio}, {row['sequences']} at once" for row in run["rows"] for ratio in over)]
+    return head, [
+        [
+            ", ".join(f"`{option}` {value}" for option, value in asked.items()) or way,
+            *(row["ways"][way][ratio] for row in run["rows"] for ratio in ("over_plain", "over_synchronous")),
+        ]
+        for way, asked in run["ways"].items()
+    ]

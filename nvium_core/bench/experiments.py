@@ -35,6 +35,7 @@ Experiment = Literal[
     "drafts",
     "lookup",
     "exits",
+    "sampling",
 ]
 
 Given = Mapping[str, Any]

@@ -40,7 +40,8 @@ def bench(
     cached prefix; chunking: gaps while a long prompt is prefilled; logprobs: their cost; determinism: differences in a
     batch; costs: of a Step, for nvium plan; heads: the exits' losses in training, whole logits or chunks; profile:
     where a Step's time goes; host: overhead of the engine's Python; threads: numbers of them, and what is chosen;
-    drafts: what exits gain where every token is the original's; exits: what they gain by depth where tokens leave.
+    drafts: what exits gain where every token is the original's; exits: what they gain by depth where tokens leave;
+    sampling: ways to sample over plain, and what exits gain in each.
     """
     from rich.console import Console
 

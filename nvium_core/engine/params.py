@@ -53,9 +53,9 @@ RANGES = (
 class Draw(NamedTuple):
     """How tokens are drawn from logits, and which kind of draw that is.
 
-    `is_ranked`: top-k or top-p, so tokens are sorted. `is_adjusted`: g may change logits (penalties, biases, a minimal
-    length, a constraint). `is_summed`: the mixture is computed explicitly. `is_original`: from the last exit alone, by
-    a race that exits can draft for; temperature 0 is the argmax there.
+    `is_ranked`: top-k or top-p. `is_adjusted`: g may change logits (penalties, biases, a minimal length, a constraint).
+    `is_summed`: the mixture is computed explicitly. `is_original`: from the last exit alone, by a race that exits can
+    draft for; temperature 0 is the argmax there.
     """
 
     temperature: float

@@ -20,6 +20,8 @@ from nvium_core.bench.twin import dense_twin, usable_llama
 from nvium_core.engine.device.graphs import GraphsBackend
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.schedule.policies import Optimal
 from nvium_core.model.nvium import NviumForCausalLM
 from tests.bench.tiny import tiny_subject
 from tests.model.gguf_files import write_gguf as write_given_file
@@ -173,6 +175,20 @@ def test_a_twin_that_has_no_gguf_file_leaves_its_peer_out_with_the_reason() -> N
     with lineup(subject) as who:
         assert who.files == {}
         assert who.left_out == {LLAMA_CPP: "GGUF files are written without rope_type 'linear'"}
+
+
+def test_our_engine_samples_as_asked_by_a_schedule_of_its_own() -> None:
+    subject = tiny_subject()
+    engine = own.engine_for(subject.model, RACE)
+    engine.calibrate()
+    one, other = (own.policy_for(engine, "optimal") for _ in range(2))
+    assert isinstance(one, Optimal) and isinstance(other, Optimal)
+    assert one.costs is not other.costs and one.frequencies is not other.frequencies
+    exits = own.contender(engine, RACE, one)(1)
+    assert engine.scheduler.policy is one
+    mixture = own.contender(engine, RACE, other, SamplingParams(sampling="mixture"))(1)
+    assert engine.scheduler.policy is other
+    assert mixture.exits == {3: 21} != exits.exits
 
 
 def test_who_speaks_too_little_is_found_out() -> None:

@@ -59,6 +59,7 @@ SMALL: dict[str, Mapping[str, Any]] = {
     "drafts": {"sequences": (1, 2), "tokens": 12, "repeats": 1},
     "lookup": {"tokens": 40, "repeats": 2},
     "exits": {"sequences": (1, 2), "tokens": 24, "repeats": 1},
+    "sampling": {"sequences": (1, 2), "tokens": 6, "repeats": 2},
 }
 
 
@@ -158,6 +159,19 @@ def test_an_engine_without_drafts_for_a_while_drafts_none_and_goes_on_with_what_
 def test_llama_cpp_says_the_same_with_its_prompt_lookup() -> None:
     rows = found("lookup")["rows"]
     assert [(row["drafts"], row["equal_answers"]) for row in rows] == [(2, 2), (10, 2)]
+
+
+def test_ways_to_sample_are_timed_beside_plain_and_under_both_schedules() -> None:
+    figures = found("sampling")
+    assert figures["ways"]["suggested"] == {"temperature": 0.7, "top_p": 0.95}
+    assert [row["sequences"] for row in figures["rows"]] == [1, 2]
+    for row in figures["rows"]:
+        ways = row["ways"]
+        assert ways.keys() == figures["ways"].keys()
+        assert ways["plain"]["over_plain"] == 1
+        for way in ways.values():
+            assert len(way["turns"]) == len(way["synchronous"]["turns"]) == 2
+            assert min(way["over_plain"], way["over_synchronous"], way["processor_ms_per_token"]) > 0
 
 
 def test_log_probabilities_change_no_token_and_come_at_most_a_few_tokens_late() -> None:

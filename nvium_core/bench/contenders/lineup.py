@@ -17,8 +17,6 @@ from nvium_core.bench.twin import dense_twin, usable_llama
 from nvium_core.choices import Schedule, Weights
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import require
-from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies
-from nvium_core.engine.schedule.policies import POLICIES
 from nvium_core.model.nvium import NviumForCausalLM
 
 OURS: Schedule = "optimal"
@@ -64,10 +62,9 @@ class Lineup:
         """Our engine, calibrated, and all contenders. It takes turns with its schedules: weights that lie elsewhere in
         memory can cost a tenth more or less."""
         engine = own.engine_for(self.subject.model, race, schedule=OURS)
-        costs = engine.calibrate()
-        frequencies = ExitFrequencies.even(self.subject.model.config.num_exits)
+        engine.calibrate()
         others = [name for name in (SWEEP, BASELINE) if name in {BASELINE, *self.invited}]
-        policies = {OURS: engine.scheduler.policy} | {name: POLICIES[name].of(costs, frequencies) for name in others}
+        policies = {OURS: engine.scheduler.policy} | {name: own.policy_for(engine, name) for name in others}
         contenders: dict[str, Contender] = {
             name: own.contender(engine, race, policy) for name, policy in policies.items()
         }
