@@ -178,7 +178,12 @@ template <typename A> inline A exponentials(A* x, A offset, int64_t length) {
     sums += e;
   }
   A sum = total<A>(sums);
-  for (; i < length; ++i) sum += x[i] = std::exp(x[i] - offset);
+  if (i < length) {  // as the others: equal numbers stay equal wherever they stand
+    A rest[lanes<A>] = {};
+    std::copy(x + i, x + length, rest);
+    store(exp(load(rest) - offset), rest);
+    for (A* e = rest; i < length; ++i) sum += x[i] = *e++;
+  }
   return sum;
 }
 

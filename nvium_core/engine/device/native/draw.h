@@ -56,7 +56,7 @@ template <typename A> int64_t draw_row(const A* logits, int64_t vocab_size, cons
   if (!std::isfinite(total)) return kNoToken;
   if (asked.is_race && !asked_temperature) return top - logits;
   if (top_k || top_p < 1) {
-    truncate(weights, total, static_cast<int64_t>(top_k), top_p);
+    truncate(weights, total, static_cast<size_t>(top_k), top_p);
     total = std::accumulate(weights.begin(), weights.end(), 0.0);
   }
   if (asked.is_race) return first_of_race(weights, asked.uniform);

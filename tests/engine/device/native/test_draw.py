@@ -48,11 +48,12 @@ def test_tokens_are_those_that_pytorch_draws(
     "asked", [{"top_p": 0.0203}, {"top_p": 0.9503}, {"top_p": 1 - 1e-9}, {"top_k": 40}, {"top_k": 700, "top_p": 0.8003}]
 )
 @pytest.mark.parametrize("are_many_equal", [False, True])
+@pytest.mark.parametrize("vocab_size", [5000, 5003])
 def test_of_a_large_vocabulary_those_are_kept_that_sorting_all_of_it_keeps(
-    library: ctypes.CDLL, spread: float, asked: dict[str, Any], are_many_equal: bool
+    library: ctypes.CDLL, spread: float, asked: dict[str, Any], are_many_equal: bool, vocab_size: int
 ) -> None:
-    """Of 5,000 that are all equal, too: no top-p and no uniform is a whole number of these, where rounding decides."""
-    logits_RV = spread * torch.randn(3, 5000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    """Of all that are equal, too: no top-p and no uniform is a whole number of these, where rounding decides."""
+    logits_RV = spread * torch.randn(3, vocab_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     if are_many_equal:
         logits_RV = logits_RV.round(decimals=1)
     logits_RV, draws = logits_RV.repeat(40, 1), [SamplingParams(**asked).draw] * 120
@@ -92,3 +93,12 @@ def test_draws_follow_the_softmax(library: ctypes.CDLL) -> None:
     tokens = torch.tensor(draw_tokens(library, logits_RV, [SamplingParams().draw] * 1000, evenly))
     shares = torch.bincount(tokens, minlength=4) / 1000
     torch.testing.assert_close(shares.double(), logits_RV[0].softmax(-1), rtol=0, atol=2e-3)
+
+
+def test_of_equal_tokens_the_first_is_kept_wherever_they_stand(library: ctypes.CDLL) -> None:
+    for vocab_size in range(9, 40):
+        logits_RV = torch.full((200, vocab_size), -9.0, dtype=torch.float64)
+        logits_RV[:, 1] = 0.0
+        logits_RV[:, 3] = logits_RV[:, -1] = -torch.linspace(0.1, 2, 200, dtype=torch.float64)
+        draws = [SamplingParams(top_k=2).draw] * 200
+        assert vocab_size - 1 not in draw_tokens(library, logits_RV, draws, [0.99] * 200)
