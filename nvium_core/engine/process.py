@@ -25,6 +25,7 @@ from nvium_core.engine.events import Event, StepReport, TokenEvent
 from nvium_core.engine.failures import EngineStopped
 from nvium_core.engine.limits import Limits
 from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.reserve import memory_reserve
 from nvium_core.engine.token_stream import Admittance, ChoiceKey, EngineRequest, TokenStream
 from nvium_core.engine.worker import (
     IDLE_WAIT_SECONDS,
@@ -214,7 +215,8 @@ class EngineProcess(Worker):
         try:
             while self._pipe.poll():
                 self._take(decode(self._pipe.recv_bytes()))
-        except (EOFError, OSError, MemoryError):  # without memory, what was read is lost
+        except (EOFError, OSError, MemoryError) as error:  # without memory, what was read is lost
+            memory_reserve.note(error)
             self._end()
 
     def _hand_over(self, deliveries: Deliveries) -> None:
@@ -225,6 +227,6 @@ class EngineProcess(Worker):
         self._loop.remove_reader(self._pipe.fileno())
         self._has_ended = True
         self.has_failed |= not self._is_stopping
-        if self.has_failed:
-            logger.error("the engine's process has ended by itself, or was lost")
         self._fail_streams()
+        if self.has_failed:  # last: there may be no memory for a line
+            logger.error("the engine's process has ended by itself, or was lost")

@@ -172,9 +172,9 @@ class Worker(ABC):
     def _fail_streams(self) -> None:
         reason: FailureReason = "failed" if self.has_failed else "stopped"
         message = FAILED if self.has_failed else STOPPED
-        if self.has_failed:
-            memory_reserve.give_back()  # its lack may be why
         try:
+            if self.has_failed:
+                memory_reserve.spend()  # want of memory may be why
             streams = list(self._open_streams)
             self._hand_over({stream: stream.delivery(stream.failures(message, reason)) for stream in streams})
         except BaseException:
@@ -262,9 +262,17 @@ class EngineWorker(Worker):
 
 
 def hand_over(deliveries: Deliveries) -> None:
-    """Called on the event loop."""
+    """Called on the event loop. Raises once all streams have had theirs, if some could not be told, as for want of
+    memory."""
+    lost: BaseException | None = None
     for stream, delivery in deliveries.items():
-        stream.deliver(delivery)
+        try:
+            stream.deliver(delivery)
+        except BaseException as error:
+            memory_reserve.note(error)
+            lost = error
+    if lost:
+        raise lost
 
 
 def state_of(engine: Engine) -> WorkerState:

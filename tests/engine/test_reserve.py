@@ -52,3 +52,12 @@ def test_it_takes_no_memory_that_anybody_else_could_use() -> None:
     reserve.take()
     assert int(resident.findall(Path("/proc/self/status").read_text())[0]) < before + 64 * 1024
     reserve.give_back()
+
+
+def test_what_is_spent_is_not_taken_again() -> None:
+    reserve = MemoryReserve(256 * MEGABYTE)
+    reserve.take()
+    reserve.spend()
+    before = writable_bytes()
+    reserve.take()
+    assert writable_bytes() < before + 128 * MEGABYTE

@@ -27,6 +27,7 @@ from nvium_core import (
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
 from nvium_core.engine.token_stream import Delivery
+from nvium_core.engine.worker import hand_over
 from tests.random_models import random_model
 
 PARAMS = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
@@ -223,6 +224,20 @@ async def test_a_choice_whose_last_events_are_lost_on_the_event_loop_fails_once_
     async with asyncio.timeout(10):
         with pytest.raises(EngineError, match="lost"):
             await waiting
+
+
+@pytest.mark.asyncio
+async def test_streams_are_told_though_one_before_them_could_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlucky, lucky = (TokenStream([(name, 0)], lambda _: None, lambda _: None) for name in "ab")
+
+    def lost(delivery: Delivery) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(unlucky, "deliver", lost)
+    with pytest.raises(MemoryError):
+        hand_over({stream: stream.delivery(stream.failures("over", "failed")) for stream in (unlucky, lucky)})
+    with pytest.raises(EngineError, match="over"):
+        lucky.take()
 
 
 @pytest.mark.asyncio
