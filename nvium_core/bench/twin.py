@@ -1,7 +1,7 @@
 """The parameter-matched dense twin of an N-vium: a Llama of the same depth and width, random weights in a wider MLP.
 
-Speed hardly depends on weights, so a twin is measured untrained; but its answers do not end by themselves. A plain Llama
-is its own twin.
+Speed hardly depends on weights, so a twin is measured untrained; but its answers do not end by themselves. A plain
+Llama is its own twin.
 """
 
 from typing import get_args

@@ -8,7 +8,7 @@ NUM_BYTES = 16 * 2**20
 
 
 class MemoryReserve:
-    """Counts against bounds on a process's memory, but takes none, as nothing is ever written there. For all threads."""
+    """Counts against bounds on a process's memory, but takes none, as nothing is written there. Of any thread."""
 
     def __init__(self, num_bytes: int = NUM_BYTES) -> None:
         self._num_bytes = num_bytes
