@@ -30,7 +30,7 @@ def evaluate(
     prompts: PromptsOption = None,
     trials: TrialsOption = 3,
     clock: Annotated[
-        Clock, typer.Option(help="Of speed: time that passes, or that of one processor thread, if other programs run.")
+        Clock, typer.Option(help="Of speed: time that passes, or the processor's, for which --threads must be 1.")
     ] = "wall",
     as_paper: Annotated[bool, typer.Option("--as-paper", help="Speed as the authors' scripts have it too.")] = False,
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm_eval, comma separated.")] = None,

@@ -37,7 +37,8 @@ OURS, FULL_DEPTH, DENSE = "early exits", "full depth", "dense"
 MILLISECONDS = 1000
 PAPER_TOP_K = 50
 CLOCKS: Mapping[Clock, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
-"""In seconds. The processor's time, of all threads, leaves out that others' programs ran meanwhile."""
+"""In seconds. The processor's time, of all threads, leaves out that others' programs ran meanwhile. What several
+do at once it adds up, so a speed in it is one thread's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 from nvium_core.bench.harness import Figures, subject_of
 from nvium_core.choices import Clock
 from nvium_core.engine.params import SamplingParams
@@ -77,8 +79,8 @@ def evaluate(loaded: LoadedModel, documents: Sequence[str], parts: Parts, show_p
 
 
 def check(loaded: LoadedModel, parts: Parts) -> None:
-    """Raise `EvaluationError` for a twin that cannot be compared, for speed settings without speed, and for tasks
-    without lm_eval."""
+    """Raise `EvaluationError` for a twin that cannot be compared, for speed settings without speed, for the processor's
+    time of several threads, and for tasks without lm_eval."""
     if not (parts.twin or parts.spec_bench):
         for name, value, default in (
             ("prompts", parts.prompts_per_category, None),
@@ -88,6 +90,8 @@ def check(loaded: LoadedModel, parts: Parts) -> None:
         ):
             if value != default:
                 raise EvaluationError(f"--{name}: means nothing without --twin or --spec-bench")
+    if parts.clock == "processor" and torch.get_num_threads() > 1:
+        raise EvaluationError("--clock: processor adds up the time of all threads, so it needs --threads 1")
     if parts.twin:
         check_dense(loaded, parts.twin)
     if parts.tasks:

@@ -200,12 +200,22 @@ def start(
     )
     texts = [text_of(index, prompt) for index, prompt in enumerate(owners)]
     stream = service.worker.submit(asked, tenant)
-    record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
+    try:
+        record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
+        choices = choices_of(texts, record, params)
+        leave = partial(service.admission.leave, key=tenant)
+        return Generation(stream, choices, leave, service.deadline(record.arrived))
+    except BaseException:
+        stream.close()
+        raise
+
+
+def choices_of(texts: Sequence[ChoiceText], record: RequestRecord, params: SamplingParams) -> list[Choice]:
     choices: list[Choice] = []
     for text in texts:
         place = text.index % params.num_choices
         choices.append(Choice(text, record, choices[-place] if place else None, is_scored=params.prompt_logprobs))
-    return Generation(stream, choices, partial(service.admission.leave, key=tenant), service.deadline(record.arrived))
+    return choices
 
 
 def check_size(service: Service, params: SamplingParams, asked: Sequence[EngineRequest]) -> None:

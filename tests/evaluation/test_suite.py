@@ -2,9 +2,11 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from nvium_core import LoadedModel
 from nvium_core.bench.harness import Figures
@@ -162,6 +164,15 @@ def test_settings_of_a_speed_that_is_not_measured_are_refused(
 ) -> None:
     with pytest.raises(EvaluationError, match=f"--{name}: means nothing"):
         suite.evaluate(loaded, [], suite.Parts(**setting), show_progress=False)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_the_processors_time_of_several_threads_is_refused_as_it_is_no_speed(
+    loaded: LoadedModel, twin: LoadedModel, monkeypatch: pytest.MonkeyPatch, num_threads: int
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    with nullcontext() if num_threads == 1 else pytest.raises(EvaluationError, match=r"--clock: .* needs --threads 1"):
+        suite.check(loaded, suite.Parts(twin=twin, clock="processor"))
 
 
 def test_a_twin_with_another_tokenizer_is_refused_before_anything_is_measured(loaded: LoadedModel) -> None:

@@ -12,7 +12,7 @@ from nvium_core.errors import NviumError
 from nvium_core.training.data.documents import read_documents
 from nvium_core.training.tales.filters import Filter, Reason, simple_words
 from nvium_core.training.tales.narrator import Tale
-from nvium_core.training.tales.tell import read_shards, shard_numbers
+from nvium_core.training.tales.tell import read_shards, shard_file, shard_numbers
 
 SEPARATOR = "\n<|endoftext|>\n"
 
@@ -65,6 +65,8 @@ def pack_tales(
     shards = shard_numbers(folder, first, last)
     if not shards:
         raise PackError(f"{folder}: no such shards")
+    if missing := sorted(set(range(first, shards[-1])) - set(shards)):
+        raise PackError(f"{shard_file(folder, missing[0])}: is missing, and could not be packed behind later shards")
     test = Filter(simple_words(read_text(words_from)))
     for text in [*begun, *(text for other in unlike for text in read_documents(other))]:
         test.remember(text)
@@ -84,7 +86,8 @@ def read_packed(file: Path) -> tuple[list[str], Packed]:
     except (OSError, ValueError, TypeError) as error:
         raise PackError(f"{counts_of(file)}: {error}") from error
     if packed.num_kept != len(documents):
-        raise PackError(f"{counts_of(file)}: counts {packed.num_kept:,} tales, {file.name} has {len(documents):,}")
+        misfit = f"counts {packed.num_kept:,} tales, {file.name} has {len(documents):,}"
+        raise PackError(f"{counts_of(file)}: {misfit}; restore both from version control")
     return documents, packed
 
 

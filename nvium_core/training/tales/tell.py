@@ -34,7 +34,7 @@ def missing_shards(folder: Path, first: int = 0) -> Iterator[int]:
 
 def shard_numbers(folder: Path, first: int = 0, last: int | None = None) -> list[int]:
     """Those that are there, from `first` to `last`."""
-    numbers = sorted(int(file.stem) for file in folder.glob("*.jsonl"))
+    numbers = sorted(int(file.stem) for file in folder.glob(f"{'[0-9]' * 6}.jsonl"))
     return [number for number in numbers if first <= number and (last is None or number <= last)]
 
 

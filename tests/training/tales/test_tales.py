@@ -176,6 +176,23 @@ def test_shards_that_a_text_has_are_not_counted_twice(shards: Path) -> None:
     assert target.read_bytes() == before
 
 
+@pytest.mark.parametrize(("first", "gone"), [(0, 1), (1, 1)])
+def test_a_missing_shard_is_named_as_it_could_not_be_packed_behind_later_ones(
+    shards: Path, first: int, gone: int
+) -> None:
+    (shards / f"{gone:06}.jsonl").unlink()
+    with pytest.raises(PackError, match=r"000001\.jsonl: is missing"):
+        pack_tales(shards, shards / "tales.xz", shards / "words.txt", first=first)
+    assert not (shards / "tales.xz").exists()
+    pack_tales(shards, shards / "tales.xz", shards / "words.txt", last=1)
+
+
+def test_files_beside_the_shards_are_left_alone(shards: Path) -> None:
+    for name in ("asked.jsonl", "7.jsonl"):
+        (shards / name).write_text("{}", encoding="utf-8")
+    assert pack_tales(shards, shards / "tales.xz", shards / "words.txt").last_shard == 2
+
+
 @pytest.mark.parametrize("counts", ["", "{}", "gone"])
 def test_a_text_without_its_counts_is_refused(shards: Path, counts: str) -> None:
     target, beside = shards / "tales.xz", shards / "tales.json"
@@ -188,7 +205,7 @@ def test_a_text_without_its_counts_is_refused(shards: Path, counts: str) -> None
 def test_counts_of_another_text_are_refused(shards: Path) -> None:
     pack_tales(shards, shards / "tales.xz", shards / "words.txt", last=1)
     (shards / "tales.xz").write_bytes(lzma.compress(GOOD.encode()))
-    with pytest.raises(PackError, match=r"counts 2 tales, tales\.xz has 1"):
+    with pytest.raises(PackError, match=r"counts 2 tales, tales\.xz has 1; restore both"):
         read_packed(shards / "tales.xz")
 
 
