@@ -1,6 +1,7 @@
 """The native headers where Python cannot take them: NEON under emulation, and every build under sanitizers."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -37,7 +38,7 @@ WEIGHTS = "float32", "bfloat16", "q8", "q4"
 
 
 def driver(compiler: str, *flags: str) -> Path:
-    """Compiled, once for the same sources."""
+    """Compiled, once for the same sources; whole when it gets its name, as tests run side by side."""
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} here")
     sources = b"".join((FOLDER / name).read_bytes() for name in HEADERS) + DRIVER.read_bytes()
@@ -47,7 +48,9 @@ def driver(compiler: str, *flags: str) -> Path:
     made = folder / f"driver-{digest}"
     if not made.exists():
         command = [compiler, "-std=c++20", "-pthread", "-Wno-psabi", f"-I{FOLDER}", *flags, str(DRIVER)]
-        subprocess.run([*command, "-o", str(made)], check=True)
+        begun = made.with_suffix(f".{os.getpid()}")
+        subprocess.run([*command, "-o", str(begun)], check=True)
+        begun.replace(made)
     return made
 
 
