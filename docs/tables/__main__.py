@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from docs.tables import drafts, faults, fields, models, options, results, retrofit, serving, speed
+from docs.tables import drafts, faults, fields, models, options, results, retrofit, serving, speed, vocabulary
 from docs.tables.table import MARKED, ROOT, rendered
 
-MODULES = (speed, serving, results, faults, models, retrofit, drafts, fields, options)
+MODULES = (speed, serving, results, vocabulary, faults, models, retrofit, drafts, fields, options)
 PAGES = ("README.md", "docs", "benchmarks/README.md")
 
 

@@ -64,3 +64,10 @@ def rendered(page: str) -> str:
 
 def names(page: str) -> list[str]:
     return [found[2] for found in MARKED.finditer(page)]
+
+
+def bracketed(text: str, interval: list[float] | None, decimals: int) -> str:
+    if not interval:
+        return text
+    low, high = interval
+    return f"{text} ({digits(low, decimals)} to {digits(high, decimals)})"

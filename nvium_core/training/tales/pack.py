@@ -2,7 +2,6 @@
 
 import json
 import lzma
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +11,7 @@ from nvium_core.errors import NviumError
 from nvium_core.training.data.documents import read_documents
 from nvium_core.training.tales.filters import Filter, Reason, simple_words
 from nvium_core.training.tales.narrator import Tale
-from nvium_core.training.tales.tell import read_shards, shard_file, shard_numbers
+from nvium_core.training.tales.tell import read_shards, shard_file, shard_numbers, write_whole
 
 SEPARATOR = "\n<|endoftext|>\n"
 
@@ -73,8 +72,8 @@ def pack_tales(
     kept, packed = filtered(read_shards(folder, shards), test, shards[-1])
     packed = packed.behind(counted) if counted else packed
     text = SEPARATOR.join([*begun, *(tale.text for tale in kept)])
-    write(target, lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
-    write(counts_of(target), f"{json.dumps(asdict(packed), indent=2)}\n".encode())
+    write_whole(target, lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    write_whole(counts_of(target), f"{json.dumps(asdict(packed), indent=2)}\n".encode())
     return packed
 
 
@@ -93,13 +92,6 @@ def read_packed(file: Path) -> tuple[list[str], Packed]:
 
 def counts_of(target: Path) -> Path:
     return target.with_suffix(".json")
-
-
-def write(file: Path, content: bytes) -> None:
-    """All of it, or the file stays as it was."""
-    scratch = file.with_name(f".{file.name}.{os.getpid()}")
-    scratch.write_bytes(content)
-    scratch.replace(file)
 
 
 def filtered(tales: Iterable[Tale], test: Filter, last_shard: int) -> tuple[list[Tale], Packed]:

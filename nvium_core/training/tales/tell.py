@@ -44,9 +44,14 @@ def shard_file(folder: Path, shard: int) -> Path:
 
 def write_shard(folder: Path, shard: int, tales: list[Tale]) -> None:
     lines = "".join(json.dumps(asdict(tale)) + "\n" for tale in tales)
-    scratch = folder / f".{shard:06}.{os.getpid()}"
-    scratch.write_text(lines, encoding="utf-8")
-    scratch.replace(shard_file(folder, shard))
+    write_whole(shard_file(folder, shard), lines.encode())
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """All of it, or the file stays as it was."""
+    scratch = file.with_name(f".{file.name}.{os.getpid()}")
+    scratch.write_bytes(content)
+    scratch.replace(file)
 
 
 def read_shards(folder: Path, shards: Iterable[int]) -> Iterator[Tale]:
