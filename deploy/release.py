@@ -36,7 +36,7 @@ BY_HAND = """By hand:
   make test-ray, the slow tests too
   git tag --annotate v{version} --message 'nvium {version}' && git push --follow-tags
   upload dist/nvium-{version}* to the package index
-  sign dist/ and publish nvium-{version}.cdx.json and nvium-{version}.provenance.json beside it
+  sign dist/ and publish nvium-{version}.cdx.json with it
   build, scan and push the image; docker compose up; look at the playground and at Grafana
   on a GPU: python -m pytest -m cuda, and the measurements that benchmarks/README.md lists
   install the chart in a cluster"""
@@ -64,8 +64,6 @@ class Release:
     root: Path
     folder: Path
     pip_options: tuple[str, ...] = ()
-    advisories: Path | None = None
-    """A file of them; without one the audit asks the network."""
 
     @property
     def version(self) -> str:
@@ -127,8 +125,7 @@ def clean(release: Release) -> None:
 
 def check(release: Release) -> None:
     """make check, with the audit of dependencies"""
-    audit = ["--required", *(["--advisories", str(release.advisories)] if release.advisories else [])]
-    run("make", "check", f"AUDIT_ARGS={shlex.join(audit)}", cwd=release.root)
+    run("make", "check", "AUDIT_ARGS=--required", cwd=release.root)
 
 
 def test(release: Release) -> None:
@@ -165,8 +162,8 @@ def serve(release: Release) -> None:
     cache = release.folder / "cache"
     shutil.rmtree(cache, ignore_errors=True)
     with server(release, XDG_CACHE_HOME=str(cache)) as url:
-        told = json.loads(fetch(url + "/version"))
-        require(told.get("version") == release.version, f"/version says {told}")
+        answer = json.loads(fetch(url + "/version"))
+        require(answer.get("version") == release.version, f"/version says {answer}")
         asked = {"model": "default", "prompt": "Once upon a time", "max_tokens": 32, "seed": 1}
         choice = json.loads(fetch(url + "/v1/completions", asked))["choices"][0]
         require(len(choice["nvium"]["exits"]) == 32, f"not 32 tokens with exits: {choice}")
@@ -194,18 +191,17 @@ def bare(release: Release) -> None:
 
 
 def bill(release: Release) -> None:
-    """What the wheel's environment holds, as CycloneDX, and of which commit dist/ was made"""
-    [site] = release.program("server", "python").parent.parent.glob("lib/python*/site-packages")
-    script, name = release.root / "deploy" / "bill.py", f"nvium-{release.version}"
-    for what, folder, ending in (("materials", site, "cdx"), ("provenance", release.root / "dist", "provenance")):
-        made = release.root / "dist" / f"{name}.{ending}.json"
-        run(sys.executable, script, what, folder, made, cwd=release.root)
-        print(f"  {made.name}: {made.stat().st_size / 1e3:.0f} kB")
+    """What the wheel's environment holds, as CycloneDX"""
+    listed, python = release.root / "dist" / f"nvium-{release.version}.cdx.json", release.program("server", "python")
+    command = (sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible")
+    options = ("--pyproject", release.root / "pyproject.toml", "--output-file", listed, python)
+    run(*command, *options, cwd=release.root)
+    print(f"  {listed.name}: {listed.stat().st_size / 1e3:.0f} kB")
 
 
 @contextmanager
 def server(release: Release, **environment: str) -> Iterator[str]:
-    """The address of a server of the embedded model; must exit cleanly on a signal."""
+    """The address of a server of the bundled model; must exit cleanly on a signal."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -256,9 +252,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--list", action="store_true", help="name the steps, and do nothing")
     options.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "nvium-release")
     options.add_argument("--pip", default="", metavar="OPTIONS", help="for pip, such as '--find-links FOLDER'")
-    options.add_argument(
-        "--advisories", type=Path, help="for the audit, a file as OSV exports it, in place of the network"
-    )
     asked = options.parse_args(arguments)
     if unknown := set(asked.steps) - STEPS.keys():
         options.error(f"no such step: {', '.join(sorted(unknown))}")
@@ -266,8 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"{name:10} {step.__doc__}" for name, step in STEPS.items()))
         return 0
     asked.folder.mkdir(parents=True, exist_ok=True)
-    advisories = asked.advisories and asked.advisories.resolve()
-    release = Release(ROOT, asked.folder.resolve(), tuple(shlex.split(asked.pip)), advisories)
+    release = Release(ROOT, asked.folder.resolve(), tuple(shlex.split(asked.pip)))
     return walk(release, asked.steps or list(STEPS))
 
 

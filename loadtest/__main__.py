@@ -1,7 +1,7 @@
 """The load test's command line: `python -m loadtest --base-url http://127.0.0.1:8000 --concurrency 1,2,4,8`.
 
-Exit codes: 0 all requests succeeded, 1 some failed, 2 invalid arguments, 130 ended early by a signal; the results so
-far are written.
+Exit codes: 0 all requests succeeded, 1 some failed, 2 invalid arguments, 130 ended early by a signal (the results so
+far are written).
 """
 
 import argparse
@@ -19,11 +19,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest import options
-from loadtest.client import LoadClient
-from loadtest.prompts import WorkloadError, random_prompts
+from loadtest.client import LoadClient, ServerError
+from loadtest.prompts import DEFAULT_PROMPTS, WorkloadError, random_prompts
 from loadtest.sweep import OnDone, Point, measure
 from loadtest.tables import tables
-from loadtest.vocabulary import VocabularyError, token_ids
 from loadtest.workload import Workload
 
 
@@ -37,20 +36,20 @@ def http_client(arguments: argparse.Namespace) -> httpx.AsyncClient:
 
 
 def stop_on_signals(client: LoadClient) -> None:
-    """Signals reach only the main thread."""
+    """Stop the test on SIGINT and SIGTERM, which reach only the main thread."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, client.stop)
 
 
 async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple[list[Point], bool]:
-    """The results, and whether they are complete. Raises `VocabularyError`."""
+    """The results, and whether they are complete. Raises `ServerError` if the server cannot tokenize."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with http_client(arguments) as http:
         client = LoadClient(http, model=arguments.model)
         stop_on_signals(client)
         if arguments.prompt_tokens:
-            sweep = await with_random_prompts(http, arguments, sweep)
+            sweep = await with_random_prompts(client, arguments, sweep)
         with Progress(*columns, console=Console(stderr=True)) as progress:
 
             def watch(name: str, num_requests: int) -> OnDone:
@@ -62,10 +61,10 @@ async def run(arguments: argparse.Namespace, sweep: Sequence[Workload]) -> tuple
 
 
 async def with_random_prompts(
-    http: httpx.AsyncClient, arguments: argparse.Namespace, sweep: Sequence[Workload]
+    client: LoadClient, arguments: argparse.Namespace, sweep: Sequence[Workload]
 ) -> list[Workload]:
     """The workloads with a different prompt for every request."""
-    known = await token_ids(http, arguments.model)
+    known = await client.token_ids(" ".join(str(prompt.content) for prompt in DEFAULT_PROMPTS))
     total = len(sweep) * (arguments.warm_up + arguments.requests)
     prompts = random_prompts(known, arguments.prompt_tokens, total, arguments.seed)
     return [replace(load, prompts=prompts) for load in sweep]
@@ -73,7 +72,7 @@ async def with_random_prompts(
 
 def record(arguments: argparse.Namespace, points: Sequence[Point], is_complete: bool) -> dict[str, Any]:
     """Arguments, without the key, and results."""
-    asked = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "json", "plot")}
+    asked = {name: value for name, value in vars(arguments).items() if name not in ("api_key", "json")}
     return {"options": asked, "complete": is_complete, "points": [point.to_json() for point in points]}
 
 
@@ -84,10 +83,6 @@ def write(arguments: argparse.Namespace, points: Sequence[Point], is_complete: b
     if arguments.json:
         text = json.dumps(record(arguments, points, is_complete), indent=2, default=str) + "\n"
         sys.stdout.write(text) if to_stdout else arguments.json.write_text(text, encoding="utf-8")
-    if arguments.plot and points:
-        from loadtest import plots
-
-        plots.save(points, arguments.plot, f"{arguments.model} at {arguments.base_url}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,13 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options.check(arguments)
         sweep = options.sweep(arguments)
-        options.make_files(arguments)
+        options.make_file(arguments)
     except (WorkloadError, OSError) as error:
         parser.error(str(error))
     try:
         points, is_complete = asyncio.run(run(arguments, sweep))
-    except VocabularyError as error:
-        parser.exit(1, f"loadtest: {error}\n")
+    except ServerError as error:
+        parser.exit(1, f"loadtest: {error.message}\n")
     write(arguments, points, is_complete)
     if not is_complete:
         return 130

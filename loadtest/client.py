@@ -1,4 +1,4 @@
-"""Sends a workload to a server and records arrival times. Knows HTTP and server-sent events; judges nothing.
+"""Sends a workload to a server and records arrival times over HTTP and server-sent events.
 
 Times are seconds since the start of the run. In the open loop a request's clock starts when it was due, not when it was
 sent: neither a stalled server nor a slow client looks fast.
@@ -47,7 +47,7 @@ class RequestResult:
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens by the server's usage, else as received."""
+        """Generated tokens: the server's usage, else those received."""
         return self._num_seen if self.num_reported_tokens is None else self.num_reported_tokens
 
     @property
@@ -85,11 +85,11 @@ class RequestResult:
 
 
 Send = Callable[[Request, float], Coroutine[None, None, None]]
-"""Sends a request that was due at this time."""
+"""Sends a request; called with the time it was due."""
 
 
 class ServerError(Exception):
-    """The server refused a request or broke it off."""
+    """The server refused a request or ended it early."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(kind, message)
@@ -131,6 +131,15 @@ class LoadClient:
                 self._loop.result()
         return results
 
+    async def token_ids(self, text: str) -> list[int]:
+        """Distinct tokens of a text, sorted, from the server's `/tokenize`. Raises `ServerError`."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        try:
+            response = (await self.http.post("/tokenize", json=body)).raise_for_status()
+            return sorted({int(token_id) for token_id in response.json()["tokens"]})
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise ServerError("no tokens", f"--prompt-tokens needs the server's /tokenize: {error!r}") from error
+
     def stop(self) -> None:
         """End this run and all later ones; requests in progress count as interrupted."""
         self.stopped = True
@@ -164,7 +173,7 @@ class LoadClient:
             async for data in self._events(request):
                 _note(data, self.now(), result)
             if not result.num_tokens:
-                raise ServerError("empty answer", "not a token came")
+                raise ServerError("empty answer", "no token came")
         except asyncio.CancelledError:
             result.error = INTERRUPTED
             raise
@@ -201,7 +210,7 @@ class LoadClient:
 
 
 def _note(data: str, time: float, result: RequestResult) -> None:
-    """Record an event. Raises `ServerError`."""
+    """Record an event. Raises `ServerError` for an error event."""
     try:
         chunk = json.loads(data)
         if "error" in chunk:
@@ -220,7 +229,7 @@ def _note(data: str, time: float, result: RequestResult) -> None:
 
 
 def _message(body: str | bytes) -> str:
-    """The message of an error in OpenAI's format, or nothing."""
+    """The message of an error in OpenAI's format; empty for other formats."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -16,7 +16,6 @@ from loadtest.workload import Workload
 Number = TypeVar("Number", int, float)
 
 DEFAULT_CONCURRENCY = 4
-PLOT_ENDINGS = (".png", ".svg", ".pdf")
 STDOUT = Path("-")
 
 
@@ -35,50 +34,46 @@ def parser() -> OneLineParser:
     add("--base-url", type=base_url, default="http://127.0.0.1:8000", metavar="URL", help="without /v1")
     add("--model", default="default", help="the model to ask for")
     add("--api-key", type=api_key, metavar="KEY", help="sent as a bearer token")
-    add("--timeout", type=seconds, default=300.0, metavar="SECONDS", help="without a sign of life")
+    add("--timeout", type=seconds, default=300.0, metavar="SECONDS", help="of silence before a request fails (300)")
 
     load = options.add_argument_group("load").add_mutually_exclusive_group()
-    load.add_argument("--concurrency", type=several(int), metavar="N,N…", help="closed loop: users at a time (4)")
+    load.add_argument("--concurrency", type=several(int), metavar="N,N…", help="closed loop: concurrent users (4)")
     load.add_argument("--rate", type=several(float), metavar="R,R…", help="open loop: Poisson arrivals per second")
     requests = options.add_argument_group("requests")
     add = requests.add_argument
-    add("--requests", type=int, default=32, metavar="N", help="how many for each of these (32)")
-    add("--warm-up", type=count, default=4, metavar="N", help="how many to send before, uncounted (4)")
-    add("--category", type=names, default=(), metavar="A,B…", help="of the prompts in --prompts FILE")
-    add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens to ask for (64)")
-    add("--ignore-eos", action="store_true", help="go on to --max-tokens; not every server knows it")
+    add("--requests", type=int, default=32, metavar="N", help="per load (32)")
+    add("--warm-up", type=count, default=4, metavar="N", help="uncounted requests before each load (4)")
+    add("--category", type=names, default=(), metavar="A,B…", help="categories of --prompts FILE")
+    add("--max-tokens", type=lengths, default="64", metavar="N[:N]", help="tokens per answer, drawn from N to N (64)")
+    add("--ignore-eos", action="store_true", help="continue to --max-tokens (an nvium and vLLM extension)")
     add("--temperature", type=float, default=1.0, metavar="T")
     add("--seed", type=count, default=0, metavar="N", help="request i uses N + i; also draws arrivals and lengths")
 
     add = requests.add_mutually_exclusive_group().add_argument
     add("--prompts", type=Path, metavar="FILE", help=".jsonl (Spec-Bench's, or with `prompt`) or text, one per line")
-    add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts this long, or from N to N")
+    add("--prompt-tokens", type=lengths, metavar="N[:N]", help="random prompts of N tokens, or from N to N")
 
     add = options.add_argument_group("results").add_argument
-    add("--target-ttft-ms", type=seconds, metavar="MS", help="goodput counts requests with their first token by then")
-    add("--target-itl-ms", type=seconds, metavar="MS", help="and with no more than this between tokens, on average")
-    add("--json", type=Path, metavar="FILE", help="write reports and every request's numbers here; - is stdout")
-    add("--plot", type=Path, metavar="FILE", help=f"draw the results: {', '.join(PLOT_ENDINGS)}")
+    add("--target-ttft-ms", type=seconds, metavar="MS", help="goodput: first token within MS")
+    add("--target-itl-ms", type=seconds, metavar="MS", help="goodput: at most MS between tokens on average")
+    add("--json", type=Path, metavar="FILE", help="write reports and every request here; - is stdout")
     return options
 
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise `WorkloadError` for options that contradict each other."""
     if arguments.category and not arguments.prompts:
-        raise WorkloadError("--category is of the prompts in --prompts FILE")
+        raise WorkloadError("--category needs --prompts FILE")
     if arguments.concurrency and max(arguments.concurrency) > arguments.requests:
-        raise WorkloadError(f"--concurrency {max(arguments.concurrency)} needs as many --requests, at least")
+        raise WorkloadError(f"--concurrency {max(arguments.concurrency)} needs at least as many --requests")
     if arguments.target_itl_ms and arguments.max_tokens.high == 1:
         raise WorkloadError("--target-itl-ms needs more than one token: --max-tokens")
-    if arguments.plot and arguments.plot.suffix.lower() not in PLOT_ENDINGS:
-        raise WorkloadError(f"--plot must end in {', '.join(PLOT_ENDINGS)}, got {arguments.plot}")
 
 
-def make_files(arguments: argparse.Namespace) -> None:
-    """Before anything is measured. Raises `OSError` for files that cannot be written."""
-    for path in (arguments.json, arguments.plot):
-        if path and path != STDOUT:
-            path.touch()
+def make_file(arguments: argparse.Namespace) -> None:
+    """Create the output file before anything is measured. Raises `OSError`."""
+    if arguments.json and arguments.json != STDOUT:
+        arguments.json.touch()
 
 
 def sweep(arguments: argparse.Namespace) -> list[Workload]:
@@ -124,7 +119,7 @@ def lengths(text: str) -> Lengths:
     try:
         return Lengths.parse(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be N or N:N, from 1 on and in order, got {text}") from error
+        raise argparse.ArgumentTypeError(f"must be N or N:N, at least 1 and ascending, got {text}") from error
 
 
 def several(number: Callable[[str], Number]) -> Callable[[str], list[Number]]:
@@ -134,7 +129,7 @@ def several(number: Callable[[str], Number]) -> Callable[[str], list[Number]]:
         try:
             found = [number(each) for each in text.split(",")]
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"must be numbers with commas between them, got {text}") from error
+            raise argparse.ArgumentTypeError(f"must be numbers separated by commas, got {text}") from error
         if len(set(found)) < len(found):
             raise argparse.ArgumentTypeError(f"must be different numbers, got {text}")
         return found
@@ -148,7 +143,7 @@ def names(text: str) -> Sequence[str]:
 
 def count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 on, got {text}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, at least 0, got {text}")
     return int(text)
 
 

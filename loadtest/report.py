@@ -14,7 +14,7 @@ K = TypeVar("K", int, str)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """Seconds: the mean and the smallest values that 50, 90 and 99 percent do not exceed."""
+    """Mean and percentiles (50, 90, 99) in seconds."""
 
     mean: float
     p50: float
@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latencies:
-    """Of requests that succeeded. Inter-token latencies are of tokens, the others of requests."""
+    """Latencies of requests that succeeded. Inter-token latencies are per token, the others per request."""
 
     num_requests: int
     time_to_first_token: Spread | None
@@ -57,7 +57,7 @@ LATENCIES = ("time_to_first_token", "inter_token_latency", "latency")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Targets:
-    """The targets of a good request, in seconds; the inter-token latency on average. None is no target."""
+    """Targets of a good request in seconds; `inter_token` is for its average. None is no target."""
 
     time_to_first_token: float | None = None
     inter_token_latency: float | None = None

@@ -1,4 +1,4 @@
-"""Workloads one after another, each warmed up, and what became of each."""
+"""Runs workloads one after another, each after a warm-up."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,12 +6,11 @@ from typing import Any
 
 from loadtest.client import LoadClient, RequestResult
 from loadtest.report import Report, Targets
-from loadtest.server_view import ServerView, totals
 from loadtest.workload import Workload
 
 OnDone = Callable[[RequestResult], None]
 Watch = Callable[[str, int], OnDone]
-"""Is told what is to come and of how many requests; what it gives hears of each."""
+"""Called with a workload's name and number of requests; returns what to call with each result."""
 
 KEPT = (
     "due",
@@ -26,7 +25,7 @@ KEPT = (
     "error",
     "message",
 )
-"""Of every request."""
+"""Fields of each request in the JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +35,6 @@ class Point:
     workload: Workload
     results: Sequence[RequestResult]
     report: Report
-    view: ServerView
 
     def to_json(self) -> dict[str, Any]:
         """Times in seconds; requests in order of when they were due."""
@@ -45,13 +43,12 @@ class Point:
             "concurrency": None if self.workload.rate else self.workload.concurrency,
             "rate": self.workload.rate,
             "report": self.report.to_json(),
-            "means": self.view.to_json(self.report),
             "requests": [{name: getattr(result, name) for name in KEPT} for result in results],
         }
 
 
 def workloads(base: Workload, levels: Iterable[Mapping[str, Any]], warm_up: int) -> list[Workload]:
-    """The base at each level of load. Prompts and seeds go on from one to the next, each after its own warm-up."""
+    """The base workload at each level of load. No two requests, warm-ups included, share a seed."""
     each = warm_up + base.num_requests
     return [replace(base, **level, first=k * each + warm_up) for k, level in enumerate(levels)]
 
@@ -59,7 +56,7 @@ def workloads(base: Workload, levels: Iterable[Mapping[str, Any]], warm_up: int)
 async def measure(
     client: LoadClient, sweep: Iterable[Workload], warm_up: int, targets: Targets, watch: Watch
 ) -> list[Point]:
-    """A point for every workload, up to the one in which the client was stopped."""
+    """One point per workload, until the client is stopped."""
     points: list[Point] = []
     for load in sweep:
         if warm_up:
@@ -67,12 +64,6 @@ async def measure(
             await client.run(warming, watch(f"{load.name}, warm-up", warm_up))
         if client.stopped:
             break
-        points.append(await point(client, load, targets, watch(load.name, load.num_requests)))
+        results = await client.run(load, watch(load.name, load.num_requests))
+        points.append(Point(workload=load, results=results, report=Report.of(results, targets)))
     return points
-
-
-async def point(client: LoadClient, load: Workload, targets: Targets, on_done: OnDone) -> Point:
-    before = await totals(client.http)
-    results = await client.run(load, on_done)
-    view = ServerView(before, before if client.stopped else await totals(client.http))
-    return Point(workload=load, results=results, report=Report.of(results, targets), view=view)

@@ -1,4 +1,4 @@
-"""What a load test found, as tables for people: a point in detail, a sweep with a row for each point."""
+"""Tables of a load test: a point in detail, or a sweep with a row for each point."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -7,7 +7,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from loadtest.report import LATENCIES, Latencies, Report, Spread
-from loadtest.server_view import ServerView
 from loadtest.sweep import Point
 
 
@@ -15,8 +14,7 @@ def tables(points: Sequence[Point]) -> list[Table]:
     if len(points) > 1:
         return [rates(points), percentiles(points), errors(points)]
     [point] = points
-    each = [latencies(point.report.latencies), totals(point.report), means(point.report, point.view)]
-    return [*each, categories(point.report), errors(points)]
+    return [latencies(point.report.latencies), totals(point.report), categories(point.report), errors(points)]
 
 
 def latencies(found: Latencies) -> Table:
@@ -42,13 +40,6 @@ def totals(report: Report) -> Table:
     return table
 
 
-def means(report: Report, view: ServerView) -> Table:
-    table = numbers("mean, milliseconds", "clients", "server")
-    for name, both in view.to_json(report).items():
-        table.add_row(words(name), milliseconds(both["client"]), milliseconds(both["server"]))
-    return table
-
-
 def categories(report: Report) -> Table:
     table = numbers("median, milliseconds", "requests", *map(words, LATENCIES))
     for name, found in report.categories.items():
@@ -59,7 +50,7 @@ def categories(report: Report) -> Table:
 
 
 def errors(points: Sequence[Point]) -> Table:
-    table = Table("errors", Column("requests", justify="right"), "for instance")
+    table = Table("errors", Column("requests", justify="right"), "example")
     for point in points:
         for kind, count in point.report.errors.items():
             name = f"{kind}, at {point.workload.name}" if len(points) > 1 else kind
@@ -88,7 +79,7 @@ def percentiles(points: Sequence[Point]) -> Table:
 
 
 def numbers(title: str, *names: str) -> Table:
-    """An empty table of numbers, each with a name before it."""
+    """An empty table: names in the first column, numbers in the others."""
     return Table(title, *(Column(name, justify="right") for name in names))
 
 

@@ -17,7 +17,7 @@ DEFAULT_MAX_TOKENS = Lengths(64, 64)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`arrival` is in seconds after the start; only the open loop heeds it."""
+    """`arrival` is in seconds after the start; the closed loop ignores it."""
 
     prompt: Prompt
     max_tokens: int
@@ -29,7 +29,8 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """`rate` is requests per second; None is the closed loop. `first` is how many requests others have sent before."""
+    """`rate` is requests per second; None is the closed loop. `first` is the number of requests that earlier workloads
+    sent."""
 
     prompts: tuple[Prompt, ...] = DEFAULT_PROMPTS
     num_requests: int = 32

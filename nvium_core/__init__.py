@@ -1,13 +1,13 @@
 """N-vium: the mixture-of-exits transformer (arXiv 2605.13190), its engine and its training.
 
-Names are imported on first use, so that `nvium --version` does not wait for PyTorch. transformers' Auto classes know
-N-viums once both packages are imported, in either order.
+Importing it registers N-viums with transformers' Auto classes. The `nvium` command, whose help does not wait for
+PyTorch, imports the model when it needs it. Other names are imported on first use.
 """
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from nvium_core.registration import register_when_imported
 
 if TYPE_CHECKING:
     from nvium_core.choices import SUGGESTED as SUGGESTED
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nvium_core.engine.constraint import TooCostly as TooCostly
     from nvium_core.engine.engine import Engine as Engine
     from nvium_core.engine.events import Completion as Completion
+    from nvium_core.engine.events import Event as Event
     from nvium_core.engine.events import FailureEvent as FailureEvent
     from nvium_core.engine.events import PromptEvent as PromptEvent
     from nvium_core.engine.events import Score as Score
@@ -35,13 +36,12 @@ if TYPE_CHECKING:
     from nvium_core.engine.params import InvalidRequest as InvalidRequest
     from nvium_core.engine.params import SamplingParams as SamplingParams
     from nvium_core.engine.process import EngineProcess as EngineProcess
-    from nvium_core.engine.process import warm_up as warm_up
-    from nvium_core.engine.reserve import memory_reserve as memory_reserve
-    from nvium_core.engine.token_stream import Admittance as Admittance
+    from nvium_core.engine.token_stream import Admitted as Admitted
     from nvium_core.engine.token_stream import ChoiceKey as ChoiceKey
     from nvium_core.engine.token_stream import EngineRequest as EngineRequest
     from nvium_core.engine.token_stream import TokenStream as TokenStream
     from nvium_core.engine.worker import EngineWorker as EngineWorker
+    from nvium_core.engine.worker import Observe as Observe
     from nvium_core.engine.worker import Worker as Worker
     from nvium_core.engine.worker import WorkerState as WorkerState
     from nvium_core.errors import NviumError as NviumError
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from nvium_core.loading import LoadedModel as LoadedModel
     from nvium_core.loading import load_model as load_model
     from nvium_core.mapped_weights import load_mapped as load_mapped
+    from nvium_core.model.causal_lm import NviumForCausalLM as NviumForCausalLM
     from nvium_core.model.checkpoint import CheckpointError as CheckpointError
     from nvium_core.model.config import NviumConfig as NviumConfig
-    from nvium_core.model.nvium import NviumForCausalLM as NviumForCausalLM
     from nvium_core.options import ServerOptions as ServerOptions
 
 _HOME = {
@@ -72,6 +72,7 @@ _HOME = {
     "EngineStopped": "engine.failures",
     "NoTokenAllowed": "engine.failures",
     "Completion": "engine.events",
+    "Event": "engine.events",
     "FailureEvent": "engine.events",
     "PromptEvent": "engine.events",
     "Score": "engine.events",
@@ -84,18 +85,17 @@ _HOME = {
     "InvalidRequest": "engine.params",
     "SamplingParams": "engine.params",
     "EngineProcess": "engine.process",
-    "warm_up": "engine.process",
-    "memory_reserve": "engine.reserve",
-    "Admittance": "engine.token_stream",
+    "Admitted": "engine.token_stream",
     "ChoiceKey": "engine.token_stream",
     "EngineRequest": "engine.token_stream",
     "TokenStream": "engine.token_stream",
     "EngineWorker": "engine.worker",
+    "Observe": "engine.worker",
     "Worker": "engine.worker",
     "WorkerState": "engine.worker",
     "CheckpointError": "model.checkpoint",
     "NviumConfig": "model.config",
-    "NviumForCausalLM": "model.nvium",
+    "NviumForCausalLM": "model.causal_lm",
     "LLM": "llm",
     "Completions": "llm",
     "Piece": "llm",
@@ -119,6 +119,10 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
 
 
-register_when_imported(
-    ("transformers.models.auto.modeling_auto", "transformers.models.auto.configuration_auto"), "nvium_core.model.nvium"
-)
+def _is_command() -> bool:
+    """Whether this process is the `nvium` command, whose help does not wait for PyTorch."""
+    return Path(sys.argv[0]).name == "nvium" or f"{__name__}.cli" in sys.orig_argv
+
+
+if not _is_command():
+    import_module(f"{__name__}.model.causal_lm")  # registers with transformers' Auto classes

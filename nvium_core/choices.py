@@ -3,17 +3,15 @@
 from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["auto", "float32", "bfloat16", "float64"]
+Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Instructions = Literal["auto", "baseline", "avx2", "avx512", "neon"]
 Quantization = Literal["q8", "q4"]
 Weights = Literal["auto", "native", "q8", "q4"]
-Schedule = Literal["optimal", "sweep", "synchronous"]
+Schedule = Literal["race", "whole", "sweep", "optimal", "synchronous"]
 Sampling = Literal["exits", "mixture", "original"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Backbone = Literal["frozen", "low-rank"]
 Lesson = Literal["original", "text"]
-Clock = Literal["wall", "processor"]
 Sharding = Literal["ddp", "fsdp"]
 
 SUGGESTED = {"temperature": 0.7, "top_p": 0.95}
-"""For reading: at 1 a small model stammers. The API's default is 1."""
+"""Sampling parameters for readable text; at the API's default of 1, a small model stammers."""

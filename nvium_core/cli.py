@@ -3,6 +3,7 @@
 A user's mistake ends as one line on stderr and exit code 2.
 """
 
+import ctypes
 import os
 import sys
 from contextlib import suppress
@@ -11,13 +12,17 @@ from typing import Annotated
 
 import typer
 
-from nvium_core.commands import evaluation, generating, measuring, planning, retrofitting, serving, training
-from nvium_core.errors import NviumError
+from nvium_core.commands import evaluation, generating, measuring, retrofitting, serving, training
+from nvium_core.errors import NviumError, plain
 
 USER_ERROR = 2
 
+THROUGHPUT_COMMANDS = ("train", "evaluate", "retrofit")
+SPIN = b"1000"
+"""Iterations that OpenMP's threads spin before they sleep."""
+
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-"""The root of click's usage errors; some versions of typer bundle their own click, so it is reached from here."""
+"""The base of click's usage errors, taken from typer, as some versions bundle their own click."""
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="N-vium, served and trained.")
 
@@ -30,12 +35,7 @@ COMMANDS = (
     training.convert,
     retrofitting.retrofit,
     evaluation.evaluate,
-    evaluation.evaluate_chat,
-    evaluation.evaluate_baseline,
-    evaluation.compare,
-    evaluation.iso,
     measuring.bench,
-    planning.plan,
 )
 for command in COMMANDS:
     app.command()(command)
@@ -44,11 +44,13 @@ for command in COMMANDS:
 def main() -> None:
     """Entry point: runs a command; errors of the user become one line and exit code 2."""
     take_closed_streams()
+    if sys.argv[1:2] and sys.argv[1] in THROUGHPUT_COMMANDS:
+        spin_briefly()
     try:
         arguments = serving.with_names_joined(sys.argv[1:])
         status = typer.main.get_command(app)(arguments, prog_name="nvium", standalone_mode=False)
     except UsageError as error:
-        fail(error.format_message())  # type: ignore[attr-defined]
+        fail(plain(error.format_message()))  # type: ignore[attr-defined]
     except (NviumError, OSError) as error:
         fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -57,13 +59,21 @@ def main() -> None:
 
 
 def take_closed_streams() -> None:
-    """Standard streams that the process began without would be its next files or connections, and what libraries say
-    there (on descriptor 2) would be written into a checkpoint or to a client."""
+    """Open missing standard streams on /dev/null. Otherwise the next file or connection gets descriptor 2, and
+    libraries write their messages into a checkpoint or to a client."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor
+
+
+def spin_briefly() -> None:
+    """Let OpenMP's threads sleep soon, unless the user has set how long they spin. Call before importing torch. The
+    default, milliseconds, makes several threads slower than one on a busy machine."""
+    setenv = getattr(ctypes.CDLL(None), "setenv", None)
+    if setenv:
+        setenv(b"GOMP_SPINCOUNT", SPIN, 0)
 
 
 def fail(message: str) -> None:

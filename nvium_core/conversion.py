@@ -1,7 +1,7 @@
 """Converts a model of any layout we read to a folder in ours: configuration, weights, tokenizer.
 
-Weights are converted and written a shard at a time, so memory holds one shard. The folder is written beside its target
-and moved there when complete, so a failed conversion leaves nothing behind.
+Weights are converted and written a shard at a time, so memory holds one shard. The folder is written under a temporary
+name and renamed when complete, so a failed conversion leaves nothing behind.
 """
 
 import json
@@ -29,7 +29,7 @@ from nvium_core.errors import NviumError
 from nvium_core.loading import check_vocabulary, gguf_file_tokenizer, load_tokenizer
 from nvium_core.model.checkpoint import Checkpoint, CheckpointError
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 from nvium_core.model.source import is_gguf, read_source
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -54,7 +54,7 @@ class ConversionError(NviumError):
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What was written. `num_bytes` counts the weights as stored."""
+    """The result of a conversion. `num_bytes` is the size of the weights as stored."""
 
     folder: Path
     exit_layers: list[int]
@@ -78,19 +78,22 @@ def convert(
     target: str | PathLike[str],
     dtype: Precision = "auto",
     *,
+    exits: str | PathLike[str] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     **hub_options: Any,
 ) -> Conversion:
     """Write the model `source` (a folder, Hub name or GGUF file in any layout that loads) as the folder `target`.
 
-    `auto` keeps the stored precision, the widest if there are several. `hub_options` go to the Hub's client. Raises
+    `auto` keeps the stored precision, the widest if there are several. `exits`, a folder or Hub name, are merged into
+    the model they were made for. `hub_options` go to the Hub's client. Raises
     `CheckpointError` naming what is missing or damaged in the source, and `ConversionError` if the target is not empty
     or cannot be written.
     """
     place = check_target(Path(target))
-    checkpoint = read_source(source, dtype=None if dtype == "auto" else getattr(torch, dtype), **hub_options)
+    wanted = None if dtype == "auto" else getattr(torch, dtype)
+    checkpoint = read_source(source, dtype=wanted, exits=exits, **hub_options)
     has_tokenizer = check(checkpoint)
-    precision = stored_precision(checkpoint) if dtype == "auto" else getattr(torch, dtype)
+    precision = wanted or stored_precision(checkpoint)
     with written_whole(place) as folder:
         write_config(checkpoint.config, precision, folder)
         write_tensors(checkpoint.tensors, precision, max_shard_bytes, folder)
@@ -121,7 +124,7 @@ def check_target(target: Path) -> Path:
 def check(checkpoint: Checkpoint) -> bool:
     """Refuse wrong tensors and damaged companion files; returns whether there is a tokenizer."""
     with torch.device("meta"):
-        model = NviumForCausalLM(checkpoint.config)
+        model = Nvium(checkpoint.config)
     checkpoint.check_against(model)
     files = companions(checkpoint.folder)
     for file in files:
@@ -158,7 +161,7 @@ def stored_precision(checkpoint: Checkpoint) -> torch.dtype:
 
 @contextmanager
 def written_whole(place: Path) -> Iterator[Path]:
-    """A fresh folder that becomes `place` on success and is removed on failure."""
+    """A temporary folder, renamed to `place` on success and removed on failure."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as scratch:
@@ -171,9 +174,9 @@ def written_whole(place: Path) -> Iterator[Path]:
 
 
 def write_config(config: NviumConfig, precision: torch.dtype, folder: Path) -> None:
-    config.architectures = [NviumForCausalLM.__name__]
+    config.architectures = ["NviumForCausalLM"]
     config.dtype = precision
-    vars(config).pop("auto_map", None)  # names code that stays behind
+    vars(config).pop("auto_map", None)  # refers to code that is not copied
     config.to_json_file(folder / CONFIG_NAME)
 
 
@@ -185,7 +188,7 @@ def write_tensors(tensors: dict[str, Tensor], precision: torch.dtype, max_shard_
     for file, names in track(shards, "writing", len(shards), console=Console(stderr=True), transient=True):
         shard = {name: tensors[name].to(precision).contiguous() for name in names}
         save_file(shard, folder / file, metadata={"format": "pt"})
-        shutil.copymode(folder / CONFIG_NAME, folder / file)  # some versions of safetensors write for the owner only
+        shutil.copymode(folder / CONFIG_NAME, folder / file)  # safetensors may make files for the owner only
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

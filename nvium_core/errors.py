@@ -16,6 +16,17 @@ NviumError
 └── SettingsError       an invalid server setting                    (server.settings)
 """
 
+import re
+
+NOT_OURS = re.compile(r"Value error, |, unable to parse .*")
+"""Of a validation library's messages, what tells a user nothing."""
+
 
 class NviumError(Exception):
     """An error that its user can correct; the message says what to change."""
+
+
+def plain(message: str) -> str:
+    """A validation library's message in plain words."""
+    words = {"Extra inputs are not permitted": "is unknown", "Field required": "is missing"}
+    return words.get(message) or NOT_OURS.sub("", message).replace("Input should be", "must be")

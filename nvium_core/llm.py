@@ -27,11 +27,11 @@ class TextCompletion(Completion):
 
 
 class Completions(list[TextCompletion]):
-    """Of all prompts, in order. A single completion's fields can be read from here."""
+    """Completions of all prompts, in order. With a single one, its fields are attributes of this object too."""
 
     @property
     def only(self) -> TextCompletion:
-        """Raises `ValueError` if there are several."""
+        """The single completion; raises `ValueError` if there are several."""
         [completion] = self
         return completion
 
@@ -75,7 +75,8 @@ class _Answer:
 
 
 class LLM:
-    """`LLM("folder").generate("Once upon a time")`; without a name, the embedded model.
+    """`LLM("folder").generate("Once upon a time")`; without a name, the bundled model. `exits` is a folder or Hub name
+    of exits made for the model.
 
     `engine_options` are `EngineConfig`'s. `sampling` is `SamplingParams`' fields, and `stop`, a string or several, and
     `include_stop_str_in_output`. Raises `CheckpointError` or `InvalidRequest` naming what is wrong.
@@ -85,12 +86,13 @@ class LLM:
         self,
         model: str | LoadedModel | None = None,
         *,
+        exits: str | None = None,
         device: Device = "auto",
         dtype: Precision = "auto",
         weights: Weights = "auto",
         **engine_options: Any,
     ) -> None:
-        self.loaded = model if isinstance(model, LoadedModel) else load_mapped(model, device, dtype, weights)
+        self.loaded = model if isinstance(model, LoadedModel) else load_mapped(model, device, dtype, weights, exits)
         self.engine = Engine(self.loaded.model, EngineConfig(**engine_options))
         self._template = ChatTemplate(self.loaded.tokenizer)
         self._num_asked = 0
@@ -106,7 +108,7 @@ class LLM:
         return self._complete([prompt], **self._of_chat(prompt, sampling))
 
     def stream(self, prompt: str | Sequence[Message], **sampling: Any) -> Generator[Piece, None, None]:
-        """The same token by token, for a text or messages. Closing it cancels the request."""
+        """Stream the answer to a text or messages, token by token. Closing the stream cancels the request."""
         if isinstance(prompt, str):
             return self._pieces(self._tokens(prompt), **sampling)
         tokens = self._template.token_ids(prompt, ())
@@ -117,7 +119,8 @@ class LLM:
         return token_ids
 
     def _of_chat(self, prompt: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
-        """Adds the end of the assistant's turn as a stop; the default length is the rest of the context."""
+        """Parameters of a chat: the assistant's end of turn stops it, and the default length is the rest of the
+        context."""
         room = self.engine.context - len(prompt)
         if room < 1:
             raise ContextLengthExceeded(len(prompt), 1, self.engine.context)
@@ -134,8 +137,8 @@ class LLM:
             self._end(answers)
         ranked = Completions()
         for choices in answers.values():
-            told = [answer.completion for answer in choices]
-            ranked += best(told, params.n, lambda completion: completion.mean_logprob)
+            completions = [answer.completion for answer in choices]
+            ranked += best(completions, params.n, lambda completion: completion.mean_logprob)
         return ranked
 
     def _pieces(self, prompt: Sequence[int], **sampling: Any) -> Generator[Piece, None, None]:

@@ -1,4 +1,4 @@
-"""Loads a model and its tokenizer by the name given on the command line."""
+"""Loads a model and its tokenizer by folder, Hub name or GGUF file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from nvium_core.choices import Device, Precision, Quantization, Weights
 from nvium_core.model.checkpoint import MODEL_FOLDER, RECIPE_FILE, CheckpointError, one_line, resolve_folder
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 from nvium_core.model.quantized import quantize_model
 from nvium_core.model.source import is_gguf
 from nvium_core.text.gguf_tokenizer import TokenizerError, gguf_tokenizer
@@ -25,7 +25,7 @@ class LoadedModel:
     `folder`: where it was read from, None if built in memory."""
 
     name: str
-    model: NviumForCausalLM
+    model: Nvium
     tokenizer: PreTrainedTokenizerFast
     folder: Path | None = None
 
@@ -34,32 +34,34 @@ def load_model(
     source: str | None = None,
     device: Device = "auto",
     dtype: Precision = "auto",
-    kind: type[NviumForCausalLM] = NviumForCausalLM,
+    kind: type[Nvium] = Nvium,
     weights: Weights = "auto",
+    exits: str | None = None,
 ) -> LoadedModel:
-    """Load a folder, Hub name or GGUF file; None is the embedded model. `weights` q8 or q4 rounds backbone and head.
+    """Load a folder, Hub name or GGUF file; None is the bundled model. `weights` q8 or q4 rounds backbone and head.
 
-    `auto` is CUDA where there is one, and there bfloat16. On a CPU a GGUF file keeps its own precision and those groups
-    that the engine has; others become bfloat16.
+    `auto` is CUDA with bfloat16 if available, or float16 before compute capability 8. On a CPU a GGUF file keeps its
+    precision and the groups that the engine supports; other groups become bfloat16.
 
-    `kind` is the class to load it as. Raises `CheckpointError` naming what is wrong.
+    `kind` is the class to load it as. `exits` is a folder or Hub name of exits made for the model. Raises
+    `CheckpointError` naming what is wrong.
     """
     disable_progress_bar()
     path = Path(source) if source else embedded_model()
     place = resolve_device(device)
     if is_gguf(path):
-        loaded = load_gguf(path, place, dtype, kind, weights)
+        loaded = load_gguf(path, place, dtype, kind, weights, exits)
         quantize_as(loaded.model, weights)
         return loaded
     folder = resolve_folder(path)
-    model = kind.from_pretrained(folder, dtype=resolve_dtype(dtype, place)).eval()
+    model = kind.from_pretrained(folder, dtype=resolve_dtype(dtype, place), exits=exits).eval()
     nn.Module.to(model, place)
     quantize_as(model, weights)
     return LoadedModel(model_name(path), model, load_tokenizer(folder, model), folder.resolve())
 
 
-def quantize_as(model: NviumForCausalLM, weights: Weights) -> None:
-    """Round as the option says. Raises `CheckpointError` if the precision cannot hold the result."""
+def quantize_as(model: Nvium, weights: Weights) -> None:
+    """Quantize as `--weights` says. Raises `CheckpointError` if the precision cannot hold the result."""
     if weights in {"q8", "q4"}:
         try:
             quantize_model(model, weights)
@@ -75,7 +77,12 @@ def model_name(source: Path) -> str:
 
 
 def load_gguf(
-    path: Path, device: torch.device, dtype: Precision, kind: type[NviumForCausalLM], weights: Weights
+    path: Path,
+    device: torch.device,
+    dtype: Precision,
+    kind: type[Nvium],
+    weights: Weights,
+    exits: str | None = None,
 ) -> LoadedModel:
     """A GGUF file's model, under the file's name without its suffix."""
     from nvium_core.model.gguf import forget_gguf, open_gguf
@@ -84,7 +91,7 @@ def load_gguf(
     tokenizer = gguf_file_tokenizer(path)
     keeps_groups = weights == "auto" and dtype == "auto" and device.type == "cpu" and has_groups(open_gguf(path))
     precision = gguf_precision(dtype, device, in_groups=keeps_groups or weights in get_args(Quantization))
-    model = kind.from_pretrained(path, dtype=precision).eval()
+    model = kind.from_pretrained(path, dtype=precision, exits=exits).eval()
     if keeps_groups:
         hold_groups(model, open_gguf(path))
     forget_gguf()
@@ -94,28 +101,28 @@ def load_gguf(
 
 
 def gguf_precision(dtype: Precision, device: torch.device, *, in_groups: bool) -> torch.dtype | Literal["auto"]:
-    """On a CPU a file's own, or float32, which holds dequantised groups exactly."""
+    """Precision of a GGUF file on a CPU: its own, or float32, which holds dequantised groups exactly."""
     if dtype != "auto" or device.type != "cpu":
         return resolve_dtype(dtype, device)
     return torch.float32 if in_groups else "auto"
 
 
 def gguf_file_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Raises `CheckpointError` for an unknown kind, or a damaged one."""
-    from nvium_core.model.gguf import open_gguf
+    """The tokenizer of a GGUF file. Raises `CheckpointError` for an unknown or damaged one."""
+    from nvium_core.model.gguf import NAMED_ENDS, open_gguf
 
     file = open_gguf(path)
     try:
-        return gguf_tokenizer(file.get)
+        return gguf_tokenizer(file.get, NAMED_ENDS)
     except TokenizerError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    except Exception as error:  # whatever tokenizers makes of lists that do not go together
+    except Exception as error:  # tokenizers raises anything for inconsistent lists
         raise CheckpointError(
             f"{path}: its tokenizer is damaged ({type(error).__name__}: {one_line(error)})"
         ) from error
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: NviumForCausalLM, source: Path) -> None:
+def check_vocabulary(tokenizer: PreTrainedTokenizerFast, model: Nvium, source: Path) -> None:
     if len(tokenizer) > model.config.vocab_size:
         raise CheckpointError(f"{source}: {len(tokenizer)} tokens, but the model knows {model.config.vocab_size}")
 
@@ -124,7 +131,7 @@ def embedded_model() -> Path:
     """The folder of the model in this package."""
     folders = sorted(path.parent for path in CHECKPOINTS.glob("*/config.json"))
     if len(folders) != 1:
-        raise CheckpointError(f"{CHECKPOINTS}: expected one embedded model, found {len(folders)}")
+        raise CheckpointError(f"{CHECKPOINTS}: expected one bundled model, found {len(folders)}")
     return folders[0]
 
 
@@ -137,13 +144,15 @@ def resolve_device(device: Device) -> torch.device:
 
 
 def resolve_dtype(dtype: Precision, device: torch.device) -> torch.dtype:
+    if dtype == "auto" and device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        return torch.float32
     named: torch.dtype = getattr(torch, dtype)
     return named
 
 
-def load_tokenizer(folder: Path, model: NviumForCausalLM) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: Path, model: Nvium) -> PreTrainedTokenizerFast:
     """The folder's fast tokenizer, checked to fit the model's vocabulary."""
     tokenizer = fast_tokenizer(folder)
     check_vocabulary(tokenizer, model, folder)
@@ -151,19 +160,19 @@ def load_tokenizer(folder: Path, model: NviumForCausalLM) -> PreTrainedTokenizer
 
 
 def source_tokenizer(source: str) -> PreTrainedTokenizerFast:
-    """The tokenizer alone of a folder, Hub name or GGUF file."""
+    """Only the tokenizer of a folder, Hub name or GGUF file."""
     path = Path(source)
     return gguf_file_tokenizer(path) if is_gguf(path) else fast_tokenizer(resolve_folder(path))
 
 
 def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # whatever transformers and tokenizers make of damaged files
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, mistral_format=False)
+    except Exception as error:  # transformers and tokenizers raise anything for damaged files
         reason = (str(error).splitlines() or [repr(error)])[0]
         raise CheckpointError(f"{folder}: no usable tokenizer ({reason})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(f"{folder}: its tokenizer has no tokenizer.json, which streaming needs")
-    if not isinstance(tokenizer.model_max_length, int | float):  # each prompt's length is compared with it
+    if not isinstance(tokenizer.model_max_length, int | float):  # transformers warns about prompts longer than this
         raise CheckpointError(f"{folder / 'tokenizer_config.json'}: model_max_length must be a number")
     return tokenizer

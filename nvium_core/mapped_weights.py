@@ -1,8 +1,8 @@
-"""Loads a model to be served on a CPU, with weights that are pages of a file, which the system may take back.
+"""Loads a model for a CPU with memory-mapped weights, whose pages the system can reclaim.
 
-Weights that are not as their file has them (dequantised, in another precision, rounded) are in the process's own
-memory, beside the native calls' copy. They are written once to the user's cache, as a model folder, and mapped from
-there, by later starts and replicas too.
+Weights that differ from their file (dequantised, rounded, in another precision) would take memory next to the native
+calls' copy. They are written once to the user's cache, as a model folder, and mapped from there, by later starts and
+replicas too.
 """
 
 import ctypes
@@ -23,58 +23,67 @@ from torch import Tensor, nn
 from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.logging import disable_progress_bar
 
-from nvium_core.choices import Device, Precision, Quantization, Weights
+from nvium_core import checksums
+from nvium_core.choices import Device, Precision, Weights
 from nvium_core.conversion import write_config, written_whole
 from nvium_core.errors import NviumError
 from nvium_core.loading import LoadedModel, load_model, load_tokenizer, model_name, resolve_device
-from nvium_core.model.checkpoint import PUBLISHED_EXTRAS, CheckpointError, resolve_folder
-from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.model.quantized import Groups, groups_of, remember
-from nvium_core.model.source import is_gguf
+from nvium_core.model.checkpoint import PUBLISHED_EXTRAS, resolve_folder
+from nvium_core.model.nvium import Nvium
+from nvium_core.model.quantized import GroupKind, Groups, groups_of, remember
+from nvium_core.model.source import gguf_parts, is_gguf
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
-"""Of what is written: folders of another are not read."""
+VERSION = 3
+"""Version of the cached folders; folders of other versions are not read."""
 
 WEIGHTS_FILE, GROUPS_FILE = "model.safetensors", "groups.safetensors"
 
 MIN_BYTES = 64 * 2**20
-"""Fewer are left in memory."""
+"""Smallest size in bytes worth writing."""
 
 MAX_SHARE = 0.25
-"""Of the disk's free space, for one model."""
+"""Largest share of the disk's free space for one model."""
 
 MAX_IDLE_DAYS = 30
-"""What nobody has read for so long is removed when something is written."""
+"""Days without a read after which a cached model is removed, whenever another is written."""
 
 
 def load_mapped(
-    source: str | None = None, device: Device = "auto", dtype: Precision = "auto", weights: Weights = "auto"
+    source: str | None = None,
+    device: Device = "auto",
+    dtype: Precision = "auto",
+    weights: Weights = "auto",
+    exits: str | None = None,
 ) -> LoadedModel:
-    """As `load_model`. Where nothing can be written, the weights stay in memory, and the log says why."""
+    """Like `load_model`. If the cache cannot be written, the weights stay in memory, and the log says why."""
     if source is None or resolve_device(device).type != "cpu":
-        return load_model(source, device, dtype, weights=weights)
+        return load_model(source, device, dtype, weights=weights, exits=exits)
     disable_progress_bar()
     path = Path(source)
     origin = path if is_gguf(path) else resolve_folder(path)
     name = path.stem if is_gguf(path) else model_name(path)
-    place = place_of(origin, dtype, weights)
-    loaded = read_kept(place, origin) or keep(load_model(str(origin), device, dtype, weights=weights), origin, place)
+    added = resolve_folder(exits) if exits else None
+    place = place_of(origin, dtype, weights, added)
+    loaded = read_kept(place, origin) or keep(
+        load_model(str(origin), device, dtype, weights=weights, exits=str(added) if added else None), origin, place
+    )
     give_back()
     return replace(loaded, name=name, folder=origin.resolve())
 
 
 def give_back() -> None:
-    """To the system what was freed while loading, several times the weights at worst, which the C library may keep."""
+    """Return memory freed while loading to the system; the C library may hold several times the weights."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim:
         trim(0)
 
 
-def place_of(origin: Path, dtype: Precision, weights: Weights) -> Path:
-    """The folder in the user's cache, named by all that the weights depend on."""
-    files = [origin] if origin.is_file() else [*sorted(origin.iterdir()), origin / PUBLISHED_EXTRAS]
+def place_of(origin: Path, dtype: Precision, weights: Weights, exits: Path | None = None) -> Path:
+    """The model's folder in the user's cache, named by everything that the weights depend on."""
+    files = [*gguf_parts(origin)] if origin.is_file() else [*sorted(origin.iterdir()), origin / PUBLISHED_EXTRAS]
+    files += sorted(exits.iterdir()) if exits else []
     written = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
     own = f"{origin.resolve().name}-{digest(str(origin.resolve()))}"
     return user_cache_path("nvium") / "weights" / own / f"{dtype}-{weights}-{digest(repr((VERSION, written)))}"
@@ -85,7 +94,7 @@ def digest(text: str) -> str:
 
 
 def keep(loaded: LoadedModel, origin: Path, place: Path) -> LoadedModel:
-    """The model with mapped weights, if most of them are not pages of a file yet."""
+    """The model with mapped weights; unchanged if most of them are mapped already."""
     num_bytes = sum(weight.nbytes for weight in loaded.model.parameters())
     if own_bytes(loaded.model) < max(MIN_BYTES, num_bytes / 2):
         return loaded
@@ -104,7 +113,7 @@ def keep(loaded: LoadedModel, origin: Path, place: Path) -> LoadedModel:
 
 
 def own_bytes(model: nn.Module) -> int:
-    """Bytes of weights that are no pages of a file; 0 where the system does not tell."""
+    """Bytes of weights that are not mapped from a file; 0 if the system does not report mappings."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return 0
@@ -121,7 +130,7 @@ def check_space(place: Path, num_bytes: int) -> None:
 
 
 def tidy(place: Path) -> None:
-    """Remove what was written of earlier states of the same source, and what nobody reads any more."""
+    """Remove cached models of earlier versions of the same source, and those that nobody reads any more."""
     kind = place.name.rpartition("-")[0]
     earlier = [folder for folder in place.parent.glob(f"{kind}-*") if folder.is_dir()]
     oldest = time.time() - MAX_IDLE_DAYS * 24 * 3600
@@ -133,7 +142,7 @@ def tidy(place: Path) -> None:
 
 
 def write(loaded: LoadedModel, origin: Path, place: Path) -> None:
-    """As a folder that loads, with the groups that layers hold in a file beside the weights."""
+    """Write a model folder, with the layers' groups in a file next to the weights."""
     model = loaded.model
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
@@ -146,37 +155,42 @@ def write(loaded: LoadedModel, origin: Path, place: Path) -> None:
             loaded.tokenizer.save_pretrained(folder)
         elif (origin / GENERATION_CONFIG_NAME).exists():
             shutil.copyfile(origin / GENERATION_CONFIG_NAME, folder / GENERATION_CONFIG_NAME)
+        checksums.seal(folder)
 
 
-def write_groups(model: NviumForCausalLM, folder: Path) -> None:
+def write_groups(model: Nvium, folder: Path) -> None:
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     held = {name: groups for name, layer in layers if (groups := groups_of(layer))}
     if held:
         tensors: dict[str, Tensor] = {f"{name}.numbers": groups.numbers_ND for name, groups in held.items()}
         tensors |= {f"{name}.scales": groups.scales_NG for name, groups in held.items()}
+        tensors |= {f"{name}.minima": groups.minima_NG for name, groups in held.items() if groups.minima_NG is not None}
         save_file(tensors, folder / GROUPS_FILE, metadata={name: groups.kind for name, groups in held.items()})
 
 
 def read_kept(place: Path, origin: Path) -> LoadedModel | None:
-    """The model of a folder that was written here; None where there is none, or a damaged one, which is removed."""
+    """Load a cached model; None if there is none, or if it is damaged, which removes it."""
     if not place.exists():
         return None
     try:
-        model = NviumForCausalLM.from_pretrained(place, dtype="auto").eval()
+        checksums.check(place)
+        model = Nvium.from_pretrained(place, dtype="auto").eval()
         read_groups(model, place)
         loaded = LoadedModel(place.name, model, load_tokenizer(place if is_gguf(origin) else origin, model))
         os.utime(place)
-    except (CheckpointError, SafetensorError, OSError, KeyError) as error:
+    except (NviumError, SafetensorError, OSError, KeyError) as error:
         logger.warning("%s: is damaged, and is written anew: %s", place, error)
         shutil.rmtree(place, ignore_errors=True)
         return None
     return loaded
 
 
-def read_groups(model: NviumForCausalLM, folder: Path) -> None:
+def read_groups(model: Nvium, folder: Path) -> None:
     if not (folder / GROUPS_FILE).exists():
         return
     with safe_open(folder / GROUPS_FILE, "pt") as file:
         for name, kind in file.metadata().items():
             numbers, scales = file.get_tensor(f"{name}.numbers"), file.get_tensor(f"{name}.scales")
-            remember(cast(nn.Linear, model.get_submodule(name)), Groups(cast(Quantization, kind), numbers, scales))
+            minima = file.get_tensor(f"{name}.minima") if kind == "q4_1" else None
+            groups = Groups(cast(GroupKind, kind), numbers, scales, minima)
+            remember(cast(nn.Linear, model.get_submodule(name)), groups)

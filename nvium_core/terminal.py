@@ -82,7 +82,7 @@ def fitting(
 
 @contextmanager
 def interruption() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed; it has no other effect meanwhile, so no Step is interrupted."""
+    """Whether Ctrl-C was pressed. It has no other effect within the context, so it never interrupts a Step."""
     asked: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: asked.append(number))
     try:

@@ -1,4 +1,4 @@
-"""The ASGI app for a model and settings, and `run`, which serves it until it is told to stop."""
+"""The ASGI app for a model and settings, and `run`, which serves it until a signal stops it."""
 
 import ssl
 import sys
@@ -25,6 +25,7 @@ from server.http.drain import DrainingServer
 from server.http.keys import KeyGate, KeyRing, read_keys
 from server.http.listener import listening
 from server.http.middleware import HeadAsGet, JsonBodies, LastResort, RequestFrame, UnderPath
+from server.http.origins import OwnOrigin
 from server.http.protection import Protection
 from server.http.rate_limit import RateLimit
 from server.http.renewal import Renewal
@@ -45,16 +46,18 @@ ENDPOINTS = {
     "/v1/chat/completions": "chat_completions",
     "/v1/responses": "responses",
     "/tokenize": "tokenize",
+    "/v1/tokenize": "tokenize",
     "/detokenize": "detokenize",
+    "/v1/detokenize": "detokenize",
 }
-"""Paths whose requests are recorded, and their names in metrics and logs."""
+"""Endpoints whose requests are recorded, by path, with their names in metrics and logs."""
 
 STOP_SECONDS = 5
-"""How long connections, and then the engine, may take to end once draining is over."""
+"""Timeout for closing connections, and then for stopping the engine, once draining is over."""
 
 
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
-    """The app for one model. Raises `InvalidRequest` or `SettingsError` for settings it cannot be run with."""
+    """Create the app for one model. Raises `InvalidRequest` or `SettingsError` for settings that do not fit it."""
     service, keys = Service(model, settings), KeyRing(read_keys(settings))
     return assemble(service, keys_gate(keys, settings, service.metrics), tracer_provider(settings))
 
@@ -97,6 +100,8 @@ def layers(
         yield Middleware(UnderPath, prefix=settings.root_path)
     yield Middleware(RequestFrame, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
     yield Middleware(Protection)
+    if gate is None:
+        yield Middleware(OwnOrigin, settings=settings, metrics=metrics)
     if settings.cors_origins:
         yield Middleware(Cors, origins=settings.cors_origins)
     yield Middleware(LastResort)
@@ -104,13 +109,13 @@ def layers(
         yield gate
     if settings.requests_per_minute:
         yield Middleware(RateLimit, requests_per_minute=settings.requests_per_minute, metrics=metrics)
+    yield Middleware(JsonBodies, metrics=metrics)
     yield Middleware(
         Bodies,
         max_bytes=settings.max_body_bytes,
         max_bytes_present=settings.max_present_bytes,
         metrics=metrics,
     )
-    yield Middleware(JsonBodies)
     yield Middleware(HeadAsGet)
 
 
@@ -155,9 +160,9 @@ def run(settings: Settings) -> None:
 def load(settings: Settings) -> Service:
     """Load the model, and log that. Raises `CheckpointError` or `InvalidRequest`."""
     say = log.info if sys.stderr.isatty() else log.debug  # a terminal's user waits for it
-    say("loading", model=settings.model or "the embedded model")
+    say("loading", model=settings.model or "the bundled model")
     started = time.monotonic()
-    loaded = load_mapped(settings.model, settings.device, settings.dtype, weights=settings.weights)
+    loaded = load_mapped(settings.model, settings.device, settings.dtype, settings.weights, settings.exits)
     service = Service(loaded, settings)
     log.info(
         "loaded",

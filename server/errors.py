@@ -6,9 +6,12 @@ ApiError
 ├── TooComplex        400  a grammar exceeds its bounds while it is followed
 ├── Unsatisfiable     400  no token of the model continues the answer as it is asked for
 ├── InvalidKey        401  no key, or an unknown one
+├── HostNotAllowed    403  not a name of this server
+├── OriginNotAllowed  403  from a page of another site
 ├── ModelNotFound     404
 ├── RequestTimeout    408  the request did not arrive in time
 ├── BodyTooLarge      413  found before parsing
+├── UnsupportedBody   415  encoded, or a form that a page has sent
 ├── HeadTooLarge      431  too long, or too many headers
 ├── RateLimited       429  too many requests with one key
 ├── Overloaded        503  queue full, draining or stopped; come back later
@@ -21,6 +24,7 @@ ApiError
 
 import json
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import structlog
@@ -37,14 +41,18 @@ from nvium_core import (
     InvalidRequest,
     NoTokenAllowed,
 )
+from nvium_core.errors import plain
 from nvium_core.text.chat_template import ConversationError
+from server.schemas.aliases import SAME
 
 MAX_MESSAGE_CHARACTERS = 1000
-"""Longer messages, which may quote the request, are cut."""
+"""Longer messages are cut, since they may quote the request."""
 
 log = structlog.get_logger("nvium.server")
 
 RETRY_STOPPED_SECONDS = 5
+
+NO_ENDPOINT = "there is no such endpoint here; GET /openapi.json lists those there are"
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
 
@@ -53,11 +61,11 @@ NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 
 
 WRONG_FIELD = "wrong_field:"
-"""Begins the error type of a union none of whose members fits; the field that decides between them follows."""
+"""Prefix of the error type for a union without a matching member; followed by the field that selects the member."""
 
 
 class ApiError(Exception):
-    """An error that the client is told."""
+    """An error that is returned to the client."""
 
     status = 400
     type = "invalid_request_error"
@@ -79,7 +87,7 @@ class ApiError(Exception):
 
 
 class InvalidField(ApiError):
-    """The message begins with the field's name, except for an exceeded context: programs look for OpenAI's words."""
+    """The message begins with the field's name, except for an exceeded context: clients match OpenAI's wording."""
 
     def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
         text = message if code == CONTEXT_EXCEEDED else f"{param}: {message}"
@@ -107,8 +115,29 @@ class InvalidKey(ApiError):
         super().__init__(f"{message}; send a key of this server as `Authorization: Bearer KEY` or `x-api-key: KEY`")
 
 
+class HostNotAllowed(ApiError):
+    status = 403
+    code = "host_not_allowed"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"{host[:100]!r} is not a name of this server; --allowed-hosts adds names")
+
+
+class OriginNotAllowed(ApiError):
+    status = 403
+    code = "origin_not_allowed"
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(f"pages of {origin[:100]!r} may not call this server; --cors-origins allows origins")
+
+
+class UnsupportedBody(ApiError):
+    status = 415
+    code = "unsupported_body"
+
+
 class TooComplex(ApiError):
-    code = "grammar_too_complex"
+    code = "too_costly"
 
 
 class Unsatisfiable(ApiError):
@@ -238,17 +267,18 @@ def from_engine(error: EngineError) -> ApiError:
 
 
 def from_http(error: HTTPException) -> ApiError:
-    """The router's 404 and 405, and unreadable bodies, whose cause may say more."""
+    """Convert the router's 404 and 405, and unreadable bodies; their cause may have the details."""
     if isinstance(error.__cause__, ApiError):
         return error.__cause__
-    refusal = ApiError(str(error.detail))
+    is_unknown = error.status_code == HTTPStatus.NOT_FOUND
+    refusal = ApiError(NO_ENDPOINT if is_unknown else str(error.detail))
     refusal.status = error.status_code
     refusal.headers = error.headers or {}
     return refusal
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
-    """The first error in a body, named by its field."""
+    """The first error of a body, with its field."""
     first = error.errors()[0]
     place = first["loc"][1:]
     if first["type"] == "json_invalid":
@@ -256,11 +286,19 @@ def from_validation(error: RequestValidationError) -> ApiError:
         return ApiError(f"the body is not valid JSON: {what} at character {place[0]}")
     if first["type"] in ("missing", "model_attributes_type") and not place:
         return ApiError("the body must be a JSON object, sent with content-type application/json")
-    if not place:
-        return ApiError(f"the body cannot be used: {first['msg']}")
+    message = plain(first["msg"])
     if decisive := first["type"].partition(WRONG_FIELD)[2]:
-        return InvalidField(path(error.body, (*place, decisive), "missing"), first["msg"])
-    return InvalidField(path(error.body, place, first["type"]), first["msg"])
+        return InvalidField(path(error.body, (*place, decisive), "missing"), message)
+    if not place:
+        return ApiError(f"the body cannot be used: {message}")
+    return InvalidField(as_sent(error.body, place) or path(error.body, place, first["type"]), message)
+
+
+def as_sent(body: Any, place: Sequence[str | int]) -> str | None:
+    """The alias that the client used for one of our fields; None for any other field."""
+    if not isinstance(body, dict) or place[0] in body:
+        return None
+    return next((name for name, own in SAME.items() if own == place[0] and name in body), None)
 
 
 def path(body: Any, place: Sequence[str | int], kind: str) -> str:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from nvium_core import EngineConfig, InvalidRequest, NviumError, ServerOptions
+from nvium_core.errors import plain
 
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
@@ -38,7 +39,7 @@ def as_sent(text: str) -> str:
 
 
 def as_prefix(path: str) -> str:
-    """A path that others are put behind."""
+    """A path prefix."""
     prefix = path.rstrip("/")
     if prefix and not PREFIX.fullmatch(prefix):
         raise ValueError("must be a path such as /llm, of letters, digits, . _ ~ - and /")
@@ -89,7 +90,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         _ = settings.engine
     except ValidationError as error:
         first = error.errors()[0]
-        name, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        name, message = ".".join(map(str, first["loc"])), plain(first["msg"])
         value = f", got {first['input']!r}" if may_be_quoted(first["loc"][0]) else ""
         raise SettingsError(f"{name}: {message}{value}") from error
     except InvalidRequest as error:

@@ -1,8 +1,7 @@
 """Whether any pinned package has a known vulnerability: `python -m tests.audit constraints.txt`.
 
 Where the database of advisories is not reached, as in a build without network, that is said and nothing is decided;
-`--required` makes it a failure. Reached means that a package long known to be vulnerable is reported. With
-`--advisories FILE` a file is asked instead (see `advisories`).
+`--required` makes it a failure. Reached means that a package long known to be vulnerable is reported.
 
 Exit codes: 0 nothing known, or not asked; 1 something is known, or could not be looked up.
 """
@@ -15,8 +14,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-from tests.advisories import Advisories
 
 KNOWN_VULNERABLE = "jinja2==2.4.1\n"
 
@@ -53,13 +50,11 @@ def findings(packages: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def main(argv: Sequence[str] | None = None, audit: Audit | None = None) -> int:
+def main(argv: Sequence[str] | None = None, audit: Audit = pip_audit) -> int:
     parser = argparse.ArgumentParser(prog="audit", description="Look for known vulnerabilities of pinned packages.")
     parser.add_argument("requirements", type=Path)
     parser.add_argument("--required", action="store_true", help="fail where the advisories are not reached")
-    parser.add_argument("--advisories", type=Path, help="a file of them, as OSV exports it, in place of the network")
     arguments = parser.parse_args(argv)
-    audit = audit or (Advisories(arguments.advisories) if arguments.advisories else pip_audit)
     if not is_reached(audit):
         sys.stdout.write("NOT AUDITED: the database of advisories is not reached from here; nothing was looked up\n")
         return int(arguments.required)

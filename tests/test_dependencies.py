@@ -1,8 +1,6 @@
 """What we depend on is pinned, and looked up among known vulnerabilities or said not to have been."""
 
-import json
 import re
-import zipfile
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ PINS = {
     )
 }
 OURS = "nvium"
-EXTRAS = ("", "test", "tracing", "training", "bench")
+EXTRAS = ("", "test", "tracing", "bench")
 UNPINNED = re.compile(r"nvidia-.*|cuda-.*|triton|pip|wheel|nvium")
 """What PyTorch's builds for a GPU bring along by themselves, and pip."""
 
@@ -79,66 +77,3 @@ def test_an_audit_passes_only_if_every_package_was_looked_up_and_nothing_is_know
     answers = iter([[KNOWN], packages])
     assert audit.main(["constraints.txt"], lambda _: next(answers)) == status
     assert capsys.readouterr().out == said + "\n"
-
-
-@pytest.mark.parametrize("answer", [[], [SKIPPED], [CLEAN]])
-def test_an_audit_that_reaches_no_advisories_says_so_and_fails_where_it_is_required(
-    answer: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert audit.main(["constraints.txt"], lambda _: answer) == 0
-    assert capsys.readouterr().out.startswith("NOT AUDITED")
-    assert audit.main(["constraints.txt", "--required"], lambda _: answer) == 1
-
-
-def advisory(name: str, **affected: Any) -> dict[str, Any]:
-    return {"id": f"PYSEC-{name}", "affected": [{"package": {"ecosystem": "PyPI", "name": name}, **affected}]}
-
-
-def ranges(*events: dict[str, str]) -> list[dict[str, Any]]:
-    return [{"type": "ECOSYSTEM", "events": list(events)}, {"type": "GIT", "events": [{"introduced": "0"}]}]
-
-
-VULNERABLE = advisory("jinja2", versions=["2.4.1"], ranges=ranges({"introduced": "0"}, {"fixed": "2.11.3"}))
-ADVISORIES = [
-    VULNERABLE,
-    advisory("Some.Package", ranges=ranges({"introduced": "1.0"}, {"fixed": "1.5"}, {"introduced": "2"})),
-    advisory("other", ranges=ranges({"introduced": "0"}, {"last_affected": "1.9"})),
-    {"withdrawn": "2024-01-01T00:00:00Z", **advisory("taken-back", ranges=ranges({"introduced": "0"}))},
-]
-
-
-@pytest.mark.parametrize(
-    ("pinned", "told"),
-    [
-        ("some-package==1.4.9", "some-package 1.4.9: PYSEC-Some.Package, fixed in 1.5"),
-        ("some_package==1.5", ""),
-        ("some_package==2.1", "some_package 2.1: PYSEC-Some.Package, fixed in 1.5"),
-        ("other==1.9", "other 1.9: PYSEC-other, fixed in none"),
-        ("other==1.10", ""),
-        ("jinja2==3.1.6\nunheard-of==1 # and why", ""),
-        ("taken-back==1", ""),
-    ],
-)
-@pytest.mark.parametrize("is_archive", [False, True])
-def test_an_audit_by_a_file_of_advisories_asks_nobody_else(
-    pinned: str, told: str, is_archive: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, pins = tmp_path / "advisories", tmp_path / "pins.txt"
-    pins.write_text(f"# pins\n{pinned}\n")
-    if is_archive:
-        with zipfile.ZipFile(file, "w") as archive:
-            for each in ADVISORIES:
-                archive.writestr(f"{each['id']}.json", json.dumps(each))
-    else:
-        file.write_text(json.dumps(ADVISORIES))
-    assert audit.main([str(pins), "--advisories", str(file)]) == int(bool(told))
-    number = pinned.count("\n") + 1
-    assert capsys.readouterr().out.strip() == (told or f"{number} packages, no known vulnerability")
-
-
-def test_a_file_that_knows_nothing_of_what_is_known_decides_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "none.json").write_text("[]")
-    assert audit.main(["constraints.txt", "--required", "--advisories", str(tmp_path / "none.json")]) == 1
-    assert capsys.readouterr().out.startswith("NOT AUDITED")

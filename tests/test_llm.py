@@ -5,12 +5,11 @@ import sys
 
 import pytest
 
-from nvium_core import LLM, ContextLengthExceeded, Engine, InvalidRequest, SamplingParams
+from nvium_core import LLM, Engine, InvalidRequest, SamplingParams
 from tests.byte_model import load_byte_model
 
 LOADED = load_byte_model(context=128)
 PROMPTS = ["Once", "A fox"]
-MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
@@ -55,14 +54,6 @@ def test_a_stream_is_the_completion_in_pieces(llm: LLM) -> None:
     assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
 
 
-def test_a_stream_that_is_left_frees_the_engine(llm: LLM) -> None:
-    stream = llm.stream("Once", max_tokens=30, seed=3)
-    next(stream)
-    stream.close()  # type: ignore[attr-defined]
-    assert not llm.engine.has_work
-    llm.engine.check_integrity()
-
-
 def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     whole = llm.generate("Once", max_tokens=60, seed=3)
     stop = whole.text[10:12]
@@ -76,29 +67,10 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
-def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
-    answer = llm.chat(MESSAGES, max_tokens=9, seed=2, ignore_eos=True)
-    assert answer.token_ids == by_hand("User:\nHi\n\nAssistant:\n", max_tokens=9, seed=2, ignore_eos=True)
-    assert "".join(p.text for p in llm.stream(MESSAGES, max_tokens=9, seed=2, ignore_eos=True)) == answer.text
-
-
-def test_an_answer_may_take_the_rest_of_the_context(llm: LLM) -> None:
-    answer = llm.chat(MESSAGES, seed=2, ignore_eos=True)
-    assert len(LOADED.tokenizer("User:\nHi\n\nAssistant:\n").input_ids) + len(answer.token_ids) == 128
-    with pytest.raises(ContextLengthExceeded):
-        llm.chat([{"role": "user", "content": "Hi" * 100}])
-
-
 @pytest.mark.parametrize("sampling", [{"max_tokens": 0}, {"temperature": 9}, {"max_tokens": 200}])
 def test_what_cannot_be_served_is_refused_and_leaves_nothing_behind(llm: LLM, sampling: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest):
         llm.generate(PROMPTS, **sampling)
-    assert not llm.engine.has_work
-
-
-def test_a_stream_of_several_choices_is_refused(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="one choice"):
-        llm.stream("Once", n=2)
     assert not llm.engine.has_work
 
 
@@ -123,9 +95,3 @@ def test_the_auto_classes_know_the_model_once_both_packages_are_imported(order: 
     program = [sys.executable, "-c", IMPORTS[order] + LOADS]
     printed = subprocess.run(program, check=True, capture_output=True, text=True).stdout.split()
     assert printed == ["NviumConfig", "NviumForCausalLM", "NviumForCausalLM"]
-
-
-def test_importing_the_package_waits_for_neither_torch_nor_transformers_and_names_its_api() -> None:
-    statement = "import sys, nvium_core; print({'torch', 'transformers'} & set(sys.modules), 'LLM' in dir(nvium_core))"
-    program = [sys.executable, "-c", statement]
-    assert subprocess.run(program, check=True, capture_output=True, text=True).stdout == "set() True\n"

@@ -9,10 +9,9 @@ import pytest
 from rich.console import Console
 from rich.control import strip_control_codes as shown
 
-from nvium_core import LLM, ContextLengthExceeded
+from nvium_core import LLM
 from nvium_core.terminal import Terminal, continue_text, converse
 from tests.byte_model import load_byte_model
-from tests.random_models import random_model
 
 LOADED = load_byte_model(context=160)
 SAMPLING = {"max_tokens": 12, "seed": 3, "ignore_eos": True}
@@ -60,12 +59,6 @@ def test_a_continuation_is_all_that_the_text_stream_gets(streams: Streams, llm: 
     assert "mean depth" in streams.remarks.getvalue()
 
 
-def test_a_model_of_one_exit_is_not_told_of_exits(streams: Streams) -> None:
-    dense = LLM(type(LOADED)("dense", random_model([4], vocab_size=257, context=64), LOADED.tokenizer))
-    continue_text(streams.terminal, dense, "Once", SAMPLING)
-    assert "exit" not in streams.remarks.getvalue()
-
-
 def test_a_conversation_goes_on_from_what_was_said(streams: Streams, llm: LLM) -> None:
     first = answer_to(llm, "Hi")
     second = answer_to(llm, "Hi", first, "More")
@@ -73,24 +66,11 @@ def test_a_conversation_goes_on_from_what_was_said(streams: Streams, llm: LLM) -
     assert streams.text.getvalue() == f"{shown(first)}\n{shown(second)}\n"
 
 
-def test_a_conversation_that_is_reset_begins_anew_behind_what_the_system_says(streams: Streams, llm: LLM) -> None:
-    converse(streams.terminal, llm, lines("Hi", "/reset", "Hi"), "Be brief.", SAMPLING)
-    first, second, _ = streams.text.getvalue().rsplit("\n", 2)
-    system = {"role": "system", "content": "Be brief."}
-    expected = llm.chat([system, {"role": "user", "content": "Hi"}], **SAMPLING).text
-    assert first == second == shown(expected)
-
-
 def test_the_oldest_question_is_forgotten_when_the_context_is_full(streams: Streams, llm: LLM) -> None:
     question = "x" * 50
     converse(streams.terminal, llm, lines(question, question, question), None, SAMPLING)
     assert "forgotten" in streams.remarks.getvalue()
     assert streams.remarks.getvalue().count("tokens/s") == 3
-
-
-def test_a_question_longer_than_the_context_is_refused(streams: Streams, llm: LLM) -> None:
-    with pytest.raises(ContextLengthExceeded):
-        converse(streams.terminal, llm, lines("x" * 500), None, SAMPLING)
 
 
 def test_an_interruption_ends_the_answer_and_not_the_conversation(streams: Streams, llm: LLM) -> None:

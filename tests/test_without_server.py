@@ -46,8 +46,8 @@ def test_training_evaluating_generating_and_measuring_need_no_server(tmp_path: P
         ["train", "tiny", "--data", str(corpus), "--folder", str(run), "--no-compile", *tiny],
         ["evaluate", model, "--data", str(corpus), "--json", str(tmp_path / "evaluation.json")],
         ["generate", model, "--prompt", "the cat", "--max-tokens", "5"],
-        ["bench", "costs", "--shape", "2x128", "--routing", "1,0", "--requests", "1", "--json", str(figures)],
+        ["bench", "profile", "--shape", "2x128", "--routing", "1,0", "--tokens", "2", "--json", str(figures)],
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
-    assert len(json.loads(figures.read_text())["blocks"]) == 2
+    assert len(json.loads(figures.read_text())["rows"]) == 1

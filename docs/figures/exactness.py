@@ -21,7 +21,8 @@ from matplotlib.patches import Rectangle
 from scipy.stats import chi2, chisquare  # type: ignore[import-untyped]
 from torch import Tensor
 
-from nvium_core import Completion, Engine, EngineConfig, LoadedModel, NviumForCausalLM, SamplingParams, load_model
+from nvium_core import Completion, Engine, EngineConfig, LoadedModel, SamplingParams, load_model
+from nvium_core.model.nvium import Nvium
 
 PROMPT = "The old king had three"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
@@ -34,18 +35,18 @@ FEWEST = 10
 EDGES = np.logspace(-5, 0, 11)
 
 
-def together(model: NviumForCausalLM) -> Engine:
+def together(model: Nvium) -> Engine:
     return Engine(model, EngineConfig(max_sequences=32, cache_tokens=32 * model.config.max_position_embeddings))
 
 
 @torch.no_grad()
-def explicit_joint(model: NviumForCausalLM, token_ids: Sequence[int]) -> Tensor:
+def explicit_joint(model: Nvium, token_ids: Sequence[int]) -> Tensor:
     """p_k π_k(v) after every token, [T, E, V]."""
     out = model(torch.tensor([list(token_ids)]), output_exit_logits=True)
     return (out.exit_probs[0, ..., None] * out.exit_logits[0].double().softmax(-1)).double()
 
 
-def first_tokens(model: NviumForCausalLM, prompt: Sequence[int], num_draws: int) -> Tensor:
+def first_tokens(model: Nvium, prompt: Sequence[int], num_draws: int) -> Tensor:
     """How often each exit emitted each token after the prompt, [E, V]."""
     counts_EV = torch.zeros(model.config.num_exits, model.config.vocab_size, dtype=torch.float64)
     engine = together(model)
@@ -66,7 +67,7 @@ def p_value(counts_EV: Tensor, joint_EV: Tensor) -> float:
     return float(chisquare(observed, expected, sum_check=False).pvalue)
 
 
-def stories(model: NviumForCausalLM, prompt: Sequence[int], number: int, num_tokens: int) -> list[Completion]:
+def stories(model: Nvium, prompt: Sequence[int], number: int, num_tokens: int) -> list[Completion]:
     params = SamplingParams(max_tokens=num_tokens, seed=1, n=number, ignore_eos=True)
     return together(model).generate([prompt], params)
 
@@ -88,7 +89,7 @@ class Agreement:
         return float(chi2.sf(float(squared), len(off_C)))
 
 
-def agreement(model: NviumForCausalLM, prompt: Sequence[int], told: Sequence[Completion]) -> Agreement:
+def agreement(model: Nvium, prompt: Sequence[int], told: Sequence[Completion]) -> Agreement:
     """Every token of every story against the joint distribution at its position, given the text before it."""
     num_bins = len(EDGES) - 1
     num_cells = model.config.num_exits * num_bins
@@ -118,17 +119,19 @@ class Run:
     spoke: bool
 
 
-def lone_runs(model: NviumForCausalLM, prompt: Sequence[int], num_tokens: int, seed: int) -> list[Run]:
+def lone_runs(model: Nvium, prompt: Sequence[int], num_tokens: int, seed: int) -> list[Run]:
     """The engine's Steps, in order. Every block runs all its pending rows."""
     engine = Engine(model, EngineConfig(schedule="sweep", max_sequences=1))
+    engine.scheduler.tokens_ahead = 0
     engine.add("alone", prompt, SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True))
     filled, runs = [0] * model.config.num_exits, []
     while engine.has_work:
-        engine.step()
+        events = engine.step()
         for report in engine.reports:
             begin = filled[report.block - 1]
             filled[report.block - 1] += report.num_rows
-            runs.append(Run(report.block, range(begin, begin + report.num_rows), bool(report.events)))
+            spoke = bool(events) and report is engine.reports[-1]
+            runs.append(Run(report.block, range(begin, begin + report.num_rows), spoke))
     return runs
 
 
@@ -208,7 +211,7 @@ def draw_staircase(loaded: LoadedModel, runs: Sequence[Run], prompt: Sequence[in
 def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("folder", type=Path)
-    options.add_argument("--model", help="a folder or Hub name; the embedded model if left out")
+    options.add_argument("--model", help="a folder or Hub name; the bundled model if left out")
     options.add_argument("--draws", type=int, default=20_000, help="next tokens behind one prompt")
     options.add_argument("--stories", type=int, default=200)
     options.add_argument("--tokens", type=int, default=128, help="of each story")

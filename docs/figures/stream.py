@@ -99,7 +99,7 @@ def legend(exit_layers: Sequence[int], y: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("file", type=Path)
-    options.add_argument("--model", help="a folder or Hub name; the embedded model if left out")
+    options.add_argument("--model", help="a folder or Hub name; the bundled model if left out")
     options.add_argument("--prompt", default="Once upon a time")
     options.add_argument("--tokens", type=int, default=72)
     options.add_argument("--seed", type=int, default=1)

@@ -1,6 +1,5 @@
-"""Renders tables on the pages, `python -m docs.tables`: every one of measured figures from the JSON under benchmarks/,
-and those of endpoints, fields and options from the code.
+"""Renders the tables of endpoints, fields and options on the pages from the code: `python -m docs.tables`.
 
-A page says `<!-- table: NAME -->`, the table, `<!-- end -->`. A table is a function of that name in one of this
-package's modules, decorated with `table`, which returns its head and its rows.
+A page says `<!-- table: NAME -->`, the table, `<!-- end -->`. A table is a function of that name, decorated with
+`table`, that returns its head and its rows.
 """

@@ -37,8 +37,8 @@ def row(field: Field[Any]) -> list[Cell]:
     described = next(mark.documentation for mark in HINTS[field.name].__metadata__ if isinstance(mark, Doc))
     text, said = re.fullmatch(r"(.*?)(?: \[(.*)\])?\.", described, re.DOTALL).groups()  # type: ignore[union-attr]
     words = ", ".join(f"`{word}`" for word in words_of(HINTS[field.name]))
-    told = f"{text}. One of {words}." if words else f"{text}."
-    return [flags(field), f"`NVIUM_{field.name.upper()}`", said or default(field.default), told]
+    described = f"{text}. One of {words}." if words else f"{text}."
+    return [flags(field), f"`NVIUM_{field.name.upper()}`", said or default(field.default), described]
 
 
 def flags(field: Field[Any]) -> str:

@@ -1,7 +1,6 @@
-"""What ways to sample cost beside plain draws at temperature 1, and whether early exits pay in each.
+"""What each way to sample costs over plain draws at temperature 1, and what early exits gain in it.
 
-All ways take turns on one engine with the same seeds, each under the schedule that defers layers and under the dense
-one. Each has policies of its own, so that none goes by exits that another took.
+All ways take turns on one engine with the same seeds, each with the race of schedules and with whole passes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +10,12 @@ from typing import Any
 from rich.table import Table
 
 from nvium_core.bench.contenders import own
-from nvium_core.bench.contenders.contender import Race
+from nvium_core.bench.contenders.contender import Generation, Race
 from nvium_core.bench.contenders.lineup import BASELINE, OURS
 from nvium_core.bench.harness import Figures, Subject, interleaved, median_ratio
-from nvium_core.bench.peers import Turn, on_the_clock, summary
+from nvium_core.bench.peers import checked_turn, rates, summary
 from nvium_core.choices import SUGGESTED
-from nvium_core.engine.params import SamplingParams, require
+from nvium_core.engine.params import SamplingParams
 
 PLAIN = "plain"
 WAYS: dict[str, Mapping[str, Any]] = {
@@ -28,42 +27,37 @@ WAYS: dict[str, Mapping[str, Any]] = {
     "temperature 0": {"temperature": 0},
     "mixture": {"sampling": "mixture"},
 }
-"""What each asks beside tokens from the exits at temperature 1."""
+"""Changes to plain draws from the exits at temperature 1."""
 
 
 def measure(subject: Subject, *, sequences: Sequence[int] = (1, 8), tokens: int = 64, repeats: int = 9) -> Figures:
     """A row for each number of sequences, of `tokens` each, prefill included."""
-    room = subject.context - len(subject.prompt)
-    require(tokens <= room, "tokens", f"after the prompt there is room for {room}, got {tokens}")
-    races = [Race(prompt=subject.prompt, num_sequences=number, num_tokens=tokens) for number in sequences]
-    rows = [compare(subject, race, repeats) for race in races]
+    rows = [compare(subject, race, repeats) for race in own.races(subject, sequences, tokens)]
     return {"ways": WAYS, "tokens": tokens, "repeats": repeats, "rows": rows}
 
 
 def compare(subject: Subject, race: Race, repeats: int) -> Figures:
     """All ways at one number of sequences. Rates are in tokens per second."""
     engine = own.engine_for(subject.model, race)
-    engine.calibrate()
     contenders = {}
     for way, schedule in product(WAYS, (OURS, BASELINE)):
         asked = SamplingParams(**{"sampling": "exits", **WAYS[way]})
-        contender = own.contender(engine, race, own.policy_for(engine, schedule), asked)
-        contenders[f"{way}/{schedule}"] = on_the_clock(way, contender, race)
+        contender = own.contender(engine, race, schedule, asked)
+        contenders[f"{way}/{schedule}"] = checked_turn(way, contender, race)
     turns = interleaved(contenders, repeats, f"{race.num_sequences} sequences")
     plain = turns[f"{PLAIN}/{OURS}"]
-    ways = {way: beside(turns[f"{way}/{OURS}"], turns[f"{way}/{BASELINE}"], plain, race) for way in WAYS}
+    ways = {way: compared(turns[f"{way}/{OURS}"], turns[f"{way}/{BASELINE}"], plain, race) for way in WAYS}
     return {"sequences": race.num_sequences, "ways": ways}
 
 
-def beside(turns: Sequence[Turn], dense: Sequence[Turn], plain: Sequence[Turn], race: Race) -> Figures:
-    """Of one way: rates and milliseconds, and median ratios of rates, over plain draws and over the dense schedule."""
-    rates, dense_rates, plain_rates = (
-        [turn.generated.tokens_per_second for turn in taken] for taken in (turns, dense, plain)
-    )
+def compared(
+    turns: Sequence[Generation], dense: Sequence[Generation], plain: Sequence[Generation], race: Race
+) -> Figures:
+    """Rates of one way, and median ratios to plain draws and to whole passes."""
     return {
         **summary(turns, race),
-        "over_plain": median_ratio(rates, plain_rates),
-        f"over_{BASELINE}": median_ratio(rates, dense_rates),
+        "over_plain": median_ratio(rates(turns), rates(plain)),
+        f"over_{BASELINE}": median_ratio(rates(turns), rates(dense)),
         BASELINE: summary(dense, race),
     }
 

@@ -13,15 +13,15 @@ from transformers import AutoModelForCausalLM
 from transformers import initialization as init
 
 from nvium_core.engine.params import require
+from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
-from nvium_core.model.nvium import NviumForCausalLM
 
 MLP_WIDTHS = {128: 344, 256: 688, 512: 1376, 768: 2048, 1024: 2736, 1536: 4096, 2048: 5632}
 """Inner width of the feed-forward layers by the model's width (paper, scaling tables; 2048 as in models of 1B)."""
 
 ROUTER_WIDTHS = {768: 512}
-"""Where the authors' file departs from ⌊0.66 d⌋."""
+"""Router widths of the authors' models that are not ⌊0.66 d⌋."""
 
 HEAD_WIDTH = 64
 CONTEXT = 1024
@@ -31,38 +31,20 @@ PAPER_ROUTING = (0.145703, 0.259934, 0.344640, 0.246770)
 """p_k of the paper's 24 × 768 4-vium, as printed; they add up to 0.997."""
 
 
-def random_model(
-    shape: str = "24x768",
-    *,
-    num_exits: int = 4,
-    routing: Sequence[float] | None = None,
-    dtype: torch.dtype = torch.float32,
-    vocab_size: int = 32_000,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-) -> NviumForCausalLM:
-    """A model of one of the paper's shapes with random weights; `routing` as in `force_routing`, None leaves it random.
-
-    Raises `InvalidRequest` naming what is not a shape, a number of exits or a routing.
-    """
-    model = random_weights(shape_config(shape, num_exits, vocab_size), dtype=dtype, seed=seed, device=device)
-    if routing is not None:
-        force_routing(model, routing)
-    return model
-
-
 def random_weights(
     config: NviumConfig, *, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
 ) -> NviumForCausalLM:
-    """Weights as `fill` draws them."""
+    """A model with random weights (`fill`)."""
     with torch.device(device), init.no_init_weights():
         model: NviumForCausalLM = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    nn.Module.to(model, device)  # rotary frequencies are computed on the CPU
     fill(model, seed)
     return model
 
 
 def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> NviumConfig:
-    """Exits are even, l_k = ⌊k · L / N⌋."""
+    """The configuration of a shape, with evenly placed exits, l_k = ⌊k · L / N⌋. Raises `InvalidRequest` for an invalid
+    shape or too many exits."""
     parts = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,5})", shape)
     num_layers, width = (int(parts[1]), int(parts[2])) if parts else (0, 0)
     widths = ", ".join(map(str, MLP_WIDTHS))
@@ -84,7 +66,7 @@ def shape_config(shape: str, num_exits: int = 4, vocab_size: int = 32_000) -> Nv
 
 @torch.no_grad()
 def fill(model: NviumForCausalLM, seed: int) -> None:
-    """Norms 1, biases 0, all else normal with a deviation that keeps outputs finite."""
+    """Set norms to 1, biases to 0 and the rest to normal numbers small enough to keep outputs finite."""
     generator = torch.Generator(model.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):

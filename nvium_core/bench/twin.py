@@ -1,7 +1,7 @@
 """The parameter-matched dense twin of an N-vium: a Llama of the same depth and width, random weights in a wider MLP.
 
-Speed hardly depends on weights, so a twin is measured untrained; but its answers do not end by themselves. A plain
-Llama is its own twin.
+Speed hardly depends on the weights, so the twin is not trained; its answers do not end by themselves. A plain Llama is
+its own twin.
 """
 
 from typing import get_args
@@ -12,18 +12,19 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from nvium_core.bench.shapes import random_weights
 from nvium_core.choices import Quantization, Weights
+from nvium_core.engine.device.native.weights import narrowed
 from nvium_core.loading import quantize_as
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 from nvium_core.model.quantized import GROUP
-from nvium_core.training.baselines.univium import as_llama, shape_fields, univium_config
+from nvium_core.model.univium import as_llama, shape_fields, univium_config
 from nvium_core.training.recipes.twins import added_mlp_width
 
 NO_PARTS = {"qkv_bias": False, "qk_norm": False, "no_rope_layers": (), "attention_bias": False, "mlp_bias": False}
-"""What other makes have beyond a Llama."""
+"""The optional parts of other models, switched off."""
 
 
-def dense_twin(model: NviumForCausalLM, weights: Weights = "auto") -> NviumForCausalLM:
+def dense_twin(model: Nvium, weights: Weights = "auto") -> Nvium:
     """A univium on the model's device, in its precision and with its kind of weights."""
     if is_llama(model.config):
         return model
@@ -31,8 +32,23 @@ def dense_twin(model: NviumForCausalLM, weights: Weights = "auto") -> NviumForCa
     if weights in get_args(Quantization):
         config.intermediate_size += -config.intermediate_size % GROUP
     twin = random_weights(config, dtype=model.dtype, device=model.device)
+    if is_packed_in_16_bits(model):
+        round_weights(twin)
     quantize_as(twin, weights)
     return twin
+
+
+def is_packed_in_16_bits(model: Nvium) -> bool:
+    """Whether the engine packs the weights of all layers in bfloat16; a retrofit's exits may be more precise."""
+    return all(narrowed(weight).dtype == torch.bfloat16 for weight in model.model.layers.parameters())
+
+
+@torch.no_grad()
+def round_weights(model: Nvium) -> None:
+    """Round weights to bfloat16, so that the engine packs them in 16 bits too: reading twice the bytes would flatter
+    the exits."""
+    for weight in model.parameters():
+        weight.copy_(weight.bfloat16())
 
 
 def is_llama(config: NviumConfig) -> bool:
@@ -50,11 +66,11 @@ def twin_config(config: NviumConfig) -> NviumConfig:
 def num_parameters(config: NviumConfig) -> int:
     """A tied head counts once."""
     with torch.device("meta"):
-        return NviumForCausalLM(config).num_parameters()
+        return Nvium(config).num_parameters()
 
 
-def usable_llama(univium: NviumForCausalLM) -> LlamaForCausalLM:
-    """As transformers runs it, sharing the weights, without end-of-text."""
+def usable_llama(univium: Nvium) -> LlamaForCausalLM:
+    """The twin as transformers' Llama, sharing its weights, without end-of-text."""
     llama = as_llama(univium).eval()
     llama.model.rotary_emb = LlamaRotaryEmbedding(llama.config).to(univium.device)
     llama.generation_config = GenerationConfig()

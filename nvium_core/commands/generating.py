@@ -11,6 +11,7 @@ from nvium_core.engine.params import EngineConfig
 from nvium_core.options import ModelOptions
 
 STDIN = "-"
+BUNDLED = "The bundled model tells short tales and does not converse. Ask: Tell me a tale of a fox. Then /reset."
 ENGINE_OPTIONS = "schedule", "deterministic", "max_drafts"
 
 SeedOption = Annotated[int | None, typer.Option(help="Same seed, same text.")]
@@ -26,7 +27,7 @@ TopPOption = Annotated[float, typer.Option(help="Nucleus sampling.")]
 def generate(
     model: ModelArgument = None,
     prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "Once upon a time",
-    max_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 128,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
     seed: SeedOption = None,
     temperature: TemperatureOption = SUGGESTED["temperature"],
     top_p: TopPOption = SUGGESTED["top_p"],
@@ -45,7 +46,7 @@ def generate(
 @takes(EngineConfig, *ENGINE_OPTIONS)
 def chat(
     model: ModelArgument = None,
-    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Of each answer, at most [the rest of the context].")] = None,
     seed: SeedOption = None,
     temperature: TemperatureOption = SUGGESTED["temperature"],
@@ -54,12 +55,15 @@ def chat(
     **given: Any,
 ) -> None:
     """Talk to a model in the terminal, through its chat template; each line of standard input is a message."""
-    from nvium_core import terminal
+    from nvium_core import SamplingParams, terminal
 
     asked: dict[str, Any] = {"seed": seed, "temperature": temperature, "top_p": top_p, "sampling": sampling}
     if max_tokens is not None:
         asked["max_tokens"] = max_tokens
+    SamplingParams(**asked)  # refuse what is out of range before the model is loaded
     llm, streams = language_model(model, given), terminal.both_streams()
+    if model is None:
+        streams.remarks.print(BUNDLED, style="dim")
     terminal.converse(streams, llm, lambda: ask(is_person=sys.stdin.isatty()), system, asked)
 
 
@@ -75,4 +79,5 @@ def language_model(model: str | None, given: dict[str, Any]) -> Any:
 
     options = chosen(ModelOptions, given)
     engine = {name: given[name] for name in (*ENGINE_OPTIONS, "instructions", "threads") if name in given}
-    return LLM(model, device=options.device, dtype=options.dtype, weights=options.weights, max_sequences=1, **engine)
+    loading = {name: getattr(options, name) for name in ("exits", "device", "dtype", "weights")}
+    return LLM(model, **loading, max_sequences=1, **engine)

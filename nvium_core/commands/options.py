@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 Options = TypeVar("Options", EngineConfig, ModelOptions)
 
-ModelArgument = Annotated[str | None, typer.Argument(help="A folder, Hub name or GGUF file [the embedded model].")]
+ModelArgument = Annotated[str | None, typer.Argument(help="A folder, Hub name or GGUF file [the bundled model].")]
 DeviceOption = Annotated[Device, typer.Option(help="auto is CUDA where there is one.")]
 
 
 def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
-    """Gives a command, which has `**given`, an option for each documented field of a dataclass, or for those named.
+    """Give a command an option for each documented field of a dataclass, or for the fields named.
 
-    `given` holds only options on the command line; the declaration has the defaults of the others. A tuple is an option
-    that may be repeated or have commas.
+    The command receives only the options on the command line, as `**given`; the dataclass has the defaults of the
+    others. A tuple is an option that may be repeated, or hold values separated by commas.
     """
 
     def decorate(command: Command) -> Command:
@@ -51,7 +51,7 @@ def takes(declaration: type, *names: str) -> Callable[[Command], Command]:
 
 
 def chosen(declaration: type[Options], given: Mapping[str, Any], **fixed: Any) -> Options:
-    """The declaration with those options."""
+    """The dataclass with the given options."""
     names = {field.name for field in fields(declaration)}
     return declaration(**{name: value for name, value in given.items() if name in names}, **fixed)
 

@@ -1,7 +1,7 @@
 """`nvium serve`."""
 
+import os
 import signal
-import sys
 from collections.abc import Callable
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ NAMES = "--served-model-name"
 
 
 def with_names_joined(arguments: list[str]) -> list[str]:
-    """`serve MODEL --served-model-name a b`, which vLLM's users write, with `a,b`. The model must come before."""
+    """Join the names of `serve MODEL --served-model-name a b`, vLLM's form, to `a,b`. MODEL must come before."""
     if NAMES not in arguments or arguments[0] != "serve" or arguments[1].startswith("-"):
         return arguments
     first = arguments.index(NAMES) + 1
@@ -28,8 +28,9 @@ def with_names_joined(arguments: list[str]) -> list[str]:
 @takes(ServerOptions)
 def serve(model: ModelArgument = None, **given: Any) -> None:
     """Serve a model over HTTP. Every option may also be set as NVIUM_… in the environment."""
-    # Until it drains: a container's first process would ignore SIGTERM, go on loading, and be killed in the end.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    # Until the server drains. A container's first process would ignore SIGTERM, and an exception may get lost in the
+    # midst of an import.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     from server.settings import read_settings
 
     settings = read_settings(given if model is None else given | {"model": model})
@@ -47,7 +48,7 @@ def runner(settings: "Settings") -> "Callable[[Settings], None]":
         return run
     set_defaults(RAY_DEFAULTS)
     try:
-        from server.replicas import launch
+        from server.replicas import deployment
     except ImportError as error:
         raise SettingsError(f"replicas: needs `pip install 'nvium[ray]'` ({error})") from error
-    return launch.run
+    return deployment.run

@@ -1,7 +1,5 @@
 """Train a model, list recipes, convert models of other layouts."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,7 +57,7 @@ def train(
 
 
 def estimate(recipe: "Recipe", options: RunOptions, flops_per_second: float | None) -> None:
-    from nvium_core.training.estimate.dry_run import dry_run, table
+    from nvium_core.training.dry_run import dry_run, table
 
     show(table(dry_run(recipe, options, flops_per_second)))
 
@@ -75,16 +73,11 @@ def run(recipe: "Recipe", options: RunOptions) -> None:
         print(f"The model is in {written}")
 
 
-def recipes(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with more of each.")] = False,
-) -> None:
+def recipes() -> None:
     """List what `nvium train` can train: parameters, text, shape, exits."""
-    from nvium_core.training.recipes import listing
+    from nvium_core.training.recipes.listing import table
 
-    if as_json:
-        print(json.dumps([asdict(line) for line in listing.entries()], indent=2))
-    else:
-        show(listing.table(listing.entries()))
+    show(table())
 
 
 def convert(
@@ -93,8 +86,11 @@ def convert(
     ],
     target: Annotated[Path, typer.Argument(help="The folder to write; nothing may be in it yet.")],
     dtype: Annotated[Precision, typer.Option(help="auto keeps what is stored.")] = "auto",
+    exits: Annotated[
+        str | None, typer.Option(help="Exits made for the model, to merge into it: a folder or Hub name.")
+    ] = None,
 ) -> None:
     """Convert a model of any layout to a folder of ours."""
     from nvium_core import conversion
 
-    print(conversion.convert(source, target, dtype))
+    print(conversion.convert(source, target, dtype, exits=exits))

@@ -1,12 +1,12 @@
-"""What a sequence may say: a constraint decides, token by token, which tokens may come next.
-
-Knows token ids only: no text, no grammars, no devices.
-"""
+"""Constraints on what a sequence may generate, token by token. Token ids only: no text, grammars or devices."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
+
+PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 0.0003, 0.005
+"""How long a Step waits for a slow constraint's mask: added per token of its sequence, and at most."""
 
 logger = logging.getLogger(__name__)
 
@@ -16,18 +16,23 @@ class TooCostly(Exception):
 
 
 class Constraint(Protocol):
-    """Which token may follow those it has been advanced by. A request's own is a prototype, forked for each choice.
+    """Decides which token may come next. A request's constraint is a prototype that is forked for each choice.
 
-    Used by one thread at a time. Whatever it raises ends the sequence that it constrains, and no other.
+    Used by one thread at a time. An exception from it ends only the sequence that it constrains.
     """
 
     @property
     def is_over(self) -> bool:
-        """Nothing may follow, not even end-of-text."""
+        """No token may follow, not even end-of-text."""
+        ...
+
+    def is_ready(self, seconds: float) -> bool:
+        """Wait up to `seconds`; returns whether `is_over` and `allowed` can answer without blocking."""
         ...
 
     def allowed(self) -> bytes:
-        """The tokens that may come next: token t if bit t % 8 of byte t // 8 is set. Those beyond its end may not."""
+        """Bit mask of allowed tokens: token t is allowed if bit t % 8 of byte t // 8 is set. Tokens beyond the end are
+        not."""
         ...
 
     def advance(self, token_id: int) -> None:
@@ -35,19 +40,21 @@ class Constraint(Protocol):
         ...
 
     def fork(self) -> "Constraint":
-        """The same state, to be advanced independently."""
+        """A copy that can be advanced independently."""
         ...
 
 
 class ConstraintState:
-    """One sequence's own constraint, asked once per token. It does not raise: one that has failed allows nothing."""
+    """The constraint of one sequence. Never raises: after a failure it allows nothing."""
 
     def __init__(self, prototype: Constraint) -> None:
         self.is_over = False
         self.has_failed = False
         self.is_too_costly = False
+        self.patience = MAX_PATIENCE_SECONDS
+        """How long the next Step may wait for this mask, in seconds."""
         self._allowed: bytes | None = None
-        """Computed at the first use."""
+        """Computed on first use."""
         with self._contained():
             self._constraint = prototype.fork()
 
@@ -61,10 +68,18 @@ class ConstraintState:
 
     def advance(self, token_id: int) -> None:
         """Advance by an emitted token."""
+        self.patience = min(self.patience + PATIENCE_SECONDS, MAX_PATIENCE_SECONDS)
         with self._contained():
-            self._constraint.advance(token_id)
-            self.is_over = self._constraint.is_over
             self._allowed = None
+            self._constraint.advance(token_id)
+
+    def is_ready(self, seconds: float) -> bool:
+        """Wait up to `seconds`; returns whether the mask of the next token is ready."""
+        with self._contained():
+            if not self._constraint.is_ready(seconds):
+                return False
+            self.is_over = self._constraint.is_over
+        return True
 
     def allows_any(self, vocab_size: int) -> bool:
         """Whether the next token may be any of the first `vocab_size`."""

@@ -3,48 +3,35 @@
 Knows token ids only, no text.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import replace
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from nvium_core.engine.device.budget import Budget
-from nvium_core.engine.device.calibration import assumed_costs, choose_path, choose_threads, measure_costs, own_costs
-from nvium_core.engine.device.calibration_cache import calibration_file, read_calibration, write_calibration
 from nvium_core.engine.device.memory import cache_size
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.events import Completion, Event, FailureEvent, StepReport, best
-from nvium_core.engine.failures import DeviceLost, error_of
+from nvium_core.engine.failures import error_of
 from nvium_core.engine.limits import Limits, eos_token_ids
 from nvium_core.engine.params import EngineConfig, SamplingParams, require
 from nvium_core.engine.recorder import Recorder
-from nvium_core.engine.rehearsal import rehearsed
-from nvium_core.engine.schedule.costs import StepCosts
-from nvium_core.engine.schedule.drafting import Drafting
-from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies
 from nvium_core.engine.schedule.kv_cache import PagePool
-from nvium_core.engine.schedule.policies import POLICIES, Policy
-from nvium_core.engine.schedule.policies.sweep import Sweep
 from nvium_core.engine.schedule.randomness import random_seed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.speedup import PiggybackSpeedup
 from nvium_core.engine.schedule.step import Step, StepResult
+from nvium_core.engine.warm_up import warm_up
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.nvium import NviumForCausalLM
-
-logger = logging.getLogger(__name__)
+from nvium_core.model.nvium import Nvium
 
 
 class Engine:
     def __init__(
         self,
-        model: NviumForCausalLM,
+        model: Nvium,
         config: EngineConfig | None = None,
         *,
         make_runner: Callable[..., Runner] = Runner,
@@ -57,29 +44,18 @@ class Engine:
         num_pages, page_size = self.cache_size.num_pages, self.cache_size.page_size
         self.limits = Limits(self.context, num_pages * page_size, model.config.vocab_size, eos_token_ids(model))
         self.pool = PagePool(num_pages, page_size, keeps_pages=self.config.prefix_caching)
-        policy = self._policy(assumed_costs(model.config))
-        drafting = Drafting(assumed_costs(model.config), self.config.max_drafts, has_drafter=model.drafter is not None)
-        self.scheduler = Scheduler(policy, self.pool, self.config, num_blocks=model.config.num_exits, drafting=drafting)
-        self.runner = make_runner(
-            model,
-            num_pages=num_pages,
-            page_size=page_size,
-            max_sequences=self.config.max_sequences,
-            is_deterministic=self.config.deterministic,
-            instructions=self.config.instructions,
-            threads=self.config.threads,
+        self.runner = make_runner(model, self.config, num_pages=num_pages, page_size=page_size)
+        self.scheduler = Scheduler(
+            self.pool,
+            self.config,
+            num_blocks=model.config.num_exits,
+            tokens_ahead=self.runner.backend.tokens_ahead,
+            bounds=self.config.row_bounds(model.device.type),
         )
-        self.scheduler.grows_early = self.runner.launches_ahead
-        self.speedup = PiggybackSpeedup(max_rows_per_step=self.config.max_rows_per_step)
-        self._recorder = Recorder(self.scheduler, self.speedup, vocab_size=model.config.vocab_size)
+        self._recorder = Recorder(self.scheduler, vocab_size=model.config.vocab_size)
         self._num_arrived = 0
-        self.costs: StepCosts | None = None
-        """As calibrated."""
-        self._device_was_idle = True
-        self.runner_seconds = 0.0
-        """Of the last step()."""
         self.reports: list[StepReport] = []
-        """Of the Steps in the last step()."""
+        """Reports of the last step(), by block."""
 
     @property
     def end_token_ids(self) -> frozenset[int]:
@@ -132,21 +108,19 @@ class Engine:
         return bool(self._recorder.requests)
 
     def step(self) -> list[Event]:
-        """Schedule, run, record, report; no events if there is nothing to do.
+        """Schedule, run, record, report; no events if there is nothing to do yet.
 
         Raises `DeviceLost` when the device has failed: then nothing can run any more.
         """
-        started = time.monotonic()
+        started = time.perf_counter()
         self.reports = []
         step = self.scheduler.schedule()
         if step is None:
-            return []
-        scheduled = time.monotonic()
-        results = self._run(step)
-        self.runner_seconds = time.monotonic() - scheduled
-        events = self._recorder.record(results)
-        self._report(results, events, time.monotonic() - started)
-        return events[0] if len(events) == 1 else list(chain.from_iterable(events))
+            return self._recorder.settle(is_idle=True)
+        result = self.runner.run(step)
+        events = self._recorder.record(step, result.outcomes)
+        self._report(step, result, time.perf_counter() - started)
+        return events + self._recorder.settle(is_idle=False)
 
     def generate(self, prompts: Iterable[Items[int]], params: SamplingParams | None = None) -> list[Completion]:
         """Run prompts to their ends together, on an otherwise idle engine.
@@ -170,39 +144,14 @@ class Engine:
         rank = attrgetter("mean_logprob")
         return [chosen for completions in choices.values() for chosen in best(completions, params.n, rank)]
 
-    def calibrate(self, *, max_seconds: float = math.inf, remembers: bool = False) -> StepCosts:
-        """Measure what Steps cost here and schedule by it. For an engine without work.
+    def warm_up(self, seconds: float = math.inf, *, remembers: bool = False) -> None:
+        """Capture what is captured and let the schedules race for a moment. For an engine without work.
 
-        Takes a second or two for a small model; of a large one as much is measured as the seconds allow. With
-        `remembers`, what was measured before in the same conditions is taken, and what is measured now is kept.
+        With `remembers`, the race begins with what was measured before in the same conditions.
         """
-        require(not self.has_work, "engine", "must be idle to be calibrated")
-        self.runner.prepare(self.config.max_rows_per_step, self.config.max_sequences)
-        file = calibration_file(self.runner, self.config) if remembers else None
-        known = read_calibration(file, self.runner) if file else None
-        costs = known or self._measured(Budget(max_seconds))
-        if file and not known:
-            write_calibration(file, costs, self.runner)
-        self.speedup.costs = costs.with_own((0.0, 0.0))
-        self.costs = costs.copy()
-        self.scheduler.policy = self._policy(costs)
-        self.scheduler.drafting = Drafting(
-            costs,
-            self.config.max_drafts,
-            head_share=self.runner.backend.draft_share,
-            has_drafter=self.runner.has_drafter,
-        )
-        return costs
-
-    def _measured(self, budget: Budget) -> StepCosts:
-        """The last fifth of the budget is for the engine's own costs, which are seen while it generates block by block;
-        passes do not show a single Step's."""
-        runner, pool, config, seats = self.runner, self.pool, self.model_config, self.config.max_sequences
-        choose_threads(runner, pool, config, max_sequences=seats, budget=budget.share(0.2))
-        choose_path(runner, pool, config, budget.share(0.4))
-        costs = measure_costs(runner, pool, config, max_sequences=seats, budget=budget.share(0.6))
-        self.scheduler.policy = Sweep()
-        return costs.with_own(own_costs(rehearsed(self, budget)))
+        require(not self.has_work, "engine", "must be idle to be warmed up")
+        self.runner.prepare()
+        warm_up(self, seconds, remembers=remembers)
 
     def check_integrity(self) -> None:
         """Assert that nothing is leaked, owned twice or out of order."""
@@ -213,9 +162,6 @@ class Engine:
         """Assert that an engine without work holds nothing: what `check_integrity` asks, at no cost."""
         assert not self.scheduler.running and not self.scheduler.waiting and not self._recorder.holds_back
         assert self.pool.num_free == self.pool.num_pages, "a page is leaked"
-
-    def _policy(self, costs: StepCosts) -> Policy:
-        return POLICIES[self.config.schedule].of(costs, ExitFrequencies.even(self.model_config.num_exits))
 
     def _sequence(
         self, sequence_id: str, token_ids: Items[int], params: SamplingParams, *, seed: int, choice: int, **placed: Any
@@ -235,71 +181,12 @@ class Engine:
         self._num_arrived += 1
         return sequence
 
-    def _run(self, step: Step) -> list[StepResult]:
-        """The Step, and those run with it. If it fails, each sequence runs alone, so that only the guilty one ends."""
-        try:
-            return self.runner.run(step)
-        except DeviceLost:
-            raise
-        except Exception as error:
-            if len(step.runs) == 1:
-                logger.exception("a sequence failed and was ended")
-                return [StepResult(step, errors={step.runs[0].sequence: error})]
-            logger.warning("a step of %d sequences failed; running each alone", len(step.runs))
-            return [merged(step, [result for run in step.runs for result in self._run(Step(step.block, [run]))])]
-
-    def _report(self, results: list[StepResult], events: list[list[Event]], seconds: float) -> None:
-        is_measured = self._device_was_idle and self.runner.has_waited
-        self._device_was_idle = self.runner.has_waited
-        is_pass = is_whole_pass(results, self.scheduler.num_blocks)
-        are_timed = is_measured and not is_pass and None not in [result.seconds for result in results[1:]]
-        for result, told, own in zip(results, events, shares(results, seconds), strict=True):
-            step = result.step
-            self.scheduler.policy.observe(
-                step.block,
-                num_rows=step.num_rows,
-                seconds=own if are_timed else None,
-                num_asked=result.num_asked,
-                num_left=result.num_left,
-                follows=result is not results[0],
-            )
-            self.reports.append(StepReport(step.block + 1, step.num_rows, len(step.runs), own, told))
-        if is_measured and is_round(results, self.scheduler.num_blocks):
-            step = results[-1].step
-            self.scheduler.drafting.observe_seconds(step.num_rows, step.num_drafts, seconds, len(step.runs))
-        self.speedup.end(seconds)
-        if is_measured and is_pass:
-            self.scheduler.policy.observe_pass(num_rows=results[0].step.num_rows, seconds=seconds)
-
-
-def shares(results: list[StepResult], seconds: float) -> list[float]:
-    """Of the time that Steps took together: the first has the rest if the others were timed; otherwise equal shares."""
-    later = [result.seconds for result in results[1:]]
-    known = [each for each in later if each is not None]
-    return [seconds - sum(known), *known] if len(known) == len(later) else [seconds / len(results)] * len(results)
-
-
-def is_whole_pass(results: list[StepResult], num_blocks: int) -> bool:
-    """One row of each sequence passed every block."""
-    num_runs = len(results[0].step.runs)
-    return len(results) == num_blocks and [result.step.num_rows for result in results] == [num_runs] * num_blocks
-
-
-def is_round(results: list[StepResult], num_blocks: int) -> bool:
-    """The same rows passed every block, and all were verified."""
-    num_verified = sum(map(len, results[-1].verified.values()))
-    return num_verified > 0 and [result.step.num_rows for result in results] == [num_verified] * num_blocks
-
-
-def merged(step: Step, alone: list[StepResult]) -> StepResult:
-    """Of a Step whose sequences ran one by one."""
-    result = StepResult(step)
-    for each in alone:
-        result.decisions |= each.decisions
-        result.verified |= each.verified
-        result.scores |= each.scores
-        result.errors |= each.errors
-    return result
+    def _report(self, step: Step, result: StepResult, seconds: float) -> None:
+        num_tokens = sum([len(outcome.emissions) for outcome in result.outcomes])
+        self.scheduler.observe(step, num_tokens, seconds)
+        self.reports = [
+            StepReport(block + 1, num_steps, num_rows, own) for block, num_steps, num_rows, own in result.reports
+        ]
 
 
 def context_of(config: EngineConfig, model: NviumConfig) -> int:

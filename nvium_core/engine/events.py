@@ -69,13 +69,12 @@ Event = TokenEvent | PromptEvent | FailureEvent
 
 
 class StepReport(NamedTuple):
-    """What one Step did: the block (1-based), its rows, of how many sequences, the time it took and what came of it."""
+    """What one block (1-based) did in a Step: how often it ran, its rows in all, and the seconds that took."""
 
     block: int
+    num_steps: int
     num_rows: int
-    num_sequences: int
     seconds: float
-    events: list[Event]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What is raised for sequences that did not come to their end."""
+"""Errors of sequences that did not finish."""
 
 from nvium_core.engine.events import FailureEvent, FailureReason
 from nvium_core.errors import NviumError

@@ -1,4 +1,4 @@
-"""What an engine can serve: checked when a request arrives, so that whatever is admitted can run to its end."""
+"""Checks requests on arrival, so that every admitted one can run to its end."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from nvium_core.engine.params import ContextLengthExceeded, InvalidRequest, SamplingParams, require
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def is_whole(token_id: object) -> bool:
     return isinstance(token_id, (int, Integral))
 
 
-def eos_token_ids(model: NviumForCausalLM) -> frozenset[int]:
+def eos_token_ids(model: Nvium) -> frozenset[int]:
     """End-of-text, as the model's generation configuration or else its configuration names it."""
     named = getattr(model.generation_config, "eos_token_id", None)
     named = model.config.eos_token_id if named is None else named

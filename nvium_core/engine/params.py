@@ -1,8 +1,9 @@
-"""What a request asks of the sampler and what an engine may use, checked before anything is allocated."""
+"""Sampling parameters and engine configuration, checked before anything is allocated."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, NamedTuple, get_args
 
@@ -47,30 +48,36 @@ RANGES = (
     ("min_p", 0, 1),
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
+    ("repetition_penalty", 0.01, 2),
 )
 
 
-class Draw(NamedTuple):
-    """How tokens are drawn from logits, and which kind of draw that is.
+class Kind(IntEnum):
+    """How a front's token is decided.
 
-    `is_ranked`: top-k or top-p. `is_adjusted`: g may change logits (penalties, biases, a minimal length, a constraint).
-    `is_summed`: the mixture is computed explicitly. `is_original`: from the last exit alone, by a race that exits can
-    draft for; temperature 0 is the argmax there.
+    `EXITS`: an exit is taken as its router says, and the token drawn from f(π_k). `ARGMAX`: the argmax of Σ p_k g(π_k),
+    at the first exit behind which no later one can change it. `MIXTURE`: drawn from f(π_mix) at the last exit. `RACE`:
+    drawn from f(π_N) by a race, so that drafts can be verified; the argmax at temperature 0.
     """
 
+    EXITS, ARGMAX, MIXTURE, RACE = range(4)
+
+
+class Draw(NamedTuple):
+    """How tokens are drawn from logits. `is_adjusted`: penalties, biases, a minimal length or a constraint change them
+    first."""
+
+    kind: Kind
     temperature: float
     log_min_p: float
     top_k: int
     top_p: float
-    is_ranked: bool
     is_adjusted: bool
-    is_summed: bool
-    is_original: bool
 
     @property
-    def is_plain(self) -> bool:
-        """From an exit's logits as they are: needs nothing that only the host knows."""
-        return not (self.is_adjusted or self.is_summed or self.is_original)
+    def is_ranked(self) -> bool:
+        """Top-k or top-p truncates."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,12 +92,13 @@ class SamplingParams:
     probable one. `presence_penalty` and `frequency_penalty` are taken off the logits of tokens generated so far, once
     or per occurrence; `repetition_penalty` divides positive and multiplies negative logits of all tokens so far, those
     of the prompt included. `logit_bias` is added by token id.
-    `min_tokens`: no end before so many tokens. `stop_token_ids` end a sequence as end-of-text does, which `ignore_eos`
+    `min_tokens` must come before an end. `stop_token_ids` end a sequence as end-of-text does, which `ignore_eos`
     disables. `constraint` says which tokens may come next, and ends a sequence when none may. `seed` None draws one at
     random; `choice` is the number of the first alternative, and each has draws of its own. `n` alternatives are wanted,
     the best of `best_of` (None: n) by mean log π_mix.
     `sampling` "mixture" applies f to the explicit π_mix, so every token passes every exit; "original" to π_N alone,
     whose argmax is then temperature 0's token, while exits only draft; None is the model's default.
+    Without `early_exits` every token passes all blocks at once; it is the same token.
     `logprobs`: log π_mix ("original": log π_N) before f of every token, with that many alternatives with it;
     `prompt_logprobs`: of the prompt's tokens too. `probabilities`: p_k of every exit with each token.
     """
@@ -113,6 +121,7 @@ class SamplingParams:
     n: int = 1
     best_of: int | None = None
     sampling: Sampling | None = None
+    early_exits: bool = True
     logprobs: int | None = None
     prompt_logprobs: bool = False
     probabilities: bool = False
@@ -160,8 +169,6 @@ class SamplingParams:
             require(lowest <= value <= highest, name, f"must be between {lowest} and {highest}, got {value}")
         require(0 <= self.top_k < 2**31, "top_k", f"must be between 0 (off) and 2³¹ − 1, got {self.top_k}")
         require(0 < self.top_p <= 1, "top_p", f"must be above 0 and at most 1, got {self.top_p}")
-        penalty = self.repetition_penalty
-        require(0 < penalty <= 2, "repetition_penalty", f"must be above 0 and at most 2, got {penalty}")
         num_biases = len(self.logit_bias)
         require(num_biases <= MAX_BIASES, "logit_bias", f"at most {MAX_BIASES} tokens, got {num_biases}")
         for token_id, bias in self.logit_bias.items():
@@ -172,34 +179,25 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
-    def draw(self) -> "Draw":
-        """Temperature 0 keeps the first of the most probable tokens."""
+    def kind(self) -> Kind:
         if self.sampling == "original":
-            return self._draw_of_original
-        is_greedy = self.is_greedy
-        min_p = 1 if is_greedy else self.min_p
-        return Draw(
-            temperature=1 if is_greedy else self.temperature,
-            log_min_p=math.log(min_p) if min_p else -math.inf,
-            top_k=1 if is_greedy else self.top_k,
-            top_p=self.top_p,
-            is_ranked=is_greedy or self.top_k > 0 or self.top_p < 1,
-            is_adjusted=self.constraint is not None or self._changes_logits,
-            is_summed=is_greedy or self.sampling == "mixture",
-            is_original=False,
-        )
+            return Kind.RACE
+        if self.sampling == "mixture":
+            return Kind.MIXTURE
+        return Kind.ARGMAX if self.is_greedy else Kind.EXITS
 
     @property
-    def _draw_of_original(self) -> "Draw":
+    def draw(self) -> Draw:
+        """The most probable token of the mixture is the first of its truncation to one."""
+        kind = self.kind
+        takes_first = kind is Kind.MIXTURE and self.is_greedy
         return Draw(
-            temperature=self.temperature,
-            log_min_p=math.log(self.min_p) if self.min_p else -math.inf,
-            top_k=self.top_k,
+            kind=kind,
+            temperature=1.0 if takes_first or kind is Kind.ARGMAX else self.temperature,
+            log_min_p=math.log(self.min_p) if self.min_p and not takes_first else -math.inf,
+            top_k=1 if takes_first else self.top_k,
             top_p=self.top_p,
-            is_ranked=not self.is_greedy and (self.top_k > 0 or self.top_p < 1),
             is_adjusted=self.constraint is not None or self._changes_logits,
-            is_summed=False,
-            is_original=True,
         )
 
     @property
@@ -227,24 +225,24 @@ class EngineConfig:
     sequence's full context, within `DEFAULT_CACHE_MEMORY`.
     """
 
-    schedule: Annotated[Schedule, Doc("How the engine chooses the block that runs next.")] = "optimal"
+    schedule: Annotated[Schedule, Doc("Whether tokens leave early: as measured, never (whole) or always.")] = "race"
     deterministic: Annotated[bool, Doc("Answers with the same bits whatever else runs.")] = False
     context: Annotated[int | None, Doc("Tokens of prompt and answer together [the model's].")] = None
     max_sequences: Annotated[int, Doc("Sequences that run at once; the rest wait.")] = 32
-    max_rows_per_step: Annotated[int, Doc("Rows of one Step; longer prompts are split.")] = 256
-    chunk_rows: Annotated[int, Doc("Rows of a Step for prompts while others generate.")] = 64
+    max_rows_per_step: Annotated[int | None, Doc("Rows of one Step [256; 8192 on CUDA].")] = None
+    chunk_rows: Annotated[int | None, Doc("Prompt rows of a Step while others generate [64; 2048 on CUDA].")] = None
     sampling: Annotated[
         Sampling | None, Doc("What requests sample from unless they say otherwise [the model's default].")
     ] = None
-    max_drafts: Annotated[int | None, Doc("Tokens drafted for the last exit; 0 is none [as costs say].")] = None
+    max_drafts: Annotated[int | None, Doc("Tokens copied from the text as drafts; 0 is none [as measured].")] = None
     max_wait_steps: Annotated[int, Doc("Steps after which a sequence that was passed over goes first.")] = 64
     cache_memory: Annotated[str | None, Doc("Key/value cache, such as 2GiB or 10% [as needed, at most 25%].")] = None
     cache_tokens: Annotated[int | None, Doc("The same as a number of tokens.")] = None
     page_size: Annotated[int | None, Doc("Tokens of a page [16; 256 in half precision on CUDA].")] = None
     prefix_caching: Annotated[bool, Doc("Keep full pages for later prompts with the same prefix.")] = True
     instructions: Annotated[Instructions, Doc("A CPU's vector instructions; auto is the widest it has.")] = "auto"
-    threads: Annotated[str, Doc("Threads of a CPU; auto measures how many are fastest.")] = "auto"
-    calibrations: Annotated[Path | None, Doc("Folder that keeps what Steps cost here [in the user's cache].")] = None
+    threads: Annotated[str, Doc("Threads of a CPU; auto is PyTorch's choice.")] = "auto"
+    calibrations: Annotated[Path | None, Doc("Folder that keeps how schedules raced [in the user's cache].")] = None
 
     def __post_init__(self) -> None:
         require(self.schedule in get_args(Schedule), "schedule", f"no such schedule: {self.schedule!r}")
@@ -255,13 +253,27 @@ class EngineConfig:
         require(is_known, "sampling", f"must be {', '.join(get_args(Sampling))}, got {self.sampling!r}")
         drafts = self.max_drafts
         require(drafts is None or 0 <= drafts <= MAX_DRAFTS, "max_drafts", f"must be 0 to {MAX_DRAFTS}, got {drafts}")
-        for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps"):
-            require(getattr(self, name) >= 1, name, f"must be at least 1, got {getattr(self, name)}")
-        require(self.page_size is None or self.page_size >= 1, "page_size", f"must be at least 1, got {self.page_size}")
-        require(self.cache_tokens is None or self.cache_tokens >= 1, "cache_tokens", "must be at least 1")
+        for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps", "page_size", "cache_tokens"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, f"must be at least 1, got {value}")
         require(self.max_sequences <= MAX_SEQUENCES, "max_sequences", f"must be at most {MAX_SEQUENCES}")
         both = self.cache_tokens is not None and self.cache_memory is not None
         require(not both, "cache_memory", "contradicts cache_tokens; give one of them")
+
+    def row_bounds(self, device: str = "cpu") -> "RowBounds":
+        """On this type of device."""
+        default = ROW_BOUNDS.get(device, ROW_BOUNDS["cpu"])
+        return RowBounds(self.max_rows_per_step or default.step, self.chunk_rows or default.chunk)
+
+
+class RowBounds(NamedTuple):
+    """Rows of a Step, and of prompts in a Step while others generate."""
+
+    step: int
+    chunk: int
+
+
+ROW_BOUNDS = {"cpu": RowBounds(256, 64), "cuda": RowBounds(8192, 2048)}
 
 
 MAX_SEQUENCES = 65_536
@@ -269,11 +281,11 @@ MAX_SEQUENCES = 65_536
 MAX_DRAFTS = 16
 
 DEFAULT_CACHE_MEMORY = "25%"
-"""At most, where nothing is said."""
+"""Default upper bound."""
 
 
 def thread_count(text: str) -> int | None:
-    """What the option `threads` says; None is auto."""
+    """Parse the option `threads`; None is auto."""
     if text == "auto":
         return None
     require(text.isdecimal() and int(text) > 0, "threads", f"must be auto or at least 1, got {text!r}")

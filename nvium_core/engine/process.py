@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple, replace
-from itertools import islice
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -24,22 +23,18 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, StepReport, TokenEvent
 from nvium_core.engine.failures import EngineStopped
 from nvium_core.engine.limits import Limits
-from nvium_core.engine.params import SamplingParams
-from nvium_core.engine.reserve import memory_reserve
-from nvium_core.engine.token_stream import Admittance, ChoiceKey, EngineRequest, TokenStream
+from nvium_core.engine.token_stream import Admitted, ChoiceKey, EngineRequest, TokenStream
 from nvium_core.engine.worker import (
     IDLE_WAIT_SECONDS,
     STOPPED,
     Deliveries,
     EngineTurn,
+    Observe,
     Worker,
     WorkerState,
     hand_over,
     run_turn,
 )
-
-WARM_UP_TOKENS = 4
-MAX_CALIBRATION_SECONDS = 5.0
 
 END = pickle.dumps(None)
 """The last command."""
@@ -47,32 +42,9 @@ END = pickle.dumps(None)
 logger = logging.getLogger(__name__)
 
 
-class Calibrated(NamedTuple):
-    """What an engine measured when it was warmed up: seconds of a block, and of each of its rows."""
-
-    seconds: float
-    fixed: list[float]
-    per_row: list[float]
-    max_native_rows: int
-    processor: str
-
-
 class Added(NamedTuple):
     requests: dict[str, EngineRequest]
     tenant: str
-
-
-def warm_up(engine: Engine) -> Calibrated:
-    """Run a few tokens through every block, and measure what Steps cost."""
-    num_tokens = min(WARM_UP_TOKENS, engine.context - 1)
-    engine.generate([[0]], SamplingParams(max_tokens=num_tokens, seed=0, ignore_eos=True))
-    started = time.monotonic()
-    costs = engine.calibrate(max_seconds=MAX_CALIBRATION_SECONDS, remembers=True)
-    seconds = time.monotonic() - started
-    runner = engine.runner
-    return Calibrated(
-        seconds, list(costs.fixed), list(costs.per_row), runner.backend.max_native_rows, str(runner.processor)
-    )
 
 
 def child(pipe: Connection, build: Callable[[], Engine], num_dropped_lines: Callable[[], int]) -> None:
@@ -81,7 +53,8 @@ def child(pipe: Connection, build: Callable[[], Engine], num_dropped_lines: Call
         signal.signal(number, signal.SIG_IGN)
     engine = build()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        pipe.send(warm_up(engine))
+        engine.warm_up(remembers=True)
+        pipe.send(engine.runner.processor)
         while take_commands(engine, pipe):
             turn = run_turn(engine)
             state = replace(turn.state, num_dropped_lines=num_dropped_lines())
@@ -105,17 +78,14 @@ def take_commands(engine: Engine, pipe: Connection) -> bool:
 
 
 def encode(turn: EngineTurn) -> bytes:
-    """With marshal, which takes a fifth of pickle's time for tokens; rarer events are pickled inside.
-
-    Reports carry only how many of the turn's events are theirs, in order.
-    """
+    """With marshal, which takes a fifth of pickle's time for tokens; rarer events are pickled inside."""
     events: bytes | list[tuple[Any, ...]]
     if all(type(event) is TokenEvent and event.score is None for event in turn.events):
         events = [tuple(event) for event in turn.events]  # type: ignore[arg-type]
     else:
         events = pickle.dumps(turn.events)
-    admissions = [(*key, *astuple(admittance)) for key, admittance in turn.admissions.items()]
-    reports = [(r.block, r.num_rows, r.num_sequences, r.seconds, len(r.events)) for r in turn.reports]
+    admissions = [(*key, *astuple(admitted)) for key, admitted in turn.admissions.items()]
+    reports = [tuple(report) for report in turn.reports]
     state = [getattr(turn.state, name) for name in WorkerState.__slots__]
     return marshal.dumps((admissions, events, reports, state))
 
@@ -123,12 +93,8 @@ def encode(turn: EngineTurn) -> bytes:
 def decode(message: bytes) -> EngineTurn:
     admissions, packed, packed_reports, state = marshal.loads(message)  # noqa: S302 (from our own child)
     events: list[Event] = pickle.loads(packed) if isinstance(packed, bytes) else [TokenEvent(*each) for each in packed]  # noqa: S301
-    rest = iter(events)
-    reports = [
-        StepReport(block, num_rows, num_sequences, seconds, list(islice(rest, number)))
-        for block, num_rows, num_sequences, seconds, number in packed_reports
-    ]
-    by_key = {(name, choice): Admittance(at, cached) for name, choice, at, cached in admissions}
+    reports = [StepReport(*report) for report in packed_reports]
+    by_key = {(name, choice): Admitted(at, cached) for name, choice, at, cached in admissions}
     return EngineTurn(by_key, events, reports, WorkerState(*state))
 
 
@@ -143,7 +109,7 @@ class EngineProcess(Worker):
         self,
         limits: Limits,
         build: Callable[[], Engine],
-        observe: Callable[[StepReport], None] | None = None,
+        observe: Observe | None = None,
         num_dropped_lines: Callable[[], int] = int,
     ) -> None:
         super().__init__(limits, observe)
@@ -155,16 +121,16 @@ class EngineProcess(Worker):
         self._commands: SimpleQueue[bytes] = SimpleQueue()
         self._sending = threading.Thread(target=self._send_all, name="nvium-commands", daemon=True)
 
-    def launch(self) -> Calibrated:
-        """Start the process and wait until it is warm. Raises `EngineStopped` if it ends before."""
+    def launch(self) -> str:
+        """Start the process and wait until it is warm. Returns `Runner.processor`; raises `EngineStopped`."""
         self._process.start()
         self._sending.start()
         self._theirs.close()
         try:
-            calibrated: Calibrated = self._pipe.recv()
+            processor: str = self._pipe.recv()
         except EOFError:
             raise EngineStopped("the engine's process ended while it was starting") from None
-        return calibrated
+        return processor
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -172,7 +138,7 @@ class EngineProcess(Worker):
         self._beat = time.monotonic()
 
     def stop(self, timeout: float | None = None) -> None:
-        """As for every worker, but by force once the timeout is over."""
+        """As for every worker, but kills the process after the timeout."""
         self._is_stopping = True
         self._commands.put(END)
         self._process.join(timeout)
@@ -215,8 +181,7 @@ class EngineProcess(Worker):
         try:
             while self._pipe.poll():
                 self._take(decode(self._pipe.recv_bytes()))
-        except (EOFError, OSError, MemoryError) as error:  # without memory, what was read is lost
-            memory_reserve.note(error)
+        except (EOFError, OSError):
             self._end()
 
     def _hand_over(self, deliveries: Deliveries) -> None:
@@ -228,5 +193,5 @@ class EngineProcess(Worker):
         self._has_ended = True
         self.has_failed |= not self._is_stopping
         self._fail_streams()
-        if self.has_failed:  # last: there may be no memory for a line
+        if self.has_failed:
             logger.error("the engine's process has ended by itself, or was lost")

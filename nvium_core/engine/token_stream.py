@@ -1,11 +1,11 @@
-"""What an asyncio program submits to an engine, and the stream of events that it gets back."""
+"""What an asyncio program submits to an engine, and the event stream that it gets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from nvium_core.engine.events import Event, FailureEvent, FailureReason, PromptEvent, TokenEvent
 from nvium_core.engine.failures import error_of
@@ -35,21 +35,11 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Admittance:
-    """How a choice left the queue: when, by `time.monotonic()`, and how many rows of its prompt were cached."""
+class Admitted:
+    """When a choice was admitted, by `time.monotonic()`, and its cached prompt rows."""
 
     at: float
     num_cached_prompt_tokens: int
-
-
-LOST = "events were lost on their way"
-
-
-class Delivery(NamedTuple):
-    """Some of a stream's events, and how many there were before."""
-
-    num_before: int
-    events: list[Event]
 
 
 class TokenStream:
@@ -65,14 +55,13 @@ class TokenStream:
     ) -> None:
         self.keys = list(keys)
         """The choices, those of the first request first."""
-        self.admissions: dict[ChoiceKey, Admittance] = {}
-        """Of the choices that have left the queue; there by the time a choice's first token arrives."""
+        self.admissions: dict[ChoiceKey, Admitted] = {}
+        """Admissions of choices; present by the time a choice's first token arrives."""
         self.loop = asyncio.get_running_loop()
         self._cancel = cancel
         self._on_close = on_close
         self._open = set(keys)
         self._events: list[Event] = []
-        self._num_sent = self._num_arrived = 0
         self._listener: Callable[[], object] = lambda: None
 
     @property
@@ -109,31 +98,20 @@ class TokenStream:
         self._on_close(self)
 
     def failures(self, message: str, reason: FailureReason) -> list[Event]:
-        """Called by the worker: for every choice, as it does not know which of them have been told that they ended."""
+        """Called by the worker, for every choice: it does not know which have ended."""
         return [FailureEvent(name, message, choice, reason) for name, choice in self.keys]
 
-    def delivery(self, events: list[Event]) -> Delivery:
-        """Called by the worker."""
-        delivery = Delivery(self._num_sent, events)
-        self._num_sent += len(events)
-        return delivery
-
-    def deliver(self, delivery: Delivery) -> None:
-        """Called on the loop. Open choices fail if an earlier delivery never arrived, as for want of memory."""
-        num_before, events = delivery
-        if num_before == self._num_arrived:
-            self._events += events
-        else:
-            self._events += [FailureEvent(name, LOST, choice) for name, choice in self._open]
-        self._num_arrived += len(events)
+    def deliver(self, events: list[Event]) -> None:
+        """Called on the loop."""
+        self._events += events
         self._listener()
 
     async def __aiter__(self) -> AsyncIterator[list[TokenEvent | PromptEvent]]:
         try:
             while self._open:
                 await self.arrival()
-                if told := self.take():
-                    yield told
+                if events := self.take():
+                    yield events
         finally:
             self.close()
 

@@ -5,6 +5,7 @@
 
 import logging
 import math
+import os
 import queue
 import threading
 import time
@@ -17,21 +18,25 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from nvium_core.engine.device.processor import start_threads
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, FailureEvent, FailureReason, StepReport
 from nvium_core.engine.failures import EngineStopped
 from nvium_core.engine.limits import Limits
-from nvium_core.engine.reserve import memory_reserve
-from nvium_core.engine.token_stream import Admittance, ChoiceKey, Delivery, EngineRequest, TokenStream, key_of
+from nvium_core.engine.token_stream import Admitted, ChoiceKey, EngineRequest, TokenStream, key_of
 
 STOPPED = "the engine has stopped"
 FAILED = "the engine has failed"
 
-IDLE_WAIT_SECONDS = 0.5
-"""How often an idle worker shows that it lives."""
+OUT_OF_MEMORY = 1
+"""Exit code after a MemoryError: the process ends at once and a supervisor restarts it."""
 
-Deliveries = Mapping[TokenStream, Delivery]
+IDLE_WAIT_SECONDS = 0.5
+"""Period of an idle worker's heartbeat."""
+
+Observe = Callable[[Items[StepReport], Items[Event]], None]
+"""Receives the reports and events of every turn."""
+
+Deliveries = Mapping[TokenStream, list[Event]]
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +54,15 @@ class WorkerState:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     piggyback_speedup: float = math.nan
-    """Time the same tokens would have taken block by block at full depth, over time spent; nan before any Step."""
+    """Measured tokens per second over those of whole passes, for the present number of sequences; nan if unknown."""
     num_dropped_lines: int = 0
-    """Log lines that the engine's own process could not write, if it has one."""
+    """Log lines that the engine's process dropped."""
 
 
 class EngineTurn(NamedTuple):
     """The results of one `Engine.step()`; without work, only the state."""
 
-    admissions: Mapping[ChoiceKey, Admittance]
+    admissions: Mapping[ChoiceKey, Admitted]
     events: list[Event]
     reports: list[StepReport]
     state: WorkerState
@@ -69,7 +74,7 @@ def run_turn(engine: Engine) -> EngineTurn:
     started = time.monotonic()
     events = engine.step()
     admissions = {
-        (sequence.id, sequence.choice): Admittance(started, sequence.num_cached_prompt_tokens or 0)
+        (sequence.id, sequence.choice): Admitted(started, sequence.num_cached_prompt_tokens or 0)
         for sequence in engine.scheduler.admitted
     }
     return EngineTurn(admissions, events, engine.reports, state_of(engine))
@@ -78,18 +83,16 @@ def run_turn(engine: Engine) -> EngineTurn:
 class Worker(ABC):
     """Queues requests for an engine and delivers its events. `observe`, if given, gets every `StepReport`."""
 
-    def __init__(self, limits: Limits, observe: Callable[[StepReport], None] | None = None) -> None:
+    def __init__(self, limits: Limits, observe: Observe | None = None) -> None:
         self.state = WorkerState()
         self.has_failed = False
-        """The engine has ended, or is ending, without having been told to."""
-        self.has_lost_streams = False
-        """Some could not be told that the engine has ended, and never will be."""
+        """The engine has ended, or is ending, because of a failure."""
         self._limits = limits
         self._observe = observe
         self._streams: dict[ChoiceKey, TokenStream] = {}
-        """Of the choices that run."""
+        """Streams of running choices."""
         self._open_streams: dict[TokenStream, None] = {}
-        """Those that have not been closed, as their last events may be lost on the way."""
+        """Streams that are not closed: their last events may still be lost."""
         self._numbers = count()
         self._has_ended = False
         self._beat = time.monotonic()
@@ -120,17 +123,17 @@ class Worker(ABC):
 
     @property
     def seconds_since_progress(self) -> float:
-        """Age of the last Step, or of the last look at an empty queue."""
+        """Seconds since the last Step, or the last idle check."""
         return time.monotonic() - self._beat
 
     def excuse(self) -> None:
-        """Count progress from now: there could be none while the whole process was stopped."""
+        """Reset the heartbeat after the whole process was suspended."""
         self._beat = time.monotonic()
 
     def submit(self, requests: Items[EngineRequest], tenant: str = "") -> TokenStream:
-        """Queue requests, all or none, from the running event loop and without blocking it.
+        """Queue all requests or none, from the running event loop, without blocking.
 
-        Raises `InvalidRequest`, or `EngineError` once the engine has ended, at once.
+        Raises `InvalidRequest`, or `EngineError` once the engine has ended.
         """
         for request in requests:
             self._limits.check(request.token_ids, request.params)
@@ -150,12 +153,11 @@ class Worker(ABC):
 
     def _take(self, turn: EngineTurn) -> None:
         self.state, self._beat = turn.state, time.monotonic()
-        for key, admittance in turn.admissions.items():
+        for key, admitted in turn.admissions.items():
             if stream := self._streams.get(key):
-                stream.admissions.setdefault(key, admittance)
+                stream.admissions.setdefault(key, admitted)
         if self._observe:
-            for report in turn.reports:
-                self._observe(report)  # before delivery, so that a token is counted by the time it is seen
+            self._observe(turn.reports, turn.events)  # before delivery: a token is counted by the time it is seen
         self._deliver(turn.events)
 
     def _deliver(self, events: Items[Event]) -> None:
@@ -167,25 +169,18 @@ class Worker(ABC):
                 if isinstance(event, FailureEvent) or event.finish_reason:
                     del self._streams[key]
         if by_stream:
-            self._hand_over({stream: stream.delivery(events) for stream, events in by_stream.items()})
+            self._hand_over(by_stream)
 
     def _fail_streams(self) -> None:
         reason: FailureReason = "failed" if self.has_failed else "stopped"
         message = FAILED if self.has_failed else STOPPED
-        try:
-            if self.has_failed:
-                memory_reserve.spend()  # want of memory may be why
-            streams = list(self._open_streams)
-            self._hand_over({stream: stream.delivery(stream.failures(message, reason)) for stream in streams})
-        except BaseException:
-            self.has_failed = self.has_lost_streams = True  # first: without memory, logging fails too
-            logger.exception("running requests could not be told that the engine has ended")
+        self._hand_over({stream: stream.failures(message, reason) for stream in self._open_streams})
 
 
 class EngineWorker(Worker):
     """Runs an engine on a thread of its own, where `observe` is called."""
 
-    def __init__(self, engine: Engine, observe: Callable[[StepReport], None] | None = None) -> None:
+    def __init__(self, engine: Engine, observe: Observe | None = None) -> None:
         super().__init__(engine.limits, observe)
         self.engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -212,14 +207,14 @@ class EngineWorker(Worker):
 
     def _loop(self) -> None:
         try:
-            start_threads()
-            memory_reserve.take()
             while self._take_commands():
                 self._take(run_turn(self.engine))
                 if not self.engine.has_work:
                     self.engine.check_idle()
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
         except BaseException:  # a panic of a library in Rust is no Exception
-            self.has_failed = True  # first: without memory, logging fails too
+            self.has_failed = True
             logger.exception("the device thread has failed")
         finally:
             self._has_ended = True
@@ -238,7 +233,7 @@ class EngineWorker(Worker):
             return True
 
     def _drain_commands(self) -> None:
-        """Register the streams that are still in the queue, so that they fail too."""
+        """Register streams whose commands are still queued, so that they fail too."""
         while not self._commands.empty():
             if command := self._commands.get():
                 with suppress(Exception):  # the engine may be what is broken
@@ -254,7 +249,7 @@ class EngineWorker(Worker):
         self.engine.cancel(*key)
 
     def _hand_over(self, deliveries: Deliveries) -> None:
-        """With one call into each event loop."""
+        """One call into each event loop."""
         for loop in {stream.loop for stream in deliveries}:
             own = {stream: delivery for stream, delivery in deliveries.items() if stream.loop is loop}
             with suppress(RuntimeError):  # the loop has closed
@@ -262,17 +257,9 @@ class EngineWorker(Worker):
 
 
 def hand_over(deliveries: Deliveries) -> None:
-    """Called on the event loop. Raises once all streams have had theirs, if some could not be told, as for want of
-    memory."""
-    lost: BaseException | None = None
-    for stream, delivery in deliveries.items():
-        try:
-            stream.deliver(delivery)
-        except BaseException as error:
-            memory_reserve.note(error)
-            lost = error
-    if lost:
-        raise lost
+    """Called on the event loop."""
+    for stream, events in deliveries.items():
+        stream.deliver(events)
 
 
 def state_of(engine: Engine) -> WorkerState:
@@ -284,7 +271,7 @@ def state_of(engine: Engine) -> WorkerState:
         num_preemptions=scheduler.num_preemptions,
         num_cached_prompt_tokens=scheduler.pool.num_rows_found,
         kv_cache_usage=scheduler.pool.usage,
-        num_draft_tokens=scheduler.drafting.num_drafted,
-        num_accepted_draft_tokens=scheduler.drafting.num_accepted,
-        piggyback_speedup=engine.speedup.ratio,
+        num_draft_tokens=scheduler.drafts.num_drafted,
+        num_accepted_draft_tokens=scheduler.drafts.num_accepted,
+        piggyback_speedup=scheduler.schedules.ratio,
     )

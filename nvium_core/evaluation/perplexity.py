@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from nvium_core.evaluation.predictions import Predictions, predictions
 from nvium_core.model import mixture
 from nvium_core.model.exits import EXIT
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 
 ROUNDING = 1e-5
 """Nats by which π_mix may seem to violate the bound, and by which its sum may miss 1. What the routers' float32 leaves
@@ -78,7 +78,7 @@ class Evaluation(TextLoss):
 
 
 def evaluate(
-    model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
+    model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Evaluation:
     """Every token of every document once, each with at least half a context before it where available."""
     found, config = predictions(model, tokenizer, documents, show_progress), model.config

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from nvium_core.errors import NviumError
 from nvium_core.model import mixture
 from nvium_core.model.llama import causal_attention
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 
 CHUNK_ROWS = 128
 """Targets whose full distributions are held at once."""
@@ -61,17 +61,26 @@ class Window(NamedTuple):
 
 
 def predictions(
-    model: NviumForCausalLM, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
+    model: Nvium, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], show_progress: bool = False
 ) -> Predictions:
     """Every token of every document, each with at least half a context before it where available."""
-    context = model.config.max_position_embeddings
-    return joined(
-        [
-            window_predictions(model, token_ids, first_target, document)
-            for document, token_ids, first_target in text_windows(
-                tokenizer, documents, context, "evaluating" if show_progress else None
-            )
-        ]
+    context, progress = model.config.max_position_embeddings, "evaluating" if show_progress else None
+    num_targets = sum(len(document_tokens(tokenizer, document)) - 1 for document in documents)
+    found, filled = empty_predictions(num_targets, model.config.num_exits), 0
+    for window in text_windows(tokenizer, documents, context, progress):
+        filled = predict_window(model, window, found, filled)
+    return found
+
+
+def empty_predictions(num_targets: int, num_exits: int) -> Predictions:
+    """Arrays to write into. Small results kept between large temporaries would stop the heap from shrinking."""
+    sizes = {"log_w": (num_exits, 2), "log_p": (num_exits,), "exit_nll": (num_exits,)}
+    kinds = {"document": torch.long, "position": torch.long}
+    return Predictions(
+        **{
+            each.name: torch.empty(num_targets, *sizes.get(each.name, ()), dtype=kinds.get(each.name, torch.float64))
+            for each in fields(Predictions)
+        }
     )
 
 
@@ -104,29 +113,34 @@ def windows(num_tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
         first_target = stop
 
 
+def window_predictions(model: Nvium, token_ids: Sequence[int], first_target: int) -> Predictions:
+    """Predictions of the targets token_ids[first_target:]."""
+    found = empty_predictions(len(token_ids) - first_target, model.config.num_exits)
+    predict_window(model, Window(0, list(token_ids), first_target), found, 0)
+    return found
+
+
 @torch.inference_mode()
-def window_predictions(
-    model: NviumForCausalLM, token_ids: Sequence[int], first_target: int, document: int = 0
-) -> Predictions:
-    """Of the targets token_ids[first_target:]."""
-    ids_BT = torch.tensor([token_ids], device=model.device)
+def predict_window(model: Nvium, window: Window, found: Predictions, start: int) -> int:
+    """Write a window's predictions from row `start` on; return the next free row."""
+    ids_BT = torch.tensor([window.token_ids], device=model.device)
     positions_BT = torch.arange(ids_BT.shape[1] - 1, device=model.device)[None]
     states = model.hidden_states(ids_BT[:, :-1], positions_BT, causal_attention())
-    position_T = positions_BT[0, first_target - 1 :].cpu()
-    rows = [h_BTD[0, first_target - 1 :].split(CHUNK_ROWS) for h_BTD in states]
-    chunks = zip(position_T.split(CHUNK_ROWS), ids_BT[0, first_target:].split(CHUNK_ROWS), *rows, strict=True)
-    return joined([predict(model, list(h), position, target, document) for position, target, *h in chunks])
+    first = window.first_target - 1
+    rows = [h_BTD[0, first:].split(CHUNK_ROWS) for h_BTD in states]
+    chunks = zip(
+        positions_BT[0, first:].split(CHUNK_ROWS), ids_BT[0, first + 1 :].split(CHUNK_ROWS), *rows, strict=True
+    )
+    for position_C, target_C, *h in chunks:
+        place = slice(start, start := start + len(target_C))
+        found.document[place], found.position[place] = window.document, position_C
+        for name, value in predict(model, list(h), target_C).items():
+            getattr(found, name)[place] = value
+    return start
 
 
-def joined(parts: Sequence[Predictions]) -> Predictions:
-    """Concatenated."""
-    return Predictions(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Predictions)))
-
-
-def predict(
-    model: NviumForCausalLM, states: list[Tensor], position_C: Tensor, target_C: Tensor, document: int
-) -> Predictions:
-    """From the rows' hidden states at the exits, E times [C, D].
+def predict(model: Nvium, states: list[Tensor], target_C: Tensor) -> dict[str, Tensor]:
+    """The other fields of `Predictions`, from the rows' hidden states at the exits, E times [C, D].
 
     Logits and log w are the model's; all that follows is float64, in log space. In float32, PyTorch's log_softmax on a
     CPU adds V / 16 terms one after the other in each lane of a vector. Beside a token that is nearly certain each is
@@ -142,6 +156,12 @@ def predict(
         nll.append(-log_probs_CV.gather(-1, target_C[:, None])[:, 0])
         log_mixture_CV = log_mixture_CV.logaddexp(log_p_C[:, None] + log_probs_CV)
     top_C, explicit_nll_C = log_mixture_CV.max(-1), -log_mixture_CV.gather(-1, target_C[:, None])[:, 0]
-    mixed = (explicit_nll_C, log_mixture_CV.exp().sum(-1), top_C.values.exp(), top_C.indices == target_C)
-    found = (log_w_CE2, log_p_CE, torch.stack(nll, -1), *mixed)
-    return Predictions(torch.full_like(position_C, document), position_C, *(x.double().cpu() for x in found))
+    return {
+        "log_w": log_w_CE2,
+        "log_p": log_p_CE,
+        "exit_nll": torch.stack(nll, -1),
+        "explicit_nll": explicit_nll_C,
+        "mass": log_mixture_CV.exp().sum(-1),
+        "top_prob": top_C.values.exp(),
+        "top_is_target": (top_C.indices == target_C).double(),
+    }

@@ -1,20 +1,17 @@
-"""An evaluation as Markdown, on the terminal and in a file: a section for each part. Knows figures only."""
+"""An evaluation as Markdown: a section for each part. Knows figures only."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from nvium_core.bench.harness import Figures, shown
-from nvium_core.evaluation import paper
 from nvium_core.evaluation.paired import resolved
 from nvium_core.evaluation.perplexity import QUANTILES
 
 Row = Sequence[object]
 
 
-def markdown(figures: Figures, plots: Iterable[str] = ()) -> str:
-    """Sections for the figures present, and images of the named plots."""
-    parts = [heading(figures)]
-    parts += [section(figures) for key, section in SECTIONS if key in figures]
-    parts += [f"![{name}]({name}.png)" for name in plots]
+def markdown(figures: Figures) -> str:
+    """Sections for the figures present."""
+    parts = [heading(figures), *(section(figures) for key, section in SECTIONS if key in figures)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -73,7 +70,9 @@ def certainty(figures: Figures) -> str:
     if "twin" in figures:
         bounds = figures.get("perplexity_gain_interval_percent")
         percentage = resolved(f"{figures['perplexity_gain_percent']:.2f}%", bounds, nothing=0)
-        gain = f"Perplexity is {percentage} below the dense twin's. "
+        works = figures.get("document_works")
+        drawn = f"{len(set(works))} works" if works else f"{len(figures['document_tokens'])} documents"
+        gain = f"Perplexity is {percentage} below the dense twin's (95%, resampling {drawn}). "
     return (
         f"{gain}bits per character: {figures['bits_per_character']:.4g}, over {figures['num_tokens']:,} tokens "
         f"({figures['num_characters']:,} characters). The most probable token came {percent(figures['accuracy'])} of "
@@ -84,7 +83,7 @@ def certainty(figures: Figures) -> str:
 
 
 def rounding(figures: Figures) -> str:
-    """What rounded weights cost."""
+    """The price of rounded weights."""
     found = figures["rounding"]
     price = resolved(f"{found['price_percent']:.2f}%", found["price_interval_percent"], nothing=0)
     exact = found["unrounded_perplexity"]
@@ -123,31 +122,11 @@ def routing(figures: Figures) -> str:
     )
     rows = [[f"layer {layer}", mean, deviation, *row] for layer, mean, deviation, row in spread]
     columns = ["router", "mean w_k", "deviation", *(f"{q:.0%}" for q in QUANTILES)]
-    return f"{text}\n\n{table(columns, rows)}{papers_routing(figures)}" if rows else text
-
-
-def papers_routing(figures: Figures) -> str:
-    """Compared with the paper's model, for a run of its recipe."""
-    if figures.get("recipe") != paper.RECIPE:
-        return ""
-    ours = (figures["exit_shares"], figures["exit_perplexities"])
-    columns = ["exit", "mean p_k", "paper's", "perplexity", "paper's"]
-    rows: list[Row] = [["π_mix", None, None, figures["perplexity"], paper.PERPLEXITY]]
-    rows += zip(range(1, 5), ours[0], paper.EXIT_SHARES, ours[1], paper.EXIT_PERPLEXITIES, strict=True)
-    rows += [["dense twin", None, None, figures.get("twin", {}).get("perplexity"), paper.DENSE_PERPLEXITY]]
-    return f"\n\nBeside the paper's 24 × 768 4-vium:\n\n{table(columns, rows)}"
-
-
-def greedy(figures: Figures) -> str:
-    early, agreeing = percent(figures["greedy_early_share"]), percent(figures["greedy_agreement"])
-    return (
-        f"## Temperature 0\n\n{early} of tokens are certain before the last exit, at a mean depth of "
-        f"{figures['greedy_mean_depth']:.3f}; {agreeing} are the argmax of π_mix."
-    )
+    return f"{text}\n\n{table(columns, rows)}" if rows else text
 
 
 def flops(figures: Figures) -> str:
-    """By part, in millions."""
+    """FLOPs by part, in millions."""
     names = {"all_exits": "all exits evaluated", "spoken": "a token emitted", "before_speaking": "of that, before it"}
     rows = {text: figures["flops"][name] for name, text in names.items()}
     if "twin" in figures:
@@ -161,97 +140,11 @@ def flops(figures: Figures) -> str:
     return f"{text}\n\nFor equal training FLOPs the dense twin would be given {tokens:.3f} times the tokens."
 
 
-def latency(figures: Figures) -> str:
-    """Milliseconds by category, and the ratios."""
-    measured = figures["latency"]
-    names = ["early exits", *measured["ratios"]]
-    rows = [
-        [category, each["prompts"], *(f"{each['milliseconds'][name]:.3f}" for name in names)]
-        for category, each in measured["categories"].items()
-    ]
-    rows += [
-        [title, None, None, *ratios_shown(measured[f"{name}s"], measured.get(f"{name}_intervals", {}))]
-        for title, name in (("**over early exits**", "ratio"), ("after the first token", "decoding_ratio"))
-    ]
-    protocol = (
-        f"Milliseconds per token{clock_of(measured)}, prompts included; {measured['max_new_tokens']} new tokens, "
-        f"{measured['trials']} trials, in turns; medians over answers. Ratios are medians of answers spoken in turn, "
-        "on average over categories, in brackets where they are in 95% of bootstrap samples of the pairs. "
-        f"{measured['prompts_cut']} prompts were too long and lost their beginning."
-    )
-    columns = ["category", "prompts", *names]
-    steps = [[s["exit"], s["layer"], s["tokens"], s["low"], s["median"], s["high"]] for s in measured["staircase"]]
-    stairs = table(["exit", "layer", "tokens", "ms, 25%", "median", "75%"], steps)
-    return f"## Speed\n\n{protocol}\n\n{table(columns, rows)}\n\nTime since the token before, by exit:\n\n{stairs}"
-
-
-def clock_of(measured: Figures) -> str:
-    return " of the processor's time" if measured.get("clock") == "processor" else ""
-
-
-def latency_as_paper(figures: Figures) -> str:
-    """Tokens per second by category, and the ratios."""
-    measured = figures["latency_as_paper"]
-    names, rates = list(measured["tokens"]), measured["tokens_per_second"]
-    rows: list[Row] = [[category, *(of[name] for name in names)] for category, of in rates.items()]
-    for title, kind in (("**early exits over it, all tokens**", "ratio"), ("mean over categories", "category_ratio")):
-        ratios = measured[f"{kind}s"]
-        shown_of = dict(zip(ratios, ratios_shown(ratios, measured[f"{kind}_intervals"]), strict=True))
-        rows.append([title, *(shown_of.get(name) for name in names)])
-    protocol = (
-        f"Tokens per second{clock_of(measured)} as the authors' scripts measure: the first {measured['prompt_tokens']} "
-        f"tokens of a prompt, the {measured['top_k']} most probable tokens, at most {measured['max_new_tokens']} new "
-        f"ones up to an end of text, {measured['trials']} trials; all tokens over all seconds. "
-        "In brackets is where a ratio is in 95% of bootstrap samples of the answers."
-    )
-    return f"## Speed as the paper measures it\n\n{protocol}\n\n{table(['category', *names], rows)}"
-
-
-def ratios_shown(ratios: Mapping[str, float], intervals: Mapping[str, Sequence[float] | None]) -> list[str]:
-    return [resolved(f"{ratio:.3f}", intervals.get(name), nothing=1) for name, ratio in ratios.items()]
-
-
-def temperatures(figures: Figures) -> str:
-    """A row for each way; people's text first."""
-    found = figures["temperatures"]
-    columns = ["", "temperature", "mean log π_mix", "±", "entropy", "repeated 4-grams", "distinct words", "mean depth"]
-    rows = [temperature_row("people", None, found["people"])]
-    rows += [temperature_row(row["sampling"], row["temperature"], row) for row in found["rows"]]
-    worst = max(row["deviation"] for row in found["rows"] if row["sampling"] == "exits")
-    texts = (
-        f"{found['num_texts']} openings of documents, {found['prompt_tokens']} tokens each, continued by "
-        f"{found['tokens_per_text']} tokens."
-    )
-    drawn = f"Exits spoke as often as p_k says, to within {worst:.1f} standard deviations."
-    return f"## Temperature\n\n{texts} {drawn}\n\n{table(columns, rows)}\n\n{found['advice']}"
-
-
-def temperature_row(name: str, temperature: float | None, found: Mapping[str, float]) -> Row:
-    shares = [percent(found[share]) for share in ("repeated_grams", "distinct_words")]
-    measures = [found[measure] for measure in ("mean_logprob", "mean_logprob_error", "entropy")]
-    return [name, temperature, *measures, *shares, found.get("mean_depth")]
-
-
-def tasks(figures: Figures) -> str:
-    rows = [
-        [task, metric, value, scores.get(f"{metric}_stderr")]
-        for task, scores in figures["tasks"].items()
-        for metric, value in scores.items()
-        if not metric.endswith("_stderr")
-    ]
-    return f"## Tasks\n\n{table(['task', 'metric', 'value', '±'], rows)}"
-
-
 SECTIONS: Sequence[tuple[str, Callable[[Figures], str]]] = (
     ("perplexity", quality),
     ("rounding", rounding),
     ("by_position", by_position),
     ("exit_shares", routing),
-    ("greedy_agreement", greedy),
     ("flops", flops),
-    ("latency", latency),
-    ("latency_as_paper", latency_as_paper),
-    ("temperatures", temperatures),
-    ("tasks", tasks),
 )
 """The figure a section needs, and its function."""

@@ -1,7 +1,7 @@
-"""Llama-like models of other makes in our configuration.
+"""Configurations of Llama-like models (Mistral, Qwen, SmolLM) as ours.
 
-They are one backbone with optional parts: biases of queries, keys and values, norms of queries and keys, layers without
-rotary embedding. Fields missing in a folder default as in transformers' own configuration of that make.
+They share one backbone with optional parts: biases of queries, keys and values, norms of queries and keys, layers
+without rotary embedding. Missing fields have the defaults of transformers' configuration for that model.
 """
 
 from collections.abc import Callable
@@ -61,11 +61,11 @@ MAKES: dict[str, Callable[[PreTrainedConfig], Parts]] = {
 
 
 def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """A Hugging Face configuration's fields as `NviumConfig`'s. Raises what transformers' configuration raises."""
-    if "quantization_config" in fields:
-        method = (fields["quantization_config"] or {}).get("quant_method")
+    """A Hugging Face configuration as `NviumConfig` fields. Raises what transformers' configuration raises."""
+    if (quantized := fields.pop("quantization_config", None)) is not None:
+        method = quantized.get("quant_method")
         known = "float32, float16 and bfloat16, and the groups of GGUF files"
-        raise ValueError(f"weights quantised by {method!r} are none of those that load: {known}")
+        raise ValueError(f"weights quantised by {method!r} are not supported; supported: {known}")
     config = CONFIG_MAPPING[model_type](**fields)
     shared = {name: getattr(config, name) for name in SHARED_FIELDS if hasattr(config, name)}
     return shared | MAKES[model_type](config) | within_window(config) | {"adapter_hidden_size": 0}

@@ -23,11 +23,15 @@ from nvium_core.errors import NviumError
 from nvium_core.model.backbones import MAKES, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
 
-MODEL_FOLDER = "model"  # where a training run leaves its model, inside its own folder
-RECIPE_FILE = "recipe.json"  # where it says there how it was trained
-HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", ".hydra/config.yaml"]
-PUBLISHED_EXTRAS = Path(".hydra/config.yaml")  # where the published layout keeps what config.json cannot say
-DERIVABLE = re.compile(r"rotary_emb\.|^early_lm_heads\.")  # tensors that may be there or not: recomputed or tied
+MODEL_FOLDER = "model"  # the model's folder within a training run's
+RECIPE_FILE = "recipe.json"  # the recipe, in a training run's folder
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+EXITS_WEIGHTS = "exits.safetensors"  # exits without their base model
+HUB_FILES = ["*.json", "*.model", "*.jinja", "README.md", ".hydra/config.yaml", WEIGHTS, EXITS_WEIGHTS]
+PUBLISHED_EXTRAS = Path(".hydra/config.yaml")  # the published layout's fields beyond config.json
+HARMLESS = re.compile(r"rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)$")  # recomputed
+TIED = re.compile(r"^early_lm_heads\.\d+\.weight$")  # the head's name in the published layout
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 STORED = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Precisions of weights that load."""
@@ -58,11 +62,11 @@ class Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the stored weights."""
+        """Precision of the stored weights."""
         return next(iter(self.tensors.values())).dtype
 
     def check_num_layers(self) -> None:
-        """Raise `CheckpointError` where there are fewer tensors than layers, before many are built for nothing."""
+        """Raise `CheckpointError` if there are fewer tensors than layers, before building any."""
         layers = self.config.num_hidden_layers
         if len(self.tensors) < layers:
             raise CheckpointError(
@@ -91,10 +95,9 @@ def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = No
     """Read a folder or Hub name; `config` replaces the one in config.json, `hub_options` go to the Hub's client."""
     folder = resolve_folder(source, **hub_options)
     config = config or read_config(folder)
-    tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not DERIVABLE.search(name)}
-    if config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
+    tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not HARMLESS.search(name)}
     check_numbers(folder, tensors)
+    take_tied(folder, config, tensors)
     return Checkpoint(config=config, tensors=rename(tensors, config.num_exits), folder=folder)
 
 
@@ -106,22 +109,27 @@ def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
-        raise CheckpointError(f"{source}: no such model folder")
+        raise CheckpointError(f"{source}: no such model folder, and no GGUF file")
     try:
-        return Path(snapshot_download(str(source), allow_patterns=HUB_FILES, **hub_options))
+        folder = Path(snapshot_download(str(source), allow_patterns=HUB_FILES, **hub_options))
+        if not (folder / WEIGHTS).exists() and (shards := weight_files(folder)):
+            snapshot_download(str(source), allow_patterns=shards, **hub_options)
+        return folder
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{source}: no such folder, and not to be had from the Hub ({reason})") from error
+        raise CheckpointError(f"{source}: no such folder, and loading it from the Hub failed ({reason})") from error
 
 
 def read_config(folder: Path) -> NviumConfig:
     """In any of the three layouts."""
     path = folder / "config.json"
+    if not path.exists():
+        raise CheckpointError(f"{path}: missing, so this is no model folder; a GGUF file is loaded by its own name")
     fields = _parse(path, json.loads)
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     try:
-        check_sizes(fields)  # before transformers makes lists of some
+        check_sizes(fields)  # before transformers converts some to lists
         return NviumConfig(**_nvium_fields(folder, fields))
     except CheckpointError:
         raise
@@ -131,7 +139,7 @@ def read_config(folder: Path) -> NviumConfig:
 
 def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
     model_type = fields.pop("model_type", None)
-    fields.pop("transformers_weights", None)  # the name of a file for transformers, which reads none here
+    fields.pop("transformers_weights", None)  # transformers would take it for a file name
     if model_type == "nvium":
         return fields
     if "NviumModel" in (fields.get("architectures") or []):
@@ -139,7 +147,7 @@ def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
     if model_type in MAKES:
         return backbone_fields(model_type, fields)
     known = ", ".join(["nvium", *MAKES])
-    raise CheckpointError(f"{folder / 'config.json'}: model_type {model_type!r} is none of those that load: {known}")
+    raise CheckpointError(f"{folder / 'config.json'}: model_type {model_type!r} is not supported; supported: {known}")
 
 
 def _published_fields(path: Path, num_layers: Any) -> dict[str, Any]:
@@ -160,12 +168,9 @@ def _published_fields(path: Path, num_layers: Any) -> dict[str, Any]:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a folder's safetensors file or shards, under its name in the file."""
-    index = folder / "model.safetensors.index.json"
-    shards = ["model.safetensors"]
-    if index.exists():
-        shards = _shards(index)
-    elif not (folder / shards[0]).exists():
-        raise CheckpointError(f"{folder}: no {shards[0]}; weights load from safetensors and GGUF files alone")
+    shards = weight_files(folder)
+    if not shards:
+        raise CheckpointError(f"{folder}: no {WEIGHTS}; weights load from safetensors and GGUF files alone")
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         try:
@@ -175,8 +180,21 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def take_tied(folder: Path, config: NviumConfig, tensors: dict[str, Tensor]) -> None:
+    """Drop a tied head's copy. A head that differs from the embedding is kept, and the configuration is untied."""
+    if config.tie_word_embeddings and HEAD in tensors:
+        if torch.equal(tensors.setdefault(EMBEDDING, tensors[HEAD]), tensors[HEAD]):
+            del tensors[HEAD]
+        else:
+            config.tie_word_embeddings = False
+    head = tensors.get(HEAD, tensors.get(EMBEDDING))
+    for name in [name for name in tensors if TIED.match(name)]:
+        if head is None or not torch.equal(tensors.pop(name), head):
+            raise CheckpointError(f"{folder}: tensor {name} differs from the head, but exits here share one")
+
+
 def check_numbers(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Raise `CheckpointError` for weights that are no floats, as quantized ones, and for infinities and NaN."""
+    """Raise `CheckpointError` for weights that are not finite floats, such as quantized ones."""
     for name, tensor in tensors.items():
         if tensor.dtype not in STORED.values():
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -189,20 +207,27 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or repr(error)
 
 
+def weight_files(folder: Path) -> list[str]:
+    """The single file or, without it, those that the index names, as transformers does."""
+    if (folder / WEIGHTS).exists():
+        return [WEIGHTS]
+    return _shards(folder / WEIGHTS_INDEX) if (folder / WEIGHTS_INDEX).exists() else []
+
+
 def _shards(index: Path) -> list[str]:
-    """Names of files beside the index."""
+    """Shards that the index names."""
     try:
         names = set(_parse(index, json.loads)["weight_map"].values())
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: not an index of shards ({error!r})") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index}: {name!r} is not the name of a safetensors file beside it")
+            raise CheckpointError(f"{index}: {name!r} is not the name of a safetensors file in its folder")
     return sorted(names)
 
 
 def rename(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
-    """Published and Llama names to ours; ours stay."""
+    """Convert published and Llama names to ours."""
 
     def ours(name: str) -> str:
         for pattern, replacement in PUBLISHED_NAMES.items():

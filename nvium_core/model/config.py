@@ -4,13 +4,16 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import LlamaConfig
-from transformers.activations import ACT2FN
+from torch import nn
+from transformers import AutoConfig
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_rope_utils import RopeParameters
 
 from nvium_core.choices import Sampling
 
@@ -24,36 +27,65 @@ SIZES = (
     "max_position_embeddings",
 )
 MAX_SIZE = 2**24
-"""Of each; beyond any real model."""
+"""Largest size of each kind, beyond any real model."""
 
 COUNTS = ("num_hidden_layers", "num_labels")
 MAX_COUNT = 10_000
-"""Of layers, and of a classifier's labels, which transformers lists for a language model too."""
+"""Largest number of layers, and of classifier labels, which transformers lists even for language models."""
 
 MAX_NUMBER = 1e30
-"""Of what is not counted; an integer of JSON may be beyond floats."""
+"""Largest other number; a JSON integer may exceed a float."""
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Not `dynamic` and `longrope`, which depend on the longest sequence of a batch."""
 
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "gelu_pytorch_tanh": partial(nn.GELU, approximate="tanh"),
+    "relu": nn.ReLU,
+}
+"""Activations by `hidden_act`."""
+
 FORMAT = 1
-"""Of model folders. A field that changes what is computed raises it, so that programs that do not know it refuse."""
+"""Format of model folders. A new field that changes the computation raises it, so that older programs refuse the
+folder."""
 
 ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
 
 
 @strict
-class NviumConfig(LlamaConfig):
+class NviumConfig(PreTrainedConfig):
     """Llama's fields plus the exits. `exit_layers=None` means one exit, at the end: a univium.
 
     `router_hidden_size=None` is the paper's ⌊0.66 d⌋; `adapter_hidden_size=None` is the width d, and 0 is no adapters,
     which with a single exit is exactly a Llama. Parts of other makes: `qkv_bias`, biases of queries, keys and values
     but not the output; `qk_norm`, norms of every query and key; `no_rope_layers`, indices of layers without rotary
-    embedding. `drafter_hidden_size` is the inner width of a drafter, 0 for none. `default_sampling` is what requests
-    get that name none: "original" for a model that exits were added to.
+    embedding. `default_sampling` is for requests that name none: "original" for a retrofitted model.
     """
 
     model_type = "nvium"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-6
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    tie_word_embeddings: bool = False
+    rope_parameters: RopeParameters | dict[str, Any] | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    head_dim: int | None = None
 
     exit_layers: list[int] | tuple[int, ...] | None = None
     router_hidden_size: int | None = None
@@ -62,12 +94,15 @@ class NviumConfig(LlamaConfig):
     qkv_bias: bool = False
     qk_norm: bool = False
     no_rope_layers: list[int] | tuple[int, ...] = ()
-    drafter_hidden_size: int = 0
     default_sampling: Sampling = "exits"
     nvium_format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
-        check_sizes(vars(self))  # before anything is divided by one
+        check_sizes(vars(self))  # before they become divisors
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
         if self.exit_layers is None:
             self.exit_layers = [self.num_hidden_layers]
         self.exit_layers = list(self.exit_layers)
@@ -83,9 +118,15 @@ class NviumConfig(LlamaConfig):
             raise ValueError(f"nvium_format {self.nvium_format} is another version's; this one reads {FORMAT}")
 
     def validate_backbone(self) -> None:
-        """Part of `@strict` validation: what Llama's own checks leave out."""
-        if self.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act {self.hidden_act!r} is none of those that load: {', '.join(ACT2FN)}")
+        """Part of `@strict` validation."""
+        if self.hidden_act not in ACTIVATIONS:
+            raise ValueError(f"hidden_act {self.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+        if not 0 <= self.initializer_range <= 1:
+            raise ValueError(f"initializer_range must be between 0 and 1, got {self.initializer_range}")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) must be a multiple of the {self.num_attention_heads} attention heads"
+            )
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
         if rope_type not in ROPE_TYPES:
             raise ValueError(f"rope_type {rope_type!r} is none of those that can be served: {', '.join(ROPE_TYPES)}")
@@ -124,7 +165,7 @@ class NviumConfig(LlamaConfig):
             raise ValueError(f"router_hidden_size must be positive, got {self.router_hidden_size}")
         if not 0 < self.router_temperature <= MAX_NUMBER:
             raise ValueError(f"router_temperature must be positive and at most {MAX_NUMBER:g}")
-        for name in ("router_hidden_size", "adapter_hidden_size", "drafter_hidden_size"):
+        for name in ("router_hidden_size", "adapter_hidden_size"):
             if not 0 <= (getattr(self, name) or 0) <= MAX_SIZE:
                 raise ValueError(f"{name} must be between 0 and {MAX_SIZE}, got {getattr(self, name)}")
 
@@ -175,3 +216,6 @@ def even_exit_layers(num_layers: int, num_exits: int) -> list[int]:
     if num_exits < 1 or num_layers % num_exits:
         raise ValueError(f"{num_layers} layers cannot be divided evenly among {num_exits} exits")
     return [k * num_layers // num_exits for k in range(1, num_exits + 1)]
+
+
+AutoConfig.register("nvium", NviumConfig)

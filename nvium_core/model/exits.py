@@ -29,10 +29,20 @@ class Router(nn.Module):
 
     def forward(self, x_XD: Tensor) -> Tensor:
         """log w, [X, 2]: log-probabilities of continuing and of exiting, float32 or better."""
+        inner_XD = wide_linear(self.fc2, F.gelu(wide_linear(self.fc1, x_XD)))
         with maybe_autocast(x_XD.device.type, enabled=False):
-            inner_XD = precise_linear(self.fc2, F.gelu(precise_linear(self.fc1, x_XD)))
-            logits_X2 = precise_linear(self.head, self.norm(inner_XD))
+            precise_XD = inner_XD.to(torch.promote_types(inner_XD.dtype, torch.float32))
+            logits_X2 = precise_linear(self.head, self.norm(precise_XD))
             return F.log_softmax(logits_X2 / self.temperature, dim=-1)
+
+
+def wide_linear(layer: nn.Linear, x_XD: Tensor) -> Tensor:
+    """Precise; under autocast, which is for training, as fast as every other product of the model."""
+    device = x_XD.device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return precise_linear(layer, x_XD)
+    product_XD: Tensor = layer(x_XD)
+    return product_XD
 
 
 def precise_linear(layer: nn.Linear, x_XD: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from nvium_core.model.config import NviumConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Flops:
-    """Of one token, by part: projections and feed-forward layers, attention, heads, adapters, routers."""
+    """Operations of one token by part: projections and feed-forward layers, attention, heads, adapters, routers."""
 
     layers: float
     attention: float
@@ -35,14 +35,14 @@ def flops_per_token(config: NviumConfig, num_positions: int) -> Flops:
 
 
 def spoken_flops(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
-    """Of a generated token, deferred layers included: every layer, one head with its adapter, and the routers of the
-    early exits reached, at p_k = `exit_shares`."""
+    """Operations of a generated token, deferred layers included: every layer, one head with its adapter, and the
+    routers of the early exits reached, with p_k = `exit_shares`."""
     num_layers = config.num_hidden_layers
     return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=routers_asked(exit_shares))
 
 
 def flops_before_speaking(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
-    """Without the deferred layers: what must run before the token is emitted."""
+    """Operations before a token is emitted: those of its generation without its deferred layers."""
     depths = zip(exit_shares, config.exit_layers or [], strict=True)
     num_layers = sum(share * depth for share, depth in depths) / sum(exit_shares)
     return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=routers_asked(exit_shares))

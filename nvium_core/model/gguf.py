@@ -16,11 +16,11 @@ import gguf
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nvium_core.model.checkpoint import Checkpoint, CheckpointError
 from nvium_core.model.config import NviumConfig
+from nvium_core.model.source import gguf_parts
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,35 @@ NAMES = {
 NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>\w+)", re.ASCII)
 ROPE_FACTORS = "rope_freqs.weight"
 
+COUNTS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+REQUIRED = (*COUNTS, "rms_norm_eps")
+HEAD_SIZES = ("rope.dimension_count", "attention.value_length")
+"""Other sizes of a head; all are the same here."""
+
+READ = {*SHAPE.values(), *HEAD_SIZES, "attention.sliding_window", "rope.freq_base", "rope.scale_linear"}
+READ |= {"rope.scaling.type", "rope.scaling.factor"}
+HARMLESS = {"rope.scaling.original_context_length", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"}
+NEUTRAL: dict[str, Any] = {"attention.causal": True} | dict.fromkeys(
+    ("attention.output_scale", "embedding_scale", "logit_scale", "residual_scale", "rope.scaling.attn_factor"), 1.0
+)
+"""Neutral values of fields that are not read; with another value, unless zero or empty, the file is refused."""
+
+ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+NAMED_ENDS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<eos>"),
+    *("<end_of_utterance>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+    *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
+}
+"""Tokens that end a text even if the file does not list them, as in llama.cpp (src/llama-vocab.cpp)."""
+
 EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Kinds that are a precision; all others are groups of numbers with scales, read as float32."""
 
@@ -80,8 +109,8 @@ LLAMA_3_CONTEXT = 8192
 
 
 class BoundedReader(gguf.GGUFReader):
-    """The library's, with two differences. It reads past a file's end unnoticed, as often as a damaged length says; and
-    it slices a memory map for every string of a vocabulary, which takes seconds."""
+    """gguf's reader, with two fixes: it checks the file's end, which a damaged length may exceed, and reads strings
+    without slicing a memory map for each, which takes seconds."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         stored = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
@@ -92,11 +121,13 @@ class BoundedReader(gguf.GGUFReader):
 
 @dataclass(frozen=True)
 class GGUFFile:
+    """`readers`: one for each part of a split file; the first has the fields."""
+
     path: Path
-    reader: gguf.GGUFReader
+    readers: list[gguf.GGUFReader]
 
     def get(self, name: str, default: Any = None) -> Any:
-        field = self.reader.get_field(name)
+        field = self.readers[0].get_field(name)
         return default if field is None else field.contents()
 
     @cached_property
@@ -104,7 +135,7 @@ class GGUFFile:
         name = str(self.get("general.architecture"))
         if name not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
-            raise CheckpointError(f"{self.path}: architecture {name!r} is none of those that load: {known}")
+            raise CheckpointError(f"{self.path}: architecture {name!r} is not supported; supported: {known}")
         return name
 
     def shape(self, name: str, default: Any = None) -> Any:
@@ -113,31 +144,44 @@ class GGUFFile:
 
     @cached_property
     def tensors(self) -> dict[str, gguf.ReaderTensor]:
-        return {tensor.name: tensor for tensor in self.reader.tensors}
+        return {tensor.name: tensor for reader in self.readers for tensor in reader.tensors}
+
+    def check_fields(self) -> None:
+        """Raise `CheckpointError` for a field of the architecture that changes the numbers and is not read."""
+        prefix = f"{self.architecture}."
+        names = (name for name in self.readers[0].fields if name.startswith(prefix))
+        for field in {name.removeprefix(prefix) for name in names} - READ - HARMLESS:
+            value = self.shape(field)
+            if value and value != NEUTRAL.get(field):
+                raise CheckpointError(f"{self.path}: {prefix}{field} is {value!r}, which cannot be served")
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Raises `CheckpointError` for what is not a GGUF file, or a damaged one."""
+    """Open a GGUF file. Raises `CheckpointError` for a damaged or other file."""
+    parts = gguf_parts(path)
     try:
-        written = path.stat()
-        return _open(path, written.st_mtime_ns, written.st_size)
-    except Exception as error:  # whatever the reader makes of damaged files
+        written = [part.stat() for part in parts]
+        file = _open(parts, *((state.st_mtime_ns, state.st_size) for state in written))
+    except Exception as error:  # the reader raises anything for damaged files
         raise CheckpointError(f"{path}: no GGUF file, or a damaged one ({type(error).__name__}: {error})") from error
+    if file.get("split.count", 1) not in (0, len(parts)):
+        raise CheckpointError(f"{path}: is part of a split model; call its parts NAME-00001-of-0000N.gguf")
+    return file
 
 
 @lru_cache(1)
-def _open(path: Path, *written: int) -> GGUFFile:
-    """Cached: tokenizer and weights of one file are read in turn. Mapped so that what is written stays in memory."""
-    return GGUFFile(path, BoundedReader(path, "c"))
+def _open(parts: tuple[Path, ...], *written: tuple[int, int]) -> GGUFFile:
+    """Cached, as tokenizer and weights are read in turn. The map is copy-on-write."""
+    return GGUFFile(parts[0], [BoundedReader(part, "c") for part in parts])
 
 
 def forget_gguf() -> None:
-    """Let go of the file opened last: each string of its vocabulary is an object of its own."""
+    """Release the file opened last, whose vocabulary is many objects."""
     _open.cache_clear()
 
 
 def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype | None = None) -> Checkpoint:
-    """Everything but the tokenizer. `dtype` None is the file's own precision, bfloat16 for groups."""
+    """Read all but the tokenizer. `dtype` None keeps the file's precision, with bfloat16 for groups."""
     file = open_gguf(path)
     precision = dtype or stored_precision(file)
     config = config or read_config(file)
@@ -159,21 +203,26 @@ def stored_precision(file: GGUFFile) -> torch.dtype:
 
 
 def read_config(file: GGUFFile) -> NviumConfig:
-    """Raises `CheckpointError` for features that our model does not have."""
+    """Read the configuration. Raises `CheckpointError` for features that our model lacks."""
+    file.check_fields()
     try:
         fields = read_fields(file)
         return NviumConfig(rope_parameters=_rope(file, fields), **fields)
     except CheckpointError:
         raise
-    except Exception as error:  # strict validation has no error of its own
+    except Exception as error:  # strict validation may raise anything
         raise CheckpointError(f"{file.path}: {error.__cause__ or error}") from error
 
 
 def read_fields(file: GGUFFile) -> dict[str, Any]:
     fields = {ours: value for ours, theirs in SHAPE.items() if (value := file.shape(theirs)) is not None}
     fields.setdefault("vocab_size", len(file.get("tokenizer.ggml.tokens", ())))
-    if {"hidden_size", "num_hidden_layers", "num_attention_heads"} - fields.keys():
-        raise CheckpointError(f"{file.path}: does not say its shape")
+    missing = [f"{file.architecture}.{SHAPE[name]}" for name in REQUIRED if name not in fields]
+    if missing:
+        raise CheckpointError(f"{file.path}: lacks {', '.join(missing)}")
+    for name in COUNTS:
+        if not isinstance(count := fields[name], int) or count < 1:
+            raise CheckpointError(f"{file.path}: {file.architecture}.{SHAPE[name]} is {count!r}, not a positive number")
     fields |= _special_tokens(file)
     fields |= ARCHITECTURES[file.architecture] | _biases(file) | _layers_without_rotary(file, fields)
     fields |= {"tie_word_embeddings": "output.weight" not in file.tensors, "adapter_hidden_size": 0}
@@ -184,9 +233,12 @@ def read_fields(file: GGUFFile) -> dict[str, Any]:
 
 
 def _special_tokens(file: GGUFFile) -> dict[str, Any]:
-    """The end of a turn ends generation, as end-of-text does."""
-    named = {name: file.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "padding")}
-    ends = sorted({named[name] for name in ("eos", "eot")} - {None})
+    """The tokens that begin, pad and end a text. llama.cpp lets `<|end|>` end a part of an answer that has calls."""
+    named = {name: file.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *ENDS)}
+    ids = {token: index for index, token in enumerate(file.get("tokenizer.ggml.tokens", ())) if token in NAMED_ENDS}
+    if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys():
+        ids.pop("<|end|>", None)
+    ends = sorted({*ids.values(), *(named[name] for name in ENDS)} - {None})
     end = ends[0] if len(ends) == 1 else ends or None
     return {"bos_token_id": named["bos"], "eos_token_id": end, "pad_token_id": named["padding"]}
 
@@ -204,27 +256,30 @@ def _layers_without_rotary(file: GGUFFile, fields: dict[str, Any]) -> dict[str, 
 
 
 def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
+    """A factor without a type is linear; older files call it `rope.scale_linear`."""
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
-    if file.shape("rope.dimension_count", head_dim) != head_dim:
-        raise CheckpointError(f"{file.path}: rotary embeddings of a part of each head cannot be served")
+    for name in HEAD_SIZES:
+        if (size := file.shape(name, head_dim)) != head_dim:
+            raise CheckpointError(f"{file.path}: {name} is {size}; only the size of a head, {head_dim}, can be served")
     plain = {"rope_type": "default", "rope_theta": float(file.shape("rope.freq_base", 10_000.0))}
-    kind = file.shape("rope.scaling.type", "none")
-    if ROPE_FACTORS in file.tensors:
+    kind = file.shape("rope.scaling.type", "linear")
+    factor = float(file.shape("rope.scaling.factor") or file.shape("rope.scale_linear") or 1.0)
+    is_scaled = kind != "none" and factor != 1
+    if ROPE_FACTORS in file.tensors and not is_scaled:
         return _llama_3_rope(file, plain, head_dim)
-    if kind == "none":
-        return plain
-    if kind == "linear":
-        return plain | {"rope_type": "linear", "factor": float(file.shape("rope.scaling.factor"))}
-    raise CheckpointError(
-        f"{file.path}: rotary scaling {kind!r} is none of those that load: none, linear, Llama 3's factors"
-    )
+    if ROPE_FACTORS in file.tensors or kind not in ("none", "linear"):
+        raise CheckpointError(
+            f"{file.path}: rotary scaling {kind!r} by {factor:g} is not supported; supported: "
+            "none, linear, Llama 3's factors"
+        )
+    return plain | {"rope_type": "linear", "factor": factor} if is_scaled else plain
 
 
 def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    """The parameters that give Llama 3's factors: found by search, checked against all factors."""
+    """Find the parameters of Llama 3's rotary factors by search, and check them against all factors."""
     factors = torch.from_numpy(np.array(file.tensors[ROPE_FACTORS].data, dtype=np.float32)).flatten()
     parameters = plain | LLAMA_3 | {"factor": factors.max().item(), "original_max_position_embeddings": LLAMA_3_CONTEXT}
-    config = LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
+    config = NviumConfig(head_dim=head_dim, rope_parameters=parameters)
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
     unscaled = plain["rope_theta"] ** (-torch.arange(0, head_dim, 2) / head_dim)
     if factors.shape != frequencies.shape or not torch.allclose(unscaled / frequencies, factors, rtol=1e-3):
@@ -233,7 +288,7 @@ def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[
 
 
 def read_tensors(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
-    """Every weight under our name; rows of queries and keys as ours are."""
+    """Read every weight under our name, with the rows of queries and keys in our order."""
     for name, stored in file.tensors.items():
         if name != ROPE_FACTORS:
             try:

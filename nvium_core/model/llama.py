@@ -13,17 +13,15 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.activations import ACT2FN
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from nvium_core.model.config import NviumConfig
+from nvium_core.model.config import ACTIVATIONS, NviumConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """(queries [X, H, P], keys [X, G, P], values [X, G, P], layer index) → [X, H, P]."""
 
 Rotary = tuple[Tensor, Tensor]
-"""Cosines and sines of each row's position, [X, P] each."""
+"""Cosines and sines for each row's position, [X, P] each."""
 
 
 class RMSNorm(nn.Module):
@@ -50,7 +48,7 @@ class PackedProducts(NamedTuple):
 
     @classmethod
     def of(cls, *products: nn.Linear) -> "PackedProducts":
-        """Their weights become views of the packed ones, so no memory is taken."""
+        """Pack the layers. Their weights become views of the packed weights, so this takes no memory."""
         weight = torch.cat([product.weight.detach() for product in products])
         given: list[Tensor | None] = [product.bias for product in products]
         biases = [bias.detach() for bias in given if bias is not None]
@@ -60,7 +58,7 @@ class PackedProducts(NamedTuple):
         return cls(weight, torch.cat(biases) if biases else None)
 
     def holds(self, *products: nn.Linear) -> bool:
-        """Their weights are still views of the packed ones."""
+        """Whether the layers' weights are still views of the packed weights."""
         parts = self.weight.split([product.out_features for product in products])
         return all(is_same_memory(product.weight, part) for product, part in zip(products, parts, strict=True))
 
@@ -69,7 +67,7 @@ class PackedProducts(NamedTuple):
 
 
 def packed(known: PackedProducts | None, *products: nn.Linear) -> PackedProducts:
-    """What is known where it holds: a CUDA graph of another engine may read it at its address."""
+    """The packed weights. They keep their address, as another engine's CUDA graph may read them."""
     return known if known is not None and known.holds(*products) else PackedProducts.of(*products)
 
 
@@ -127,7 +125,7 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(width, inner, bias=config.mlp_bias)
         self.up_proj = nn.Linear(width, inner, bias=config.mlp_bias)
         self.down_proj = nn.Linear(inner, width, bias=config.mlp_bias)
-        self.act = ACT2FN[config.hidden_act]
+        self.act = ACTIVATIONS[config.hidden_act]()
         self.gate_up: PackedProducts | None = None
 
     def pack(self) -> None:
@@ -140,7 +138,7 @@ class FeedForward(nn.Module):
         return self.down_proj(self.act(gate_XI) * up_XI)
 
 
-class Layer(GradientCheckpointingLayer):
+class Layer(nn.Module):
     def __init__(self, config: NviumConfig, layer_index: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -156,21 +154,25 @@ class Layer(GradientCheckpointingLayer):
 class Llama(nn.Module):
     """Embedding and layers; the final norm belongs to the last exit."""
 
+    _gradient_checkpointing_func: Callable[..., Tensor]
+
     def __init__(self, config: NviumConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        embeddings = torch.empty(config.vocab_size, config.hidden_size)
+        if not embeddings.is_meta:  # where draws would import PyTorch's compiler
+            nn.init.normal_(embeddings)
+        self.embed_tokens = nn.Embedding.from_pretrained(embeddings, freeze=False, padding_idx=config.pad_token_id)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.rotary_emb = RotaryEmbedding(config)
+        self.gradient_checkpointing = False  # transformers' `gradient_checkpointing_enable` sets this, and how
 
     def rotary(self, positions_X: Tensor, dtype: torch.dtype) -> Rotary:
         """Cosines and sines for positions of shape X = [B, T] or [R]."""
-        batched = positions_X if positions_X.dim() == 2 else positions_X[None]
-        probe = torch.empty(0, dtype=dtype, device=positions_X.device)
-        cos, sin = self.rotary_emb(probe, batched)
-        return cos.view(*positions_X.shape, -1), sin.view(*positions_X.shape, -1)
+        rotary: Rotary = self.rotary_emb(positions_X, dtype)
+        return rotary
 
     def pack(self) -> None:
-        """Fewer, larger products, for one who only runs the model and leaves it where it is."""
+        """Fuse products, for inference on the present device."""
         for module in self.layers:
             layer = cast(Layer, module)
             layer.self_attn.pack()
@@ -179,8 +181,42 @@ class Llama(nn.Module):
     def run(self, h_XD: Tensor, layers: Iterable[int], rotary: Rotary, attend: Attend) -> Tensor:
         """Forward rows through these layers."""
         for index in layers:
-            h_XD = self.layers[index](h_XD, rotary, attend)
+            layer = self.layers[index]
+            if self.gradient_checkpointing and self.training:
+                h_XD = self._gradient_checkpointing_func(layer, h_XD, rotary, attend)
+            else:
+                h_XD = layer(h_XD, rotary, attend)
         return h_XD
+
+
+class RotaryEmbedding(nn.Module):
+    """The angles of rotary position embeddings, in float32 whatever the model's precision."""
+
+    def __init__(self, config: NviumConfig) -> None:
+        super().__init__()
+        self.config = config
+        frequencies, self.scaling = self.frequencies()
+        self.inv_freq = nn.Buffer(frequencies, persistent=False)
+
+    def frequencies(self) -> tuple[Tensor, float]:
+        """Radians per position of each pair, and the factor of cosines and sines. On the CPU, so never on meta."""
+        parameters, size = dict(self.config.rope_parameters or {}), self.config.head_dim or 0
+        with torch.device("cpu"):
+            if parameters["rope_type"] != "default":
+                return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](self.config)
+            exponents = torch.arange(0, size, 2, dtype=torch.float) / size
+            return 1.0 / (parameters["rope_theta"] ** exponents), 1.0
+
+    @torch.no_grad()
+    def forward(self, positions_X: Tensor, dtype: torch.dtype) -> Rotary:
+        angles = positions_X[..., None].float() * self.inv_freq.to(positions_X.device, torch.float)
+        both = torch.cat((angles, angles), dim=-1)
+        return (both.cos() * self.scaling).to(dtype), (both.sin() * self.scaling).to(dtype)
+
+
+def rotate_half(x_XHP: Tensor) -> Tensor:
+    first, second = x_XHP.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
 
 
 def rotate(x_XHP: Tensor, rotary: Rotary) -> Tensor:
@@ -190,7 +226,7 @@ def rotate(x_XHP: Tensor, rotary: Rotary) -> Tensor:
 
 
 def causal_attention(mask: Tensor | None = None) -> Attend:
-    """Among the rows of a full batch, X = [B, T]; `mask` [B, 1, T, T] is True where row t may see row s."""
+    """Attention within a full batch, X = [B, T]; `mask` [B, 1, T, T] is True where row t may attend to row s."""
 
     def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
         q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))

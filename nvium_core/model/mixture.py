@@ -1,6 +1,6 @@
 """The mathematics of the mixture, in log space: p_k, π_mix and the three losses. No modules, no state.
 
-Log space handles routers that are certain: log w may be -inf, and nothing here turns that into NaN.
+A certain router has log w = -inf, which never becomes NaN here.
 
 Shapes: X any row dimensions, E exits, V vocabulary.
 """

@@ -1,4 +1,6 @@
-"""The N-vium as a Hugging Face causal language model: a Llama with exits whose logits are log π_mix.
+"""The N-vium: a Llama with exits and the head that they share.
+
+`causal_lm` makes it a Hugging Face model; the engine, serving and evaluation use this one.
 
 Shapes: B sequences, T tokens, D width, E exits, V vocabulary; X any row dimensions.
 """
@@ -6,37 +8,25 @@ Shapes: B sequences, T tokens, D width, E exits, V vocabulary; X any row dimensi
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    Cache,
-    DynamicCache,
-    GenerationConfig,
-    GenerationMixin,
-    PreTrainedModel,
-)
-from transformers import initialization as init
-from transformers.masking_utils import create_causal_mask
+from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.generic import ModelOutput
 
 from nvium_core.model import mixture
-from nvium_core.model.checkpoint import CheckpointError, one_line
+from nvium_core.model.checkpoint import EMBEDDING, HEAD, Checkpoint, CheckpointError, one_line
 from nvium_core.model.config import NviumConfig, check_end_token_ids
-from nvium_core.model.drafter import Drafter
-from nvium_core.model.exits import Adapter, Exit, Router
-from nvium_core.model.llama import Attend, Llama, RMSNorm, dense_attention
+from nvium_core.model.exits import Exit
+from nvium_core.model.llama import Attend, Llama, causal_attention
 from nvium_core.model.source import read_source
 
+Model = TypeVar("Model", bound="Nvium")
+
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
-ROUTER_HEAD_STD = 0.4  # of the router head's normal initialisation, times 1/√d (authors' code)
 
 
 @dataclass
@@ -58,84 +48,73 @@ class NviumOutput(ModelOutput):
     balance_loss: Tensor | None = None
     exit_losses: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
-    past_key_values: Cache | None = None
+    past_key_values: Any = None
     last_hidden_state: Tensor | None = None
 
 
-class NviumForCausalLM(PreTrainedModel, GenerationMixin):
+class Nvium(nn.Module):
     """N exits after layers `config.exit_layers`, one head W_lm shared by all (paper, section 3)."""
 
     config: NviumConfig
-    config_class = NviumConfig
-    base_model_prefix = "model"
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _no_split_modules = ["Layer"]
-    _supports_sdpa = True
-    supports_gradient_checkpointing = True
+    generation_config: Any = None  # a GenerationConfig or None
 
-    def __init__(self, config: NviumConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: NviumConfig, *for_base: NviumConfig) -> None:
+        """`for_base` are the arguments of the next base class, if a subclass has another."""
+        super().__init__(*for_base)
+        self.config = config
         self.model: Llama = Llama(config)
         self.exits = nn.ModuleList(
             Exit(config, depth == config.num_hidden_layers) for depth in config.exit_layers or []
         )
-        self.drafter = Drafter(config) if config.drafter_hidden_size else None
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+        self.tie()
+
+    def tie(self) -> None:
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
-        cls, folder: str | os.PathLike[str], *, config: NviumConfig | None = None, **options: Any
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        config: NviumConfig | None = None,
+        dtype: torch.dtype | Literal["auto"] = "auto",
+        exits: str | os.PathLike[str] | None = None,
+        **hub_options: Any,
     ) -> Self:
         """Load our layout, the authors' published layout, or a Llama or relative, from a folder, Hub name or GGUF file.
 
-        A missing, extra or misshapen tensor raises `CheckpointError` naming it. `options` (dtype, …) are
-        transformers' own.
+        `exits` is a folder or Hub name of exits made for this model (`nvium retrofit`). A missing, extra or misshapen
+        tensor raises `CheckpointError` naming it.
         """
-        hub_options = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
-        options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # its old name
-        dtype = None if options["dtype"] == "auto" else options["dtype"]
-        checkpoint = read_source(folder, config, dtype, **hub_options)
-        checkpoint.check_num_layers()
-        try:
-            empty = cls._empty(checkpoint.config)
-        except Exception as error:  # whatever transformers makes of odd values
-            raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {one_line(error)}") from error
-        checkpoint.check_against(empty)
-        if dtype is None:
-            options["dtype"] = checkpoint.dtype
-        model: Self = super().from_pretrained(None, config=checkpoint.config, state_dict=checkpoint.tensors, **options)
-        if (checkpoint.folder / GENERATION_CONFIG_NAME).exists():
-            model.generation_config = generation_config(checkpoint.folder, checkpoint.config.vocab_size)
-        return model
+        checkpoint, model = read_checked(cls, folder, config, dtype, exits, **hub_options)
+        precision = checkpoint.dtype if dtype == "auto" else dtype
+        tensors = {name: tensor.to(precision) for name, tensor in checkpoint.tensors.items()}
+        if checkpoint.config.tie_word_embeddings:
+            tensors[HEAD] = tensors[EMBEDDING]
+        model.load_state_dict(tensors, assign=True)
+        model.tie()
+        model.generation_config = generation_config(checkpoint)
+        return model.eval()
 
     @classmethod
-    def _empty(cls, config: NviumConfig) -> Self:
-        with torch.device("meta"), init.no_init_weights():
+    def empty(cls, config: NviumConfig) -> Self:
+        """A model without weights, on the meta device."""
+        with torch.device("meta"):
             return cls(config)
 
-    @classmethod
-    def is_custom_code(cls) -> bool:
-        """False: otherwise transformers skips `_init_weights` on modules without parameters of their own, such as
-        adapters."""
-        return False
+    def num_parameters(self) -> int:
+        """A tied head counts once."""
+        return sum(weight.numel() for weight in self.parameters())
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Normal(0, initializer_range), except for adapters and router heads (authors' code)."""
-        super()._init_weights(module)
-        width = self.config.hidden_size
-        if isinstance(module, RMSNorm):
-            init.ones_(module.weight)
-        elif isinstance(module, Adapter):
-            init.normal_(module.up.weight, std=width**-0.5)
-            init.zeros_(module.down.weight)
-        elif isinstance(module, Router):
-            init.normal_(module.head.weight, std=ROUTER_HEAD_STD * width**-0.5)
-            init.zeros_(module.head.bias)
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embed_tokens
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm_head.weight.dtype
 
     def hidden_states(self, input_ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> list[Tensor]:
         """The hidden states at every exit, E times [B, T, D]."""
@@ -144,7 +123,7 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
     def _states_after(
         self, parts: Iterable[Iterable[int]], h_BTD: Tensor, positions_BT: Tensor, attend: Attend
     ) -> list[Tensor]:
-        """After each of these consecutive ranges of layers."""
+        """Hidden states after each of these consecutive ranges of layers."""
         rotary = self.model.rotary(positions_BT, h_BTD.dtype)
         states = []
         for layers in parts:
@@ -157,29 +136,25 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
         log_w, outputs = zip(*(exit_(h_XD) for exit_, h_XD in zip(self.exits, states, strict=True)), strict=True)
         return torch.stack(log_w, dim=-2), list(outputs)
 
-    def forward(
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, output_exit_logits: bool = False) -> NviumOutput:
+        """Full-depth forward pass. `labels` [B, T] are input ids (−100 ignored), shifted here as in every HF model."""
+        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        return self.mixed(input_ids, position_ids, causal_attention(), labels, output_exit_logits)
+
+    def mixed(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        position_ids: Tensor,
+        attend: Attend,
         labels: Tensor | None = None,
         output_exit_logits: bool = False,
-        output_hidden_states: bool | None = None,
-        use_cache: bool | None = None,
+        output_hidden_states: bool = False,
         logits_to_keep: int = 0,
-        **unused: Any,
     ) -> NviumOutput:
-        """Full-depth forward pass. `labels` [B, T] are input ids (−100 ignored), shifted here as in every HF model."""
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        if position_ids is None:
-            past = past_key_values.get_seq_length() if past_key_values is not None else 0
-            position_ids = past + torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        attend = self._cached_attention(input_ids, attention_mask, position_ids, past_key_values)
+        """`forward` at any positions, whatever they attend to; logits of the last `logits_to_keep` rows, 0 for all."""
         position_ids = position_ids.expand_as(input_ids)
         all_states = None
-        if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
+        if output_hidden_states:
             embedded = self.model.embed_tokens(input_ids)
             each = [[layer] for layer in range(self.config.num_hidden_layers)]
             all_states = (embedded, *self._states_after(each, embedded, position_ids, attend))
@@ -197,30 +172,9 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
             exit_probs=log_p.exp(),
             exit_logits=exit_logits if output_exit_logits else None,
             hidden_states=all_states,
-            past_key_values=past_key_values,
             last_hidden_state=outputs[-1],
             **losses,
         )
-
-    def _cached_attention(
-        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor, cache: Cache | None
-    ) -> Attend:
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=self.model.embed_tokens.weight.new_empty(*input_ids.shape, 1),
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            position_ids=position_ids,
-        )
-        assert mask is None or isinstance(mask, Tensor)
-
-        def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
-            q, k, v = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
-            if cache is not None:
-                k, v = cache.update(k, v, layer_index)
-            return dense_attention(q, k, v, mask, is_causal=mask is None and q.shape[2] > 1).transpose(1, 2)
-
-        return attend
 
     def _losses(self, log_w: Tensor, log_p: Tensor, exit_logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         targets = labels[:, 1:]
@@ -237,11 +191,33 @@ class NviumForCausalLM(PreTrainedModel, GenerationMixin):
         }
 
 
-def generation_config(folder: Path, vocab_size: int) -> GenerationConfig:
-    """The folder's generation settings. Raises `CheckpointError` for an end-of-text outside the vocabulary."""
+def read_checked(
+    kind: type[Model],
+    source: str | os.PathLike[str],
+    config: NviumConfig | None,
+    dtype: torch.dtype | Literal["auto"],
+    exits: str | os.PathLike[str] | None,
+    **hub_options: Any,
+) -> tuple[Checkpoint, Model]:
+    """A checkpoint and its model, empty. Raises `CheckpointError` unless the tensors are exactly the model's."""
+    checkpoint = read_source(source, config, None if dtype == "auto" else dtype, exits, **hub_options)
+    checkpoint.check_num_layers()
+    try:
+        empty = kind.empty(checkpoint.config)
+    except Exception as error:  # whatever odd values lead to
+        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {one_line(error)}") from error
+    checkpoint.check_against(empty)
+    return checkpoint, empty
+
+
+def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
+    """The folder's generation settings, if any. Raises `CheckpointError` for an end outside the vocabulary."""
+    folder = checkpoint.folder
+    if not (folder / GENERATION_CONFIG_NAME).exists():
+        return None
     try:
         read = GenerationConfig.from_pretrained(folder)
-        check_end_token_ids(read.eos_token_id, vocab_size)
+        check_end_token_ids(read.eos_token_id, checkpoint.config.vocab_size)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder / GENERATION_CONFIG_NAME}: {one_line(error)}") from error
     return read
@@ -251,8 +227,3 @@ def token_nll(logits_XV: Tensor, targets_X: Tensor) -> Tensor:
     """−log softmax at the target, [X], in float32 or better."""
     precise = logits_XV.to(torch.promote_types(logits_XV.dtype, torch.float32))
     return F.cross_entropy(precise.flatten(0, -2), targets_X.flatten(), reduction="none").view(targets_X.shape)
-
-
-AutoConfig.register("nvium", NviumConfig)
-AutoModel.register(NviumConfig, NviumForCausalLM)
-AutoModelForCausalLM.register(NviumConfig, NviumForCausalLM)

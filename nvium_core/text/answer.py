@@ -21,7 +21,7 @@ class AnswerText:
         return self._stops.matched is not None
 
     def push(self, token_id: int, *, is_silent: bool = False, is_last: bool = False) -> str:
-        """The text that is now certain; `is_silent` tokens (end-of-text) have no text."""
+        """Add a token; return text that is now certain. `is_silent` tokens (end-of-text) have no text."""
         text = "" if is_silent else self._detokenizer.push(token_id)
         if is_last:
             text += self._detokenizer.flush()

@@ -1,10 +1,12 @@
 """From messages to token ids: the tokenizer's chat template or, without one, a plain one.
 
-Special tokens come from the template only. In messages and tools they are text: each is cut after its first character
-before the template is rendered, and the text between cuts is tokenized piece by piece. No HTTP, no engine.
+Only the template may produce special tokens; within messages and tools they are plain text. Each one there is cut after
+its first character before rendering, and the pieces between cuts are tokenized separately (after a line break, for
+tokenizers that put a space before every text). No HTTP, no engine.
 """
 
 import json
+import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -12,24 +14,46 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from nvium_core.errors import NviumError
 from nvium_core.text.reasoning import OPENING, ReasoningReader, thinks
+from nvium_core.text.rendering import RENDERER, RenderingError, rendered
 from nvium_core.text.tool_calls import call_format
+
+logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-MAX_REASON_CHARACTERS = 200
-"""Of a template's error message."""
-
 LAST_TOKENS = 16
-"""Of a prompt; the mark that opens thoughts is among them, if it ends with one."""
+"""Tokens at a prompt's end that may hold the mark that opens thoughts."""
 
 PLAIN_STOPS = ("\nUser:", "\n\nUser:", "\nUser (", "\n\nUser (")
 """The model begins the user's turn, after an answer to the plain template."""
+
+CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- bos_token + 'Functions:' }}
+    {%- for tool in tools %}
+        {{- '\\n' + tool.function | tojson }}
+    {%- endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {{- bos_token + message.role | capitalize + (' (' + message.name + ')' if message.name else '') + ':' }}
+    {%- if message.content %}
+        {{- '\\n' + message.content | trim }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n' + call.function | tojson }}
+    {%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- bos_token + 'Assistant:\\n' }}
+{%- endif %}
+"""
+"""Of models tuned here: every turn is a document of its own that begins with its role. End-of-text is the only special
+token of such a tokenizer, and no text of a user's can contain it, so nobody can fake a turn. Its cost is linear in the
+conversation: it is rendered without a process of its own."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +69,11 @@ class Conversation:
 
 
 class ConversationError(NviumError, ValueError):
-    """Messages that the chat template refuses, or a template that is none."""
+    """Messages that the chat template refuses, or an invalid template."""
 
 
 class ChatTemplate:
-    """`stops` and `stop_token_ids` end the assistant's turn, beside the model's end-of-text. `call_format` is the
+    """`stops` and `stop_token_ids` end the assistant's turn, like the model's end-of-text. `call_format` is the
     model's format of tool calls, None if it is not supported; `call_tokens` are the ids of its special tokens. Raises
     `ConversationError` for a template that cannot be read, which would refuse every conversation."""
 
@@ -57,13 +81,21 @@ class ChatTemplate:
         check_readable(tokenizer.chat_template)
         self._tokenizer = tokenizer
         self._is_plain = not tokenizer.chat_template
+        template = with_tools(tokenizer.chat_template)
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
         self._special = re.compile(f"(?=(?:{'|'.join(longest_first)}))(.)", re.DOTALL) if special else None
-        self.call_format = call_format(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
+        self.call_format = call_format(template)
         of_calls = (self.call_format.marker, *self.call_format.tokens) if self.call_format else ()
         self.call_tokens = {text: tokenizer.get_added_vocab()[text] for text in of_calls if text in special}
-        self.thinks = thinks(tokenizer.chat_template)
+        self.thinks = thinks(template)
+        backend = tokenizer.backend_tokenizer
+        self._break: list[int] = backend.encode("\n", add_special_tokens=False).ids
+        continued = backend.encode("\na", add_special_tokens=False).ids[len(self._break) :]
+        self._has_prefix = continued != backend.encode("a", add_special_tokens=False).ids
+        self._takes_tools = self._is_plain or self._shows_tools(template or "")
+        if not self._takes_tools:
+            logger.warning("the model's chat template takes no tools; they are written into its system message")
         end = tokenizer.eos_token_id
         self.stops = PLAIN_STOPS if self._is_plain else ()
         self.stop_token_ids: tuple[int, ...] = () if self._is_plain or end is None else (end,)
@@ -73,9 +105,10 @@ class ChatTemplate:
         return self.prompt(Conversation(messages, tools, adds_prompt))
 
     def prompt(self, conversation: Conversation, *, check: Callable[[str], object] | None = None) -> list[int]:
-        """The conversation's tokens. `check` sees the text before it is tokenized; its errors pass through. Raises
-        `ConversationError` for what the template refuses."""
+        """The conversation's tokens. `check` is called with the text before it is tokenized. Raises `ConversationError`
+        for messages that the template refuses."""
         mark = secrets.token_hex(16)
+        conversation = conversation if self._takes_tools else tools_as_text(conversation)
         try:
             given = {name: self._cut(getattr(conversation, name), mark) for name in ("messages", "tools", "variables")}
             text = self._render(replace(conversation, **given))
@@ -88,11 +121,24 @@ class ChatTemplate:
             check(text.replace(mark, ""))
         first, *others = text.split(mark)
         begun: list[int] = self._tokenizer(first, add_special_tokens=self._is_plain).input_ids
-        pieces = self._tokenizer.backend_tokenizer.encode_batch_fast(others, add_special_tokens=False)
-        return list(chain(begun, *(piece.ids for piece in pieces)))
+        lead, num_dropped = ("\n", len(self._break)) if self._has_prefix else ("", 0)
+        continued = [lead + piece for piece in others]
+        pieces = self._tokenizer.backend_tokenizer.encode_batch_fast(continued, add_special_tokens=False)
+        return list(chain(begun, *(piece.ids[num_dropped:] for piece in pieces)))
+
+    def _shows_tools(self, template: str) -> bool:
+        """Whether a prompt names its tools."""
+        name = secrets.token_hex(8)
+        function = {"name": name, "description": name, "parameters": {"type": "object", "properties": {}}}
+        tools = [{"type": "function", "function": function}]
+        try:
+            return name in self._render(Conversation([{"role": "user", "content": "a"}], tools))
+        except ConversationError:
+            return "tools" in template
 
     def reasoning_reader(self, prompt: Sequence[int], *, is_continued: bool = False) -> ReasoningReader:
-        """For an answer to this prompt, which may have opened the thoughts; `is_continued`: from its beginning."""
+        """A reader for an answer to this prompt, which may end within thoughts. `is_continued`: the answer has already
+        begun."""
         if not self.thinks:
             return ReasoningReader("answer")
         if is_continued:
@@ -101,7 +147,7 @@ class ChatTemplate:
         return ReasoningReader("thinking" if end.rstrip().endswith(OPENING) else "start")
 
     def _cut(self, said: Any, mark: str) -> Any:
-        """The same with a mark inside every special token."""
+        """The text with a mark inside every special token."""
         if isinstance(said, str):
             return self._special.sub(rf"\g<1>{mark}", said) if self._special else said
         if isinstance(said, Mapping):
@@ -111,55 +157,86 @@ class ChatTemplate:
     def _render(self, conversation: Conversation) -> str:
         if self._is_plain:
             return plain(conversation)
-        functions: list[Any] | None = list(conversation.tools) or None
+        tools: list[Any] | None = list(conversation.tools) or None
+        template = self._tokenizer.get_chat_template(None, tools)
+        is_ours = template == CHAT_TEMPLATE and not conversation.variables
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(conversation.messages),
-                tools=functions,
+            return (rendered if is_ours else RENDERER.render)(
+                template=template,
+                messages=list(conversation.messages),
+                tools=tools,
                 add_generation_prompt=conversation.adds_prompt,
                 continue_final_message=conversation.continues,
-                tokenize=False,
-                **conversation.variables,
+                **self._tokenizer.special_tokens_map | dict(conversation.variables),
             )
-        except Exception as error:  # a template may do anything with what it is given
-            raise ConversationError(f"the model's chat template refuses them{reason(error)}") from error
-        assert isinstance(text, str)
-        return text
+        except RenderingError as error:
+            raise ConversationError(f"the model's chat template {error}") from error
 
 
 def check_readable(template: Any) -> None:
-    """One, several by name, or none."""
+    """Raise `ConversationError` unless every template can be parsed."""
+    if isinstance(template, dict) and "default" not in template:
+        raise ConversationError(
+            f"the model has chat templates for {', '.join(map(str, template))}, but no default; "
+            "choose one with --chat-template FILE"
+        )
     for text in template.values() if isinstance(template, dict) else [template] if template else []:
-        try:
-            render_jinja_template(conversations=[], chat_template=text)
-        except Exception as error:  # of jinja, or of what takes a number for a text
-            raise ConversationError(f"the model's chat template cannot be read{reason(error)}") from error
+        if text != CHAT_TEMPLATE:
+            compile_template(text)
+
+
+def compile_template(text: Any) -> None:
+    try:
+        if not isinstance(text, str):
+            raise RenderingError("cannot be read")
+        RENDERER.render(template=text, messages=[])
+    except RenderingError as error:
+        raise ConversationError(f"the model's chat template {error}") from error
+
+
+def with_tools(template: str | dict[str, str] | None) -> str | None:
+    """The template that transformers uses for conversations with tools."""
+    return template.get("tool_use", template["default"]) if isinstance(template, dict) else template
+
+
+def tools_as_text(conversation: Conversation) -> Conversation:
+    """With the functions in the system message, and calls in the messages that made them."""
+    messages = [
+        message | {"content": spoken(message), "tool_calls": None} if message.get("tool_calls") else message
+        for message in conversation.messages
+    ]
+    if conversation.tools:
+        system = messages.pop(0) if messages and messages[0]["role"] == "system" else {"role": "system", "content": ""}
+        texts = functions(conversation.tools), system["content"]
+        messages.insert(0, system | {"content": "\n\n".join(text for text in texts if text)})
+    return replace(conversation, messages=messages, tools=())
+
+
+def functions(tools: Sequence[Json]) -> str:
+    return "\n".join(["Functions:", *(json_text(tool["function"]) for tool in tools)])
 
 
 def plain(conversation: Conversation) -> str:
     """Turns as in a script: a line with the role, the text, an empty line. The system message stands alone, preceded by
     the functions, one a line. A name is in brackets after the role; a call is written as one is generated."""
-    functions = [json_text(tool["function"]) for tool in conversation.tools]
-    turns = ["\n".join(["Functions:", *functions])] if functions else []
+    turns = [functions(conversation.tools)] if conversation.tools else []
     turns += [plain_turn(message) for message in conversation.messages]
     text = "".join(f"{turn}\n\n" for turn in turns)
     return text.removesuffix("\n\n") if conversation.continues else text + "Assistant:\n" * conversation.adds_prompt
 
 
 def plain_turn(message: Json) -> str:
-    calls = [json_text(call["function"]) for call in message.get("tool_calls", ())]
-    lines = [text for text in (message["content"], *calls) if text]
+    lines = [text for text in [spoken(message)] if text]
     name = f" ({message['name']})" if "name" in message else ""
     heading = [] if message["role"] == "system" and not name else [f"{message['role'].capitalize()}{name}:"]
     return "\n".join(heading + lines)
 
 
+def spoken(message: Json) -> str:
+    """A message's text, then its calls, one a line."""
+    calls = [json_text(call["function"]) for call in message.get("tool_calls") or ()]
+    return "\n".join(text for text in (message["content"], *calls) if text)
+
+
 def json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def reason(error: Exception) -> str:
-    """A template's error message, without details of code."""
-    if not isinstance(error, TemplateError) or not error.message:
-        return ""
-    return f": {error.message[:MAX_REASON_CHARACTERS]}"

@@ -16,11 +16,11 @@ REPLACEMENT = "\ufffd"
 """Decoding's replacement for bytes that are not UTF-8, including a cut character."""
 
 CONTEXT_TOKENS = 8
-"""Tokens before a completion that its first token may need: for its space, or the other half of a character."""
+"""Prompt tokens decoded with the first token, for its leading space or the other half of a character."""
 
 
 class Detokenizer:
-    """Emits text as soon as its characters are whole. Skipped special tokens have no text, but those of `shown`."""
+    """Emits text as soon as its characters are whole. Special tokens have no text, except those in `shown`."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Detokenizer:
 
 @dataclass
 class StopStrings:
-    """Passes text through up to the first stop string to be completed (the longest of several). Holds back only text
-    that may become a stop string."""
+    """Passes text through up to the first stop string (the longest of several that end together). Holds back only text
+    that may begin a stop string."""
 
     stops: Sequence[str]
     include: bool = False
@@ -67,7 +67,7 @@ class StopStrings:
     _held: str = field(default="", init=False)
 
     def push(self, text: str) -> str:
-        """The text that is now certain; nothing after a match."""
+        """Add text; return what cannot be part of a stop string, nothing after a match."""
         if not self.stops:
             return text
         if self.matched is not None:
@@ -82,7 +82,7 @@ class StopStrings:
         return text[:certain]
 
     def flush(self) -> str:
-        """Text held back for a stop string that did not come."""
+        """The text still held back, as no stop string follows."""
         text, self._held = self._held, ""
         return text
 

@@ -4,7 +4,9 @@ Gives the tokens that llama.cpp gives: `tokenizer.ggml.pre` decides how a text i
 and patterns (src/llama-vocab.cpp).
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Container
+from itertools import zip_longest
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -14,11 +16,14 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.errors import NviumError
 
+logger = logging.getLogger(__name__)
+
 Fields = Callable[[str], Any]
 """A field of the file by name, None if missing."""
 
 CONTROL, USER_DEFINED = 3, 4
-"""Of `tokenizer.ggml.token_type`: tokens that text never becomes, and tokens matched before all others."""
+"""`tokenizer.ggml.token_type` of control tokens, which text never becomes, and of user-defined tokens, which are
+matched first."""
 
 SPACE = "▁"
 CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -31,9 +36,9 @@ class TokenizerError(NviumError, ValueError):
     """A tokenizer that cannot be built; the message says what is unknown."""
 
 
-def pieces(pattern: str) -> list[PreTokenizer]:
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+def pieces(*patterns: str) -> list[PreTokenizer]:
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
 GPT_2: list[PreTokenizer] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
@@ -41,49 +46,74 @@ SINGLE_DIGITS: list[PreTokenizer] = [pre_tokenizers.Digits(individual_digits=Tru
 LLAMA_3 = pieces(rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{REST}")
 QWEN_2 = pieces(rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{REST}")
 TEKKEN = pieces(rf"{UPPER_THEN_LOWER}|{UPPER}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+GPT_2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+DEFAULT = pieces(r"[\p{P}$+<=>^~|]+", GPT_2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
 PIECES: dict[str, list[PreTokenizer]] = {
+    "default": DEFAULT,
     "gpt-2": GPT_2,
     "smollm": SINGLE_DIGITS,
     "starcoder": SINGLE_DIGITS,
     "refact": SINGLE_DIGITS,
     "command-r": SINGLE_DIGITS,
+    "codeshell": SINGLE_DIGITS,
+    "exaone": SINGLE_DIGITS,
+    "minerva-7b": SINGLE_DIGITS,
+    "smaug-bpe": LLAMA_3,
+    "dbrx": LLAMA_3,
+    "chatglm-bpe": LLAMA_3,
     "llama3": LLAMA_3,
     "llama-v3": LLAMA_3,
     "llama-bpe": LLAMA_3,
+    "falcon3": LLAMA_3,
+    "pixtral": LLAMA_3,
     "qwen2": QWEN_2,
+    "stablelm2": QWEN_2,
+    "hunyuan": QWEN_2,
+    "megrez": QWEN_2,
     "deepseek-r1-qwen": QWEN_2,
     "tekken": TEKKEN,
 }
-WHOLE_PIECES = ("llama3", "llama-v3", "llama-bpe", "tekken")
+WHOLE_PIECES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
 """A pre-tokenized piece that is itself a token is never merged from smaller ones, and a text begins with the
 begin-of-text token."""
 
 
-def gguf_tokenizer(field: Fields) -> PreTrainedTokenizerFast:
-    """Raises `TokenizerError` for an unknown kind."""
+def gguf_tokenizer(field: Fields, control: Container[str] = ()) -> PreTrainedTokenizerFast:
+    """`control` are tokens that are special even if the file calls them text. Raises `TokenizerError` for an unknown
+    kind."""
     kinds = {"gpt2": byte_level, "llama": sentence_piece}
     kind = field("tokenizer.ggml.model")
     if kind not in kinds:
-        raise TokenizerError(f"tokenizer {kind!r} is none of those that load: {', '.join(kinds)}")
+        raise TokenizerError(f"tokenizer {kind!r} is not supported; supported: {', '.join(kinds)}")
     tokenizer = kinds[kind](field)
     tokens, types = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.token_type") or []
-    for token, kind_of in zip(tokens, types, strict=False):
-        if kind_of in (CONTROL, USER_DEFINED):
-            tokenizer.add_tokens([AddedToken(token, special=kind_of == CONTROL, normalized=False)])
+    for token, kind_of in zip_longest(tokens, types):
+        if token in control or kind_of in (CONTROL, USER_DEFINED):
+            is_special = token in control or kind_of == CONTROL
+            tokenizer.add_tokens([AddedToken(token, special=is_special, normalized=False)])
     named = {name: field(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in NAMED.items()}
     special = {f"{name}_token": tokens[token] for name, token in named.items() if token is not None}
-    if begins_with_bos(field, kind) and "bos_token" in special:
-        begin = special["bos_token"]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, named["bos"])]
-        )
+    begin, end = special.get("bos_token"), special.get("eos_token")
+    frame = f"{begin} $A" if begin and begins_with_bos(field, kind) else "$A"
+    frame += f" {end}" if end and field("tokenizer.ggml.add_eos_token") else ""
+    if frame != "$A":
+        ids = [(special[f"{name}_token"], named[name]) for name in ("bos", "eos") if f"{name}_token" in special]
+        pair = f"{frame} {frame.replace('$A', '$B')}"
+        tokenizer.post_processor = processors.TemplateProcessing(single=frame, pair=pair, special_tokens=ids)
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
-    made.chat_template = field("tokenizer.chat_template")
+    made.chat_template = chat_templates(field)
     return made
 
 
 NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+
+
+def chat_templates(field: Fields) -> str | dict[str, str] | None:
+    """The file's only template, or several by name."""
+    default: str | None = field("tokenizer.chat_template")
+    others = {name: field(f"tokenizer.chat_template.{name}") for name in field("tokenizer.chat_templates") or ()}
+    return {**({"default": default} if default else {}), **others} if others else default
 
 
 def begins_with_bos(field: Fields, kind: str) -> bool:
@@ -92,9 +122,12 @@ def begins_with_bos(field: Fields, kind: str) -> bool:
 
 
 def byte_level(field: Fields) -> Tokenizer:
-    pre = field("tokenizer.ggml.pre") or "gpt-2"
+    pre = field("tokenizer.ggml.pre")
+    if not pre:
+        logger.warning("the file does not say how its tokenizer cuts text (tokenizer.ggml.pre); answers may be worse")
+        pre = "default"
     if pre not in PIECES:
-        raise TokenizerError(f"tokenizer.ggml.pre {pre!r} is none of those that load: {', '.join(PIECES)}")
+        raise TokenizerError(f"tokenizer.ggml.pre {pre!r} is not supported; supported: {', '.join(PIECES)}")
     merges = [tuple(merge.split(" ", 1)) for merge in field("tokenizer.ggml.merges") or ()]
     vocabulary = {token: index for index, token in enumerate(field("tokenizer.ggml.tokens"))}
     tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre in WHOLE_PIECES))
@@ -104,16 +137,16 @@ def byte_level(field: Fields) -> Tokenizer:
 
 
 def sentence_piece(field: Fields) -> Tokenizer:
-    """A token's score is its merge priority."""
+    """A token's score is its merge priority; of equal ones the longer left part is merged, then the longer right."""
     tokens, scores = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.scores")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = [
-        (-scores[index], place, token[:place], token[place:])
+        (-scores[index], -place, place - len(token), token[:place], token[place:])
         for token, index in vocabulary.items()
         for place in range(1, len(token))
         if token[:place] in vocabulary and token[place:] in vocabulary
     ]
-    ordered = [(left, right) for _, _, left, right in sorted(merges)]
+    ordered = [(left, right) for *_, left, right in sorted(merges)]
     unknown = field("tokenizer.ggml.unknown_token_id")
     tokenizer = Tokenizer(BPE(vocabulary, ordered, unk_token=tokens[unknown or 0], fuse_unk=True, byte_fallback=True))
     has_prefix = field("tokenizer.ggml.add_space_prefix") in (None, True)

@@ -10,33 +10,31 @@ OPENING, CLOSING = "<think>", "</think>"
 
 
 class Thought(NamedTuple):
-    """What a text is: reasoning, and what follows it."""
+    """Pieces of reasoning and of the answer."""
 
     reasoning: str
     answer: str
 
 
 def thinks(template: object) -> bool:
-    """Whether a chat template knows thoughts."""
+    """Whether a chat template supports reasoning."""
     return isinstance(template, str) and OPENING in template and CLOSING in template
 
 
 @dataclass
 class ReasoningReader:
-    """Splits an answer that comes in pieces; what is joined does not depend on the cuts.
-
-    `state` is where it begins: `thinking` if the prompt has opened the thoughts already, `answer` if there are none.
-    """
+    """Splits a streamed answer into reasoning and answer; the joined result does not depend on the chunks. `state` at
+    the start: `thinking` if the prompt has opened the thoughts, `answer` if there are none."""
 
     state: Literal["start", "thinking", "between", "answer"] = "start"
     _held: str = field(default="", init=False)
     _num_read: int = field(default=0, init=False)
     _has_thought: bool = field(default=False, init=False)
     num_characters: int = field(default=0, init=False)
-    """Of the text read so far, those of the reasoning and its marks."""
+    """Characters read so far that belong to the reasoning and its marks."""
 
     def push(self, text: str) -> Thought:
-        """The next of the text: what it adds. Held back is what may yet be a mark, or the space before one."""
+        """Add text; return what is certain. Holds back what may become a mark, and the space before one."""
         self._held += text
         self._num_read += len(text)
         reasoning = ""
@@ -50,7 +48,7 @@ class ReasoningReader:
         return Thought(reasoning, self.flush().answer if self.state == "answer" else "")
 
     def flush(self) -> Thought:
-        """What was held back for a mark that did not come."""
+        """The text still held back, as no mark follows."""
         held, self._held = self._held, ""
         return Thought(held.rstrip(), "") if self.state == "thinking" else Thought("", held)
 

@@ -1,4 +1,4 @@
-"""Ends an answer of calls before one that repeats an earlier one. No engine, grammar or HTTP."""
+"""Ends an answer before a tool call that repeats an earlier one. No engine, grammar or HTTP."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from nvium_core.text.tool_calls import CallFormat, ToolCallReader
 
 @dataclass
 class RepeatedCalls:
-    """Passes text through. Holds back only what may yet become the same call, by name and arguments."""
+    """Passes text through. Holds back a call until its name or arguments differ from those of earlier calls."""
 
     form: CallFormat
     has_ended: bool = field(default=False, init=False)
@@ -22,7 +22,7 @@ class RepeatedCalls:
         self._reader = ToolCallReader(self.form)
 
     def push(self, text: str) -> str:
-        """The text that is now certain; nothing after the end."""
+        """Add text; return what belongs to no repeated call, nothing after the end."""
         certain = ""
         for character in "" if self.has_ended else text:
             self._held += character
@@ -35,7 +35,7 @@ class RepeatedCalls:
         return certain
 
     def flush(self) -> str:
-        """Text held back for a call that did not come."""
+        """The text still held back, as the answer has ended."""
         held, self._held = self._held, ""
         return held
 
@@ -47,7 +47,7 @@ class RepeatedCalls:
         return bool(pieces) and self._reader.is_complete
 
     def _repeats(self) -> bool:
-        """Whether the call that has just ended was made before; the next one may begin."""
+        """End a call; return whether it repeats an earlier one."""
         call = (self._name or "", self._arguments)
         is_known = call in self._made
         self._made.add(call)

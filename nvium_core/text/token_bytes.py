@@ -7,7 +7,7 @@ from tokenizers.decoders import ByteLevel
 
 
 class TokenBytes:
-    """Unlike decoding token by token, this keeps leading spaces and partial characters."""
+    """Keeps leading spaces and partial characters, which decoding token by token loses."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from uuid import uuid4
 
 SPACE = " \n"
-"""May precede a call at the beginning of an answer."""
+"""Characters that may precede a call at the beginning of an answer."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ SIGNS: dict[str, CallFormat | None] = {
     LLAMA.marker: LLAMA,
     '"parameters": ': LLAMA,
 }
-"""What tells a template's format, the most telling first; None is Qwen3-Coder's, whose arguments are no JSON."""
+"""Marks that identify a template's format, the most specific first. None is Qwen3-Coder's, whose arguments are not
+JSON."""
 
 
 def call_format(template: str | None) -> CallFormat | None:
@@ -76,7 +77,7 @@ def call_format(template: str | None) -> CallFormat | None:
 
 
 class CallPiece(NamedTuple):
-    """What was added to a call: the name and the id, once and whole, or more of the arguments' JSON text."""
+    """An addition to a call: its name and id, whole, or more of its arguments' JSON text."""
 
     number: int
     name: str = ""
@@ -106,7 +107,7 @@ class ToolCallReader:
     _escaped: bool = field(default=False, init=False)
 
     def push(self, text: str) -> ContentAndCalls:
-        """Add text; returns what became certain. Held back: what may begin a call, and an unfinished name."""
+        """Add text; return what is certain. Holds back what may begin a call, and an unfinished name."""
         self._held += text
         parsed = ContentAndCalls("", [])
         while (added := getattr(self, f"_read_{self._state}")()) is not None:
@@ -115,16 +116,16 @@ class ToolCallReader:
 
     @property
     def held(self) -> str:
-        """Text that is not told yet."""
+        """Text not returned yet."""
         return self._held
 
     def flush(self) -> str:
-        """Content held back for a call that did not come."""
+        """The content still held back, as no call follows."""
         held, self._held = self._held, ""
         return held if self._state in ("start", "text") else ""
 
     def _read_start(self) -> ContentAndCalls | None:
-        """Up to the first call."""
+        """Read the text before the first call."""
         if self.form.trigger:
             return self._read_after_text()
         opening, begun = self.form.before + self.form.beginning, self._held.lstrip(SPACE)

@@ -1,18 +1,15 @@
 """A run's checkpoint, `state.pt`: weights, optimisers, β and the step, unsharded.
 
-Written by the first process, read by all. The file ends in the SHA-256 of its content. It is read back before it
-replaces the last one, which is kept as `state.previous.pt`.
+Written by the first process, read by all. It replaces the last one, which is kept as `state.previous.pt`.
 """
 
-import hashlib
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -21,20 +18,15 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from nvium_core.training.data.tokens import differences
 from nvium_core.training.distributed import Processes
 from nvium_core.training.errors import TrainingError
 
 State = dict[str, Any]
 
 STATE, PREVIOUS, PARTIAL = "state.pt", "state.previous.pt", "state.partial"
-PARTS = {"model", "optimizers", "beta", "step", "recipe", "run"}
-FORMAT = 1
-"""Of what is in the file; those that do not say are of the first."""
-
-DIGEST_BYTES = hashlib.sha256().digest_size
-MAX_NAMED = 5
-"""Differences that an error names."""
+PARTS = {"model", "optimizers", "beta", "step", "recipe"}
+FORMAT = 2
+"""Version of the file's content; files without one have version 1. Raise it whenever a recipe's settings change."""
 
 
 def gathered(model: nn.Module, optimizers: Sequence[Optimizer]) -> State:
@@ -61,52 +53,14 @@ def scatter(state: State, model: nn.Module, optimizers: Sequence[Optimizer], pro
     )
 
 
-def check_tensors(state: State, model: nn.Module, optimizers: Sequence[Optimizer], folder: Path) -> None:
-    """Raise `TrainingError` unless names and shapes are exactly those of the run's weights and optimisers."""
-    weights, moments = get_state_dict(model, list(optimizers))
-    expected = shapes({"model": weights, "optimizers": moments})
-    if wrong := sorted(differences(shapes({name: state[name] for name in expected}), expected)):
-        more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
-        raise TrainingError(f"{folder / STATE}: other tensors than the run's: {', '.join(wrong[:MAX_NAMED])}{more}")
-
-
-def shapes(state: State) -> dict[str, Any]:
-    """A nested state with tensors replaced by their shapes; numbers and lists of names are left out."""
-    parts = {name: shapes(part) if isinstance(part, dict) else part for name, part in state.items()}
-    return {
-        name: tuple(part.shape) if isinstance(part, Tensor) else part
-        for name, part in parts.items()
-        if isinstance(part, Tensor | dict)
-    }
-
-
-class Hashed(io.RawIOBase):
-    """A write-only file that hashes its content."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest = file, hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self._digest.update(data)
-        return self._file.write(data)
-
-    @property
-    def digest(self) -> bytes:
-        return self._digest.digest()
-
-
 def write_state(state: State, folder: Path) -> None:
     """Write `state.pt` atomically and keep the previous one."""
     partial = folder / PARTIAL
     try:
         with partial.open("wb") as file:
-            hashed = Hashed(file)
-            torch.save(state | {"format": FORMAT}, cast(BinaryIO, hashed))
-            file.write(hashed.digest)
+            torch.save(state | {"format": FORMAT}, file)
             file.flush()
             os.fsync(file.fileno())
-        if not is_intact(partial):
-            raise OSError("what the disk gives back is not what was written")
         if (folder / STATE).exists():
             (folder / STATE).replace(folder / PREVIOUS)
         partial.replace(folder / STATE)
@@ -116,21 +70,8 @@ def write_state(state: State, folder: Path) -> None:
         raise TrainingError(f"{partial}: cannot write the checkpoint ({error}); the last one is intact") from error
 
 
-def is_intact(path: Path) -> bool:
-    """Whether a file ends in the digest of its content."""
-    with path.open("rb") as file:
-        remaining = file.seek(0, os.SEEK_END) - DIGEST_BYTES
-        file.seek(0)
-        digest = hashlib.sha256()
-        while remaining > 0 and (part := file.read(min(remaining, 2**20))):
-            digest.update(part)
-            remaining -= len(part)
-        return remaining == 0 and file.read() == digest.digest()
-
-
 def read_state(folder: Path) -> State | None:
-    """The last checkpoint, or None. Raises `TrainingError` for another version's, and for a damaged one, saying whether
-    the previous one can be used."""
+    """The last checkpoint, or None. Raises `TrainingError` for another version's, and for a damaged one."""
     path = folder / STATE
     if not path.exists():  # nor would it, for a moment, while a new one takes the place of the last
         path = folder / PREVIOUS
@@ -139,29 +80,17 @@ def read_state(folder: Path) -> State | None:
     try:
         state = loaded(path)
     except TrainingError as error:
-        raise TrainingError(f"{error}; {way_out(folder, path)}") from error
+        raise TrainingError(
+            f"{error}; delete it to begin again, or move {folder / PREVIOUS} there if it exists"
+        ) from error
     if (found := state.get("format", 1)) != FORMAT:
         raise TrainingError(f"{path}: format {found} is another version's of nvium; this one reads {FORMAT}")
     return state
 
 
-def way_out(folder: Path, damaged: Path) -> str:
-    """What can be done about a damaged checkpoint."""
-    previous = folder / PREVIOUS
-    try:
-        step = loaded(previous)["step"]
-    except (TrainingError, OSError):
-        return f"there is no other: delete {damaged} to begin again"
-    return f"the one before, of step {step}, is intact: `mv {previous} {folder / STATE}` to go on from there"
-
-
 def loaded(path: Path) -> State:
     try:
-        if not is_intact(path):
-            raise TrainingError(f"{path}: damaged (its digest is not that of its content)")
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except TrainingError:
-        raise
     except Exception as error:  # whatever torch makes of a file that is none of its own
         raise TrainingError(f"{path}: damaged ({error!r})") from error
     if not (isinstance(state, dict) and state.keys() >= PARTS):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -49,7 +48,7 @@ class Processes:
         return value
 
     def sum(self, number: int) -> int:
-        """Of all processes' numbers; all get the same answer."""
+        """The sum of all processes' numbers; all get the same result."""
         return int(self.total(torch.tensor(number, device=self.device)))
 
     def any(self, wish: bool) -> bool:
@@ -64,11 +63,15 @@ class Processes:
 
 @contextmanager
 def joined_processes(device: torch.device) -> Iterator[Processes]:
-    """The processes that torchrun started, or this one alone."""
+    """The processes that torchrun started, or this one alone. `device` becomes the process's current GPU."""
     if not dist.is_torchelastic_launched():
         yield Processes()
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # FSDP and broadcasts of objects use the current one
+        dist.init_process_group("nccl", timeout=PATIENCE, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=PATIENCE)
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), device)
     finally:
@@ -89,8 +92,6 @@ def own_device(device: torch.device) -> torch.device:
 
 def spread(objective: nn.Module, layers: nn.ModuleList, sharding: Sharding, processes: Processes) -> nn.Module:
     """The objective, wrapped so that gradients are means over all processes."""
-    if sharding not in get_args(Sharding):
-        raise ValueError(f"sharding must be one of {', '.join(get_args(Sharding))}, got {sharding!r}")
     if processes.count == 1:
         return objective
     if sharding == "ddp":

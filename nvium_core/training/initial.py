@@ -1,76 +1,76 @@
-"""What a run starts from: random weights, a trained model, or a Llama that exits are put on; and whose tokenizer."""
+"""What a run starts from: random weights or a trained model, and whose tokenizer it uses."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nvium_core.model.checkpoint import resolve_folder
-from nvium_core.model.config import NviumConfig
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.causal_lm import NviumForCausalLM
+from nvium_core.model.checkpoint import read_config, resolve_folder
 from nvium_core.training.chat.template import give_chat_template
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.recipes.recipe import Recipe, RecipeError
 from nvium_core.training.recipes.twins import RUN
-from nvium_core.training.retrofitting.papers_start import retrofit
 
-SHAPE = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "exit_layers",
-    "router_hidden_size",
-    "adapter_hidden_size",
-    "tie_word_embeddings",
-)
-"""What a model that is trained on and the recipe must agree in."""
+
+def with_initial_shape(recipe: Recipe) -> Recipe:
+    """Give a recipe the shape of its initial model; windows are no longer than either allows.
+
+    Raises `TrainingError` if `initial` is the model of another recipe's run that is not there, and `CheckpointError`
+    for a model that cannot be read.
+    """
+    if recipe.initial is None:
+        return recipe
+    begun = RUN.fullmatch(recipe.initial)
+    if begun and not Path(begun[0]).is_dir():
+        raise TrainingError(f"{begun[0]}: no such model folder; train `{begun[1]}` first, or --set initial=FOLDER")
+    config = read_config(resolve_folder(recipe.initial))
+    context = min(recipe.shape.context, config.max_position_embeddings)
+    shape = replace(
+        recipe.shape,
+        num_layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        mlp_width=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        num_exits=config.num_exits,
+        exit_layers=tuple(config.exit_layers or ()),
+        vocab_size=config.vocab_size,
+        context=context,
+        router_width=config.router_hidden_size,
+        adapter_width=config.adapter_hidden_size,
+        tied_head=config.tie_word_embeddings,
+    )
+    adopted = replace(recipe, shape=shape, short_context=min(recipe.short_context, context))
+    try:
+        adopted.check_together()
+    except ValueError as error:
+        raise RecipeError(f"{recipe.initial}: {error}") from error
+    return adopted
 
 
 def initial_model(recipe: Recipe, vocab_size: int, end_token: int) -> NviumForCausalLM:
     """The model of a recipe before its first step, in float32.
 
-    Raises `CheckpointError` for an `initial` that cannot be read, `RetrofitError` for one that exits cannot be put on,
-    and `TrainingError` for one of another shape than the recipe's.
+    Raises `CheckpointError` for an `initial` that cannot be read, and `TrainingError` for one whose vocabulary is
+    smaller than the tokenizer's.
     """
-    expected = recipe.shape.config(vocab_size, end_token)
     if recipe.initial is None:
-        return NviumForCausalLM(expected)
-    if recipe.method == "retrofit":
-        model = retrofit(recipe.initial, recipe.shape.exit_depths)
-    else:
-        model = NviumForCausalLM.from_pretrained(recipe.initial, dtype=torch.float32)
-    check_shape(recipe.initial, model.config, expected)
+        return NviumForCausalLM(recipe.shape.config(vocab_size, end_token))
+    model = NviumForCausalLM.from_pretrained(recipe.initial, dtype=torch.float32)
+    if vocab_size > model.config.vocab_size:
+        raise TrainingError(
+            f"{recipe.initial}: has {model.config.vocab_size} tokens, and the tokenizer {vocab_size}; set another"
+        )
     return model
-
-
-def check_initial(recipe: Recipe) -> None:
-    """Raise `TrainingError` if the run that a recipe goes on from has left no model."""
-    begun = RUN.fullmatch(recipe.initial or "")
-    if begun and not Path(begun[0]).is_dir():
-        raise TrainingError(f"{begun[0]}: no such model folder; train `{begun[1]}` first, or --set initial=FOLDER")
-
-
-def check_shape(initial: str, found: NviumConfig, expected: NviumConfig) -> None:
-    """Refuse a model that is not the recipe's."""
-    wrong = [
-        f"{name} {getattr(found, name)}, not {getattr(expected, name)}"
-        for name in SHAPE
-        if getattr(found, name) != getattr(expected, name)
-    ]
-    if wrong:
-        raise TrainingError(f"{initial}: has {'; '.join(wrong)} as the recipe's shape")
-    if found.max_position_embeddings < expected.max_position_embeddings:
-        raise TrainingError(f"{initial}: its context is {found.max_position_embeddings} tokens, the recipe's is longer")
 
 
 def given_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase | None:
     """The tokenizer that a recipe names, or that of its initial model; None where one is to be trained.
 
-    For conversations it has a chat template. Raises `CheckpointError` for a folder that is not there and
-    `TrainingError` naming that of a tokenizer which cannot be used.
+    For conversations it has a chat template. Raises `CheckpointError` for a missing folder and `TrainingError` for a
+    tokenizer that cannot be used.
     """
     source = recipe.tokenizer or recipe.initial
     if source is None:
@@ -80,6 +80,6 @@ def given_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase | None:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if recipe.text == "conversations":
             give_chat_template(tokenizer)
-    except Exception as error:  # whatever transformers and tokenizers make of damaged files
+    except Exception as error:  # damaged files make transformers and tokenizers raise anything
         raise TrainingError(f"{source}: no usable tokenizer ({error})") from error
     return tokenizer

@@ -1,4 +1,4 @@
-"""How a recipe is run: what `nvium train` may be told beside the recipe. Imports no torch."""
+"""How a recipe is run: the options of `nvium train` besides the recipe. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,6 @@ class RunOptions:
     sharding: Annotated[Sharding, Doc("How processes share the model.")] = "ddp"
     rows_per_pass: Annotated[int, Doc("Tokens of one forward pass; bounds memory.")] = 16_384
     checkpoint_activations: Annotated[bool, Doc("Compute activations twice instead of keeping them.")] = False
-    accept_changes: Annotated[bool, Doc("Resume on another device, by other processes and so on.")] = False
-    tensorboard: Annotated[bool, Doc("Write TensorBoard's files beside log.jsonl.")] = False
 
     def __post_init__(self) -> None:
         if self.rows_per_pass < 1:

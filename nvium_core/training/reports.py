@@ -1,11 +1,12 @@
-"""A run's reports: log.jsonl, TensorBoard, a progress bar."""
+"""A run's reports: log.jsonl, a progress bar, lines without a terminal."""
 
 import json
 import math
 import time
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
@@ -13,9 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 from nvium_core.training.errors import TrainingError
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from nvium_core.training.interruption import Interruption
 
 WIDE, BAR_WIDTH = 110, 20
 """Columns of a terminal with room for a bar, and of the bar."""
@@ -28,12 +27,11 @@ Report = dict[str, Any]
 
 
 class RunLog:
-    """A run's log.jsonl, a line for each step, and TensorBoard's files on request."""
+    """A run's log.jsonl, a line for each step."""
 
-    def __init__(self, folder: Path, first_step: int, with_tensorboard: bool = False) -> None:
+    def __init__(self, folder: Path, first_step: int) -> None:
         """Continue the log after `first_step` steps; later lines of an interrupted run are dropped."""
         self.path = folder / "log.jsonl"
-        self.tensorboard = tensorboard_writer(folder / "tensorboard", first_step) if with_tensorboard else None
         partial = folder / "log.partial"
         try:
             partial.write_text("".join(lines_up_to(self.path, first_step)), encoding="utf-8")
@@ -48,14 +46,10 @@ class RunLog:
             self.file.flush()
         except OSError as error:
             raise self.failure(error) from error
-        if self.tensorboard:
-            write_scalars(self.tensorboard, report)
 
     def close(self) -> None:
         with suppress(OSError):  # every line has been flushed, or has failed before
             self.file.close()
-        if self.tensorboard:
-            self.tensorboard.close()
 
     def failure(self, error: OSError) -> TrainingError:
         return TrainingError(f"{self.path}: cannot be written ({error}); the last checkpoint is intact")
@@ -77,21 +71,33 @@ def step_of(line: str) -> int:
         return 0
 
 
-def tensorboard_writer(folder: Path, first_step: int) -> "SummaryWriter":
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise TrainingError("TensorBoard is not installed: pip install 'nvium[training]'") from error
-    return SummaryWriter(str(folder), purge_step=first_step + 1)
+class Followed(Protocol):
+    """A run whose steps are shown."""
+
+    step: int
+
+    @property
+    def num_steps(self) -> int: ...
+    def steps(self) -> Generator[Report, None, None]: ...
+    def save(self) -> None: ...
 
 
-def write_scalars(writer: "SummaryWriter", report: Report) -> None:
-    """Every number under its name, exit k's under name/k."""
-    for name, value in report.items():
-        numbers = {f"{name}/{k}": each for k, each in enumerate(value, 1)} if isinstance(value, list) else {name: value}
-        for tag, number in numbers.items():
-            if tag != "step":
-                writer.add_scalar(tag, number, report["step"])
+def follow(run: Followed, console: Console, agreed: Callable[[bool], bool] = bool) -> None:
+    """Train to the end with a progress bar, or occasional lines without a terminal.
+
+    After SIGINT or SIGTERM, of which all processes are `agreed`, writes a checkpoint and raises `KeyboardInterrupt`.
+    """
+    with progress_bar(console) as bar, Interruption() as interruption, closing(run.steps()) as steps:
+        task = bar.add_task("", total=run.num_steps, completed=run.step)
+        lines = Lines(console, run.num_steps)
+        for report in steps:
+            bar.update(task, completed=run.step, description=describe(report))
+            if bar.disable:
+                lines.tell(run.step, report)
+            if agreed(interruption.is_requested):
+                run.save()
+                console.print(f"stopped after step {run.step}; the same command goes on", highlight=False)
+                raise KeyboardInterrupt
 
 
 def progress_bar(console: Console) -> Progress:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,7 +16,6 @@ from transformers.utils.logging import disable_progress_bar
 from nvium_core.model.checkpoint import RECIPE_FILE
 from nvium_core.training.data.tokenizer import save_tokenizer
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.recipes.catalogue import RECIPES
 from nvium_core.training.recipes.recipe import Recipe
 
 READABLE = 0o644
@@ -45,22 +43,6 @@ def owned(folder: Path) -> Iterator[None]:
 def write_recipe(recipe: Recipe, folder: Path) -> None:
     """For people and evaluations; a run is resumed from its checkpoint."""
     (folder / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n", encoding="utf-8")
-
-
-def recipe_of(folder: Path) -> str | None:
-    """The name of the recipe in a run's folder, whatever its length and seed; None if there is none, or settings
-    differ."""
-    path = folder / RECIPE_FILE
-    if not path.is_file():
-        return None
-    written = own_settings(json.loads(path.read_text(encoding="utf-8")))
-    made = {name: json.loads(json.dumps(asdict(make()))) for name, make in RECIPES.items()}
-    return next((name for name, recipe in made.items() if own_settings(recipe) == written), None)
-
-
-def own_settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Those that make it another recipe."""
-    return {name: value for name, value in recipe.items() if name not in (*EXTENDABLE, "seed", "validation_tokens")}
 
 
 def tokens_read(folder: Path) -> int | None:

@@ -6,7 +6,7 @@ Hugging Face folder. Under torchrun all processes train one model.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -20,44 +20,48 @@ from transformers import PreTrainedTokenizerBase
 
 from nvium_core.model.checkpoint import MODEL_FOLDER
 from nvium_core.training.checkpoint import (
-    check_tensors,
     gathered,
     gathered_weights,
     read_state,
     scatter,
     write_state,
 )
-from nvium_core.training.data.loader import prefetched, timed
+from nvium_core.training.data.loader import prefetched
 from nvium_core.training.data.source import prepare_text, validation_text
 from nvium_core.training.data.windows import Batch, Windows
 from nvium_core.training.distributed import Processes, gradients_shared, joined_processes, own_device, spread
 from nvium_core.training.errors import TrainingError
-from nvium_core.training.initial import check_initial
-from nvium_core.training.interruption import Interruption
+from nvium_core.training.initial import with_initial_shape
 from nvium_core.training.objective.beta import VALIDATION_LOSS, beta_control
-from nvium_core.training.objective.methods import METHODS
+from nvium_core.training.objective.methods import NVIUM, Method
 from nvium_core.training.objective.objective import Objective, Phase
 from nvium_core.training.optimizer import optimizers
 from nvium_core.training.options import RunOptions
 from nvium_core.training.precision import fast_dtype
+from nvium_core.training.recipes.parameters import numel
 from nvium_core.training.recipes.recipe import Recipe
-from nvium_core.training.reports import Lines, Report, RunLog, describe, progress_bar
-from nvium_core.training.resumption import check_length, check_same, circumstances
+from nvium_core.training.reports import Report, RunLog, follow
+from nvium_core.training.resumption import check_length, check_same
 from nvium_core.training.run_folder import owned, write_model, write_recipe
 
+ENOUGH_TOKENS_PER_PARAMETER = 1.0
 
-def train(recipe: Recipe, options: RunOptions) -> Path:
-    """Run a recipe to its end, from the folder's checkpoint if there is one; returns the model's folder."""
+
+def train(recipe: Recipe, options: RunOptions, method: Method = NVIUM) -> Path:
+    """Run a recipe to its end, from the folder's checkpoint if there is one; return the model's folder."""
     device = own_device(torch.device(options.device))
     with joined_processes(device) as processes, owned(options.folder) if processes.is_first else nullcontext():
-        run = prepared(recipe, options, device, processes)
+        run = prepared(recipe, options, device, processes, method)
         run.resume()
         show(run)
         return run.export()
 
 
-def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processes: Processes) -> "TrainingRun":
+def prepared(
+    recipe: Recipe, options: RunOptions, device: torch.device, processes: Processes, method: Method = NVIUM
+) -> "TrainingRun":
     """A run at its beginning."""
+    recipe = with_initial_shape(recipe)
     check_options(recipe, options, processes)
     try:
         tokenizer, stream = prepare_text(recipe, options.data, options.folder, processes)
@@ -69,7 +73,7 @@ def prepared(recipe: Recipe, options: RunOptions, device: torch.device, processe
         validation = validation_text(recipe, options.validation, tokenizer)
         if validation.num_windows(recipe.shape.context) < processes.count:
             raise TrainingError(f"{options.validation}: too short to be shared by {processes.count} processes")
-    return TrainingRun(recipe, options, tokenizer, stream, validation, device, processes)
+    return TrainingRun(recipe, options, tokenizer, stream, validation, device, processes, method)
 
 
 def check_options(recipe: Recipe, options: RunOptions, processes: Processes) -> None:
@@ -86,7 +90,6 @@ def check_options(recipe: Recipe, options: RunOptions, processes: Processes) -> 
         raise TrainingError("--dense-log: means nothing without --set beta.adaptive=true")
     if recipe.optimizer.muon_rate and options.sharding == "fsdp" and processes.count > 1:
         raise TrainingError("Muon needs whole matrices: train with --sharding ddp, or set optimizer.muon_rate=0")
-    check_initial(recipe)
 
 
 def show(run: "TrainingRun") -> None:
@@ -95,18 +98,9 @@ def show(run: "TrainingRun") -> None:
     Raises `KeyboardInterrupt` after a checkpoint if SIGINT or SIGTERM was received.
     """
     console = Console(stderr=True, quiet=not run.processes.is_first)
-    console.print(f"{run.epochs:.2f} times the text, {run.recipe.num_steps:,} steps", highlight=False)
-    with progress_bar(console) as bar, Interruption() as interruption:
-        task = bar.add_task("", total=run.recipe.num_steps, completed=run.step)
-        lines = Lines(console, run.recipe.num_steps)
-        for report in run.steps():
-            bar.update(task, completed=run.step, description=describe(report))
-            if bar.disable:
-                lines.tell(run.step, report)
-            if run.processes.any(interruption.is_requested):
-                run.save()
-                console.print(f"stopped after step {run.step}; the same command goes on", highlight=False)
-                raise KeyboardInterrupt
+    console.print(f"{run.epochs:.2f} times the text, {run.num_steps:,} steps", highlight=False)
+    follow(run, console, run.processes.any)
+    console.print(run.reading(), highlight=False)
 
 
 class TrainingRun:
@@ -121,24 +115,27 @@ class TrainingRun:
         validation: Windows | None = None,
         device: torch.device | None = None,
         processes: Processes | None = None,
+        method: Method = NVIUM,
     ) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe, self.options = recipe, options
         self.tokenizer, self.stream, self.validation = tokenizer, stream, validation
         self.device, self.processes = device or torch.device(options.device), processes or Processes()
-        method = METHODS[recipe.method]
         self.model = method.build(recipe, len(tokenizer), tokenizer.eos_token_id).train()
         nn.Module.to(self.model, self.device)
         if options.checkpoint_activations:
             self.model.activation_checkpointing_enable()
-        function = method.objective(recipe)
-        objective = Objective(self.model, torch.compile(function, dynamic=False) if options.compile else function)
+        function = torch.compile(method.objective, dynamic=False) if options.compile else method.objective
+        objective = Objective(self.model, function)
         self.objective = spread(objective, self.model.model.layers, options.sharding, self.processes)
         self.optimizers = optimizers(self.model, recipe.learning_rate.maximum, recipe.optimizer)
         self.beta = beta_control(recipe.beta, recipe.num_steps, options.dense_log)
         self.autocast_dtype = fast_dtype(self.device)
-        self.circumstances = circumstances(options, self.device, self.processes)
         self.step = 0
+
+    @property
+    def num_steps(self) -> int:
+        return self.recipe.num_steps
 
     @property
     def epochs(self) -> float:
@@ -146,18 +143,26 @@ class TrainingRun:
         context = self.recipe.short_context
         return self.recipe.total_tokens / (self.stream.num_windows(context) * context)
 
+    def reading(self) -> str:
+        """Tokens per parameter, with a warning for a model trained from scratch on too few to judge it."""
+        tokens = self.recipe.total_tokens
+        ratio = tokens / numel(self.model)
+        line = f"{tokens:,} tokens read, {ratio:.2g} per parameter"
+        is_short = ratio < ENOUGH_TOKENS_PER_PARAMETER and self.recipe.initial is None
+        return f"{line}. Warning: too few to compare models by; the paper reads 20 per parameter" if is_short else line
+
     @property
     def progress(self) -> float:
         return self.step / self.recipe.num_steps
 
-    def steps(self) -> Iterator[Report]:
+    def steps(self) -> Generator[Report, None, None]:
         """Train to the end; yields a report after every step."""
         if self.processes.is_first:
             write_recipe(self.recipe, self.options.folder)
-        log = RunLog(self.options.folder, self.step, self.options.tensorboard) if self.processes.is_first else None
+        log = RunLog(self.options.folder, self.step) if self.processes.is_first else None
         try:
-            for batches, waited in timed(prefetched(map(self.batches_of, range(self.step, self.recipe.num_steps)))):
-                report = self.train_step(batches, waited)
+            for batches in prefetched(map(self.batches_of, range(self.step, self.recipe.num_steps))):
+                report = self.train_step(batches)
                 if self.validation and self.is_evaluation_due:
                     report |= self.evaluate(self.validation)
                 if log:
@@ -186,11 +191,8 @@ class TrainingRun:
             for first in range(own.start, own.stop, per_pass)
         ]
 
-    def train_step(self, batches: Sequence[Batch], waited: float = 0.0) -> Report:
-        """One optimiser step over `tokens_per_step` tokens, in passes that fit in memory.
-
-        `waited`, the seconds spent waiting for the batches, count as part of the step.
-        """
+    def train_step(self, batches: Sequence[Batch]) -> Report:
+        """One optimiser step over `tokens_per_step` tokens, in passes that fit in memory."""
         started = time.monotonic()
         phase = self.phase()
         figures = self.accumulate(batches, phase)
@@ -198,17 +200,15 @@ class TrainingRun:
         if "mean_depth" in figures and not self.is_warming_up(phase):
             self.beta.observe_depth(float(figures["mean_depth"]))
         reported = {name: rounded(value) for name, value in figures.items()}
-        seconds = waited + time.monotonic() - started
         return {
             "step": self.step,
             **reported,
             "beta": round(float(phase.beta), 5),
-            "tokens_per_second": round(self.recipe.tokens_per_step / seconds),
-            "wait_share": round(waited / seconds, 4),
+            "tokens_per_second": round(self.recipe.tokens_per_step / (time.monotonic() - started)),
         }
 
     def phase(self) -> Phase:
-        """Routers are balanced first, and priced afterwards."""
+        """The weights of this step: routers are balanced first, and priced afterwards."""
         warmup = self.recipe.router_warmup
         alpha, beta = (warmup.alpha, 0.0) if warmup.active(self.progress) else (0.0, self.beta.beta)
         scalar = partial(torch.tensor, device=self.device)
@@ -277,8 +277,8 @@ class TrainingRun:
     def save(self) -> None:
         state = gathered(self.model, self.optimizers)
         if self.processes.is_first:
-            own = {"recipe": asdict(self.recipe), "run": self.circumstances, "step": self.step}
-            write_state(state | own | {"beta": self.beta.state()}, self.options.folder)
+            own = {"recipe": asdict(self.recipe), "step": self.step, "beta": self.beta.state()}
+            write_state(state | own, self.options.folder)
         self.processes.wait()
 
     def resume(self) -> None:
@@ -286,8 +286,7 @@ class TrainingRun:
         state = read_state(self.options.folder)
         if state is None:
             return
-        check_same(state, self.recipe, self.circumstances, self.options)
-        check_tensors(state, self.model, self.optimizers, self.options.folder)
+        check_same(state, self.recipe, self.options.folder)
         self.step = state["step"]
         check_length(state["recipe"]["total_tokens"], self.recipe, self.step)
         self.beta.restore(state["beta"])
@@ -307,6 +306,6 @@ class TrainingRun:
 
 
 def rounded(value: Tensor) -> float | list[float]:
-    """For the log: four decimals, a list for a vector."""
+    """A log entry: four decimals, a list for a vector."""
     numbers: float | list[float] = value.tolist()
     return [round(number, 4) for number in numbers] if isinstance(numbers, list) else round(numbers, 4)

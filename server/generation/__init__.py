@@ -1,1 +1,1 @@
-"""From a checked request to deltas of text."""
+"""Turns a checked request into text deltas."""

@@ -25,10 +25,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class CallText:
-    """How calls stand in an answer's text.
+    """How tool calls appear in an answer's text.
 
-    `continued` is what the prompt has of the answer already, and `has_begun` says that the answer's form goes on from
-    it. `shown` are special tokens with text. The answer `ends_at_repeated` calls of this format, if any.
+    `continued` is the part of the answer that the prompt already has; `has_begun`: the grammar continues after it.
+    `shown` maps special tokens to their text. `ends_at_repeated`: the answer ends before it repeats a call of this
+    format.
     """
 
     continued: str = ""
@@ -41,7 +42,8 @@ NO_CALLS = CallText()
 
 
 class ChoiceText:
-    """`index` is the choice's number in its request. `end_token_ids` end it without being its `stop_reason`."""
+    """`index` is the choice's number in its request. `end_token_ids` end the choice but are not reported as
+    `stop_reason`."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class ChoiceText:
         self._num_characters = len(self._echo)
 
     def prompt_offsets(self) -> list[int]:
-        """Where the characters of each of the prompt's tokens begin."""
+        """Character offset of each prompt token."""
         detokenizer, num_characters, offsets = Detokenizer(self._tokenizer), 0, []
         for token_id in self.prompt.token_ids:
             offsets.append(num_characters)

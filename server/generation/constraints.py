@@ -1,102 +1,131 @@
-"""Structured answers: compiles grammars into constraints on tokens, with llguidance.
+"""Structured outputs: grammars become constraints on tokens, compiled and followed in separate processes.
 
 Knows a tokenizer, but no model, sequence or HTTP.
 """
 
-import re
+import hashlib
+import json
+import os
+import pickle
+import socket
+import sys
+import threading
+from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from multiprocessing.util import spawnv_passfds
+from typing import Any, ClassVar, NamedTuple
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.hf import from_tokenizer
+import structlog
+from llguidance import LLTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from nvium_core import Constraint, TooCostly
-from server.errors import InvalidField
-from server.generation.grammars import Grammar, UnusableGrammar
+from server.errors import InvalidField, TooComplex
+from server.generation.form_process import BEGIN, BROKEN, COMMAND, GOES_ON, OVER, REPLY, Greeting
+from server.generation.grammars import Grammar
 
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=500_000,
-    step_lexer_fuel=100_000,
-    max_items_in_row=2_500,
-    step_max_items=50_000,
-    max_lexer_states=50_000,
-    max_grammar_size=25_000,
-    verbose_errors=False,
+MAX_FORMS = 16
+"""Compiled grammars whose processes are kept for later requests."""
+
+KEEPER = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; "
+    "from server.generation.form_process import main; main()"
 )
-"""Bounds on compiling and on each token. Most bound time on the device thread, where constraints are evaluated."""
+"""Run like the `nvium` command, because that imports no model."""
 
-NOT_ALLOWED = "doesn't satisfy the grammar"
-"""In llguidance's message for a token that was not allowed. Its only other error is an exceeded limit."""
+log = structlog.get_logger("nvium.server")
 
-MAX_REASON_CHARACTERS = 200
 
-MAX_ATTEMPTS = 200
-"""Parts of a grammar that are compiled to locate an error."""
+class RequestConstraint(NamedTuple):
+    """A request's constraint, the fields of its schemas that are not enforced, and whether its answer has begun."""
 
-PLACE = re.compile(r"^at \d+\(\d+\): ")
-LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)
-UNKNOWN = re.compile(r"Unimplemented keys: \[(.*?)\]")
-DETAIL = re.compile(r"^error: (.*)$", re.MULTILINE)
+    constraint: Constraint | None
+    ignored: Sequence[str] = ()
+    has_begun: bool = False
 
 
 class Constraints:
-    """Compiles for one tokenizer and its end-of-text tokens. Takes seconds to make for a large vocabulary."""
+    """Compiles constraints for one tokenizer. Takes seconds to create for a large vocabulary."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, end_token_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self._added = frozenset(tokenizer.added_tokens_decoder)
+        backend = tokenizer.backend_tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        backend.no_padding()
+        backend.no_truncation()
+        self._described = backend.to_str(), None, sorted(end_token_ids) or tokenizer.eos_token_id
         self._tokens: LLTokenizer | None = None
         with suppress(ValueError):  # the tokenizer is neither byte-level nor falls back to bytes
-            self._tokens = from_tokenizer(tokenizer, eos_token=sorted(end_token_ids) or None)
+            self._tokens = LLTokenizer(*self._described)
+        self._lock = threading.Lock()
+        self._keeper: Connection | None = None
+        self._forms: dict[bytes, Connection] = {}
 
-    def compile(self, field: str, grammar: Grammar, begun: Sequence[int] = ()) -> Constraint:
-        """The constraint for an answer that has `begun`. Takes milliseconds, at worst most of a second: keep it off the
-        event loop.
+    def compile(self, field: str, grammar: Grammar, begun: str = "") -> RequestConstraint:
+        """The constraint for an answer that may have `begun`. Waits for other processes: a millisecond for a grammar
+        that was compiled before, else milliseconds or at worst seconds.
 
-        Raises `InvalidField`, for a grammar that is malformed, unsupported, too large or unsatisfiable.
-        A constraint is for one request: its forks share tables, and fail together when those reach their limits.
+        Raises `InvalidField`, for a grammar that is malformed, unsupported, unsatisfiable, too large or too costly.
         """
-        matcher = self._matcher(field, grammar)
-        if matcher.is_error():
-            raise InvalidField(field, self._complaint(field, grammar, matcher.get_error()))
-        if error := first_error(matcher):
-            raise InvalidField(field, "no text satisfies it" if "NoExtension" in error else "it is too complex")
-        matcher.consume_tokens([*begun])
-        return GrammarConstraint(matcher, grammar.text(), begun)
+        if self._tokens is None:
+            raise InvalidField(field, "not supported: the tokens of this model are not bytes")
+        beginnings = [self._token_ids(text) for text in dict.fromkeys((begun, grammar.compacted(begun))) if text]
+        try:
+            form = pickle.dumps(grammar)
+        except RecursionError as error:
+            raise InvalidField(field, "nested too deeply") from error
+        try:
+            pipe = self.follower(form, beginnings)
+            greeting: Greeting = pipe.recv()
+        except (EOFError, OSError) as error:
+            log.warning("a process died of a grammar: out of time or memory, or a crash", field=field)
+            raise InvalidField(field, "takes too much time or memory to compile", code=TooComplex.code) from error
+        if greeting.error is not None:
+            raise InvalidField(field, greeting.error)
+        constraint = GrammarConstraint(Follower(pipe, form, greeting.begun))
+        return RequestConstraint(constraint, [f"{field}.{place}" for place in greeting.ignored], bool(greeting.begun))
 
-    def begun(self, field: str, grammar: Grammar, text: str) -> tuple[int, ...]:
-        """The tokens of an answer's beginning, without whitespace that its JSON cannot have; none if the grammar does
-        not go on from there. Raises `InvalidField`."""
-        for beginning in dict.fromkeys((text, grammar.compacted(text))):
-            matcher, token_ids = self._matcher(field, grammar), self._token_ids(beginning)
-            if not matcher.is_error() and matcher.consume_tokens(token_ids) and not matcher.is_stopped():
-                return tuple(token_ids)
-        return ()
+    def follower(self, form: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
+        """A pipe to a new process that follows the pickled grammar. Its first message is a `Greeting`."""
+        key = hashlib.sha256(form).digest()
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
+            pipe = self._forms.pop(key, None)
+            if pipe is None or not is_sent(pipe, theirs):
+                pipe = self._new_form(form)
+                send_handle(pipe, theirs.fileno(), None)
+            self._forms[key] = pipe
+            if len(self._forms) > MAX_FORMS:
+                self._forms.pop(next(iter(self._forms))).close()
+        follower = Connection(ours.detach())
+        follower.send(beginnings)
+        return follower
+
+    def _new_form(self, form: bytes) -> Connection:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            if self._keeper is None or not is_sent(self._keeper, theirs):
+                self._keeper = self._new_keeper()
+                send_handle(self._keeper, theirs.fileno(), None)
+        pipe = Connection(ours.detach())
+        pipe.send_bytes(form)
+        return pipe
+
+    def _new_keeper(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-c", KEEPER, str(theirs.fileno()), json.dumps(sys.path)]
+            spawnv_passfds(os.fsencode(sys.executable), command, [theirs.fileno()])
+        pipe = Connection(ours.detach())
+        pipe.send(self._described)
+        return pipe
 
     def restore(self) -> None:
         """Let this process unpickle constraints compiled by another process for the same tokenizer."""
-        GrammarConstraint.tokens = self._tokens
-
-    def _complaint(self, field: str, grammar: Grammar, error: str) -> str:
-        """The error, located in the innermost part that has it."""
-        place, budget = "", MAX_ATTEMPTS
-        parts = grammar.parts()
-        while budget and (part := next(parts, None)):
-            budget -= 1
-            matcher = self._matcher(field, part[1])
-            if matcher.is_error():
-                place, error, parts = place + part[0], matcher.get_error(), part[1].parts()
-        return f"{place.removeprefix('.')}: {reason(error)}" if place else reason(error)
-
-    def _matcher(self, field: str, grammar: Grammar) -> LLMatcher:
-        if self._tokens is None:
-            raise InvalidField(field, "not supported: the tokens of this model are not bytes")
-        try:
-            return LLMatcher(self._tokens, grammar.text(), log_level=0, limits=LIMITS)
-        except UnusableGrammar as error:
-            raise InvalidField(field, str(error)) from error
+        GrammarConstraint.constraints = self
 
     def _token_ids(self, text: str) -> list[int]:
         """Special tokens among them, as templates write them."""
@@ -113,50 +142,102 @@ class Constraints:
         return b"\xff" + decoded if is_marked else decoded
 
 
+def is_sent(pipe: Connection, handle: socket.socket) -> bool:
+    """Send a socket to a process, unless that has ended."""
+    with suppress(OSError):
+        send_handle(pipe, handle.fileno(), None)
+        return True
+    pipe.close()
+    return False
+
+
+class Follower:
+    """The process of a request's constraint. `is_greeted`: its greeting has been read."""
+
+    def __init__(self, pipe: Connection, form: bytes, begun: Sequence[int], *, is_greeted: bool = True) -> None:
+        self.form = form
+        self.begun = begun
+        self._pipe = pipe
+        self._is_greeted = is_greeted
+        self._num_awaited = Counter[int]()
+        """Replies to come, by choice."""
+        self._replies: dict[int, tuple[int, bytes]] = {}
+        self._num_choices = 0
+
+    def begin(self, origin: int = 0) -> int:
+        """A new choice with the state of another one; the first is its own origin."""
+        choice, self._num_choices = self._num_choices, self._num_choices + 1
+        self.send(choice, BEGIN, origin)
+        return choice
+
+    def send(self, choice: int, token_id: int, origin: int = 0) -> None:
+        """Request the mask after another token."""
+        self._num_awaited[choice] += 1
+        with suppress(OSError):  # it has ended, as reading from it will show
+            self._pipe.send_bytes(COMMAND.pack(choice, token_id, origin))
+
+    def reply(self, choice: int, seconds: float | None) -> tuple[int, bytes] | None:
+        """The choice's state and mask, or None if they take longer. Raises `TooCostly` if the process has ended."""
+        try:
+            while self._num_awaited[choice]:
+                if not self._pipe.poll(seconds):
+                    return None
+                message = self._pipe.recv_bytes()
+                if self._is_greeted:
+                    number, state = REPLY.unpack_from(message)
+                    self._replies[number] = state, message[REPLY.size :]
+                    self._num_awaited[number] -= 1
+                self._is_greeted = True
+        except (EOFError, OSError) as error:
+            raise TooCostly("the grammar costs too much to be followed further") from error
+        return self._replies[choice]
+
+
 class GrammarConstraint:
     """A position in a text that follows a grammar. Raises `TooCostly` where the next token would be.
 
     Pickled as its grammar and the tokens it had `begun` with, so only before any other token.
     """
 
-    tokens: ClassVar[LLTokenizer | None] = None
-    """Of this process, for unpickling."""
+    constraints: ClassVar[Constraints | None] = None
+    """The instance that unpickling uses in this process."""
 
-    def __init__(self, matcher: LLMatcher, grammar: str, begun: Sequence[int] = ()) -> None:
-        self._matcher = matcher
-        self._grammar = grammar
-        self._begun = begun
+    def __init__(self, follower: Follower, origin: int = 0) -> None:
+        self._follower = follower
+        self._choice = follower.begin(origin)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return restored, (self._grammar, self._begun)
+        return restored, (self._follower.form, self._follower.begun)
+
+    def is_ready(self, seconds: float) -> bool:
+        return self._follower.reply(self._choice, seconds) is not None
 
     @property
     def is_over(self) -> bool:
-        return self._matcher.is_stopped()
+        return self._state()[0] == OVER
 
     def allowed(self) -> bytes:
-        mask = self._matcher.compute_bitmask()
-        self._check()
-        return mask
+        return self._state()[1]
 
     def advance(self, token_id: int) -> None:
-        self._matcher.consume_token(token_id)
-        self._check()
+        self._follower.send(self._choice, token_id)
 
     def fork(self) -> "GrammarConstraint":
-        return GrammarConstraint(self._matcher.deep_copy(), self._grammar, self._begun)
+        return GrammarConstraint(self._follower, self._choice)
 
-    def _check(self) -> None:
-        if self._matcher.is_error():  # its message may quote the text
-            kind = RuntimeError if NOT_ALLOWED in self._matcher.get_error() else TooCostly
-            raise kind(f"the grammar cannot be followed further: {self._matcher.stop_reason()}")
+    def _state(self) -> tuple[int, bytes]:
+        reply = self._follower.reply(self._choice, None)
+        assert reply is not None
+        if reply[0] not in (GOES_ON, OVER):
+            kind = RuntimeError if reply[0] == BROKEN else TooCostly
+            raise kind("the grammar cannot be followed further")
+        return reply
 
 
-def restored(grammar: str, begun: Sequence[int]) -> GrammarConstraint:
-    assert GrammarConstraint.tokens is not None, "no tokenizer was given to restore constraints with"
-    matcher = LLMatcher(GrammarConstraint.tokens, grammar, log_level=0, limits=LIMITS)
-    matcher.consume_tokens([*begun])
-    return GrammarConstraint(matcher, grammar, begun)
+def restored(form: bytes, begun: Sequence[int]) -> GrammarConstraint:
+    assert GrammarConstraint.constraints is not None, "no tokenizer was given to restore constraints with"
+    pipe = GrammarConstraint.constraints.follower(form, [begun])
+    return GrammarConstraint(Follower(pipe, form, begun, is_greeted=False))
 
 
 class AllowedTokens:
@@ -179,6 +260,9 @@ class AllowedTokens:
     def is_over(self) -> bool:
         return self._also is not None and self._also.is_over
 
+    def is_ready(self, seconds: float) -> bool:
+        return self._also is None or self._also.is_ready(seconds)
+
     def allowed(self) -> bytes:
         mask = self._mask & int.from_bytes(self._also.allowed(), "little") if self._also else self._mask
         return mask.to_bytes(self._num_bytes, "little")
@@ -189,22 +273,3 @@ class AllowedTokens:
 
     def fork(self) -> "AllowedTokens":
         return AllowedTokens(self._mask, self._num_bytes, self._also.fork() if self._also else None)
-
-
-def first_error(matcher: LLMatcher) -> str:
-    """The error at the first token or the one after it, where an object may choose among all its properties."""
-    probe = matcher.deep_copy()
-    mask = int.from_bytes(probe.compute_bitmask(), "little")
-    if not probe.is_error():
-        probe.consume_token((mask & -mask).bit_length() - 1)
-    return probe.get_error()
-
-
-def reason(error: str) -> str:
-    """llguidance's error in one line."""
-    text = LISTING.sub("", PLACE.sub("", error))
-    detail = DETAIL.search(text)
-    if unknown := UNKNOWN.search(text):
-        return f"not supported: {unknown[1].replace(chr(34), '')}"
-    line = detail.group(1) if detail else text.removeprefix("failed to compile JSON schema: ").split("\n")[0]
-    return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"

@@ -1,4 +1,4 @@
-"""What a choice gained since the last time: the shape in which a token reaches the writers."""
+"""What a choice produced since the last delta; the form in which tokens reach the writers."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ class Delta:
     """
 
     index: int
-    """Of the choice, in its request."""
+    """The choice's number in its request."""
     text: str = ""
     tokens: list[TokenEvent] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Delta:
     prompt_scores: list[Score] = field(default_factory=list)
 
     def extend(self, later: "Delta") -> None:
-        """Append what the choice gained afterwards."""
+        """Append a later delta of the same choice."""
         self.text += later.text
         self.tokens += later.tokens
         self.text_offsets += later.text_offsets

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from nvium_core import Admittance, ChoiceKey, EngineRequest, PromptEvent, SamplingParams, Score, TokenEvent, TokenStream
+from nvium_core import Admitted, ChoiceKey, EngineRequest, PromptEvent, SamplingParams, Score, TokenEvent, TokenStream
 from nvium_core.text.detokenizer import FinishReason
 from server.errors import DeadlineExceeded
 from server.generation.choice_text import NO_CALLS, CallText, ChoiceText, Prompt
@@ -40,13 +40,13 @@ class Choice:
         self.num_cached_tokens = 0
         self._leader = leader
         self.prompt_scores: list[Score] = []
-        """Received so far."""
+        """Number of tokens received."""
         self._has_begun = False
         self._record = record
         self._submitted = time.monotonic()
         self._last_arrival: float | None = None
 
-    def take(self, events: Events, admission: Admittance) -> Delta:
+    def take(self, events: Events, admission: Admitted) -> Delta:
         """The delta that these events make."""
         self.note(admission)
         tokens = [event for event in events if isinstance(event, TokenEvent)]
@@ -72,10 +72,10 @@ class Choice:
         return self.text.end(reason)
 
     def ended(self, reason: EndReason) -> None:
-        """Called once it has been answered to its end, or aborted."""
+        """Release the choice, at its end or when it is aborted."""
         self._record.choice_ended(reason)
 
-    def note(self, admission: Admittance) -> None:
+    def note(self, admission: Admitted) -> None:
         """Record, once, when the choice left the queue; also for one that ends before its first token."""
         if not self._has_begun:
             self._has_begun = True
@@ -104,6 +104,8 @@ class Generation:
         self, stream: TokenStream, choices: Sequence[Choice], leave: Callable[[], None], deadline: float | None
     ) -> None:
         self.choices = list(choices)
+        self.ignored: list[str] = []
+        """Request fields that were ignored."""
         self.listen = stream.listen
         self._stream = stream
         self._leave = leave
@@ -127,7 +129,7 @@ class Generation:
         return deltas + self._expire() if self._stream.is_over and self._open else deltas
 
     async def collect(self) -> list[Delta]:
-        """All that each choice gained, once the last has ended. Raises as `take`."""
+        """The complete delta of each choice, after the last has ended. Raises as `take`."""
         gained = [Delta(choice.index) for choice in self.choices]
         while not self.is_over:
             await self._stream.arrival()
@@ -179,8 +181,10 @@ def start(
     echo: bool = False,
     stops: Sequence[str] = (),
     calls: CallText = NO_CALLS,
+    ignored: Sequence[str] = (),
 ) -> Generation:
-    """Submit every choice of an admitted request, or raise and leave none behind. `stops` come on top of its own.
+    """Submit every choice of an admitted request, or raise and leave none behind. `stops` come on top of its own;
+    `ignored` are fields of its schemas that are not enforced.
 
     Without a seed each prompt gets one of its own, shared by its choices, as if it had been sent alone.
     """
@@ -204,7 +208,11 @@ def start(
         record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
         choices = choices_of(texts, record, params)
         leave = partial(service.admission.leave, key=tenant)
-        return Generation(stream, choices, leave, service.deadline(record.arrived))
+        generation = Generation(stream, choices, leave, service.deadline(record.arrived))
+        generation.ignored += ignored
+        if request.asked_max_tokens is not None and params.max_tokens < request.asked_max_tokens:
+            generation.ignored.append(request.own_names.get("max_tokens", "max_tokens"))
+        return generation
     except BaseException:
         stream.close()
         raise

@@ -1,71 +1,55 @@
-"""The forms that an answer may be asked to have, as grammars in llguidance's language.
+"""Grammars for structured outputs, in llguidance's language.
 
-JSON has no whitespace between its parts, so that a small model cannot write blanks forever; properties come in the
-schema's order. A grammar costs time when it is compiled and again at every token, so its size is bounded: compiling
-takes a fraction of a second at most, a token a few milliseconds. Knows no tokens, engines or HTTP.
+JSON is written without whitespace between its parts, so that a small model cannot emit blanks forever; properties keep
+the schema's order. Sizes are bounded first. Knows no tokens, engines or HTTP.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from typing import Any, Protocol
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from nvium_core.text.tool_calls import PLAIN, CallFormat
-from server.generation.json_schema import DEFINITIONS, LISTS, NAMED, SINGLE, SchemaTooLarge, prepared
-
-Schema = Mapping[str, Any]
-
-MAX_CHARACTERS = 100_000
-MAX_DEPTH = 100
-MAX_ALTERNATIVES = 32
-"""Of one `anyOf` or `oneOf`, not counting constants: in a recursive schema each token costs their square."""
-
-MAX_OPTIONAL_PROPERTIES = 500
-"""Of one object: any of them may come next."""
-
-MAX_PATTERNS = 16
-"""Different ones in a schema. Merged schemas intersect them, at a cost of two to the power of their number."""
-
-MAX_MULTIPLE = 10_000
-"""Of the least common multiple of all `multipleOf`, without decimal places: the number of states of a number."""
+from server.generation.bounds import MAX_CHARACTERS, UnusableGrammar, check, check_bounds, check_size, check_text
+from server.generation.json_schema import Schema, SchemaTooLarge, prepared
+from server.generation.keywords import enforceable
 
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
-SURROGATES = re.compile("[\ud800-\udfff]")
-
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
-"""Without forcing, the model chooses the tokens of fixed text too; searching for them costs as much as it is long."""
+"""The model emits the tokens of fixed text too: finding forced tokens costs as much as the text is long."""
 
 BLANK = r"[ \n]*"
 """Allowed before a call at the beginning of an answer."""
 
 BETWEEN_PARTS = re.compile(r'("(?:[^"\\]|\\.)*(?:"|$))|\s+', re.DOTALL)
-"""Strings, which stay, or whitespace, which goes."""
+"""Strings, which are kept, or whitespace, which is dropped."""
 
 KEY = '"name"'
+
+LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:)", re.MULTILINE)
+"""Distinguishes Lark from GBNF in linear time."""
 
 COMPACT = {"whitespace_flexible": False}
 
 
-class UnusableGrammar(ValueError):
-    """The message says why the grammar cannot be used."""
-
-
 class Grammar(Protocol):
-    """A form that an answer can be asked to have."""
+    """The required form of an answer."""
 
     def text(self) -> str:
         """In llguidance's variant of Lark. Raises `UnusableGrammar`."""
         ...
 
-    def parts(self) -> "Iterator[tuple[str, Grammar]]":
-        """Its smaller grammars, by their place in it, to locate an error."""
+    def enforced(self) -> "tuple[Grammar, list[str]]":
+        """Without what cannot be enforced and need not be, and the places of that. Raises `UnusableGrammar`."""
+        ...
+
+    def schemas(self) -> "Iterator[tuple[str, JsonSchema]]":
+        """Its schemas, by their path in it."""
         ...
 
     def compacted(self, text: str) -> str:
@@ -76,7 +60,10 @@ class Grammar(Protocol):
 class SinglePart:
     """A grammar of one part, which is not JSON."""
 
-    def parts(self) -> Iterator[tuple[str, Grammar]]:
+    def enforced(self) -> tuple[Any, list[str]]:
+        return self, []
+
+    def schemas(self) -> "Iterator[tuple[str, JsonSchema]]":
         return iter(())
 
     def compacted(self, text: str) -> str:
@@ -90,14 +77,19 @@ class JsonSchema:
     schema: Schema
     closes: bool = True
     is_strict: bool = False
+    drops: bool = False
+    """What cannot be enforced is dropped instead of refused."""
 
     def text(self) -> str:
         return HEADER + json_rule(self.schema, closes=self.closes, is_strict=self.is_strict)
 
-    def parts(self) -> Iterator[tuple[str, Grammar]]:
-        definitions = {key: self.schema[key] for key in DEFINITIONS if key in self.schema}
-        for place, child in subschemas(self.schema):
-            yield place, replace(self, schema={**definitions, **child})
+    def enforced(self) -> "tuple[JsonSchema, list[str]]":
+        check_size(self.schema)
+        schema, ignored = enforceable(self.schema, drops=self.drops)
+        return replace(self, schema=schema), ignored
+
+    def schemas(self) -> "Iterator[tuple[str, JsonSchema]]":
+        yield "", self
 
     def compacted(self, text: str) -> str:
         return compact(text)
@@ -143,7 +135,7 @@ class Lark(SinglePart):
         check(self.grammar.strip() != "", "must not be empty")
         check_text(self.grammar)
         try:
-            return str(any_to_lark(self.grammar))
+            return self.grammar if LARK.search(self.grammar) else str(gbnf_to_lark(self.grammar))
         except Exception as error:  # the converter raises anything
             raise UnusableGrammar("is neither Lark nor GBNF") from error
 
@@ -170,8 +162,9 @@ class Signature:
 
     @property
     def schema(self) -> JsonSchema:
-        schema = {"type": "object", **(self.parameters or {})}
-        return JsonSchema(schema, closes=self.closes, is_strict=self.is_strict)
+        given = self.parameters or {}
+        schema = given if "type" in given else {"type": "object", **given}
+        return JsonSchema(schema, closes=self.closes, is_strict=self.is_strict, drops=not self.is_strict)
 
 
 @dataclass(frozen=True)
@@ -193,12 +186,27 @@ class ToolCalls:
         check(len(self.functions) > 0, "must hold at least one function")
         lines = [*self._start(), f"first: {self._calls(is_first=True)}"]
         lines += [f"call: {self._calls(is_first=False)}"] if self.is_parallel else []
+        lines += [f"arguments{i}: {self._arguments(*each)}" for i, each in enumerate(self.functions.items())]
         check_text("".join(lines))
         return HEADER.removesuffix("start: ") + "\n".join(lines)
 
-    def parts(self) -> Iterator[tuple[str, Grammar]]:
+    def enforced(self) -> "tuple[ToolCalls, list[str]]":
+        functions, ignored, size = dict(self.functions), list[str](), 0
+        for name, function in self.functions.items():
+            size += check_size(function.schema.schema)
+            check(size <= MAX_CHARACTERS, f"the parameters have more than the {MAX_CHARACTERS} characters allowed")
+            read, dropped = function.schema.enforced()
+            functions[name] = replace(function, parameters=read.schema)
+            ignored += [f"{name}.parameters.{each}" for each in dropped]
+        other, dropped = self.otherwise.enforced() if self.otherwise else (None, [])
+        ignored += [f"response_format.{each}" for each in dropped]
+        return replace(self, functions=functions, otherwise=other), ignored
+
+    def schemas(self) -> "Iterator[tuple[str, JsonSchema]]":
         for name, function in self.functions.items():
             yield f"{name}.parameters", function.schema
+        if self.otherwise:
+            yield "response_format", self.otherwise
 
     def compacted(self, text: str) -> str:
         head, found, arguments = text.partition(self.form.middle)
@@ -218,7 +226,7 @@ class ToolCalls:
         yield from self._text(has_text=self.is_optional and not self.otherwise)
 
     def _text(self, *, has_text: bool) -> Iterator[str]:
-        """What a call begins with after text, and the text."""
+        """Rules for the opening of a call, and for text before it."""
         form = self.form
         if form.trigger in self.special:
             yield f"begun: {'TEXT?' if has_text else ''} {self._literal(form.trigger)}"
@@ -230,16 +238,16 @@ class ToolCalls:
             yield f"TEXT: /(?s:.+)/ & ~/{BLANK}{pattern(form.before + form.beginning)}(?s:.*)/"
 
     def _calls(self, *, is_first: bool) -> str:
-        return " | ".join(self._call(name, function, is_first) for name, function in self.functions.items())
+        calls = [f"{self._opening(name, is_first)} arguments{i}" for i, name in enumerate(self.functions)]
+        return " | ".join(f"{call} {self._literal(self.form.end)}" for call in calls)
 
-    def _call(self, name: str, function: Signature, is_first: bool) -> str:
+    def _arguments(self, name: str, function: Signature) -> str:
         is_name = FUNCTION_NAME.fullmatch(name) is not None
         check(is_name, f"a function's name must be 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
         schema = function.schema
         kind = str(schema.schema["type"])[:100]
         check(kind == "object", f"the parameters of {name} must be an object, got type {kind}")
-        rule = json_rule(schema.schema, closes=schema.closes, is_strict=schema.is_strict)
-        return f"{self._opening(name, is_first)} {rule} {self._literal(self.form.end)}"
+        return json_rule(schema.schema, closes=schema.closes, is_strict=schema.is_strict)
 
     def _opening(self, name: str, is_first: bool) -> str:
         form = self.form
@@ -276,7 +284,6 @@ def pattern(text: str) -> str:
 
 
 def json_rule(schema: Schema, *, closes: bool, is_strict: bool) -> str:
-    check_depth(schema)
     try:
         ready = prepared(schema, closes=closes, is_strict=is_strict)
         check_bounds(ready)
@@ -289,97 +296,3 @@ def json_rule(schema: Schema, *, closes: bool, is_strict: bool) -> str:
         raise UnusableGrammar("JSON has no NaN and no infinity") from error
     check_text(text)
     return f"%json {text}"
-
-
-def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """The schemas inside a schema, by their place."""
-    for key, value in schema.items():
-        if key in DEFINITIONS:
-            continue
-        named = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
-        if key in SINGLE and isinstance(value, Mapping):
-            yield f".{key}", value
-        elif key in (*NAMED, *LISTS):
-            yield from ((f".{key}.{name}", child) for name, child in named.items() if isinstance(child, Mapping))
-
-
-def check_depth(schema: Schema) -> None:
-    for _ in nodes(schema):
-        pass
-
-
-def check_bounds(schema: Schema) -> None:
-    """Refuse a schema that would take long to compile or to follow."""
-    patterns, multiples = set[str](), set[int]()
-    for node in nodes(schema):
-        check_alternatives(node)
-        check_properties(node)
-        patterns.update(patterns_of(node))
-        multiples.update(multiples_of(node))
-    message = f"{len(patterns)} different patterns and formats are more than the {MAX_PATTERNS} allowed"
-    check(len(patterns) <= MAX_PATTERNS, message)
-    message = f"the least common multiple of all multipleOf must be at most {MAX_MULTIPLE}"
-    check(math.lcm(*multiples) <= MAX_MULTIPLE, message)
-
-
-def nodes(schema: Schema) -> Iterator[Mapping[str, Any]]:
-    """Every object in a schema, breadth first. Raises `UnusableGrammar` where it is nested too deeply."""
-    level: list[Any] = [schema]
-    for _ in range(MAX_DEPTH):
-        yield from (node for node in level if isinstance(node, Mapping))
-        level = [child for node in level for child in children(node)]
-    check(not level, f"nested deeper than {MAX_DEPTH} levels")
-
-
-def children(node: Any) -> list[Any]:
-    if isinstance(node, Mapping):
-        return list(node.values())
-    return node if isinstance(node, list) else []
-
-
-def check_alternatives(node: Schema) -> None:
-    for keyword in ("anyOf", "oneOf"):
-        alternatives = node.get(keyword)
-        alternatives = alternatives if isinstance(alternatives, list) else []
-        num_open = sum(not is_constant(alternative) for alternative in alternatives)
-        message = f"{keyword} has {num_open} alternatives besides constants; {MAX_ALTERNATIVES} are allowed"
-        check(num_open <= MAX_ALTERNATIVES, message)
-
-
-def check_properties(node: Schema) -> None:
-    properties, required = node.get("properties"), node.get("required")
-    num_required = len(required) if isinstance(required, list) else 0
-    num_optional = len(properties) - num_required if isinstance(properties, Mapping) else 0
-    message = f"an object has {num_optional} optional properties; {MAX_OPTIONAL_PROPERTIES} are allowed"
-    check(num_optional <= MAX_OPTIONAL_PROPERTIES, message)
-
-
-def is_constant(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and ("const" in schema or "enum" in schema)
-
-
-def patterns_of(node: Schema) -> Iterator[str]:
-    """The regular expressions of a schema's node, formats included."""
-    yield from (node[keyword] for keyword in ("pattern", "format") if isinstance(node.get(keyword), str))
-    by_pattern = node.get("patternProperties")
-    yield from by_pattern if isinstance(by_pattern, Mapping) else ()
-
-
-def multiples_of(node: Schema) -> Iterator[int]:
-    """The digits of `multipleOf`, without the decimal point and the zeros at the end."""
-    multiple = node.get("multipleOf")
-    is_finite = type(multiple) is int or (isinstance(multiple, float) and math.isfinite(multiple))
-    if multiple and is_finite:
-        digits = Decimal(str(multiple)).normalize().as_tuple().digits
-        yield int("".join(map(str, digits)))
-
-
-def check_text(text: str) -> None:
-    check(len(text) <= MAX_CHARACTERS, f"{len(text)} characters are more than the {MAX_CHARACTERS} allowed")
-    check(not SURROGATES.search(text), "holds half of a surrogate pair, which is no character")
-
-
-def check(condition: bool, message: str) -> None:
-    """Raise `UnusableGrammar` unless the condition holds."""
-    if not condition:
-        raise UnusableGrammar(message)

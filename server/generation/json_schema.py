@@ -4,10 +4,9 @@
   invent keys until its length runs out. Objects merged by `$ref` and `allOf` count as one.
 - A `format` that llguidance cannot check is an annotation.
 - `uniqueItems` is enforced where the items have only a few values, by listing all arrays of them; elsewhere it is an
-  annotation, and `may_repeat` says so.
-- `oneOf` whose alternatives exclude each other is `anyOf`. Where a constant property tells them apart, it is required.
-- Alternatives beside declared `properties` exclude the properties that only other alternatives declare.
-- A pattern of `patternProperties` that matches only a few names becomes these properties, which cannot be repeated.
+  annotation.
+- Where a constant property tells the alternatives of `oneOf` apart, that property is required.
+- Alternatives next to declared `properties` exclude the properties that only other alternatives declare.
 
 Knows no tokens, engines or HTTP.
 """
@@ -15,10 +14,8 @@ Knows no tokens, engines or HTTP.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from itertools import combinations, permutations
+from itertools import permutations
 from typing import Any
-
-from server.generation.finite_pattern import texts_of
 
 Schema = Mapping[str, Any]
 Names = dict[str, None]
@@ -34,10 +31,7 @@ OPEN_SUFFIX = "-merged"
 OPEN_REFERENCE = re.compile(rf'"\$ref": "([^"]*{OPEN_SUFFIX})"')
 
 MAX_VISITS = 500_000
-"""Of schemas, while following what is merged."""
-
-MAX_EXCLUSIVE = 100
-"""Alternatives that are compared with each other."""
+"""Upper bound on visited schemas."""
 
 MAX_DISTINCT = 5
 """Values of items whose arrays without repetition are listed: 326 of them."""
@@ -62,7 +56,7 @@ ANNOTATIONS = (
 
 
 class SchemaTooLarge(ValueError):
-    """The schema merges too many others."""
+    """The schema merges too many other schemas."""
 
 
 def prepared(schema: Schema, *, closes: bool = True, is_strict: bool = False) -> dict[str, Any]:
@@ -86,12 +80,9 @@ class Preparation:
                 ready[key] = closed | needed(opened, [ready, closed])
         return ready
 
-    def may_repeat(self) -> bool:
-        """Whether items of some array are asked to be unique and cannot be held to it."""
-        return any(node.get("uniqueItems") is True and not self._is_distinct(node) for node in objects(self._schema))
-
-    def _is_distinct(self, node: Schema) -> bool:
-        return node.get("maxItems") in (0, 1) or self._distinct(node) is not None
+    def may_repeat(self, node: Schema) -> bool:
+        """Whether `uniqueItems` is requested and cannot be enforced."""
+        return node.get("uniqueItems") is True and node.get("maxItems") not in (0, 1) and self._distinct(node) is None
 
     def _distinct(self, node: Schema) -> list[list[Any]] | None:
         """All arrays without repetition; None where they are not asked for, or too many."""
@@ -116,11 +107,10 @@ class Preparation:
             return self._prepare(only, is_merged=is_merged)
         if (distinct := self._distinct(node)) is not None:
             return {"enum": distinct}
-        node = self._with_names_for_patterns(node)
         merges = is_merged or "allOf" in node or ("$ref" in node and "properties" in node)
         ready = {key: self._part(node, key, value, merges) for key, value in node.items() if is_kept(key, value)}
-        if "oneOf" in ready and "anyOf" not in ready and self._are_disjoint(node["oneOf"]):
-            ready["anyOf"] = self._tagged(node["oneOf"], ready.pop("oneOf"))
+        if "anyOf" not in ready and (tag := self._tag(listed(node, "oneOf"))):
+            ready["anyOf"] = [with_required(tag, alternative) for alternative in ready.pop("oneOf")]
         return ready if is_merged else self._closed(node, ready)
 
     def _part(self, node: Schema, key: str, value: Any, merges: bool) -> Any:
@@ -157,13 +147,22 @@ class Preparation:
         required = [name for member in self._merged(node) for name in listed(member, "required")]
         return (self._declared(node)[0] or {}) | dict.fromkeys(map(str, required))
 
-    def _tagged(self, alternatives: list[Any], ready: list[Any]) -> list[Any]:
-        """The alternatives with a tag that tells them apart required, where one does and none else does."""
+    def _tag(self, alternatives: list[Any]) -> str | None:
+        """A property with different constants in each alternative. llguidance takes alternatives for exclusive only if
+        they require it."""
         resolved = [self._resolved(alternative) for alternative in alternatives]
-        if all(exclude(one, other) for one, other in combinations(resolved, 2)):
-            return ready
-        tag = next(tag for tag in declared(resolved[0]) if tells_apart(resolved, tag))
-        return [closed | {"required": [*dict.fromkeys([*listed(closed, "required"), tag])]} for closed in ready]
+        names = declared(resolved[0]) if resolved else {}
+        return next((name for name in names if self._differs(resolved, name)), None)
+
+    def _differs(self, alternatives: list[Schema], name: str) -> bool:
+        seen = set[str]()
+        for alternative in alternatives:
+            self._visit()
+            values = constants(declared(alternative).get(name))
+            if values is None or values & seen:
+                return False
+            seen |= values
+        return True
 
     def _closed(self, node: Schema, ready: dict[str, Any]) -> dict[str, Any]:
         if not self._closes or set(node) - {*ANNOTATIONS, *DEFINITIONS} == {"$ref"}:
@@ -185,80 +184,39 @@ class Preparation:
         return (names if declaring or is_strict else None), is_open
 
     def _merged(self, node: Schema) -> Iterator[Schema]:
-        """The node, then every schema that applies to the same value; alternatives only beside declared properties."""
+        """The node, then every schema that applies to the same value; alternatives only next to declared properties."""
         waiting, seen = [node], set[int]()
         while waiting:
             member = waiting.pop(0)
             if id(member) in seen:
                 continue
             seen.add(id(member))
-            self._num_visits += 1
-            if self._num_visits > MAX_VISITS:
-                raise SchemaTooLarge("it merges too many schemas")
+            self._visit()
             yield member
             own_branches = branches(node) if member is node and "properties" in node else []
-            children = [self._target(member.get("$ref")), *listed(member, "allOf"), *own_branches]
+            children = [target(self._schema, member.get("$ref")), *listed(member, "allOf"), *own_branches]
             waiting += [child for child in children if isinstance(child, Mapping)]
 
-    def _target(self, reference: Any) -> Any:
-        """The target of a `$ref` inside the document; None if it cannot be followed."""
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return self._schema if reference == "#" else None
-        found: Any = self._schema
-        for part in reference[2:].split("/"):
-            name = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
-
-    def _with_names_for_patterns(self, node: Schema) -> Schema:
-        patterns = node.get("patternProperties")
-        if not isinstance(patterns, Mapping):
-            return node
-        names = {pattern: texts_of(pattern) for pattern in patterns}
-        named = {name: child for pattern, child in patterns.items() for name in names[pattern]}
-        left = {pattern: child for pattern, child in patterns.items() if not names[pattern]}
-        if len(named) < sum(map(len, names.values())):
-            return node
-        if named.keys() & declared(node).keys():
-            return node
-        own = {key: value for key, value in node.items() if key != "patternProperties"}
-        more = {"patternProperties": left} if left else {}
-        is_closed = (
-            {} if any(key in node for key in CLOSING) or "properties" in node else {"additionalProperties": True}
-        )
-        return {**own, "properties": {**declared(node), **named}, **is_closed, **more}
-
-    def _are_disjoint(self, alternatives: Any) -> bool:
-        """Whether no value can match two of them. False also where that is not known."""
-        if not isinstance(alternatives, list) or len(alternatives) > MAX_EXCLUSIVE:
-            return False
-        resolved = [self._resolved(alternative) for alternative in alternatives]
-        tags = declared(resolved[0]) if resolved else {}
-        return all(exclude(one, other) for one, other in combinations(resolved, 2)) or any(
-            tells_apart(resolved, tag) for tag in tags
-        )
+    def _visit(self) -> None:
+        self._num_visits += 1
+        if self._num_visits > MAX_VISITS:
+            raise SchemaTooLarge("it merges too many schemas")
 
     def _resolved(self, node: Any) -> Schema:
         """The node, or the definition that it refers to."""
-        target = self._target(node.get("$ref")) if isinstance(node, Mapping) and "$ref" in node else node
-        return target if isinstance(target, Mapping) else {}
+        found = target(self._schema, node.get("$ref")) if isinstance(node, Mapping) and "$ref" in node else node
+        return found if isinstance(found, Mapping) else {}
 
 
-def may_repeat(schema: Any) -> bool:
-    """Whether `uniqueItems` is an annotation somewhere in it, if it is a schema."""
-    return isinstance(schema, Mapping) and Preparation(schema, closes=True, is_strict=False).may_repeat()
-
-
-def objects(node: Any) -> Iterator[Mapping[str, Any]]:
-    """Every object within one, itself among them."""
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, Mapping):
-            yield node
-            waiting += node.values()
-        elif isinstance(node, list):
-            waiting += node
+def target(schema: Schema, reference: Any) -> Any:
+    """The target of a `$ref` inside the document; None if it cannot be followed."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return schema if reference == "#" else None
+    found: Any = schema
+    for part in reference[2:].split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def only_member(node: Schema) -> Schema | None:
@@ -284,7 +242,7 @@ def is_object(node: Any) -> bool:
 
 
 def declared(node: Schema) -> Mapping[str, Any]:
-    """Its properties by name."""
+    """The schema's properties by name."""
     properties = node.get("properties")
     return properties if isinstance(properties, Mapping) else {}
 
@@ -304,27 +262,9 @@ def is_kept(key: str, value: Any) -> bool:
     return not is_annotation and key not in ("uniqueItems", *DEFINITIONS)
 
 
-def exclude(one: Schema, other: Schema) -> bool:
-    """Whether the two are constants, types or tagged objects without a common value."""
-    values, others = constants(one), constants(other)
-    if values is not None and others is not None:
-        return not values & others
-    types, other_types = one.get("type"), other.get("type")
-    if isinstance(types, str) and isinstance(other_types, str) and types != other_types:
-        return {types, other_types} != {"integer", "number"}
-    tags = (tag for tag in listed(one, "required") if tag in listed(other, "required"))
-    return any(tag_excludes(one, other, tag) for tag in tags)
-
-
-def tells_apart(alternatives: list[Schema], tag: str) -> bool:
-    """Whether a property of all of these objects has other constants in each."""
-    are_objects = all(one.get("type") == "object" for one in alternatives)
-    return are_objects and all(tag_excludes(one, other, tag) for one, other in combinations(alternatives, 2))
-
-
-def tag_excludes(one: Schema, other: Schema, tag: str) -> bool:
-    values, others = (constants(declared(schema).get(tag, {})) for schema in (one, other))
-    return values is not None and others is not None and not values & others
+def with_required(name: str, node: Any) -> Any:
+    required = listed(node, "required")
+    return node if name in required else node | {"required": [*required, name]}
 
 
 def constants(schema: Any) -> set[str] | None:

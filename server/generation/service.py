@@ -1,5 +1,6 @@
 """One served model: its engine, tokenizer, templates, limits and metrics. Knows no HTTP."""
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -11,22 +12,21 @@ import structlog
 
 from nvium_core import (
     SUGGESTED,
-    Constraint,
     Engine,
     EngineProcess,
     EngineWorker,
     InvalidRequest,
     LoadedModel,
-    StepReport,
+    Observe,
     Worker,
     load_mapped,
-    warm_up,
 )
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.token_bytes import TokenBytes, longest_token
 from server.errors import EngineGone, InvalidField, ModelNotFound
+from server.generation.aside import Aside
 from server.generation.choice_text import Prompt
-from server.generation.constraints import AllowedTokens, Constraints
+from server.generation.constraints import AllowedTokens, Constraints, RequestConstraint
 from server.http.admission import Admission, draining
 from server.schemas.formats import Form
 from server.schemas.generation import RequestLimits
@@ -36,7 +36,6 @@ from server.settings import Settings, SettingsError
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
 from server.telemetry.sink import num_dropped_lines
-from server.threads import Threads
 
 Result = TypeVar("Result")
 
@@ -47,13 +46,16 @@ MAX_ALTERNATIVES = 2_000_000
 """Log-probabilities of other tokens in one answer, at some 200 bytes each."""
 
 MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
-"""Longer texts, and more of them, are tokenized off the event loop."""
+"""Longer or more texts are tokenized off the event loop."""
 
 NUM_ASIDE_THREADS = 2
-"""Threads that tokenize long texts and compile grammars for generating requests."""
+"""Threads that tokenize long texts and render templates for generating requests."""
+
+NUM_COMPILING_THREADS = 16
+"""Threads that wait for processes which compile grammars."""
 
 PAUSE_SECONDS = 1
-"""Without a tick, after which the process is taken to have been suspended and resumed."""
+"""Seconds without a tick after which the process counts as having been suspended."""
 
 FINGERPRINT_SAMPLES = 64
 
@@ -86,8 +88,9 @@ class Service:
         self.tokenizer_info = tokenizer_info(loaded, self.engine.context)
         self._longest_token = longest_token(self.tokenizer)
         self.limits = RequestLimits(**{name: getattr(settings, name) for name in RequestLimits.model_fields})
-        self._aside = Threads(NUM_ASIDE_THREADS, "nvium-aside")
-        self._tokenizing = Threads(1, "nvium-tokenize")
+        self._aside = Aside(NUM_ASIDE_THREADS, "nvium-aside")
+        self._tokenizing = Aside(1, "nvium-tokenize")
+        self._compiling = Aside(NUM_COMPILING_THREADS, "nvium-compile")
         self.is_warm = False
         self._ticked: float | None = None
 
@@ -119,35 +122,35 @@ class Service:
         }
 
     def warm_up(self) -> None:
-        """Run a few tokens through every block and measure the costs of Steps, before the first request."""
+        """Generate for a moment before the first request, which also begins the race of schedules."""
         log.info("warming up")
         self.encode("Once")  # starts the tokenizer's threads, which without memory fails for good
-        measured = self.worker.launch() if isinstance(self.worker, EngineProcess) else warm_up(self.engine)
-        log.info(
-            "calibrated",
-            seconds=round(measured.seconds, 3),
-            block_ms=milliseconds(measured.fixed),
-            row_ms=milliseconds(measured.per_row),
-            longest_native=measured.max_native_rows,
-            processor=measured.processor,
-        )
+        started = time.monotonic()
+        if isinstance(self.worker, EngineProcess):
+            processor = self.worker.launch()
+        else:
+            self.engine.warm_up(remembers=True)
+            processor = self.engine.runner.processor
+        log.info("warm", seconds=round(time.monotonic() - started, 3), processor=processor)
         self.is_warm = True
 
     @property
     def is_live(self) -> bool:
-        """The engine makes progress, or the whole process was suspended until just now."""
-        has_progressed = self.worker.seconds_since_progress < self.settings.stall_seconds
+        """Whether the engine and other threads' work make progress, or the process was suspended until just now."""
+        seconds = (self.worker.seconds_since_progress, self._aside.seconds, self._tokenizing.seconds)
+        has_progressed = max(seconds) < self.settings.stall_seconds
         return self.worker.is_alive and not self.has_failed and (has_progressed or self._has_paused)
 
     @property
     def _has_paused(self) -> bool:
-        """The whole process was suspended until just now."""
+        """Whether the process has just been suspended."""
         return self._ticked is not None and time.monotonic() - self._ticked > PAUSE_SECONDS
 
     def tick(self) -> None:
         """Called ten times a second by the event loop, which stands still while the process is suspended."""
         if self._has_paused:
-            self.worker.excuse()
+            for each in (self.worker, self._aside, self._tokenizing):
+                each.excuse()
         self._ticked = time.monotonic()
 
     @property
@@ -156,17 +159,8 @@ class Service:
 
     @property
     def has_failed(self) -> bool:
-        """The engine has ended by itself, or something was lost; nothing can be answered any more."""
+        """Whether the engine has failed; nothing can be answered any more."""
         return self.worker.has_failed
-
-    @property
-    def has_lost_streams(self) -> bool:
-        """Requests that still run will never be told that the engine has ended."""
-        return self.worker.has_lost_streams
-
-    def fail(self) -> None:
-        """From now on it has failed."""
-        self.worker.has_failed = True
 
     def give_up(self) -> None:
         """Stop the engine at once; running requests fail."""
@@ -204,13 +198,16 @@ class Service:
         if num_alternatives > MAX_ALTERNATIVES:
             raise InvalidRequest("logprobs", message)
 
-    def default_max_tokens(self, num_prompt_tokens: int, num_choices: int) -> int:
-        """Tokens of each choice where `max_tokens` is not given: at least one, so that a full context is refused."""
+    def max_tokens(self, asked: int | None, num_prompt_tokens: int, num_choices: int) -> int:
+        """Tokens of each choice: at least one, so that a full context is refused."""
         of_context = self.engine.context - num_prompt_tokens
-        return max(1, min(of_context, self.limits.max_new_tokens // num_choices))
+        room = max(1, min(of_context, self.limits.max_new_tokens // num_choices))
+        if asked is None:
+            return room
+        return min(asked, room) if self.settings.clamp_max_tokens else asked
 
     def deadline(self, arrived: float) -> float | None:
-        """When the time of a request that arrived at `arrived` is over, both by `time.monotonic()`."""
+        """Deadline of a request that arrived at `arrived`, both by `time.monotonic()`."""
         seconds = self.settings.request_seconds
         return None if seconds is None else arrived + seconds
 
@@ -244,26 +241,26 @@ class Service:
         token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
         return token_ids
 
-    async def begun(self, form: Form | None, text: str) -> Form | None:
-        """The form after this beginning of the answer; as it is where the form has no such beginning."""
-        if form is None or not text:
-            return form
-        return form._replace(begun=await self.aside(self.constraints.begun, form.param, form.grammar, text))
-
-    async def constraint(self, form: Form | None, allowed: Sequence[int] | None = None) -> Constraint | None:
-        """The constraint of an answer's form and of the tokens allowed. Raises `InvalidField`."""
-        asked = None
+    async def constraint(
+        self, form: Form | None, allowed: Sequence[int] | None = None, begun: str = ""
+    ) -> RequestConstraint:
+        """The constraint of the tokens allowed and of an answer's form, for an answer that may have `begun`. Raises
+        `InvalidField`."""
+        compiled = RequestConstraint(None)
         if form is not None:
-            asked = await self.aside(self.constraints.compile, form.param, form.grammar, form.begun)
-        return asked if allowed is None else AllowedTokens.of(allowed, self.vocab_size, asked)
+            compile_form = partial(self.constraints.compile, form.param, form.grammar, begun)
+            compiled = await asyncio.get_running_loop().run_in_executor(self._compiling, compile_form)
+        if allowed is None:
+            return compiled
+        return compiled._replace(constraint=AllowedTokens.of(allowed, self.vocab_size, compiled.constraint))
 
     async def aside(self, work: Callable[..., Result], *given: Any) -> Result:
         """Run `work` on one of a few threads, so that a flood of it leaves time for the event loop."""
-        return await self._aside.do(partial(work, *given), self.fail)
+        return await asyncio.get_running_loop().run_in_executor(self._aside, partial(work, *given))
 
     async def aside_alone(self, work: Callable[[], Result]) -> Result:
         """The same on a single thread, for work that may take seconds and needs no generation."""
-        return await self._tokenizing.do(work, self.fail)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
 
     def card(self, name: str) -> Model:
         """The model's entry in the list of models, by one of its names."""
@@ -280,7 +277,7 @@ class Service:
         return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
 
 
-def worker_for(engine: Engine, settings: Settings, observe: Callable[[StepReport], None]) -> Worker:
+def worker_for(engine: Engine, settings: Settings, observe: Observe) -> Worker:
     """A thread for this engine, or a process for another like it."""
     if not settings.engine_process:
         return EngineWorker(engine, observe)
@@ -292,7 +289,7 @@ def worker_for(engine: Engine, settings: Settings, observe: Callable[[StepReport
 def built(settings: Settings) -> Engine:
     """Called in the engine's own process."""
     configure_logs(settings.log_level)
-    loaded = load_mapped(settings.model, settings.device, settings.dtype, weights=settings.weights)
+    loaded = load_mapped(settings.model, settings.device, settings.dtype, settings.weights, settings.exits)
     engine = Engine(loaded.model, settings.engine)
     Constraints(loaded.tokenizer, engine.end_token_ids).restore()
     return engine
@@ -313,11 +310,8 @@ def read_template(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"chat_template: cannot read {file}: {error}") from error
-
-
-def milliseconds(costs: Sequence[float]) -> list[float]:
-    return [round(1000 * seconds, 4) for seconds in costs]
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"chat_template: cannot read {file}: {reason}") from error
 
 
 def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:

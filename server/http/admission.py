@@ -50,7 +50,7 @@ class Admission:
         self._shares.give_back(num_choices, key)
 
     def drain(self) -> None:
-        """Admit nothing from now on."""
+        """Refuse all further requests."""
         self.is_draining = True
 
 

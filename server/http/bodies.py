@@ -18,7 +18,7 @@ BYTES_PER_SECOND = 10_000_000
 MAX_BEGUN_IN_A_TURN = 8
 
 MAX_CONTAINERS = 50_000
-"""Lists and objects of one body. Parsed, `[]` takes thirty times the memory of text, and hundreds of times the time."""
+"""Lists and objects in one body. Parsed, `[]` takes thirty times the memory of text and hundreds of times the time."""
 
 
 class Bodies:
@@ -82,9 +82,9 @@ class Bodies:
 
 
 class Turnstile:
-    """Lets few requests begin in one turn of the event loop, so that streams are written between them.
+    """Limits how many requests begin in one turn of the event loop, so that streams are written in between.
 
-    Large bodies wait in a queue of their own first, each for a time that grows with its size.
+    Large bodies first wait in their own queue, in proportion to their size.
     """
 
     def __init__(self) -> None:

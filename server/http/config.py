@@ -51,6 +51,7 @@ def bounded_config(
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=settings.http_keep_alive_seconds,  # type: ignore[arg-type]  # fractions too
         backlog=min(BACKLOG, room.num_connections),
         **more,
     )

@@ -1,6 +1,7 @@
 """A client's connection: uvicorn's, with bounds on slow clients. Knows framing, not what a request means."""
 
 import asyncio
+import select
 import time
 import uuid
 from typing import Any, cast
@@ -22,13 +23,13 @@ FAST_PATH = "nvium.http.response.fast_path"
 """The ASGI extension that holds a connection's `FastPath`."""
 
 MAX_BYTES_AHEAD = 65_536
-"""Read of further requests while one is being answered."""
+"""Bytes of further requests that are read while one is answered."""
 
 MAX_BYTES_AT_ONCE = 65_536
-"""Of one read: asyncio would ask for 256 kB each time, which the allocator takes from the system anew, if it can."""
+"""Bytes of one read. asyncio asks for 256 kB, which the allocator gets from the system anew each time."""
 
 GRACE_SECONDS = 1
-"""Lets the writer notice a slow client first, and record it."""
+"""Delay that lets the writer detect and record a slow client first."""
 
 SECONDS_BEYOND = 1
 """How long a connection beyond the bound may be silent."""
@@ -53,6 +54,9 @@ class FastPath:
     def is_open(self) -> bool:
         return not self._flow.write_paused and not self._transport.is_closing()
 
+    def abort(self) -> None:
+        self._transport.abort()
+
     def write(self, piece: bytes) -> None:
         """Add a piece. It must not be empty: in HTTP that ends the body."""
         assert piece
@@ -62,7 +66,9 @@ class FastPath:
 class Connection(H11Protocol):
     """uvicorn's connection, and:
 
-    - A request must arrive completely within `arrival_seconds` of the connection or of the last answer.
+    - A request must arrive completely within `arrival_seconds` of its first byte, or of the connection if it is the
+      first.
+    - An idle connection is closed in stages, and not if a request has arrived meanwhile.
     - A client that reads nothing for `slow_client_seconds` is disconnected.
     - A disconnect is noticed while a request is answered, even if the client has sent more than that request.
     - Malformed or oversized HTTP is refused in the error form, and so are requests beyond the bound on connections,
@@ -93,6 +99,7 @@ class Connection(H11Protocol):
         self._received_at: float | None = None
         self._arrival: asyncio.TimerHandle | None = None
         self._cut_off: asyncio.TimerHandle | None = None
+        self._is_leaving = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
@@ -112,6 +119,8 @@ class Connection(H11Protocol):
         self._stop_timers()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_leaving:
+            return
         if self._room.holds(self):
             if len(self.connections) <= self._room.num_connections:
                 self._room.release(self)
@@ -145,7 +154,7 @@ class Connection(H11Protocol):
         self._cut_off = self.loop.call_later(self._cut_off_seconds, self._cut_off_unless_below, waiting)
 
     def _cut_off_unless_below(self, num_bytes: int) -> None:
-        """A client that has read something meanwhile may go on."""
+        """Keep the connection if the client has read something meanwhile."""
         if self.transport.get_write_buffer_size() < num_bytes:
             self._time_cut_off()
         else:
@@ -157,15 +166,32 @@ class Connection(H11Protocol):
             self._cut_off.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self.loop.call_later(self._cut_off_seconds, self.transport.abort)  # unread data would keep it open
+        """Close as RFC 9112 (9.6) asks: answer what has arrived, else end our side and await the client's end."""
+        if self.transport.is_closing():
+            return
+        if is_readable(self.transport):
+            self.timeout_keep_alive_task = self.loop.call_later(GRACE_SECONDS, self.timeout_keep_alive_handler)
+            return
+        self._is_leaving = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+        is_read = self.transport.get_write_buffer_size() == 0
+        self.loop.call_later(GRACE_SECONDS if is_read else self._cut_off_seconds, self.transport.abort)
+
+    def _should_upgrade(self) -> bool:
+        """No upgrade is offered; uvicorn would log each request for one."""
+        return False
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self.conn.refusal or MalformedRequest(msg))
 
     def _time_arrival(self) -> None:
-        """Run the timer while a request is awaited or arriving."""
-        is_arriving = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        """Run the timer while a request is arriving, or the first one awaited."""
+        is_first = cast("object | None", self.cycle) is None
+        has_begun = self.conn.their_state is h11.IDLE and (is_first or self.conn.trailing_data[0])
+        is_arriving = has_begun or self.conn.their_state is h11.SEND_BODY
         if is_arriving and self._arrival is None:
             self._arrival = self.loop.call_later(self._arrival_seconds, self._end_arrival)
         elif not is_arriving and self._arrival:
@@ -212,3 +238,10 @@ class Connection(H11Protocol):
         for timer in (self._arrival, self._cut_off):
             if timer:
                 timer.cancel()
+
+
+def is_readable(transport: asyncio.BaseTransport) -> bool:
+    """Whether something has arrived that the event loop has not read yet."""
+    arrived = select.poll()
+    arrived.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(arrived.poll(0))

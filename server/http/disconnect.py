@@ -1,4 +1,4 @@
-"""Noticing the ASGI message that a client has disconnected."""
+"""Detects disconnected clients."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import socket
 import sys
 import time
@@ -11,7 +12,6 @@ from typing import Any, Protocol
 import structlog
 import uvicorn
 
-from nvium_core import memory_reserve
 from server.http.admission import Admission
 from server.http.renewal import Renewal
 from server.settings import Settings
@@ -22,7 +22,7 @@ ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (it is not l
 log = structlog.get_logger("nvium.server")
 
 FAILED_SECONDS = 5
-"""For answering open requests once the service has failed."""
+"""Timeout for answering open requests after a failure."""
 
 GOODBYE_SECONDS = 2
 """How long open connections may bring another request, whose answer says that the server drains. Closing them at once
@@ -50,13 +50,6 @@ class Drainable(Protocol):
     def has_failed(self) -> bool:
         """Nothing can be answered any more."""
 
-    @property
-    def has_lost_streams(self) -> bool:
-        """Requests that still run will never be told that nothing can be answered."""
-
-    def fail(self) -> None:
-        """From now on it has failed."""
-
     def tick(self) -> None:
         """Called ten times a second."""
 
@@ -69,10 +62,10 @@ FAILURE = 1
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal drains, the second stops at once; the exit code is 0 either way.
+    """The first signal drains, the second fails what still runs; the exit code is 0 either way.
 
-    A service that has failed drains too, but only briefly, as nothing can be computed any more. So does one whose event
-    loop had no memory to call back: what was to be handed over is lost, and somebody would wait for it for ever.
+    A service that has failed drains too, but only briefly, as nothing can be computed any more. An event loop without
+    memory ends the process at once.
     """
 
     def __init__(self, config: uvicorn.Config, service: Drainable, renewal: Renewal | None = None) -> None:
@@ -81,12 +74,12 @@ class DrainingServer(uvicorn.Server):
         self._renewal = renewal
         self._was_told = False
         self._began_to_drain: float | None = None
-        self._drain_seconds = service.settings.drain_seconds
+        self._drain_seconds: float = service.settings.drain_seconds
         self._is_logged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._was_told:
-            self.should_exit = self.force_exit = True
+            self._drain_seconds = 0
         elif self._began_to_drain is None:
             self._begin_to_drain()
         self._was_told = True
@@ -116,26 +109,22 @@ class DrainingServer(uvicorn.Server):
             log.error("the service has failed and stops")
             self._drain_seconds = FAILED_SECONDS
             self._begin_to_drain()
-        if self._began_to_drain is None:
-            memory_reserve.take()
-        elif not self.should_exit:
+        if self._began_to_drain is not None and not self.should_exit:
             self._drain(time.monotonic() - self._began_to_drain)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        log.info("stopped", at_once=self.force_exit)
+        log.info("stopped")
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Of a callback."""
-        error = context.get("exception")
-        memory_reserve.note(error)
-        if isinstance(error, MemoryError):
-            self._service.fail()
+        """Handle an exception of a callback."""
+        if isinstance(context.get("exception"), MemoryError):
+            os._exit(FAILURE)
         loop.default_exception_handler(context)
 
     def _begin_to_drain(self) -> None:
-        """From here on each request's answer ends its connection."""
+        """From now on each answer closes its connection."""
         self._began_to_drain = time.monotonic()
         self.server_state.default_headers.append(CLOSE)
         self.config.encoded_headers.append(CLOSE)  # of which uvicorn makes the others anew every second
@@ -149,9 +138,6 @@ class DrainingServer(uvicorn.Server):
             self._is_logged = True
         if num_present == 0:
             self.should_exit = not connections or seconds > min(GOODBYE_SECONDS, self._drain_seconds)
-        elif self._service.has_lost_streams:
-            self.should_exit, self.config.timeout_graceful_shutdown = True, 0
-            log.error("stopping at once, as running requests cannot be told", choices=num_present)
         elif seconds > self._drain_seconds:
             log.warning("stopping with requests still running", choices=num_present)
             self._service.give_up()

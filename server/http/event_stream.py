@@ -8,12 +8,12 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nvium_core import memory_reserve
 from server.http.connection import FAST_PATH, FastPath
 from server.http.disconnect import disconnected
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"[DONE]"
+LINE_ENDS = {"\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029", "\x85".encode(): b"\\u0085"}
 
 
 class EventSource(Protocol):
@@ -82,6 +82,8 @@ class EventStream(Response):
                 task.result()
         except SlowClient:
             self._on_abort("slow_client")
+            if self._fast_path:
+                self._fast_path.abort()
         finally:
             for task in tasks:
                 task.cancel()
@@ -101,7 +103,6 @@ class EventStream(Response):
         except Exception as error:
             if not self._has_started:
                 raise
-            memory_reserve.note(error)
             await self._tell(framed(self._on_failure(error)))
         self._sending_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": b""})
@@ -150,8 +151,17 @@ class EventStream(Response):
 
 
 class SlowClient(Exception):
-    """The client has not read what it was sent."""
+    """The client does not read its stream."""
 
 
 def framed(events: list[bytes]) -> bytes:
-    return b"".join(b"data: %b\n\n" % event for event in events)
+    """Events of a type bring their `event:` line and their `data:`."""
+    return b"".join(b"%b\n\n" % on_one_line(event if event[:6] == b"event:" else b"data: " + event) for event in events)
+
+
+def on_one_line(event: bytes) -> bytes:
+    """JSON without the characters at which some clients, though not the standard, end a line."""
+    if b"\xe2\x80" in event or b"\xc2\x85" in event:
+        for character, escape in LINE_ENDS.items():
+            event = event.replace(character, escape)
+    return event

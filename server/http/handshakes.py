@@ -17,7 +17,7 @@ class Handshakes:
         self._most = most
         self._num_known = 0
         self._sockets: WeakValueDictionary[int, socket.socket] = WeakValueDictionary()
-        """By descriptor, in the order in which they were accepted. Closed ones fall out."""
+        """Sockets by descriptor, in the order of acceptance. Closed ones drop out."""
         self._making_way: socket.socket | None = None
 
     def begin(self, accepted: socket.socket) -> None:
@@ -34,12 +34,12 @@ class Handshakes:
         return self._making_way is None
 
     def end(self, descriptor: int) -> None:
-        """The connection is known from now on."""
+        """The handshake is complete."""
         self._sockets.pop(descriptor, None)
         self._num_known += 1
 
     def leave(self) -> None:
-        """A known connection is closed."""
+        """A connection has closed after its handshake."""
         self._num_known -= 1
 
     def _shut_down_first(self) -> None:

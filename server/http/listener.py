@@ -14,7 +14,7 @@ from server.settings import Settings
 from server.telemetry.logs import SeldomLine
 
 BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+"""Length of the accept queue."""
 
 MAX_ACCEPTED_IN_TURN = 4
 """Connections accepted in a turn of the event loop. Some turns pass until one beyond the bound is closed again."""
@@ -78,7 +78,7 @@ def spare_descriptor() -> int:
 
 @contextmanager
 def listening(settings: Settings) -> Iterator[Listener]:
-    """The socket to serve on, taken before the model is loaded. Raises `OSError` naming the address."""
+    """The listening socket, opened before the model is loaded. Raises `OSError` naming the address."""
     if settings.uds is None:
         with listen(settings.host, settings.port) as listener:
             yield listener
@@ -91,7 +91,7 @@ def listening(settings: Settings) -> Iterator[Listener]:
 
 
 def port_of(listener: socket.socket) -> int:
-    """0 where it has none."""
+    """The port; 0 for a Unix socket."""
     return 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
 
 
@@ -128,8 +128,5 @@ def is_left_behind(path: Path) -> bool:
     if not path.exists() or not stat.S_ISSOCK(path.stat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        try:
-            asking.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-    return False
+        asking.setblocking(False)  # a server that hangs would keep this one waiting
+        return asking.connect_ex(str(path)) == errno.ECONNREFUSED

@@ -3,6 +3,7 @@
 The layers for keys, rates, origins and bodies have files of their own.
 """
 
+import asyncio
 import re
 import uuid
 from collections.abc import Mapping
@@ -12,8 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from nvium_core import memory_reserve
-from server.errors import ApiError, InternalError
+from server.errors import ApiError, EngineGone, InternalError, UnsupportedBody
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 from server.telemetry.tracing import Tracing
@@ -75,7 +75,7 @@ class RequestFrame:
 
 
 class LastResort:
-    """Answers 500 for an exception that nothing inside has handled."""
+    """Answers 500 for an exception that nothing inside has handled, and 503 if the server stops before the answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -93,33 +93,53 @@ class LastResort:
 
         try:
             await self._app(scope, receive, noted_send)
-        except Exception as error:
-            memory_reserve.note(error)
-            log.exception("a request failed")
+        except (Exception, asyncio.CancelledError) as cause:
+            error = EngineGone() if isinstance(cause, asyncio.CancelledError) else InternalError()
+            if isinstance(error, InternalError):
+                log.exception("a request failed")
             if record := scope["state"]["record"]:
-                record.refused(InternalError())
+                record.refused(error)
             if not has_started:
-                await InternalError().response()(scope, receive, send)
+                await error.response()(scope, receive, send)
 
 
 class JsonBodies:
-    """Treats a body as JSON if it has no content type, or that of a form, which `curl -d` sends by default."""
+    """Treats a body as JSON if it has no content type, or that of a form, which `curl -d` sends by default.
+
+    Answers 415 to such a body from a browser, where any page may send it, and to a body that is encoded.
+    """
 
     TAKEN_FOR_JSON = ("", "application/x-www-form-urlencoded")
+    SENT_BY_FORMS = (*TAKEN_FOR_JSON, "multipart/form-data", "text/plain")
+    SENT_BY_BROWSERS = ("origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = MutableHeaders(scope=scope)
-            if headers.get("content-type", "").partition(";")[0].strip().lower() in self.TAKEN_FOR_JSON:
+            try:
+                self._check(scope, headers)
+            except ApiError as error:
+                await refuse(error, self._metrics, scope, receive, send)
+                return
+            if media_type(headers) in self.TAKEN_FOR_JSON:
                 headers["content-type"] = "application/json"
         await self._app(scope, receive, send)
 
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        encoding = headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise UnsupportedBody(f"content-encoding: {encoding[:50]!r} is not supported, send the body as it is")
+        is_from_browser = any(name in headers for name in self.SENT_BY_BROWSERS)
+        if scope["method"] == "POST" and is_from_browser and media_type(headers) in self.SENT_BY_FORMS:
+            raise UnsupportedBody("content-type: a page must send its body as application/json")
+
 
 class HeadAsGet:
-    """What may be asked for with GET may be with HEAD; what sends the answer leaves the body out."""
+    """Handles HEAD as GET; the connection omits the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -130,7 +150,7 @@ class HeadAsGet:
 
 
 class UnderPath:
-    """Takes a prefix off paths, which a proxy may have left there or taken off itself."""
+    """Removes a proxy's prefix from paths, whether or not the proxy has removed it already."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app = app
@@ -147,8 +167,12 @@ class UnderPath:
         await self._app(scope, receive, send)
 
 
+def media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with an error from a layer around the app, and count it, whether the request is recorded or not."""
+    """Answer with an error of a layer, and count it for recorded and other requests."""
     if record := scope["state"]["record"]:
         record.refused(error)
     else:

@@ -51,7 +51,7 @@ class RateLimit:
             await refuse(error, self._metrics, scope, receive, limited_send)
 
     def _accept(self, now: float, times: deque[float]) -> bool:
-        """Forget the times that have left the window, then add one if there is room for it."""
+        """Drop times outside the window, then add one if there is room."""
         while times and times[0] <= now - WINDOW_SECONDS:
             times.popleft()
         if len(times) == self._per_minute:

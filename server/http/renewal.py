@@ -30,7 +30,7 @@ class Renewal:
 
     @property
     def is_possible(self) -> bool:
-        """There is a certificate, or a file of keys and a layer that asks for them."""
+        """Whether there is anything to reload: a certificate, or a key file in use."""
         return self._tls is not None or (self._settings.api_keys_file is not None and len(self._keys) > 0)
 
     def listen(self) -> None:
@@ -42,7 +42,7 @@ class Renewal:
         self._is_due = True
 
     def tick(self) -> None:
-        """Called ten times a second once the server is ready: reload if that was asked for."""
+        """Called ten times a second: reload if SIGHUP has arrived."""
         if self._is_due:
             self._is_due = False  # before reading, as the files may change again meanwhile
             self.renew()
@@ -61,7 +61,7 @@ class Renewal:
         log.info("keys and certificate renewed", api_keys=len(keys), tls=self._tls is not None)
 
     def _check_files(self) -> None:
-        """Raise `SettingsError` for a pipe or device, whose next bytes the event loop might wait for, for ever."""
+        """Raise `SettingsError` for a pipe or device, on which the event loop could block."""
         for name in FILES:
             file: Path | None = getattr(self._settings, name)
             if file is not None and file.exists() and not file.is_file():

@@ -18,7 +18,7 @@ SHARE_BEYOND = 3
 """One in this many of the reserve is for connections beyond the bound."""
 
 DESCRIPTORS_PRESUMED = 64
-"""In use at the start, on systems that do not say."""
+"""Assumed where the system does not tell how many are in use."""
 
 OWN_DESCRIPTORS = Path("/proc/self/fd")
 PROBE = re.compile(rb"(?:GET|HEAD) /(?:livez|readyz|health) HTTP/1\.")
@@ -37,7 +37,7 @@ class Room:
     num_connections: int
     num_beyond: int = RESERVE // SHARE_BEYOND
     _beyond: OrderedDict[Refusable, bool] = field(default_factory=OrderedDict)
-    """Whether each is being answered a probe."""
+    """Whether each is answering a probe."""
 
     def hold(self, connection: Refusable) -> None:
         """Accept one beyond the bound. If there are too many, the one that has been silent the longest is refused."""

@@ -1,9 +1,9 @@
-"""What the server has once, such as memory for bodies, shared by keys so that none can take all of it."""
+"""Shares one resource, such as memory for bodies, among keys, so that none can take all of it."""
 
 from collections import defaultdict
 
 MULTIPLE = 3
-"""A key may hold this many times what it leaves free: three quarters alone, three sevenths beside another such key."""
+"""A key may hold this many times what it leaves free: three quarters alone, three sevenths each for two such keys."""
 
 
 class Shares:
@@ -16,7 +16,7 @@ class Shares:
         self.capacity = capacity
         self.num_held = 0
         self._held = defaultdict[str, int](int)
-        """What each key holds, for every key that has asked."""
+        """The amount that each key holds."""
 
     def fits(self, amount: int, key: str, *, of_request: int = 0) -> bool:
         """Whether a key may take more for a request that holds `of_request` already. From now on the key has asked."""

@@ -20,11 +20,12 @@ from server.telemetry.metrics import Metrics
 
 RETRY_SECONDS = 2
 STOP_SECONDS = 1
-"""How long connections may take to end when the model is there."""
+"""Timeout for closing connections once the model is loaded."""
 
 
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Live but not ready. Closes connections, so that the next request reaches the server itself."""
+    """The app while the model loads: live but not ready. It closes connections, so that the next request reaches the
+    server itself."""
     response = JSONResponse({"status": "ok"}) if scope["path"].endswith("/livez") else not_ready().response()
     response.headers["connection"] = "close"
     await response(scope, receive, send)

@@ -1,27 +1,27 @@
-/** The server's API, as far as the page needs it. Raises `Trouble`, or an AbortError where a signal asked for it. */
+/** The parts of the server's API that the page uses. Throws `Trouble`, or an AbortError if the signal was aborted. */
 
 import { events } from "./events.js";
 import { brokenOff, failed, refusal, unknownKey, unreachable } from "./trouble.js";
 
-/** The model served: its id, exit layers and limits. */
+/** The served model: its id, exit layers and limits. */
 export async function servedModel(key) {
   const response = await ask("v1/models", { headers: headers(key) }, key);
   return (await response.json()).data[0];
 }
 
-/** The chunks of a completion as they come. Leaving the loop or aborting the signal frees the request. */
+/** The chunks of a completion. Leaving the loop or aborting the signal cancels the request. */
 export function completion(body, key, signal) {
   return chunks("v1/completions", body, key, signal);
 }
 
-/** The chunks of an answer to messages, likewise. */
+/** The chunks of a chat completion, likewise. */
 export function conversation(body, key, signal) {
   return chunks("v1/chat/completions", body, key, signal);
 }
 
 async function* chunks(path, body, key, signal) {
-  const asked = { ...body, model: "default", stream: true };
-  const options = { method: "POST", headers: headers(key), body: JSON.stringify(asked), signal };
+  const content = JSON.stringify({ ...body, model: "default", stream: true });
+  const options = { method: "POST", headers: headers(key), body: content, signal };
   const response = await ask(path, options, key);
   for await (const data of unbroken(events(response.body), signal)) {
     if (data === "[DONE]") return;
@@ -48,7 +48,7 @@ async function* unbroken(source, signal) {
   }
 }
 
-/** Raises for what no key can be, which could not be sent either. */
+/** Throws for characters that no key has and no header can carry. */
 function headers(key) {
   if (!/^[!-~]*$/.test(key)) throw unknownKey();
   const named = { "content-type": "application/json" };

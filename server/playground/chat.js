@@ -1,4 +1,4 @@
-/** A conversation: what was said, what is being answered, and the buttons beside each turn. */
+/** A conversation: its turns, the answer being streamed, and the buttons of each turn. */
 
 import { conversation } from "./api.js";
 import { element } from "./elements.js";
@@ -12,7 +12,7 @@ export class Chat {
   #log = part("messages");
   #occupy;
 
-  /** `occupy` runs one thing at a time that may fail and be stopped, and gives it a signal. */
+  /** `occupy` runs one thing at a time, and passes it the model and a signal that stops it. */
   constructor(occupy) {
     this.#occupy = occupy;
     part("chat").addEventListener("submit", (event) => {
@@ -34,9 +34,9 @@ export class Chat {
 
   async #answer(model, signal) {
     const system = part("system").value.trim();
-    const said = this.#turns.map(({ role, content }) => ({ role, content }));
+    const history = this.#turns.map(({ role, content }) => ({ role, content }));
     const turn = this.#add("assistant", "");
-    const messages = system ? [{ role: "system", content: system }, ...said] : said;
+    const messages = system ? [{ role: "system", content: system }, ...history] : history;
     try {
       for await (const chunk of conversation({ ...sampling(), messages }, key(), signal)) this.#take(turn, chunk, model);
     } catch (error) {
@@ -62,8 +62,7 @@ export class Chat {
     shown.dataset.role = role;
     const turn = { role, content, depths: [], shown, text, note };
     buttons.append(this.#button("Copy", () => navigator.clipboard?.writeText(turn.content)));
-    if (role === "user") buttons.append(this.#button("Edit", () => this.#edit(turn)));
-    else buttons.append(this.#button("Regenerate", () => this.#regenerate(turn)));
+    if (role === "assistant") buttons.append(this.#button("Regenerate", () => this.#regenerate(turn)));
     this.#turns.push(turn);
     this.#log.append(shown);
     this.#show(turn, null);
@@ -86,15 +85,6 @@ export class Chat {
     return made;
   }
 
-  /** What was asked goes back into the field, and what followed is forgotten. */
-  #edit(turn) {
-    this.#occupy(async () => {
-      this.#keep(this.#turns.indexOf(turn));
-      part("message").value = turn.content;
-      part("message").focus();
-    });
-  }
-
   #regenerate(turn) {
     this.#occupy(async (model, signal) => {
       this.#keep(this.#turns.indexOf(turn));
@@ -102,7 +92,7 @@ export class Chat {
     });
   }
 
-  /** Forget all but the first turns. */
+  /** Drop all but the first turns. */
   #keep(number) {
     for (const { shown } of this.#turns.splice(number)) shown.remove();
   }

@@ -6,7 +6,7 @@ const PITCH = 13; // pixels from one row to the next
 const CELL = 11;
 const LANE = 26;
 const BAR = 18;
-const PROMPT = 26; // the prompt's column is wider: it stands for many rows
+const PROMPT = 26; // the prompt's column is wider: it holds many rows
 
 export class Drawing {
   #staircase;
@@ -19,13 +19,13 @@ export class Drawing {
   #counts;
   #lanes;
 
-  /** `exitLayers` names the blocks; `onPoint` is told the row pointed at, or null. */
+  /** `exitLayers` names the blocks; `onPoint` receives the row pointed at, or null. */
   constructor(place, staircase, exitLayers, onPoint) {
     this.#staircase = staircase;
     const blocks = exitLayers.map((layer, index) => ({ layer, from: (exitLayers[index - 1] ?? 0) + 1, block: index + 1 }));
-    this.#lanes = blocks.map(({ block }) => shape("rect", { class: "waiting", ...this.#lane(block), width: 0 }));
+    this.#lanes = blocks.map(({ block }) => shape("rect", { class: "deferred", ...this.#lane(block), width: 0 }));
     this.#svg.setAttribute("height", LANE * staircase.numBlocks);
-    this.#svg.setAttribute("aria-label", "The staircase; the tokens of the story tell the same");
+    this.#svg.setAttribute("aria-label", "The staircase; the notes of the tokens say the same");
     this.#mark.setAttribute("height", LANE * staircase.numBlocks);
     this.#svg.append(this.#mark, this.#bars, ...this.#lanes);
     this.#scroller.append(this.#svg);
@@ -36,36 +36,36 @@ export class Drawing {
     this.show();
   }
 
-  /** The Steps of a further row, in the tone of its exit. */
+  /** Add the Steps of the next row, in the tone of its exit. */
   add(steps, tone) {
     for (const { block, first, last } of steps) {
       const lane = this.#lane(block);
-      const carried = { x: start(first), width: start(last) - start(first) };
-      if (first < last) this.#bars.append(shape("rect", { ...lane, class: "carried", ...carried }));
-      const kind = block === steps.length ? "spoke" : "passed";
+      const piggybacked = { x: start(first), width: start(last) - start(first) };
+      if (first < last) this.#bars.append(shape("rect", { ...lane, class: "piggybacked", ...piggybacked }));
+      const kind = block === steps.length ? "emitted" : "passed";
       this.#bars.append(shape("rect", { ...lane, class: kind, "data-tone": tone, ...span(last, last + 1) }));
     }
   }
 
-  /** Show what waits, and the latest rows unless somebody looks at others. */
+  /** Show deferred rows, and scroll to the latest rows unless the user has scrolled away. */
   show() {
     this.#svg.setAttribute("width", start(this.#staircase.numRows));
     for (const [index, lane] of this.#lanes.entries()) {
-      const { first, end } = this.#staircase.waiting(index + 1);
+      const { first, end } = this.#staircase.deferred(index + 1);
       set(lane, first < end ? span(first, end) : { width: 0 });
-      this.#counts[index].textContent = first < end ? `${end - first} ${this.#isOver ? "dropped" : "wait"}` : "";
+      this.#counts[index].textContent = first < end ? `${end - first} ${this.#isOver ? "dropped" : "deferred"}` : "";
     }
     if (this.#follows) this.#scroller.scrollLeft = this.#scroller.scrollWidth;
   }
 
-  /** What still waits is not needed any more. */
+  /** The sequence has ended, so deferred rows are dropped. */
   end() {
     this.#isOver = true;
     this.#scroller.parentElement.classList.add("over");
     this.show();
   }
 
-  /** Show which column is a row's, and let it be seen; null for none. */
+  /** Highlight a row's column and scroll to it; null for none. */
   mark(row) {
     this.#mark.setAttribute("visibility", row === null ? "hidden" : "visible");
     if (row === null) return;
@@ -75,7 +75,7 @@ export class Drawing {
     if (x < scrollLeft || x + width > scrollLeft + clientWidth) this.#scroller.scrollLeft = x - clientWidth / 2;
   }
 
-  /** Where a row's column stands in the window. */
+  /** The place of a row's column in the window. */
   place(row) {
     const { x, width } = span(row, row + 1);
     const { left, top, height } = this.#svg.getBoundingClientRect();
@@ -120,7 +120,7 @@ function named({ block, from, layer }) {
   return item;
 }
 
-/** The blocks from the highest down, as they are drawn. */
+/** Blocks from the highest down, as they are drawn. */
 function list(name, items) {
   const made = element("ol", name, ...items.toReversed());
   made.reversed = true;

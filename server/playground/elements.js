@@ -1,4 +1,4 @@
-/** Makes elements of the page, of text and elements only. */
+/** Creates elements from text and other elements, never from HTML. */
 
 export function element(tag, name, ...content) {
   const made = document.createElement(tag);

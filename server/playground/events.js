@@ -1,6 +1,6 @@
-/** From the bytes of an event stream to the data of its events. Knows nothing of what they say. */
+/** Reads server-sent events. */
 
-/** The data of each event, as text. Comments, which keep a silent stream alive, are passed over. */
+/** The data of each event, as text. Skips comments, which keep an idle stream alive. */
 export async function* events(body) {
   let held = "";
   for await (const text of pieces(body)) {

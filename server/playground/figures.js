@@ -1,6 +1,9 @@
-/** What a run amounts to, in numbers: how soon, how fast, how deep. */
+/** The figures of a run: time to first token, speed, depth. */
 
 import { element } from "./elements.js";
+
+const MIN_TOKENS = 16;
+const MIN_SECONDS = 0.05; // chunks of a shorter run arrive together, so its speed is unknown
 
 export class Figures {
   #place;
@@ -13,7 +16,7 @@ export class Figures {
   #depths = 0;
   #numRuns = 0;
 
-  /** `sent` is when the request was, in milliseconds, as all times here. */
+  /** `sent`: when the request was sent. Times are in milliseconds. */
   constructor(place, model, sent) {
     this.#place = place;
     this.#model = model;
@@ -36,12 +39,18 @@ export class Figures {
 
   show() {
     const { exitLayers } = this.#model;
-    const seconds = (this.#last - this.#first) / 1000;
     this.#place.replaceChildren(
-      ...figure("First token", this.#first && this.#first - this.#sent, 0, "ms", "after asking"),
-      ...figure("Speed", seconds && (this.#numTokens - this.#numAtFirst) / seconds, 0, "tokens/s", `${this.#numTokens} tokens`),
+      ...figure("First token", this.#first && this.#first - this.#sent, 0, "ms", "after the request"),
+      ...figure("Speed", this.#speed(), 0, "tokens/s", `${this.#numTokens} tokens`),
       ...(exitLayers.length === 1 ? [] : this.#depth()),
     );
+  }
+
+  /** Tokens per second after the first chunk; undefined for a short run. */
+  #speed() {
+    const seconds = (this.#last - this.#first) / 1000;
+    const numTokens = this.#numTokens - this.#numAtFirst;
+    return numTokens >= MIN_TOKENS && seconds >= MIN_SECONDS ? numTokens / seconds : undefined;
   }
 
   #depth() {

@@ -1,4 +1,4 @@
-/** The one note of the page, beside whatever is pointed at. */
+/** The note next to what is pointed at. */
 
 import { element } from "./elements.js";
 
@@ -6,7 +6,7 @@ const GAP = 10; // pixels
 
 const note = document.getElementById("hint");
 
-/** Show lines of text, the first as a heading, near a place in the window; they move with the page. */
+/** Show lines of text, the first as a heading, near a place in the window. */
 export function show(place, [heading, ...lines]) {
   note.replaceChildren(element("strong", "", heading), ...lines.map((line) => element("span", "", line)));
   note.hidden = false;

@@ -1,4 +1,4 @@
-/** How many tokens left at each exit; also the key to the colours. */
+/** How many tokens left at each exit; also the legend of the colours. */
 
 import { element } from "./elements.js";
 import { tone } from "./tones.js";

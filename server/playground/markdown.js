@@ -1,4 +1,4 @@
-/** Markdown as models write it, as elements: headings, lists, blocks of code, paragraphs; bold, italic, code within. */
+/** Renders Markdown: headings, lists, code blocks, paragraphs; bold, italic and code within them. */
 
 import { element } from "./elements.js";
 
@@ -7,7 +7,7 @@ const HEADING = /^(#{1,6})\s+(.*)$/;
 const ITEM = /^\s*(?:([-*+])|\d+[.)])\s+(.*)$/;
 const WITHIN = /(`[^`\n]+`)|(\*\*[^*\n]+\*\*)|(\*[^*\s][^*\n]*\*)/;
 
-/** Elements for a text, which may be cut anywhere. */
+/** Elements for a text, which may be incomplete. */
 export function rendered(text) {
   const lines = text.split("\n");
   const made = [];
@@ -23,9 +23,9 @@ export function rendered(text) {
 
 function code(lines) {
   lines.shift();
-  const held = takeWhile(lines, (line) => !FENCE.test(line));
+  const inside = takeWhile(lines, (line) => !FENCE.test(line));
   lines.shift();
-  return element("pre", "", element("code", "", held.join("\n")));
+  return element("pre", "", element("code", "", inside.join("\n")));
 }
 
 function list(lines) {
@@ -40,8 +40,8 @@ function heading(line) {
 }
 
 function paragraph(lines) {
-  const held = takeWhile(lines, (line) => line.trim() !== "" && ![FENCE, ITEM, HEADING].some((rule) => rule.test(line)));
-  return element("p", "", ...spans(held.join("\n")));
+  const inside = takeWhile(lines, (line) => line.trim() !== "" && ![FENCE, ITEM, HEADING].some((rule) => rule.test(line)));
+  return element("p", "", ...spans(inside.join("\n")));
 }
 
 function takeWhile(lines, holds) {
@@ -49,7 +49,7 @@ function takeWhile(lines, holds) {
   return lines.splice(0, end < 0 ? lines.length : end);
 }
 
-/** Text with its bold, italic and code. */
+/** Text with bold, italic and code. */
 function spans(text) {
   const found = WITHIN.exec(text);
   if (!found) return text ? [text] : [];

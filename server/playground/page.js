@@ -1,25 +1,21 @@
-/** The page as a whole: which model there is, and what its buttons do. */
+/** The page: which model is served, and what the buttons do. */
 
 import { completion, servedModel } from "./api.js";
 import { Chat } from "./chat.js";
 import { hide } from "./hint.js";
-import { key, request, wantsMixture } from "./request.js";
+import { key, request, suggest } from "./request.js";
 import { Run } from "./run.js";
-import { remember, suggest } from "./settings.js";
 import { KeyNeeded, Trouble } from "./trouble.js";
 
-const NARROW = matchMedia("(max-width: 40rem)");
-const STILL = matchMedia("(prefers-reduced-motion: reduce)");
+const OPENING = { max_tokens: 160, seed: 3 }; // of the story that the page opens on
+const ENDINGS = { stop: "ended", length: "reached its length" };
 
 const part = (id) => document.getElementById(id);
 
-const ENDINGS = { stop: "ended", length: "reached its length" };
-
-const exitsRun = new Run(part("exits-run"));
-const mixtureRun = new Run(part("mixture-run"));
+const run = new Run(part("run"));
 
 let model = null;
-let running = null; // the AbortController of what runs
+let running = null; // {stop, ended, yields}: what runs now
 
 async function meet() {
   const { id, nvium } = await servedModel(key());
@@ -30,13 +26,13 @@ async function meet() {
   document.body.classList.toggle("with-exits", model.exitLayers.length > 1);
 }
 
-/** Nothing of a dense model, which has one. */
+/** Empty for a dense model, which has one exit. */
 function exitsOf({ exitLayers }) {
   if (exitLayers.length === 1) return "";
   return `, exits after ${exitLayers.slice(0, -1).join(", ")} and ${exitLayers.at(-1)}`;
 }
 
-/** Do something that may fail, and say so in words. */
+/** Do something that may fail, and show the error. */
 async function attempt(work) {
   part("trouble").textContent = "";
   try {
@@ -49,26 +45,14 @@ async function attempt(work) {
   }
 }
 
-async function write() {
-  const body = request();
-  const hasExits = model.exitLayers.length > 1;
-  mixtureRun.isHidden = !(hasExits && wantsMixture());
-  part("runs").classList.toggle("beside", !mixtureRun.isHidden);
-  say("Writing…");
-  const ending = await stream(exitsRun, body, "exits", hasExits ? "Each token leaves where its router says. " : "");
-  if (mixtureRun.isHidden || running.signal.aborted) return say(`The story ${ending}.`);
-  const beside = await stream(mixtureRun, body, "mixture", "Every token passes all exits, and their mixture is drawn from. ");
-  say(`The story ${ending}, that of the mixture ${beside}.`);
-}
-
-/** One run from its first token to its last, or to where it was stopped. Returns how it ended, in words. */
-async function stream(run, body, sampling, about) {
-  const { signal } = running;
-  run.begin(model, body.prompt, `${about}Seed ${body.seed}.`);
-  if (run === exitsRun) bringIntoView();
+/** Stream a story until it ends or the signal aborts it. */
+async function write(body, signal) {
+  part("status").textContent = "Writing…";
+  run.begin(model, body.prompt);
+  part("gain").textContent = "";
   let reason = null;
   try {
-    for await (const chunk of completion({ ...body, nvium: { sampling, text_offsets: true } }, key(), signal)) {
+    for await (const chunk of completion({ ...body, nvium: { text_offsets: true } }, key(), signal)) {
       run.take(chunk);
       reason ??= chunk.choices[0].finish_reason;
     }
@@ -78,79 +62,82 @@ async function stream(run, body, sampling, about) {
     run.end();
   }
   const ending = signal.aborted ? "was stopped" : ENDINGS[reason];
-  return `${ending} after ${run.numTokens} ${run.numTokens === 1 ? "token" : "tokens"}`;
+  const tokens = `${run.numTokens} ${run.numTokens === 1 ? "token" : "tokens"}`;
+  part("status").textContent = `The story ${ending} after ${tokens}. Seed ${body.seed}.`;
+  if (model.exitLayers.length > 1 && !signal.aborted) await compare(body, signal);
 }
 
-function say(words) {
-  part("status").textContent = words;
+/** Generate the same story again with early exits and without, hidden, and show how long each took. */
+async function compare(body, signal) {
+  const milliseconds = [];
+  for (const earlyExits of [true, false]) {
+    const times = [];
+    try {
+      for await (const _ of completion({ ...body, nvium: { early_exits: earlyExits } }, key(), signal)) {
+        times.push(performance.now());
+      }
+    } catch {
+      return; // the story itself is complete
+    }
+    milliseconds.push(times.at(-1) - times[0]);
+  }
+  part("gain").textContent = `Told again: ${seconds(milliseconds[0])} with early exits, ${seconds(milliseconds[1])} without.`;
 }
 
-/** Do one thing at a time, which is given the model and a signal that stops it. */
-async function occupy(work) {
+const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(2)} s`;
+
+/** Run one thing at a time. What `yields` is stopped by the next one; else the next one is ignored. */
+async function occupy(work, yields = false) {
+  if (running && !running.yields) return;
+  running?.stop.abort();
+  await running?.ended;
   if (running) return;
-  running = new AbortController();
-  setRunning(true);
-  await attempt(async () => {
+  const stop = new AbortController();
+  const ended = attempt(async () => {
     if (!model) await meet();
-    await work(model, running.signal);
+    await work(model, stop.signal);
   });
+  running = { stop, ended, yields };
+  setButtons({ canStop: true, canStart: yields });
+  await ended;
   running = null;
-  setRunning(false);
+  setButtons({ canStop: false, canStart: true });
+}
+
+function setButtons({ canStop, canStart }) {
+  for (const [stop, start] of [["stop", "send"], ["hush", "say"]]) {
+    const hadFocus = document.activeElement === part(stop);
+    part(stop).disabled = !canStop;
+    part(start).setAttribute("aria-disabled", !canStart);
+    if (hadFocus) part(start).focus();
+  }
 }
 
 /** Show one of the two tabs. */
 function choose(name) {
   for (const each of ["story", "chat"]) part(`${each}-tab`).setAttribute("aria-selected", each === name);
-  part("request").hidden = part("runs").hidden = name !== "story";
+  part("request").hidden = part("run").hidden = name !== "story";
   part("chat").hidden = name !== "chat";
   part("status").textContent = part("trouble").textContent = "";
 }
 
-/** Where the story would begin below the window, move it up until it is seen, with the buttons above. */
-function bringIntoView() {
-  const isBelow = part("runs").getBoundingClientRect().top > innerHeight / 2;
-  if (isBelow) part("actions").scrollIntoView({ behavior: STILL.matches ? "auto" : "smooth" });
-}
-
-function foldSettings() {
-  part("settings").open = !NARROW.matches;
-}
-
-function setRunning(isRunning) {
-  for (const [stop, start] of [["stop", "send"], ["hush", "say"]]) {
-    const hadFocus = document.activeElement === part(stop);
-    part(stop).disabled = !isRunning;
-    part(start).setAttribute("aria-disabled", isRunning);
-    if (hadFocus) part(start).focus();
-  }
-}
-
 part("request").addEventListener("submit", (event) => {
   event.preventDefault();
-  occupy(write);
+  occupy((_, signal) => write(request(), signal));
 });
 document.addEventListener("invalid", () => (part("settings").open = true), { capture: true });
-for (const id of ["stop", "hush"]) part(id).addEventListener("click", () => running?.abort());
+for (const id of ["stop", "hush"]) part(id).addEventListener("click", () => running?.stop.abort());
 for (const name of ["story", "chat"]) part(`${name}-tab`).addEventListener("click", () => choose(name));
 part("key").addEventListener("change", () => attempt(meet));
-part("numbers").addEventListener("change", showNumbers);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") {
-    running?.abort();
+    running?.stop.abort();
     hide();
   }
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     (part("chat").hidden ? part("request") : part("chat")).requestSubmit();
   }
 });
-NARROW.addEventListener("change", foldSettings);
 
-function showNumbers() {
-  part("runs").classList.toggle("numbered", part("numbers").checked);
-}
-
-remember();
-showNumbers();
-foldSettings();
 new Chat(occupy);
-attempt(meet);
+occupy((_, signal) => write({ ...request(), ...OPENING }, signal), true);

@@ -1,4 +1,4 @@
-/** One run in its panel: the story, its staircase, its exits and figures, and what is told of a single token. */
+/** One story in its panel: text, staircase, histogram, figures, and a note about the token pointed at. */
 
 import { Drawing } from "./drawing.js";
 import { Figures } from "./figures.js";
@@ -22,11 +22,10 @@ export class Run {
     });
   }
 
-  /** Make room for a new run of a model, {exitLayers}. `about` says what is run. */
-  begin(model, prompt, about) {
+  /** Clear the panel for a new story of a model, {exitLayers}. */
+  begin(model, prompt) {
     this.#panel.classList.add("writing");
-    this.#part(".about").textContent = about;
-    this.#part(".asked").textContent = prompt;
+    this.#part(".prompt").textContent = prompt;
     this.#story.clear();
     this.#tokens = [];
     this.#isOver = false;
@@ -37,14 +36,6 @@ export class Run {
     });
     this.histogram = new Histogram(this.#part(".exits"), model);
     this.figures = new Figures(this.#part(".figures"), model, performance.now());
-  }
-
-  get isHidden() {
-    return this.#panel.hidden;
-  }
-
-  set isHidden(isHidden) {
-    this.#panel.hidden = isHidden;
   }
 
   get numTokens() {
@@ -80,11 +71,11 @@ export class Run {
     this.#story.mark(number);
     this.drawing?.mark(number);
     if (number === null) hide();
-    else show(place(), this.#told(number));
+    else show(place(), this.#facts(number));
   }
 
-  /** What is known of a token, in lines. */
-  #told(number) {
+  /** Lines about a token. */
+  #facts(number) {
     const { exit, layer, probability } = this.#tokens[number];
     const { exitLayers } = this.model;
     const text = this.#story.text(number).trim();
@@ -94,17 +85,17 @@ export class Run {
       heading,
       `token ${number + 1} left at exit ${exit} of ${exitLayers.length}, after layer ${layer} of ${exitLayers.at(-1)}`,
       `exit probability ${probability.toFixed(3)}`,
-      ...this.#fates(number, exit),
+      ...this.#skipped(number, exit),
     ];
   }
 
-  /** What became of the blocks that a token skipped. */
-  #fates(row, exit) {
+  /** When the blocks that a token skipped were computed. */
+  #skipped(row, exit) {
     const blocks = Array.from({ length: this.staircase.numBlocks - exit }, (_, index) => exit + 1 + index);
     return blocks.map((block) => {
       const carrier = this.staircase.carrier(row, block);
-      if (carrier !== undefined) return `block ${block} was run later, with token ${carrier + 1}`;
-      return this.#isOver ? `block ${block} was never needed` : `block ${block} waits`;
+      if (carrier !== undefined) return `block ${block} was computed later, with token ${carrier + 1}`;
+      return this.#isOver ? `block ${block} was never needed` : `block ${block} is deferred`;
     });
   }
 

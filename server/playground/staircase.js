@@ -1,8 +1,8 @@
 /**
- * Which block has computed which row, reckoned from the exits alone. Knows nothing of pages.
+ * Which block has computed which row, derived from the exits. Knows nothing of the page.
  *
- * As for a sequence served alone: its next block runs, with every row that waits there. Row i is the one that spoke
- * token i; row 0 stands for the whole prompt, whose rows move together. Blocks and exits count from 1.
+ * As for a sequence served alone: its next block runs with every row deferred there. Row i emitted token i; row 0 is the
+ * whole prompt, whose rows move together. Blocks and exits count from 1.
  */
 export class Staircase {
   #exits = [];
@@ -17,11 +17,7 @@ export class Staircase {
     return this.#exits.length;
   }
 
-  get numSteps() {
-    return this.#exits.reduce((sum, exit) => sum + exit, 0);
-  }
-
-  /** A further token left at this exit. Returns the Steps that its row took: {block, first, last}, of rows. */
+  /** The next token left at this exit. Returns the Steps of its row: {block, first, last}, `first` and `last` rows. */
   emit(exit) {
     const last = this.#exits.push(exit) - 1;
     return Array.from({ length: exit }, (_, lower) => {
@@ -31,21 +27,17 @@ export class Staircase {
     });
   }
 
-  exit(row) {
-    return this.#exits[row];
-  }
-
-  /** How many rows a block has computed. */
+  /** The number of rows a block has computed. */
   filled(block) {
     return (this.#fronts[block - 1].at(-1) ?? -1) + 1;
   }
 
-  /** The rows that wait for a block: from `first` up to, not with, `end`. */
-  waiting(block) {
+  /** The rows deferred before a block, from `first` up to but excluding `end`. */
+  deferred(block) {
     return { first: this.filled(block), end: block === 1 ? this.numRows : this.filled(block - 1) };
   }
 
-  /** The row whose Step took a row through a block, that row itself or a later one; undefined if it still waits. */
+  /** The row, this or a later one, whose Step took `row` through a block; undefined if it is still deferred. */
   carrier(row, block) {
     return this.#fronts[block - 1].find((front) => front >= row);
   }

@@ -1,8 +1,8 @@
 /**
  * The text of a story, one span for each token.
  *
- * A chunk may hold several tokens, and text that was held back from earlier ones, so offsets say whose a character is. The
- * span of a token without text is empty: of the end of the text, half of a character, a piece of a stop string.
+ * A chunk may hold several tokens, and text held back from earlier ones, so offsets map characters to tokens. The span of a
+ * token without text of its own is empty: the end of text, half a character, part of a stop string.
  */
 
 import { tone } from "./tones.js";
@@ -16,7 +16,7 @@ export class Story {
   #numCharacters = 0;
   #reachable = 0; // the token that the tab key goes to
 
-  /** `onPoint` is told the number of the token pointed at or focused, counted from 0, or null. */
+  /** `onPoint` receives the number of the token pointed at or focused, counted from 0, or null. */
   constructor(output, onPoint) {
     this.#output = output;
     const point = (event) => onPoint(this.#number(event.target));
@@ -34,7 +34,7 @@ export class Story {
     this.#reachable = 0;
   }
 
-  /** A chunk: its text, and the exits and offsets of its tokens, of which there may be none. */
+  /** Add a chunk: its text, and the exits and offsets of its tokens, which may be none. */
   add(text, exits, offsets) {
     for (const exit of exits) {
       const span = document.createElement("span");
@@ -47,7 +47,7 @@ export class Story {
     this.#distribute(Array.from(text));
   }
 
-  /** Give each token its characters; a character beyond UTF-16's first 65,536 is one. */
+  /** Give each token its characters. Offsets count code points, not UTF-16 units. */
   #distribute(characters) {
     while (characters.length) {
       const owner = this.#starts.findLastIndex((start) => start <= this.#numCharacters);
@@ -62,12 +62,12 @@ export class Story {
     return this.#spans[number].textContent;
   }
 
-  /** Where a token stands in the window; of one over two lines, its beginning. */
+  /** The token's place in the window; its first line if it spans two. */
   place(number) {
     return this.#spans[number].getClientRects()[0];
   }
 
-  /** Let one token stand out, or none. */
+  /** Highlight one token; null for none. */
   mark(number) {
     this.#output.querySelector(".marked")?.classList.remove("marked");
     this.#spans[number]?.classList.add("marked");

@@ -1,4 +1,4 @@
-/** The tone of an exit: which of the colours and underlines of page.css it has. Exits beyond them begin anew. */
+/** The tone of an exit: the number of its colour and underline in page.css. They repeat after the sixth exit. */
 
 const NUM_TONES = 6;
 

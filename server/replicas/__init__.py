@@ -1,4 +1,4 @@
 """One server of many processes: a gateway with the public interface, and replicas that each run a model.
 
-Only `router`, `replica`, `deployment` and `launch` know Ray; the rest works with any pool.
+Only `deployment` knows Ray; the rest works with any pool.
 """

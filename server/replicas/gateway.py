@@ -1,9 +1,8 @@
-"""The server that clients see: keys, rates, origins, ids, bodies and probes; everything else is a replica's."""
+"""The public server: checks keys, rates, origins and bodies, answers probes, forwards everything else to replicas."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 
 from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge
@@ -12,13 +11,12 @@ from starlette.responses import Response
 from server.app import bare_app, keys_gate, layers
 from server.http.keys import KeyRing
 from server.replicas.pages import merged
-from server.replicas.pool import Address, NoReplica, Pool
 from server.replicas.relay import Relay
+from server.replicas.routing import Address, NoReplica, Pool
 from server.replicas.watch import report_failure
 from server.routes.health import Unhealthy
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
-from server.threads import Threads
 
 GATEWAY_LABEL = "front"
 """The gateway's value of the metrics' label `replica`, known to dashboards."""
@@ -47,17 +45,11 @@ class Gateway:
         under_way.set_function(lambda: self.admission.num_present)
         self._pool = pool
         self._known: list[Address] = []
-        self._merging = Threads(1, "nvium-metrics")
 
     has_failed = False
-    has_lost_streams = False
-
-    def fail(self) -> None:
-        """From now on it has failed."""
-        self.has_failed = True
 
     def tick(self) -> None:
-        """Nothing to do."""
+        """Nothing to do for a gateway."""
 
     def give_up(self) -> None:
         """Fail the requests that still run. Called on the event loop."""
@@ -78,8 +70,8 @@ class Gateway:
         return {GATEWAY_LABEL: self.metrics.page().decode(), **await self._answers("/metrics")}
 
     async def merged_pages(self) -> bytes:
-        """The same as one page."""
-        return await self._merging.do(partial(merged, await self.pages()), self.fail)
+        """The same, merged."""
+        return await asyncio.to_thread(merged, await self.pages())
 
     async def _answers(self, path: str) -> dict[str, str]:
         """The answers of replicas that come in time, by name."""

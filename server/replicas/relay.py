@@ -5,6 +5,7 @@ first event ends with an error. Knows framing, and of a request's meaning only t
 """
 
 import asyncio
+import hmac
 import re
 import socket
 from collections.abc import AsyncIterator
@@ -17,32 +18,32 @@ import structlog
 from pydantic_core import to_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from yarl import URL
 
-from server.errors import ApiError, Overloaded
+from server.errors import ApiError, InvalidKey, Overloaded
 from server.http.admission import Admission
 from server.http.connection import FAST_PATH, FastPath
 from server.http.disconnect import unless_disconnected
 from server.http.event_stream import DONE, framed
-from server.replicas.affinity import beginnings
-from server.replicas.pool import Address, NoReplica, Pool
-from server.replicas.trust import KEY_ID, SECRET
+from server.http.keys import note_key
+from server.http.middleware import refuse
+from server.replicas.routing import Address, NoReplica, Pool, beginnings
 from server.replicas.watch import Watch
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 
 MAX_ATTEMPTS = 5
-"""At reaching a replica."""
+"""Attempts to reach a replica."""
 
 MAX_DELIVERIES = 3
-"""Of one request: if three replicas were lost with it, it may be the cause."""
+"""Deliveries of one request: if three replicas die with it, it may be the cause."""
 
 CHOOSING_SECONDS = 3
 """Timeout for choosing a replica, after which it is chosen again: a hanging one keeps Ray waiting."""
 
 ANY_NUMBER = 2**31
-"""Of open requests: replicas bound their own queues."""
+"""No bound on open requests: replicas bound their own queues."""
 
 RETRY_SECONDS = 5
 
@@ -63,9 +64,30 @@ DEAD_PEER = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER
 END_OF_EVENT = b"\n\n"
 
 STOPPED = b'"code": "engine_stopped"'
-"""In the answer of a replica whose engine has stopped."""
+"""Appears in the answer of a replica whose engine has stopped."""
+
+SECRET = "x-nvium-secret"  # noqa: S105 (a header's name)
+KEY_ID = "x-nvium-key-id"
 
 log = structlog.get_logger("nvium.server")
+
+
+class GatewayOnly:
+    """Replaces the layer for keys: the gateway has checked the key and passes on its id."""
+
+    def __init__(self, app: ASGIApp, secret: str, metrics: Metrics) -> None:
+        self._app = app
+        self._secret = secret
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if not hmac.compare_digest(headers.get(SECRET, "").encode(), self._secret.encode()):
+                await refuse(InvalidKey("this is not the server's gateway"), self._metrics, scope, receive, send)
+                return
+            note_key(scope, headers.get(KEY_ID, ""))
+        await self._app(scope, receive, send)
 
 
 class ReplicaLost(ApiError):
@@ -106,7 +128,7 @@ class Relay:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Open while requests are passed on."""
+        """A context in which requests can be forwarded."""
         connector = aiohttp.TCPConnector(
             limit=0, keepalive_timeout=IDLE_SECONDS, use_dns_cache=False, socket_factory=new_socket
         )
@@ -291,7 +313,7 @@ class Passage:
         await self._send({"type": "http.response.body", "body": b""})
 
     def note(self, *, is_passed_on: bool) -> None:
-        """Set whether the replica records the request."""
+        """Set whether the replica, instead of the gateway, records the request."""
         if self._record:
             self._record.is_passed_on = is_passed_on
 
@@ -301,7 +323,7 @@ def no_replica() -> Overloaded:
 
 
 def new_socket(address: tuple[Any, ...]) -> socket.socket:
-    """For a connection to a replica: sends small pieces at once and notices a dead machine."""
+    """A socket to a replica: sends small pieces at once and detects a dead machine."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from server.replicas.pool import Address
+from server.replicas.routing import Address
 
 PERIOD_SECONDS = 1
 """Between probes of a replica."""
@@ -73,6 +73,6 @@ class Watch:
 
 
 def report_failure(task: asyncio.Task[None]) -> None:
-    """To the event loop's handler, which nobody tells of a task that is still referred to."""
+    """Report a task's exception to the event loop, which does not see it while the task is referenced."""
     if not task.cancelled() and (error := task.exception()):
         task.get_loop().call_exception_handler({"message": "a task has failed", "exception": error, "task": task})

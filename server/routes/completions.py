@@ -1,5 +1,7 @@
 """`POST /v1/completions`."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -16,10 +18,14 @@ router = APIRouter(route_class=JsonRoute)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     service, record = opened(request, body)
     tenant = request.state.key_id
-    with service.admission.entered(len(body.prompts) * body.num_choices, tenant):
-        kept = body.num_prompt_tokens_kept(service.engine.context, body.max_tokens)
+    num_choices = len(body.prompts) * body.num_choices
+    with service.admission.entered(num_choices, tenant), body.in_own_names():
+        kept = body.num_prompt_tokens_kept(service.engine.context)
         prompts = await service.read_prompts(body.prompts, kept)
-        params = body.params(await service.constraint(body.form(), body.allowed_token_ids))
-        generated = start(service, body, params, prompts, record, tenant=tenant, echo=body.echo)
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        compiled = await service.constraint(body.form(), body.allowed_token_ids)
+        params = body.params(compiled.constraint, service.max_tokens(body.asked_max_tokens, longest, num_choices))
+        begin = partial(start, service, body, params, prompts, record, tenant=tenant)
+        generated = begin(echo=body.echo, ignored=compiled.ignored)
     writer = CompletionWriter(service, body, generated, f"cmpl-{record.request_id}")
     return await answer(request, body, writer)

@@ -1,4 +1,4 @@
-"""Bodies of JSON, read so that what Python's parser would take in a way of its own is refused by name."""
+"""JSON bodies; rejects by name what Python's parser would accept beyond the standard."""
 
 import json
 from collections.abc import Callable, Coroutine
@@ -38,7 +38,7 @@ def parsed(body: bytes) -> Any:
 
 
 def once(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, of which a proxy may have read another one of two values."""
+    """Reject duplicate keys, of which a proxy may have read the other value."""
     made = dict(members)
     if len(made) < len(members):
         names = [name for name, _ in members]

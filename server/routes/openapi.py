@@ -17,7 +17,7 @@ from server.schemas.body import RequestBody, ResponseBody
 from server.schemas.chat import Chat, ChatChunk, ChatRequest
 from server.schemas.completions import Completion, CompletionRequest
 from server.schemas.models import Model, ModelList
-from server.schemas.responses import Response, ResponseEvent, ResponseRequest
+from server.schemas.responses import DeletedResponse, Response, ResponseEvent, ResponseRequest
 from server.schemas.tokens import Detokenized, DetokenizeRequest, TokenizeRequest, TokenizerInfo, Tokens
 
 Json = dict[str, Any]
@@ -27,10 +27,10 @@ router = APIRouter()
 REF = "#/components/schemas/{model}"
 
 REFUSALS_OF_PROBES = (400, 405, 408, 500, 503)
-"""Not HTTP, the wrong method, an incomplete request, a failure, and a negative answer."""
+"""Errors of probes: not HTTP, wrong method, incomplete request, failure, negative answer."""
 
 REFUSALS = (400, 401, 405, 408, 429, 500)
-"""Of any other route: also no key, and too many requests."""
+"""Errors of other routes: also a missing key and too many requests."""
 
 REFUSALS_OF_BODIES = (404, 413, 503)
 
@@ -67,32 +67,21 @@ class Route:
     refusals: tuple[int, ...] = REFUSALS
 
 
+BODIES = REFUSALS + REFUSALS_OF_BODIES
+TOKENS = "Tokens of a text or chat"
+TEXT = "Text of tokens"
+RESPONSES = "Answer messages, in the form that agents use; events if streamed"
+
 ROUTES = (
-    Route(
-        "post",
-        "/v1/completions",
-        "Continue prompts",
-        Completion,
-        CompletionRequest,
-        Completion,
-        REFUSALS + REFUSALS_OF_BODIES,
-    ),
-    Route(
-        "post", "/v1/chat/completions", "Answer messages", Chat, ChatRequest, ChatChunk, REFUSALS + REFUSALS_OF_BODIES
-    ),
-    Route(
-        "post",
-        "/v1/responses",
-        "Answer messages, in the form that agents use; events if streamed",
-        Response,
-        ResponseRequest,
-        ResponseEvent,
-        REFUSALS + REFUSALS_OF_BODIES,
-    ),
-    Route(
-        "post", "/tokenize", "Tokens of a text or chat", Tokens, TokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES
-    ),
-    Route("post", "/detokenize", "Text of tokens", Detokenized, DetokenizeRequest, None, REFUSALS + REFUSALS_OF_BODIES),
+    Route("post", "/v1/completions", "Continue prompts", Completion, CompletionRequest, Completion, BODIES),
+    Route("post", "/v1/chat/completions", "Answer messages", Chat, ChatRequest, ChatChunk, BODIES),
+    Route("post", "/v1/responses", RESPONSES, Response, ResponseRequest, ResponseEvent, BODIES),
+    Route("get", "/v1/responses/{response_id}", "A response that is still kept", Response, refusals=(*REFUSALS, 404)),
+    Route("delete", "/v1/responses/{response_id}", "Forget it", DeletedResponse, refusals=(*REFUSALS, 404)),
+    Route("post", "/tokenize", TOKENS, Tokens, TokenizeRequest, None, BODIES),
+    Route("post", "/v1/tokenize", TOKENS, Tokens, TokenizeRequest, None, BODIES),
+    Route("post", "/detokenize", TEXT, Detokenized, DetokenizeRequest, None, BODIES),
+    Route("post", "/v1/detokenize", TEXT, Detokenized, DetokenizeRequest, None, BODIES),
     Route("get", "/tokenizer_info", "The tokenizer's class, special tokens and chat template", TokenizerInfo),
     Route("get", "/v1/models", "The model under each of its names, with its exits and limits", ModelList),
     Route("get", "/v1/models/{model_id}", "The same, by one name", Model, refusals=(*REFUSALS, 404)),

@@ -18,7 +18,7 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Of served files; other kinds of files are not served."""
+"""Content types of served files; other files are not served."""
 
 POLICY = "; ".join(
     (
@@ -44,7 +44,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
-"""Of every file. Caches must revalidate, as another version of the server may have changed it."""
+"""Headers of every file. Caches must revalidate, since another version of the server may have changed it."""
 
 router = APIRouter()
 

@@ -13,6 +13,7 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/tokenize")
+@router.post("/v1/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
@@ -21,6 +22,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 
 @router.post("/detokenize")
+@router.post("/v1/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)

@@ -1,8 +1,8 @@
 """What all bodies share: null means the default, unknown fields are reported, some take neutral values only."""
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -20,10 +20,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, ValidationError
 
 from server.errors import WRONG_FIELD, InvalidField
-from server.generation.json_schema import may_repeat
 
 MAX_FIELDS = 1_000
-"""Of one object, known and unknown."""
+"""Fields of one object, known and unknown."""
 
 
 class NeutralOnly:
@@ -67,6 +66,9 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
 
+    same: ClassVar[Mapping[str, str]] = {}
+    """Other names of fields."""
+
     @model_validator(mode="before")
     @classmethod
     def _null_is_default(cls, body: Any) -> Any:
@@ -74,7 +76,18 @@ class RequestBody(BaseModel):
             return body
         if len(body) > MAX_FIELDS:
             raise PydanticCustomError("too_many", f"at most {MAX_FIELDS} fields are allowed, got {len(body)}")
-        return {name: value for name, value in body.items() if value is not None}
+        given = {name: value for name, value in body.items() if value is not None}
+        for name, own in cls.other_names(given).items():
+            if given.setdefault(own, given[name]) != given[name]:
+                message = f"differs from {own}, which is the same field"
+                raise PydanticCustomError(WRONG_FIELD + name, message)
+        return given
+
+    @classmethod
+    def other_names(cls, given: Iterable[str]) -> dict[str, str]:
+        """Our fields by the other names of those given."""
+        names = {name: cls.same[name] for name in given if name in cls.same and name not in cls.model_fields}
+        return {name: own for name, own in names.items() if own in cls.model_fields}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -89,7 +102,9 @@ class RequestBody(BaseModel):
     def unknown_fields(self) -> list[str]:
         """Names of ignored fields, with a dot for nested objects."""
         unknown_within = [f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields]
-        return [*self._hints(), *(self.model_extra or {}), *unknown_within]
+        extra = self.model_extra or {}
+        known = self.other_names(extra)
+        return [*self._hints(), *(name for name in extra if name not in known), *unknown_within]
 
     def _hints(self) -> Iterator[str]:
         """Fields given that are hints."""
@@ -113,11 +128,6 @@ class RequestBody(BaseModel):
                 yield name, value
             elif isinstance(value, list):
                 yield from ((f"{name}[{i}]", item) for i, item in enumerate(value) if isinstance(item, RequestBody))
-
-
-def unenforced(name: str, schema: Any) -> list[str]:
-    """What a field's JSON schema asks for and answers are not held to."""
-    return [f"{name}.uniqueItems"] if may_repeat(schema) else []
 
 
 class ResponseBody(BaseModel):
@@ -180,7 +190,7 @@ def at_most(num_items: int) -> BeforeValidator:
 
 Text = Annotated[str, AfterValidator(encodable)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""For numbers that are calculated with: JSON's may have more digits than Python prints."""
+"""Range of numbers in calculations: JSON's may have more digits than Python prints."""
 
 
 def check(condition: bool, param: str, message: str) -> None:

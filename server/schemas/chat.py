@@ -13,6 +13,7 @@ from server.generation.grammars import JsonSchema, ToolCalls
 from server.schemas.body import Hint, Int64, NeutralOnly, Text, WithoutEffect, check
 from server.schemas.formats import Form
 from server.schemas.generation import (
+    NO_LIMIT,
     Generated,
     GeneratedChoice,
     GenerationRequest,
@@ -30,7 +31,7 @@ from server.schemas.tools import NamedTool, Tool, ToolChoice, callable_tools
 class ChatRequest(TemplateOptions, GenerationRequest):
     messages: Messages
     max_completion_tokens: Int64 | None = None
-    """Without one, the rest of the context, within the server's limit."""
+    """Without one, or −1, the rest of the context, within the server's limit."""
     max_tokens: Int64 | None = None
     """The old name of `max_completion_tokens`; both are accepted if they agree."""
     logprobs: bool = False
@@ -52,6 +53,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
     store: Annotated[Any, NeutralOnly(False, why=": nothing is stored")] = None
 
+    add_special_tokens: Annotated[Any, NeutralOnly(False, why=": the chat template brings its own")] = None
     modalities: Annotated[Any, NeutralOnly(["text"])] = None
     reasoning_effort: Annotated[Any, Hint("none")] = None
     verbosity: Annotated[Any, Hint("medium")] = None
@@ -66,7 +68,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     def own_names(self) -> dict[str, str]:
         has_new_name = self.max_completion_tokens is not None
         asked = {"max_tokens": "max_completion_tokens"} if has_new_name else {}
-        return {"prompt": "messages", "logprobs": "top_logprobs", **asked}
+        return {"prompt": "messages", "logprobs": "top_logprobs", **super().own_names, **asked}
 
     @property
     def who(self) -> str | None:
@@ -87,7 +89,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     @property
     def continued(self) -> str:
         """The text that the answer continues."""
-        return str(self.messages[-1].for_template()["content"] or "") if self.continue_final_message else ""
+        return self.messages[-1].text if self.continues(self.messages) else ""
 
     @property
     def ends_at_repeated_calls(self) -> bool:
@@ -115,25 +117,22 @@ class ChatRequest(TemplateOptions, GenerationRequest):
 
     @property
     def asked_max_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        """None for the rest of the context."""
+        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return None if asked == NO_LIMIT else asked
 
-    def params(
-        self, constraint: Constraint | None, default_max_tokens: int, end_of_turn: Sequence[int]
-    ) -> SamplingParams:
+    def params(self, constraint: Constraint | None, max_tokens: int, end_of_turn: Sequence[int]) -> SamplingParams:
         """Raises `InvalidRequest`."""
-        asked = self.asked_max_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         also_stops_at = () if self.ignore_eos else end_of_turn
-        return self.sampling(
-            default_max_tokens if asked is None else asked, constraint, also_stops_at=also_stops_at, logprobs=logprobs
-        )
+        return self.sampling(max_tokens, constraint, also_stops_at=also_stops_at, logprobs=logprobs)
 
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         check(len(given) < 2, "max_tokens", "differs from max_completion_tokens, which replaced it")
-        self.check_continued(self.messages)
-        asks_for_logprobs = self.logprobs or self.top_logprobs is None
+        self.check_template(self.messages)
+        asks_for_logprobs = self.logprobs or not self.top_logprobs
         check(asks_for_logprobs, "top_logprobs", "only allowed when logprobs is true")
 
 
@@ -172,13 +171,15 @@ class ChatMessage(TypedDict):
     """The assistant's content and calls, or in a chunk their new part.
 
     The last chunk of a choice has the exits of all its tokens: clients that join a stream by themselves keep of unknown
-    fields what the last delta has, and of those beside it the first (Python) or the last (Node).
+    fields what the last delta has, and of the others the first (Python) or the last (Node).
     """
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
     reasoning_content: NotRequired[str]
     """The model's thoughts before the content, if any."""
+    reasoning: NotRequired[str]
+    """The same: clients read either name."""
     refusal: NotRequired[None]
     tool_calls: NotRequired[list[MadeToolCall]]
     nvium: NotRequired[TokenExits]

@@ -1,6 +1,6 @@
 """`POST /v1/completions`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 from nvium_core import Constraint, SamplingParams
 from server.schemas.body import Int64, NeutralOnly, Text, check, described
 from server.schemas.generation import (
+    NO_LIMIT,
     Generated,
     GeneratedChoice,
     GenerationRequest,
@@ -29,13 +30,14 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompts
     """A text, token ids, or a list of either; at most `--max-prompts`."""
     max_tokens: Int64 = 16
-    """0 to score an echoed prompt only."""
+    """0 to score an echoed prompt only; −1: the rest of the context."""
     best_of: int | None = None
     """Choices to generate; the `n` of the highest mean log-probability are returned. Not above `n` in a stream."""
     echo: bool = False
     """Whether the text begins with the prompt."""
     logprobs: int | None = None
     """0 to 20: log π_mix of every token, and this many alternatives; with `nvium.sampling: original`, log π_N."""
+    add_special_tokens: Annotated[Any, NeutralOnly(True)] = None
     suffix: Annotated[str, NeutralOnly("", why=": the model cannot fill in")] = ""
 
     @property
@@ -49,12 +51,16 @@ class CompletionRequest(GenerationRequest):
     def num_choices(self) -> int:
         return self.best_of or self.n
 
-    def params(self, constraint: Constraint | None) -> SamplingParams:
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return None if self.max_tokens == NO_LIMIT else self.max_tokens
+
+    def params(self, constraint: Constraint | None, max_tokens: int) -> SamplingParams:
         """An echoed prompt is scored with `logprobs`, or if only the echo is asked for. Raises `InvalidRequest`."""
         scores_prompt = self.echo and (self.logprobs is not None or self.max_tokens == 0)
         logprobs = 0 if scores_prompt and self.logprobs is None else self.logprobs
         return self.sampling(
-            self.max_tokens, constraint, best_of=self.best_of, logprobs=logprobs, scores_prompt=scores_prompt
+            max_tokens, constraint, best_of=self.best_of, logprobs=logprobs, scores_prompt=scores_prompt
         )
 
     def check(self, limits: RequestLimits) -> None:

@@ -1,4 +1,5 @@
-"""Fields that other servers have and this one does not know: those that would change what is generated are refused."""
+"""Fields of other servers that are not supported here, with the values that change nothing. All other unknown fields
+are hints, which are accepted and named in the answer's header."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,58 +7,90 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from server.schemas.aliases import SAME
 from server.schemas.body import Hint, NeutralOnly
 
-ANY = NeutralOnly(why=": it would change what is generated")
-OFF = NeutralOnly(False, why=ANY.why)
-EMPTY = NeutralOnly("", [], {}, why=ANY.why)
-ZERO = NeutralOnly(0, 0.0, why=ANY.why)
+CHANGES = ": it would change what is generated"
+
+
+def refused(*neutral: Any, why: str = CHANGES) -> NeutralOnly:
+    return NeutralOnly(*neutral, why=why)
+
+
+OFF, EMPTY, ZERO, ONE = refused(False), refused("", [], {}), refused(0, 0.0), refused(1, 1.0)
 
 FOREIGN: dict[str, NeutralOnly] = {
     # vLLM
-    "echo": OFF,
-    "add_special_tokens": ANY,
-    "chat_template": ANY,
-    "documents": EMPTY,
-    "thinking_token_budget": ANY,
+    **dict.fromkeys(("echo", "use_beam_search", "early_stopping"), OFF),
+    **dict.fromkeys(("documents", "logits_processors", "mm_processor_kwargs", "media_io_kwargs", "vllm_xargs"), EMPTY),
+    **dict.fromkeys(("kv_transfer_params", "prompt_embeds", "repetition_detection", "chat_template"), EMPTY),
+    **dict.fromkeys(("guided_whitespace_pattern", "structural_tag"), EMPTY),
+    "length_penalty": ONE,
+    "spaces_between_special_tokens": refused(True),
+    "truncation_side": refused("left"),
+    **dict.fromkeys(("thinking_token_budget", "thinking_budget", "thinking_budget_tokens"), refused(-1)),
+    **dict.fromkeys(("max_thinking_tokens", "reasoning_budget"), refused(-1)),
+    # LoRA, of vLLM, SGLang, llama.cpp and TGI
+    **dict.fromkeys(
+        ("lora", "lora_request", "lora_path", "lora_id", "adapter_id", "adapter_source"),
+        refused("", [], {}, why=": there are no adapters here"),
+    ),
     # SGLang
-    "regex": EMPTY,
-    "ebnf": EMPTY,
-    "min_new_tokens": ZERO,
-    "max_new_tokens": ANY,
-    "stop_regex": EMPTY,
+    **dict.fromkeys(("stop_regex", "custom_logit_processor", "custom_params", "session_params"), EMPTY),
+    **dict.fromkeys(("input_ids", "input_embeds", "image_data", "images", "video_data", "audio_data"), EMPTY),
     # llama.cpp
-    "json_schema": EMPTY,
-    "samplers": ANY,
-    "n_predict": NeutralOnly(-1, why=ANY.why),
-    "top_n_sigma": NeutralOnly(-1, -1.0, why=ANY.why),
-    # Transformers and others
-    "bad_words_ids": EMPTY,
-    "suppress_tokens": EMPTY,
-    "no_repeat_ngram_size": ZERO,
-    "encoder_repetition_penalty": NeutralOnly(1, 1.0, why=ANY.why),
-    "epsilon_cutoff": ZERO,
-    "eta_cutoff": ZERO,
-    "penalty_alpha": ZERO,
-    "num_beams": NeutralOnly(1, why=ANY.why),
-    "do_sample": NeutralOnly(True, why=ANY.why),
-    "response_schema": EMPTY,
+    **dict.fromkeys(("samplers", "sampler_seq", "repeat_last_n"), refused(-1)),
+    "penalty_last_n": refused(-1),
+    **dict.fromkeys(("typical_p", "typical", "tfs_z"), ONE),
+    **dict.fromkeys(("mirostat", "mirostat_mode", "dynatemp_range", "xtc_probability", "dry_multiplier"), ZERO),
+    **dict.fromkeys(
+        ("min_keep", "n_indent", "n_probs", "adaptive_target", "adaptive_decay"), refused(0, 0.0, -1, -1.0)
+    ),
+    **dict.fromkeys(("top_n_sigma", "nsigma", "t_max_predict_ms"), refused(0, 0.0, -1, -1.0)),
+    **dict.fromkeys(("grammar_lazy", "penalize_nl"), OFF),
+    **dict.fromkeys(("grammar_triggers", "input_prefix", "input_suffix", "input_extra"), EMPTY),
+    # TGI
+    **dict.fromkeys(("watermark",), OFF),
+    **dict.fromkeys(("guideline", "tool_prompt", "inputs", "parameters"), EMPTY),
+    # Transformers
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"), EMPTY),
+    **dict.fromkeys(("force_words_ids", "constraints", "negative_prompt", "negative_prompt_ids"), EMPTY),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), EMPTY),
+    **dict.fromkeys(("no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "penalty_alpha"), ZERO),
+    **dict.fromkeys(("diversity_penalty", "top_a", "top_h", "min_length", "max_time"), ZERO),
+    **dict.fromkeys(("encoder_repetition_penalty", "num_beams", "num_beam_groups", "guidance_scale"), ONE),
+    "do_sample": refused(True),
+    "renormalize_logits": OFF,
+    # Aphrodite, text-generation-webui, KoboldAI
+    **dict.fromkeys(("smoothing_factor", "smoothing_curve", "skew", "dynatemp_min", "dynatemp_max"), ZERO),
+    **dict.fromkeys(("temperature_last", "dynamic_temperature"), OFF),
+    **dict.fromkeys(("banned_tokens", "token_ban", "banned_strings", "custom_token_bans", "sampler_order"), EMPTY),
+    # hosted services
+    **dict.fromkeys(("safe_prompt", "enable_search", "web_search"), OFF),
+    **dict.fromkeys(("response_schema", "transforms", "plugins", "safety_model", "prompt_mode"), EMPTY),
+    **dict.fromkeys(("instructions", "previous_response_id", "system", "input", "format"), EMPTY),
+    **dict.fromkeys(("thinking", "think"), refused(why="; `chat_template_kwargs` has the template's variables")),
+    **dict.fromkeys(("extra_body", "options"), refused({}, why="; put its fields at the top level")),
+    **dict.fromkeys(("prompt_truncate_len", "prompt_truncate_length"), refused(why="; `truncate_prompt_tokens` is")),
 }
+"""Foreign fields, with the values that change nothing."""
+
+GUIDED_HINTS = ("guided_decoding_backend",)
 
 
 def check_foreign(unknown: Mapping[str, Any]) -> None:
     """Raise `InvalidField` for a field that would change what is generated."""
     for name, value in unknown.items():
-        if name in FOREIGN or name.startswith("guided_"):
-            FOREIGN.get(name, ANY).check(name, value)
+        if name in FOREIGN or (name.startswith("guided_") and name not in GUIDED_HINTS):
+            FOREIGN.get(name, EMPTY).check(name, value)
 
 
 def check_elsewhere(unknown: Mapping[str, Any], other: type[BaseModel], endpoint: str) -> None:
     """Raise `InvalidField` for a field that another endpoint has, unless it is at its default there."""
     for name, value in unknown.items():
-        if field := other.model_fields.get(name):
+        if field := other.model_fields.get(name) or other.model_fields.get(SAME.get(name, name)):
             marks = [mark for mark in field.metadata if isinstance(mark, NeutralOnly)]
-            mark = marks[0] if marks else NeutralOnly(*neutral(field.default), why=f" here; `{endpoint}` has it")
+            mark = marks[0] if marks else NeutralOnly("", *neutral(field.default), why=f" here; `{endpoint}` has it")
             if not isinstance(mark, Hint):
                 mark.check(name, value)
 

@@ -8,9 +8,13 @@ from pydantic import Field
 
 from server.errors import InvalidField
 from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, OneOf, Regex
-from server.schemas.body import RequestBody, Text, check, described, unenforced
+from server.schemas.body import NeutralOnly, RequestBody, Text, check, described
 
 FormatName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+Schema = Annotated[dict[str, Any] | Text | None, described("must be a JSON schema, as an object or as text")]
+Choices = Annotated[list[Text], Field(fail_fast=True)]
 
 
 class Form(NamedTuple):
@@ -20,8 +24,6 @@ class Form(NamedTuple):
     grammar: Grammar
     is_text: bool = False
     """The answer is text, which also ends where the chat template's turns end."""
-    begun: tuple[int, ...] = ()
-    """Tokens of the answer that the prompt has already."""
 
 
 class JsonSchemaFormat(RequestBody):
@@ -33,24 +35,30 @@ class JsonSchemaFormat(RequestBody):
     strict: bool = False
     """The schema always holds; this also closes objects that declare nothing."""
 
-    @property
-    def unknown_fields(self) -> list[str]:
-        return [*super().unknown_fields, *unenforced("schema", self.json_schema)]
-
 
 class ResponseFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
     """`text`, `json_object` or `json_schema`."""
     json_schema: JsonSchemaFormat | None = None
     """With type `json_schema`, and only with it."""
+    object_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    """With type `json_object`, a schema; with `json_schema`, in place of the field of this name."""
+    value: Annotated[Any, NeutralOnly(why="; `json_schema` is")] = None
+    pattern: Annotated[Any, NeutralOnly(why="; `structured_outputs.regex` is")] = None
+    regex: Annotated[Any, NeutralOnly(why="; `structured_outputs.regex` is")] = None
+    grammar: Annotated[Any, NeutralOnly(why="; `structured_outputs.grammar` is")] = None
 
     def form(self, *, closes: bool) -> Form | None:
         """None for text. Raises `InvalidField`."""
         param = "response_format.json_schema"
-        has_schema = self.json_schema is not None
+        has_schema = self.json_schema is not None or (self.type == "json_schema" and self.object_schema is not None)
         check(
             has_schema == (self.type == "json_schema"), param, "must be given with type json_schema, and only with it"
         )
+        if self.object_schema is not None:
+            fits = self.type != "text" and self.json_schema is None
+            check(fits, "response_format.schema", "is for type json_object")
+            return Form("response_format.schema", JsonSchema(self.object_schema, closes=closes))
         if self.type == "text":
             return None
         if self.json_schema is None or self.json_schema.json_schema is None:
@@ -60,28 +68,31 @@ class ResponseFormat(RequestBody):
 
 
 class StructuredOutputs(RequestBody):
-    """Exactly one of the four."""
+    """Exactly one of the first five."""
 
     regex: Text | None = None
     """Matches the whole answer, in the syntax of Rust's regex crate."""
-    choice: Annotated[list[Text], Field(fail_fast=True)] | None = None
+    choice: Choices | None = None
     """The answer is one of these texts."""
-    json_schema: Annotated[
-        dict[str, Any] | Text | None, Field(alias="json"), described("must be a JSON schema, as an object or as text")
-    ] = None
+    json_schema: Annotated[Schema, Field(alias="json")] = None
     """A schema, as an object or as text."""
     grammar: Text | None = None
     """In llguidance's variant of Lark, or in llama.cpp's GBNF."""
-
-    @property
-    def unknown_fields(self) -> list[str]:
-        return [*super().unknown_fields, *unenforced("json", self.json_schema)]
+    json_object: bool | None = None
+    """Any JSON object."""
+    structural_tag: Annotated[Any, NeutralOnly()] = None
+    whitespace_pattern: Annotated[Any, NeutralOnly(why=": JSON is written without whitespace")] = None
 
     def form(self, *, closes: bool, param: str = "") -> Form:
         """The form of the one field given, which errors call `param` if it has an older name. Raises `InvalidField`."""
-        given = {"regex": self.regex, "choice": self.choice, "json": self.json_schema, "grammar": self.grammar}
+        given: dict[str, Any] = {"regex": self.regex, "choice": self.choice, "json": self.json_schema}
+        given |= {"grammar": self.grammar, "json_object": self.json_object or None}
         names = [name for name, value in given.items() if value is not None]
-        check(len(names) == 1, "structured_outputs", "must have exactly one of regex, choice, json and grammar")
+        check(
+            len(names) == 1,
+            "structured_outputs",
+            "must have exactly one of regex, choice, json, grammar and json_object",
+        )
         param = param or f"structured_outputs.{names[0]}"
         if self.regex is not None:
             return Form(param, Regex(self.regex))
@@ -89,6 +100,8 @@ class StructuredOutputs(RequestBody):
             return Form(param, OneOf(self.choice))
         if self.grammar is not None:
             return Form(param, Lark(self.grammar))
+        if self.json_object:
+            return Form(param, ANY_OBJECT)
         return Form(param, JsonSchema(as_schema(param, self.json_schema), closes=closes))
 
 
@@ -97,15 +110,18 @@ GUIDED = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
     "grammar": "grammar",
+    "ebnf": "grammar",
 }
-"""Older names of fields of `structured_outputs`."""
+"""Other names of fields of `structured_outputs`."""
 
 
 def guided(given: Mapping[str, Any]) -> Iterator[tuple[str, StructuredOutputs]]:
-    """Fields given by older names."""
+    """Fields given by other names; an empty text is none."""
     for name, value in given.items():
-        if value is not None:
+        if value is not None and value != "":
             yield name, StructuredOutputs.model_validate({GUIDED[name]: value})
 
 

@@ -1,15 +1,18 @@
 """Fields of completions and chat: how to sample, when to stop, what to return."""
 
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.generation.grammars import Without
+from server.schemas.aliases import SAME
 from server.schemas.body import (
     Int64,
     NeutralOnly,
@@ -19,10 +22,12 @@ from server.schemas.body import (
     at_most,
     check,
     described,
-    unenforced,
 )
 from server.schemas.foreign import check_foreign
-from server.schemas.formats import GUIDED, Form, ResponseFormat, StructuredOutputs, guided
+from server.schemas.formats import GUIDED, Choices, Form, ResponseFormat, Schema, StructuredOutputs, guided
+
+NO_LIMIT = -1
+"""As `max_tokens` and `top_k`."""
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 10_000
@@ -30,7 +35,7 @@ MAX_STOP_TOKENS = 1024
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 64
 MAX_ALLOWED_TOKENS = 100_000
-MAX_METADATA = 16
+MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_TEXT = 16, 64, 512
 MAX_PROMPT_LOGPROBS = 20
 
 MAX_LOGGED_CHARACTERS = 64
@@ -41,6 +46,17 @@ Stops = Annotated[
     Text | Annotated[list[Text], Field(fail_fast=True)],
     described("must be a string or a list of strings, valid Unicode"),
 ]
+
+
+def short(metadata: dict[str, str]) -> dict[str, str]:
+    """Within OpenAI's bounds."""
+    if any(len(name) > MAX_METADATA_NAME or len(text) > MAX_METADATA_TEXT for name, text in metadata.items()):
+        message = f"names may have {MAX_METADATA_NAME} characters, texts {MAX_METADATA_TEXT}"
+        raise PydanticCustomError("too_long", message)
+    return metadata
+
+
+Metadata = Annotated[dict[Text, Text], at_most(MAX_METADATA), AfterValidator(short)]
 
 
 class RequestLimits(ResponseBody):
@@ -67,6 +83,8 @@ class NviumOptions(RequestBody):
     sampling: Literal["exits", "mixture", "original"] | None = None
     """Sample from the exit that routers draw, from the explicit mixture, or from the last exit alone; by default what
     `--sampling` or the model says."""
+    early_exits: bool = True
+    """Without them every token passes all layers before the next one. It is the same token, later."""
     metadata: bool = True
     """Whether the answer has the exits of its tokens, `nvium`."""
     text_offsets: bool = False
@@ -77,34 +95,10 @@ class NviumOptions(RequestBody):
     """Whether objects that declare `properties` may have others too unless the schema says otherwise."""
 
 
-class OtherServers(RequestBody):
-    """Fields of other servers that would change tokens or the response, and are not supported; more are in
-    foreign.py."""
+class GenerationRequest(RequestBody):
+    """Fields of both endpoints: OpenAI's, those of other servers that the engine has, and `nvium`."""
 
-    def check_neutral(self, within: str = "") -> None:
-        super().check_neutral(within)
-        check_foreign(self.model_extra or {})
-
-    use_beam_search: Annotated[Any, NeutralOnly(False)] = None
-    length_penalty: Annotated[Any, NeutralOnly(1, 1.0)] = None
-    early_stopping: Annotated[Any, NeutralOnly(False)] = None
-    logits_processors: Annotated[Any, NeutralOnly([])] = None
-    spaces_between_special_tokens: Annotated[Any, NeutralOnly(True)] = None
-    typical_p: Annotated[Any, NeutralOnly(1, 1.0)] = None
-    tfs_z: Annotated[Any, NeutralOnly(1, 1.0)] = None
-    top_a: Annotated[Any, NeutralOnly(0, 0.0)] = None
-    mirostat: Annotated[Any, NeutralOnly(0)] = None
-    repeat_penalty: Annotated[Any, NeutralOnly(1, 1.0, why="; `repetition_penalty` is")] = None
-    dynatemp_range: Annotated[Any, NeutralOnly(0, 0.0)] = None
-    xtc_probability: Annotated[Any, NeutralOnly(0, 0.0)] = None
-    dry_multiplier: Annotated[Any, NeutralOnly(0, 0.0)] = None
-    lora_request: Annotated[Any, NeutralOnly()] = None
-
-
-class GenerationRequest(OtherServers):
-    """Fields of both endpoints. Beyond OpenAI's: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`,
-    `stop_token_ids`, `include_stop_str_in_output`, `return_token_ids`, `structured_outputs`, `nvium`, others of vLLM's.
-    """
+    same = SAME
 
     model: Text
     """Its id, or `default`."""
@@ -117,7 +111,7 @@ class GenerationRequest(OtherServers):
     top_p: float = 1.0
     """Above 0, at most 1; 1: off."""
     top_k: int = 0
-    """0: off."""
+    """0 or −1: off."""
     min_p: float = 0
     """0 to 1, a share of the most probable token's probability; 0: off."""
     presence_penalty: float = 0
@@ -125,7 +119,7 @@ class GenerationRequest(OtherServers):
     frequency_penalty: float = 0
     """The same for each occurrence."""
     repetition_penalty: float = 1
-    """Above 0, at most 2; of all tokens so far, the prompt's included; 1: off."""
+    """From 0.01 to 2; of all tokens so far, the prompt's included; 1: off."""
     logit_bias: Annotated[dict[str, float], at_most(MAX_BIASES)] = {}
     """Added to the logits, by token id, −100 to 100."""
 
@@ -143,15 +137,15 @@ class GenerationRequest(OtherServers):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """Not with `response_format`."""
-    guided_json: Annotated[
-        dict[str, Any] | Text | None, described("must be a JSON schema, as an object or as text")
-    ] = None
-    """An older name of `structured_outputs.json`, as the next three are of its other fields."""
+    guided_json: Schema = None
+    """Another name of `structured_outputs.json`, as the next seven are of its other fields."""
     guided_regex: Text | None = None
-    guided_choice: Annotated[list[Text], Field(fail_fast=True)] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: Text | None = None
+    json_schema: Schema = None
+    regex: Text | None = None
     grammar: Text | None = None
-    """llama.cpp's name of `structured_outputs.grammar`."""
+    ebnf: Text | None = None
     bad_words: Annotated[list[Text], at_most(MAX_BAD_WORDS)] = []
     """Texts that the answer must not contain, at most 64."""
     allowed_token_ids: Annotated[list[int], at_most(MAX_ALLOWED_TOKENS)] | None = None
@@ -166,8 +160,8 @@ class GenerationRequest(OtherServers):
     """Cached prefixes are shared only by requests with the same salt."""
     skip_special_tokens: bool = True
     """Whether special tokens are left out of the text."""
-    metadata: Annotated[dict[Text, Text], at_most(MAX_METADATA)] | None = None
-    """Up to 16 pairs of texts, returned with the answer."""
+    metadata: Metadata | None = None
+    """Up to 16 pairs of texts, of 64 and 512 characters, returned with the answer; in a stream, in its last chunk."""
 
     stream: bool = False
     """Whether the answer is sent as events."""
@@ -180,28 +174,29 @@ class GenerationRequest(OtherServers):
     nvium: NviumOptions = NviumOptions()
 
     @property
-    def unknown_fields(self) -> list[str]:
-        return [*super().unknown_fields, *unenforced("guided_json", self.guided_json)]
-
-    @property
     def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop
+        return [self.stop] if isinstance(self.stop, str) else [*dict.fromkeys(self.stop)]
 
     @property
     def num_choices(self) -> int:
         """Alternatives to generate for each prompt."""
         return self.n
 
-    def num_prompt_tokens_kept(self, context: int, max_tokens: int | None) -> int | None:
+    @property
+    @abstractmethod
+    def asked_max_tokens(self) -> int | None:
+        """None for the rest of the context."""
+
+    def num_prompt_tokens_kept(self, context: int) -> int | None:
         """None for all of them."""
         if self.truncate_prompt_tokens != -1:
             return self.truncate_prompt_tokens
-        return max(1, context - max(1, max_tokens or 0))
+        return max(1, context - max(1, self.asked_max_tokens or 0))
 
     @property
     def own_names(self) -> dict[str, str]:
-        """This endpoint's names of the engine's fields, where they differ."""
-        return {}
+        """The names of the engine's fields by which this request gives them, where they differ."""
+        return {own: name for name, own in self.other_names(self.model_extra or {}).items()}
 
     def form(self) -> Form | None:
         """The form of the answer, if any. Raises `InvalidField` if there are two."""
@@ -212,9 +207,8 @@ class GenerationRequest(OtherServers):
         forms += [outputs.form(closes=closes, param=name) for name, outputs in guided(given)]
         forms += [Form("bad_words", Without(self.bad_words), is_text=True)] if self.bad_words else []
         asked = [form for form in forms if form is not None]
-        check(
-            len(asked) < 2, asked[-1].param if asked else "", f"contradicts {asked[0].param if asked else ''}; give one"
-        )
+        for form in asked[1:]:
+            check(form.grammar == asked[0].grammar, form.param, f"contradicts {asked[0].param}; give one")
         return asked[0] if asked else None
 
     @property
@@ -246,7 +240,7 @@ class GenerationRequest(OtherServers):
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
-            top_k=self.top_k,
+            top_k=0 if self.top_k == NO_LIMIT else self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
             presence_penalty=self.presence_penalty,
@@ -260,6 +254,7 @@ class GenerationRequest(OtherServers):
             seed=self.seed,
             n=self.n,
             sampling=self.nvium.sampling,
+            early_exits=self.nvium.early_exits,
             probabilities=self.nvium.probabilities,
             logprobs=max(scored, default=None),
             prompt_logprobs=scores_prompt or self.prompt_logprobs is not None,
@@ -269,6 +264,7 @@ class GenerationRequest(OtherServers):
     def check(self, limits: RequestLimits) -> None:
         """Raise `InvalidField` for a field that is out of bounds or not supported."""
         self.check_neutral()
+        check_foreign(self.model_extra or {})
         check(1 <= self.n <= limits.max_n, "n", f"must be between 1 and {limits.max_n}, got {self.n}")
         check(len(self.stops) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} stop strings are allowed")
         check(all(self.stops), "stop", "a stop string must not be empty")

@@ -1,6 +1,6 @@
-"""The messages of a chat: one model for each kind of turn, told apart by its role and by what the assistant gave.
+"""The messages of a chat: one model for each kind of turn, chosen by its role.
 
-The published schema is that of these models, so every combination that it allows is accepted and no other.
+Whatever an answer of this server held is accepted as a turn of the assistant.
 """
 
 import json
@@ -13,20 +13,21 @@ from server.schemas.body import NeutralOnly, RequestBody, Text, WithoutEffect, a
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
-"""Of the contents of all messages: each is validated on the event loop."""
+"""Bound on the contents of all messages, each of which is validated on the event loop."""
 
-MAX_CALLS = 128
+MAX_CALLS = 1024
 
 Name = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$"), AfterValidator(encodable)]
 NoRefusal = Annotated[Any, NeutralOnly(why=": only the assistant refuses")]
 NoReasoning = Annotated[Any, NeutralOnly(why=": only the assistant thinks")]
 NoToolCalls = Annotated[Any, NeutralOnly([], why=": only the assistant calls functions")]
+NoPrefix = Annotated[Any, NeutralOnly(False, why=": only the assistant's turn is continued")]
 NoToolCallId = Annotated[Any, NeutralOnly(why=": only role tool answers a call")]
 
 
 class Part(RequestBody):
     prompt_cache_breakpoint: Annotated[dict[str, Any] | None, WithoutEffect()] = None
-    """Prefixes are always shared, wherever they end."""
+    """Prefixes are always shared, whatever their length."""
 
 
 class TextPart(Part):
@@ -90,6 +91,8 @@ class ToolCall(RequestBody):
 class Message(RequestBody):
     """Fields of every turn. Content in parts is joined by newlines."""
 
+    same = {"reasoning": "reasoning_content"}
+
     role: str
     content: Content | None = None
     refusal: NoRefusal = None
@@ -97,6 +100,8 @@ class Message(RequestBody):
     name: Name | None = None
     tool_call_id: NoToolCallId = None
     tool_calls: NoToolCalls = []
+    prefix: NoPrefix = False
+    partial: NoPrefix = False
     audio: Annotated[Any, NeutralOnly(why=": there is no sound here")] = None
     function_call: Annotated[Any, NeutralOnly(why="; `tool_calls` replaced it")] = None
 
@@ -125,65 +130,40 @@ class ToolMessage(Message):
     """Of the call that it answers."""
 
 
-class AssistantTurn(Message):
+class AssistantMessage(Message):
     role: Literal["assistant"]
     refusal: Text | None = None
     reasoning_content: Text | None = None
-    """The assistant's earlier thoughts; templates may show them."""
+    """The assistant's earlier thoughts, also as `reasoning`; templates may show them."""
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(MAX_CALLS)] = []
-
-
-class AssistantMessage(AssistantTurn):
-    content: Content
-
-
-class AssistantRefusal(AssistantTurn):
-    """A refusal without content."""
-
-    content: None = None
-    refusal: Text
+    prefix: bool = False
+    """Of the last message: the same as `continue_final_message`."""
+    partial: bool = False
+    """Another name of `prefix`."""
 
     @property
     def text(self) -> str:
-        return self.refusal
+        return super().text or self.refusal or ""
 
 
-class AssistantCalls(AssistantTurn):
-    """Calls without content."""
-
-    content: None = None
-    refusal: None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True), at_most(MAX_CALLS)]
+KINDS = {
+    **dict.fromkeys(("system", "developer", "user"), "prompt message"),
+    "tool": "tool message",
+    "assistant": "assistant message",
+}
 
 
 def kind_of_message(message: Any) -> str | None:
     if not isinstance(message, dict):
         return "prompt message"  # which refuses it as no object
-    match message.get("role"):
-        case "system" | "developer" | "user":
-            return "prompt message"
-        case "tool":
-            return "tool message"
-        case "assistant":
-            return kind_of_assistant(message)
-        case _:
-            return None
-
-
-def kind_of_assistant(message: dict[str, Any]) -> str:
-    if message.get("content") is not None:
-        return "assistant message"
-    if message.get("refusal") is not None:
-        return "assistant refusal"
-    return "assistant calls" if message.get("tool_calls") else "assistant message"
+    role = message.get("role")
+    return KINDS.get(role) if isinstance(role, str) else None
 
 
 AnyMessage = Annotated[
     Annotated[PromptMessage, Tag("prompt message")]
     | Annotated[ToolMessage, Tag("tool message")]
-    | Annotated[AssistantMessage, Tag("assistant message")]
-    | Annotated[AssistantRefusal, Tag("assistant refusal")]
-    | Annotated[AssistantCalls, Tag("assistant calls")],
+    | Annotated[AssistantMessage, Tag("assistant message")],
     told_apart(kind_of_message, by="role", message="must be system, developer, user, assistant or tool"),
 ]
 

@@ -1,12 +1,14 @@
 """`POST /v1/responses`: requests, as chats, and responses, whole and as typed events."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from server.errors import InvalidField
+from server.schemas.aliases import SAME
 from server.schemas.body import (
     Hint,
     Int64,
@@ -17,11 +19,10 @@ from server.schemas.body import (
     at_most,
     check,
     described,
-    unenforced,
 )
 from server.schemas.chat import ChatRequest
 from server.schemas.foreign import check_elsewhere, check_foreign
-from server.schemas.generation import MAX_METADATA, ExitSummary, NviumOptions, TokenExits
+from server.schemas.generation import ExitSummary, Metadata, NviumOptions, TokenExits
 from server.schemas.messages import MAX_MESSAGES
 from server.schemas.tools import MAX_TOOLS, FunctionName
 
@@ -36,21 +37,40 @@ CHAT_FIELDS = (
 """Fields that a chat has by the same name."""
 
 
-class ResponseTool(RequestBody):
+class FunctionTool(RequestBody):
     type: Text
-    """Only `function` is supported."""
     name: FunctionName | None = None
     description: Text | None = None
     parameters: Json | None = None
     strict: bool = False
 
-    @property
-    def unknown_fields(self) -> list[str]:
-        return [*super().unknown_fields, *unenforced("parameters", self.parameters)]
+    def functions(self, param: str) -> Iterator["FunctionTool"]:
+        """Raises `InvalidField`."""
+        if self.type == "function":
+            check(self.name is not None, f"{param}.name", "is missing")
+            yield self
 
     def as_chat(self) -> Json:
         function = self.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
         return {"type": "function", "function": function}
+
+
+class ResponseTool(FunctionTool):
+    """A function, a `namespace` of functions, or a tool that OpenAI's servers run, which is left out."""
+
+    type: Text
+    """`function`, or `namespace` with `tools`; others are ignored."""
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True), at_most(MAX_TOOLS)] = []
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        return super().unknown_fields if self.type in ("function", "namespace") else [self.type]
+
+    def functions(self, param: str) -> Iterator[FunctionTool]:
+        yield from super().functions(param)
+        if self.type == "namespace":
+            for number, tool in enumerate(self.tools):
+                yield from tool.functions(f"{param}.tools[{number}]")
 
 
 class NamedResponseTool(RequestBody):
@@ -64,10 +84,6 @@ class TextFormat(RequestBody):
     description: Text | None = None
     json_schema: Json | None = Field(default=None, alias="schema")
     strict: bool = False
-
-    @property
-    def unknown_fields(self) -> list[str]:
-        return [*super().unknown_fields, *unenforced("schema", self.json_schema)]
 
     def as_chat(self) -> Json:
         if self.type != "json_schema":
@@ -87,6 +103,8 @@ class ResponseStreamOptions(RequestBody):
 
 class ResponseRequest(RequestBody):
     """Sampling fields beyond OpenAI's are those of the other endpoints."""
+
+    same = SAME
 
     model: Text
     input: Annotated[
@@ -117,7 +135,7 @@ class ResponseRequest(RequestBody):
     ] = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions = TextOptions()
-    metadata: Annotated[dict[Text, Text], at_most(MAX_METADATA)] = {}
+    metadata: Metadata = {}
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
@@ -144,8 +162,22 @@ class ResponseRequest(RequestBody):
             return [{"role": "user", "content": self.input}]
         said: list[Json] = []
         for number, item in enumerate(self.input):
-            said = added(said, item, f"input[{number}]")
+            if item.get("type") != MORE_TOOLS:
+                said = added(said, item, f"input[{number}]")
         return said
+
+    def functions(self) -> list[FunctionTool]:
+        """All that can be called, also those that items bring. Raises `InvalidField`."""
+        given = [(f"tools[{number}]", tool) for number, tool in enumerate(self.tools)]
+        for number, item in enumerate(self.input if isinstance(self.input, list) else []):
+            if item.get("type") == MORE_TOOLS:
+                given += [(f"input[{number}].tools", tool) for tool in more_tools(item, f"input[{number}].tools")]
+        return [function for param, tool in given for function in tool.functions(param)]
+
+    def namespace(self, function: str) -> str | None:
+        """That of a function."""
+        spaces = [tool for tool in self.tools if tool.type == "namespace"]
+        return next((tool.name for tool in spaces if any(one.name == function for one in tool.tools)), None)
 
     def as_chat(self, earlier: Sequence[Json]) -> ChatRequest:
         """The chat that this asks for, after the messages of earlier responses. Raises `InvalidField`."""
@@ -154,18 +186,16 @@ class ResponseRequest(RequestBody):
         check_elsewhere(self.model_extra or {}, ChatRequest, "/v1/chat/completions")
         asked = self.include if isinstance(self.include, list) else []
         check(LOGPROBS not in asked, "include", f"{LOGPROBS} is not supported; `/v1/chat/completions` has `logprobs`")
-        for number, tool in enumerate(self.tools):
-            check(tool.type == "function", f"tools[{number}].type", f"{tool.type!r} is not supported; only function is")
-            check(tool.name is not None, f"tools[{number}].name", "is missing")
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         choice: Any = self.tool_choice
         if isinstance(choice, NamedResponseTool):
             choice = {"type": "function", "function": {"name": choice.name}}
+        tools = [tool.as_chat() for tool in self.functions()]
         body = {name: getattr(self, name) for name in CHAT_FIELDS} | {
             "messages": [*system, *earlier, *self.messages()],
             "max_completion_tokens": self.max_output_tokens,
-            "tools": [tool.as_chat() for tool in self.tools],
-            "tool_choice": choice,
+            "tools": tools,
+            "tool_choice": choice if tools or choice != "auto" else None,
             "response_format": self.text.format.as_chat(),
             "nvium": self.nvium.model_dump(),
         }
@@ -192,28 +222,67 @@ class ChatAsResponse(ChatRequest):
         return OWN_NAMES
 
 
+MORE_TOOLS = "additional_tools"
+
+ARGUMENTS: dict[str, Callable[[Json], tuple[Any, Any]]] = {
+    "function_call": lambda item: (item.get("name"), item.get("arguments")),
+    "custom_tool_call": lambda item: (item.get("name"), json.dumps({"input": item.get("input")})),
+    "local_shell_call": lambda item: ("local_shell", json.dumps(item.get("action"))),
+    "mcp_call": lambda item: (item.get("name"), item.get("arguments")),
+}
+"""The name and the arguments of items that are calls."""
+
+OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+
+TOLD = {
+    "web_search_call": "action",
+    "file_search_call": "queries",
+    "code_interpreter_call": "code",
+    "mcp_list_tools": "server_label",
+}
+"""Items that become text: what other servers' tools did, and the field that says it."""
+
+
 def added(said: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
     """The messages with an item; successive calls, and the text before them, are one message of the assistant."""
-    match item.get("type", "message"):
-        case "message":
-            message = {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}
-            if message["role"] == "assistant" and is_only_reasoning(said):
-                return [*said[:-1], said[-1] | message]
-            return [*said, message]
-        case "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            if said and said[-1]["role"] == "assistant":
-                return [*said[:-1], said[-1] | {"tool_calls": [*said[-1].get("tool_calls", []), call]}]
-            return [*said, {"role": "assistant", "content": None, "tool_calls": [call]}]
-        case "function_call_output":
-            told = content(item.get("output"), f"{param}.output")
-            return [*said, {"role": "tool", "content": told, "tool_call_id": item.get("call_id")}]
-        case "reasoning":
-            thought = content(item.get("content"), f"{param}.content")
-            return [*said, {"role": "assistant", "content": "", "reasoning_content": thought}] if thought else said
-        case kind:
-            raise InvalidField(f"{param}.type", f"{str(kind)[:100]!r} is not supported")
+    kind = item.get("type", "message")
+    if kind == "message":
+        message = {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}
+        if message["role"] == "assistant" and is_only_reasoning(said):
+            return [*said[:-1], said[-1] | message]
+        return [*said, message]
+    if kind in ARGUMENTS:
+        name, arguments = ARGUMENTS[kind](dict(item))
+        call_id = item.get("call_id") or item.get("id")
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        said = with_call(said, call)
+        return said if item.get("output") is None else [*said, answered(call_id, item["output"], param)]
+    if kind in OUTPUTS:
+        return [*said, answered(item.get("call_id") or item.get("id"), item.get("output"), param)]
+    if kind in TOLD:
+        return [*said, {"role": "assistant", "content": f"[{kind}: {json.dumps(item.get(TOLD[kind]))}]"}]
+    if kind == "reasoning":
+        thought = content(item.get("content"), f"{param}.content")
+        return [*said, {"role": "assistant", "content": "", "reasoning_content": thought}] if thought else said
+    raise InvalidField(f"{param}.type", f"{str(kind)[:100]!r} is not supported")
+
+
+def with_call(said: list[Json], call: Json) -> list[Json]:
+    if said and said[-1]["role"] == "assistant":
+        return [*said[:-1], said[-1] | {"tool_calls": [*said[-1].get("tool_calls", []), call]}]
+    return [*said, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
+def answered(call_id: Any, output: Any, param: str) -> Json:
+    return {"role": "tool", "content": content(output, f"{param}.output"), "tool_call_id": call_id}
+
+
+def more_tools(item: Json, param: str) -> list[ResponseTool]:
+    """Those that an item brings. Raises `InvalidField`."""
+    try:
+        return TypeAdapter(list[ResponseTool]).validate_python(item.get("tools"))
+    except ValidationError as error:
+        raise InvalidField(param, error.errors()[0]["msg"]) from error
 
 
 def is_only_reasoning(said: Sequence[Json]) -> bool:
@@ -251,9 +320,10 @@ class OutputItem(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[list[OutputPart]]
     summary: NotRequired[list[Any]]
-    """Empty: the reasoning is told in full."""
+    """Empty: the reasoning is returned in full."""
     call_id: NotRequired[str]
     name: NotRequired[str]
+    namespace: NotRequired[str]
     arguments: NotRequired[str]
 
 
@@ -292,6 +362,12 @@ class Response(TypedDict):
     metadata: dict[str, str]
     usage: ResponseUsage | None
     nvium: NotRequired[ResponseExits]
+
+
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
 
 
 class ResponseEvent(TypedDict):

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from server.schemas.body import RequestBody, ResponseBody, Text, check
+from server.schemas.foreign import check_foreign
 from server.schemas.messages import Messages
 from server.schemas.template import TemplateOptions
 
@@ -23,12 +24,13 @@ class TokenizeRequest(TemplateOptions):
     def check(self) -> None:
         """Raise `InvalidField` for what does not go together."""
         self.check_neutral()
+        check_foreign(self.model_extra or {})
         check((self.prompt is None) != (self.messages is None), "prompt", "give either prompt or messages")
         check(self.messages is not None or not self.tools, "tools", "only allowed with messages")
         given = self.continue_final_message or self.chat_template_kwargs or self.add_generation_prompt
         check(self.messages is not None or not given, "messages", "missing: what is said of the template is for them")
         if self.messages is not None:
-            self.check_continued(self.messages)
+            self.check_template(self.messages)
         adds = bool(self.messages and self.add_special_tokens)
         check(not adds, "add_special_tokens", "not supported with messages: the chat template brings its own")
 

@@ -1,11 +1,12 @@
 """The functions that a chat may or must call."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from server.generation import grammars
-from server.schemas.body import RequestBody, Text, at_most, check, described, unenforced
+from server.schemas.body import RequestBody, Text, at_most, check, described
 
 FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -21,10 +22,6 @@ class Function(RequestBody):
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
-
-    @property
-    def unknown_fields(self) -> list[str]:
-        return [*super().unknown_fields, *unenforced("parameters", self.parameters)]
 
     def signature(self, *, closes: bool) -> grammars.Signature:
         return grammars.Signature(self.schema_of_parameters, is_strict=self.strict, closes=closes)
@@ -63,10 +60,18 @@ ToolChoice = Annotated[
 ]
 
 
+def unique(tools: Sequence[Tool]) -> list[Tool]:
+    """Each once. Raises `InvalidField` for different functions of the same name."""
+    by_name: dict[str, Tool] = {}
+    for tool in tools:
+        is_same = by_name.setdefault(tool.function.name, tool) == tool
+        check(is_same, "tools", f"two functions have the name {tool.function.name}")
+    return [*by_name.values()]
+
+
 def callable_tools(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
     """The tools that may be called. Raises `InvalidField`."""
-    names = [tool.function.name for tool in tools]
-    check(len(set(names)) == len(names), "tools", "two functions have the same name")
+    tools = unique(tools)
     if choice is None or choice == "auto":
         return tools
     if choice == "none":

@@ -11,7 +11,7 @@ SENTENCES = {
     "loaded": "Loaded {model} in {seconds:.1f} s: {num_parameters:,} parameters, {dtype} on {device}.",
     "serving": "Up to {max_sequences} sequences at once, of up to {context:,} tokens; the cache holds {cache}.",
     "warming up": "Warming up; the first time on a machine this compiles, which takes half a minute …",
-    "calibrated": "Measured what steps cost here, in {seconds:.1f} s.",
+    "warm": "Warmed up in {seconds:.1f} s.",
     "ready": "Ready. Playground: {url}/  OpenAI's API: {url}/v1  Stop: Ctrl-C",
     "ready, no playground": "Ready. OpenAI's API: {url}/v1  Stop: Ctrl-C",
     "draining": "Finishing {choices} answers, for at most {seconds:g} s. Ctrl-C again stops at once.",

@@ -21,11 +21,11 @@ from server.telemetry.sink import sink
 
 ENGINE = "nvium_core"
 MAX_CAUSES = 10
-"""Exceptions shown of a chain of causes."""
+"""Longest chain of causes that is logged."""
 
 
 def configure_logs(level: str = "info") -> None:
-    """For the whole process. What the standard library and the interpreter say looks like structlog's lines."""
+    """Configure logging of the whole process; lines of the standard library look the same."""
     least = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -48,18 +48,18 @@ def configure_logs(level: str = "info") -> None:
 
 
 def take_over_from_interpreter() -> None:
-    """Log warnings and unhandled exceptions. It would write them to stderr, and wait for ever if nobody reads that."""
+    """Log warnings and unhandled exceptions. Written to stderr by the interpreter, they could block the process."""
 
-    def log_told(told: "threading.ExceptHookArgs | sys.UnraisableHookArgs") -> None:
-        log_unhandled((told.exc_type, told.exc_value, told.exc_traceback))
+    def log_arguments(error: "threading.ExceptHookArgs | sys.UnraisableHookArgs") -> None:
+        log_unhandled((error.exc_type, error.exc_value, error.exc_traceback))
 
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: log_unhandled(error)
-    threading.excepthook = sys.unraisablehook = log_told
+    threading.excepthook = sys.unraisablehook = log_arguments
 
 
 def log_unhandled(error: tuple[type[BaseException], BaseException | None, TracebackType | None]) -> None:
-    """Two kinds of exception only end what they are raised in."""
+    """Log an exception; SystemExit and KeyboardInterrupt are not errors."""
     if not issubclass(error[0], (SystemExit, KeyboardInterrupt)):
         structlog.get_logger("nvium.server").error("an unhandled exception", exc_info=error)
 

@@ -13,7 +13,7 @@ from server.telemetry.steps import StepMetrics
 from server.version import version
 
 EndReason = Literal["stop", "length", "tool_calls", "abort"]
-"""Why a choice ended; `abort` if its request did before, whoever ended that."""
+"""Why a choice ended; `abort` if its request ended first, for any reason."""
 
 Outcome = Literal["completed", "invalid", "rejected", "cancelled", "failed"]
 
@@ -24,24 +24,27 @@ REASONS = (
     "draining",
     "engine_stopped",
     "head_too_large",
+    "host_not_allowed",
     "invalid_api_key",
     "malformed_request",
     "no_replica",
+    "origin_not_allowed",
     "queue_full",
     "rate_limit_exceeded",
     "request_timeout",
     "too_many_connections",
+    "unsupported_body",
 )
 """Codes of errors that reject a request, or a connection before it."""
 
-STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503)
-"""Of answers; 499 if the client had disconnected."""
+STATUSES = (200, 400, 401, 403, 404, 408, 413, 415, 429, 499, 500, 503)
+"""HTTP status of answers; 499 if the client had disconnected."""
 
 FROM_1_MS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 OF_TOKENS = (0.0001, 0.00025, 0.0005, *FROM_1_MS)
 OF_REQUESTS = (*FROM_1_MS, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 LENGTHS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
-"""Tokens: 1, 2, 5, 10 and so on."""
+"""Token-count buckets: 1, 2, 5, 10 and so on."""
 
 
 class Metrics:
@@ -70,6 +73,7 @@ class Metrics:
         self.finished_choices = counter("nvium_finished_choices", "Choices by why they ended.", "finish_reason")
         self.rejected = counter("nvium_rejected", "Requests rejected.", "reason")
         self.prompt_tokens = counter("nvium_prompt_tokens", "Prompt tokens of admitted requests.")
+        self.key_tokens = counter("nvium_key_tokens", "Tokens by API key and kind: prompt or generated.", "key", "kind")
         self.moved_requests = counter("nvium_moved_requests", "Requests retried when a replica was lost.")
         self.broken_streams = counter("nvium_broken_streams", "Streams ended by the loss of a replica.")
 
@@ -126,7 +130,7 @@ class Metrics:
 
 
 class LogCollector(Collector):
-    """Lost log lines, of all processes that count them."""
+    """Number of dropped log lines of all processes."""
 
     def __init__(self, counts: Sequence[Callable[[], int]]) -> None:
         self._counts = counts
@@ -156,7 +160,7 @@ class WorkerCollector(Collector):
         yield GaugeMetricFamily("nvium_kv_cache_usage_ratio", "Share of cache pages in use.", state.kv_cache_usage)
         yield GaugeMetricFamily(
             "nvium_piggyback_speedup_ratio",
-            "Time the same tokens would have taken block by block at full depth, over time spent, in the last minute.",
+            "Tokens per second of the running schedule over those of whole passes, as measured while serving.",
             state.piggyback_speedup,
         )
         yield CounterMetricFamily("nvium_preemptions", "Sequences that lost their cache.", state.num_preemptions)

@@ -9,7 +9,7 @@ from nvium_core import TokenEvent
 from server.errors import ApiError
 from server.telemetry.metrics import EndReason, Metrics, Outcome
 
-REJECTED = (401, 413, 429, 503)
+REJECTED = (401, 403, 413, 415, 429, 503)
 
 ABORTED = ("disconnected", "slow_client")
 
@@ -83,7 +83,7 @@ class RequestRecord:
         self.last_told = time.monotonic()
 
     def choice_ended(self, reason: EndReason) -> None:
-        """A choice was answered to its end, or is `abort`ed because its request ends before it."""
+        """A choice ended, or is `abort`ed because its request ended first."""
         self._metrics.finished_choices.labels(reason).inc()
         if reason != "abort":
             self.finish_reasons.append(reason)
@@ -135,6 +135,9 @@ class RequestRecord:
     def _count(self, seconds: float) -> None:
         metrics = self._metrics
         metrics.requests.labels(self.endpoint, self.outcome).inc()
+        key = self.key_id or "none"
+        metrics.key_tokens.labels(key, "prompt").inc(self.num_prompt_tokens)
+        metrics.key_tokens.labels(key, "generated").inc(self.exit_counts.total())
         metrics.responses.labels(self.endpoint, self.status or CLIENT_CLOSED_REQUEST).inc()
         if self.outcome == "completed":
             metrics.request_latency.observe(seconds)

@@ -1,23 +1,21 @@
-"""Log lines are written by a thread of their own, so that logging neither waits nor fails.
+"""Writes log lines on a separate thread, so that logging neither blocks nor fails.
 
-A full disk, an unread pipe or a closed one only loses lines, which are counted.
+With a full disk or an unread or closed pipe, lines are dropped and counted.
 """
 
 import atexit
 import io
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TextIO
 
 MAX_BYTES = 4_000_000
-"""Of lines waiting to be written."""
+"""Bytes of queued lines."""
 
 EXIT_SECONDS = 1
-"""How long the process waits for them at its end."""
+"""Timeout for writing queued lines at exit."""
 
 Write = Callable[[bytes], object]
 
@@ -31,22 +29,16 @@ class LogSink:
         self._lines: deque[bytes] = deque()
         self._num_bytes = 0
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="nvium-log", daemon=True)
 
     def open(self, stream: TextIO | None) -> None:
         """Write to this stream from now on; None, if the process has no stderr, drops lines."""
         self._write_out = writer_to(stream)
-        if self._thread is None:  # not with the first line: there may be no memory for a thread then
-            self._thread = threading.Thread(target=self._run, name="nvium-log", daemon=True)
+        if not self._thread.is_alive():
             self._thread.start()
 
     def write(self, line: str) -> None:
-        try:
-            self._take(line.encode(errors="backslashreplace"))
-        except MemoryError:
-            self.num_dropped += 1
-
-    def _take(self, encoded: bytes) -> None:
+        encoded = line.encode(errors="backslashreplace")
         with self._changed:
             if self._num_bytes + len(encoded) > MAX_BYTES:
                 self.num_dropped += 1
@@ -60,40 +52,25 @@ class LogSink:
 
     def drain(self, seconds: float = EXIT_SECONDS) -> None:
         """Wait until everything is written, for at most `seconds`."""
-        until = time.monotonic() + seconds
         with self._changed:
-            while self._num_bytes and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
+            self._changed.wait_for(lambda: not self._num_bytes, seconds)
 
     def _run(self) -> None:
         while True:
-            with suppress(MemoryError):  # that waiting takes
-                self._write_next()
-
-    def _write_next(self) -> None:
-        with self._changed:
-            while not self._lines:
-                self._changed.wait()
-            line = self._lines.popleft()
-        is_written = False
-        try:
-            is_written = self._try(line)
-        finally:
             with self._changed:
-                self.num_dropped += not is_written
+                self._changed.wait_for(lambda: self._lines)
+                line = self._lines.popleft()
+            try:
+                self._write_out(line)
+            except Exception:
+                self.num_dropped += 1
+            with self._changed:
                 self._num_bytes -= len(line)
                 self._changed.notify_all()
 
-    def _try(self, line: bytes) -> bool:
-        try:
-            self._write_out(line)
-        except Exception:
-            return False
-        return True
-
 
 def writer_to(stream: TextIO | None) -> Write:
-    """Writes to a stream past its own buffer, which would keep lines that a full disk refuses."""
+    """Writes to a stream's file descriptor: the stream's own buffer would keep lines that a full disk refuses."""
     if stream is None:
         return discard
     try:
@@ -113,11 +90,11 @@ def discard(_: bytes) -> None:
 
 
 sink = LogSink()
-"""Of this process."""
+"""This process's sink."""
 
 
 def num_dropped_lines() -> int:
-    """By this process so far."""
+    """Lines that this process has dropped."""
     return sink.num_dropped
 
 

@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from nvium_core import StepReport, TokenEvent
+from nvium_core import Event, StepReport, TokenEvent
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -23,12 +23,12 @@ class Tally:
         self._bounds = bounds
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
-        """With cumulative counts, as in Prometheus."""
+        """Add the histogram to a family, with cumulative counts."""
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
         family.add_metric(labels, list(zip(bounds, map(float, accumulate(self.counts)), strict=True)), self._sum)
 
@@ -41,11 +41,13 @@ class StepMetrics(Collector):
         self._blocks = [(Tally(SECONDS), Tally(ROWS)) for _ in depth_ratios]
         self._depths = Tally(depth_ratios)
 
-    def observe(self, report: StepReport) -> None:
-        seconds, rows = self._blocks[report.block - 1]
-        seconds.observe(report.seconds)
-        rows.observe(report.num_rows)
-        for event in report.events:
+    def observe(self, reports: Sequence[StepReport], events: Sequence[Event]) -> None:
+        """Record one engine turn. Steps of one block in one call count with their mean."""
+        for block, num_steps, num_rows, seconds in reports:
+            of_seconds, of_rows = self._blocks[block - 1]
+            of_seconds.observe(seconds / num_steps, num_steps)
+            of_rows.observe(num_rows / num_steps, num_steps)
+        for event in events:
             if isinstance(event, TokenEvent):
                 self._depths.observe(self._depth_ratios[event.exit - 1])
 

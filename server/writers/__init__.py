@@ -1,1 +1,1 @@
-"""From deltas to OpenAI's bodies, whole or streamed."""
+"""Turns deltas into OpenAI's response bodies, whole or streamed."""

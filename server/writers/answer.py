@@ -1,6 +1,7 @@
-"""From a checked request to its answer, whole or as a stream, for every generating endpoint."""
+"""Turns a checked request into its response, whole or streamed, for every generating endpoint."""
 
 import re
+from collections.abc import Sequence
 
 import structlog
 from fastapi import Request
@@ -39,7 +40,7 @@ def opened(request: Request, body: GenerationRequest) -> tuple[Service, RequestR
 async def answer(request: Request, body: GenerationRequest | ResponseRequest, writer: Writer) -> Response:
     service: Service = request.app.state.service
     record: RequestRecord = request.state.record
-    headers = ignored_params(body)
+    headers = ignored_params(body, writer.generation.ignored)
     if not body.stream:
         return await whole(request, writer, headers, service)
     return EventStream(
@@ -77,7 +78,7 @@ def failure_events(error: Exception, record: RequestRecord) -> list[bytes]:
     return [to_json(refusal.body), DONE]
 
 
-def ignored_params(body: RequestBody) -> dict[str, str]:
-    """The header that names unknown fields; characters that a header cannot have become `?`."""
-    names = [HARMFUL_IN_HEADER.sub("?", name) or "?" for name in body.unknown_fields]
+def ignored_params(body: RequestBody, more: Sequence[str] = ()) -> dict[str, str]:
+    """The header that names unknown fields, and `more`; characters that a header cannot have become `?`."""
+    names = [HARMFUL_IN_HEADER.sub("?", name) or "?" for name in (*body.unknown_fields, *more)]
     return {"x-nvium-ignored-params": ", ".join(names)[:1000].rstrip(", ")} if names else {}

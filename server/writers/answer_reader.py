@@ -21,7 +21,7 @@ class AnswerPart(NamedTuple):
 
 @dataclass
 class AnswerReader:
-    """What is joined does not depend on how deltas cut the text."""
+    """The result does not depend on how deltas cut the text."""
 
     reasoning: ReasoningReader
     calls: ToolCallReader | None
@@ -30,9 +30,9 @@ class AnswerReader:
     """Whether an answer without a call is allowed: if not, a call that is cut is no content."""
 
     _begun_calls: list[CallPiece] = field(default_factory=list, init=False)
-    """What the prompt has of calls: the answer tells them whole."""
+    """Calls that the prompt has begun; the answer repeats them whole."""
     _begun_content: str = field(default="", init=False)
-    """What the prompt has of text that may yet be a call: the answer does not repeat it."""
+    """Text in the prompt that may become a call; the answer does not repeat it."""
 
     def begin(self, continued: str, *, is_form: bool) -> None:
         """Read what the prompt has of the answer, and of its calls if it has the answer's form."""
@@ -42,7 +42,7 @@ class AnswerReader:
             self._begun_content = self.calls.held
 
     def read(self, delta: Delta) -> AnswerPart:
-        """What a delta adds."""
+        """Read a delta."""
         reasoning, text = self.reasoning.push(delta.text)
         if delta.finish_reason:
             rest = self.reasoning.flush()
@@ -58,7 +58,7 @@ class AnswerReader:
         return AnswerPart(reasoning, content, pieces)
 
     def finish_reason(self, delta: Delta) -> FinishReason | None:
-        """Of a delta that has been read."""
+        """The parts of a delta that has been read."""
         has_called = self.calls is not None and self.calls.is_complete
         return "tool_calls" if delta.finish_reason == "stop" and has_called else delta.finish_reason
 

@@ -37,7 +37,7 @@ class ChatWriter(ChunkWriter):
         self._has_tools = self._readers[0].calls is not None
         self._is_text_first = self._readers[0].may_be_text
         self._streamed = [Delta(choice.index) for choice in generation.choices]
-        """Tokens that a stream has sent of each choice."""
+        """Tokens already streamed, by choice."""
 
     def whole(self, gained: Sequence[Delta]) -> bytes:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in gained]
@@ -62,7 +62,7 @@ class ChatWriter(ChunkWriter):
         is_empty = delta.finish_reason or self._has_tools or reasoning
         message: ChatMessage = {"content": content} if content or not is_empty else {}
         if reasoning:
-            message["reasoning_content"] = reasoning
+            message["reasoning_content"] = message["reasoning"] = reasoning
         if calls:
             message["tool_calls"] = [{"index": number, **call} for number, call in joined(calls).items()]
         if self._tells_exits:
@@ -80,7 +80,7 @@ class ChatWriter(ChunkWriter):
         reasoning, content, calls = self._readers[delta.index].read(delta)
         message: ChatMessage = {"role": "assistant", "content": content, "refusal": None}
         if reasoning:
-            message["reasoning_content"] = reasoning
+            message["reasoning_content"] = message["reasoning"] = reasoning
         if self._has_tools and (calls or not self._is_text_first):
             message["content"] = content or None
         if calls:
@@ -107,7 +107,7 @@ class ChatWriter(ChunkWriter):
         return chat_logprobs(self._vocabulary, token_ids, scores, self._request.top_logprobs or 0)
 
     def _prompt_token_ids(self) -> PromptTokenIds:
-        """Written beside the choices, which share the prompt."""
+        """Written at the top level: all choices share the prompt."""
         if not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": self.generation.choices[0].prompt.token_ids}

@@ -30,8 +30,7 @@ class ChunkWriter(Writer):
             "model": self._model,
             "system_fingerprint": service.fingerprint,
         }
-        if request.metadata is not None:
-            self._envelope["metadata"] = request.metadata
+        self._metadata = request.metadata
 
     @abstractmethod
     def _chunk(self, delta: Delta) -> Mapping[str, object]:
@@ -48,7 +47,7 @@ class ChunkWriter(Writer):
         return [to_json(self._usage_chunk())] if self._options.include_usage else []
 
     def _choice(self, delta: Delta, index: int) -> GeneratedChoice:
-        """Fields of any choice; its tokens count from here on."""
+        """Fields of a choice; its tokens count from here on."""
         self._count(delta)
         self._num_ended += delta.finish_reason is not None
         fields: GeneratedChoice = {"index": index, "finish_reason": delta.finish_reason}
@@ -61,7 +60,7 @@ class ChunkWriter(Writer):
         return fields
 
     def _prompt_logprobs(self, delta: Delta) -> ScoredPrompt:
-        """Those of the prompt of a whole choice, if asked for."""
+        """Prompt fields of a whole choice, if requested."""
         if self._num_prompt_logprobs is None:
             return {}
         token_ids = self.generation.choices[delta.index].prompt.token_ids
@@ -87,4 +86,6 @@ class ChunkWriter(Writer):
     def _with_summary(self, fields: Generated) -> Generated:
         if self._tells_exits:
             fields["nvium"] = self._exit_summary()
+        if self._metadata is not None:
+            fields["metadata"] = self._metadata
         return fields

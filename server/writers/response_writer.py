@@ -32,6 +32,7 @@ class ResponseWriter(Writer):
         keep: Callable[[Response], None],
     ) -> None:
         super().__init__(service, chat, generation)
+        self._asked = asked
         self._keep = keep
         self._reader = answer_reader(service, chat, generation.choices[0])
         self._num_events = 0
@@ -85,6 +86,8 @@ class ResponseWriter(Writer):
             "name": name,
             "arguments": "",
         }
+        if namespace := self._asked.namespace(name):
+            call["namespace"] = namespace
         yield self._add(call)
 
     def _add_arguments(self, arguments: str) -> bytes:
@@ -117,7 +120,7 @@ class ResponseWriter(Writer):
         }
 
     def _num_reasoning_tokens(self) -> int:
-        """Tokens whose text begins before the answer does."""
+        """Number of tokens before the answer's text."""
         num_characters = self._reader.reasoning.num_characters
         return sum(offset < num_characters for offset in self._gained.text_offsets)
 
@@ -160,7 +163,7 @@ class ResponseWriter(Writer):
     def _event(self, kind: str, **more: Any) -> bytes:
         event: ResponseEvent = {"type": kind, "sequence_number": self._num_events, **more}  # type: ignore[typeddict-item]
         self._num_events += 1
-        return to_json(event)
+        return b"event: %b\ndata: %b" % (kind.encode(), to_json(event))
 
 
 def new_text(kind: TextKind) -> OutputItem:
@@ -194,7 +197,7 @@ def new_response(asked: ResponseRequest, response_id: str, model: str) -> Respon
         "temperature": asked.temperature,
         "text": asked.text.model_dump(by_alias=True, exclude_none=True),
         "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else asked.tool_choice.model_dump(),
-        "tools": [tool.model_dump() for tool in asked.tools],
+        "tools": [tool.model_dump(exclude_unset=True) for tool in asked.tools],
         "top_p": asked.top_p,
         "truncation": "disabled",
         "metadata": asked.metadata,

@@ -1,4 +1,4 @@
-"""Writes the deltas of one request as JSON: whole, or event by event, with the exits beside the text."""
+"""Writes the deltas of one request as JSON: whole, or event by event, with the exits of its tokens."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -52,12 +52,12 @@ class Writer(ABC):
                 self.generation.choices[delta.index].ended(reason)
 
     def _finish_reason(self, delta: Delta) -> EndReason | None:
-        """Of a delta that has been read."""
+        """Exit metadata of a delta."""
         return delta.finish_reason
 
     @abstractmethod
     def whole(self, gained: Sequence[Delta]) -> bytes:
-        """The whole response, from all that each choice gained."""
+        """The whole response, from each choice's complete delta."""
 
     @abstractmethod
     def _events(self, delta: Delta) -> list[bytes]:

@@ -25,16 +25,15 @@ def test_without_an_experiment_peers_are_raced_here(
     small = ("--model", byte_model, "--dtype", "float64", "--tokens", 3, "--seconds", 1, "--against", "generate")
     assert run(monkeypatch, "bench", "--json", figures, *small) == 0
     printed = capsys.readouterr().out
-    assert "as simulated" in printed
-    assert "GB/s" in printed
+    assert "Early exits make 1 stream" in printed
     written = json.loads(figures.read_text())
     assert (written["experiment"], written["model"], written["dtype"]) == ("peers", "bytes", "float64")
     assert [row["sequences"] for row in written["rows"]] == [1, 8]
-    assert all(row["ours_over"]["generate"] > 0 for row in written["rows"])
     machine = written["machine"]
-    assert machine["instructions"] == written["instructions"]
     assert machine["threads"] == written["threads"] >= 1
+    assert machine["instructions"] == written["instructions"]
     assert min(machine["bytes_per_second"], machine["flops_per_second"]["float64"]) > 0
+    assert all(row["ours_over"]["generate"] > 0 for row in written["rows"])
 
 
 def test_a_shape_is_measured_with_the_routing_asked_for(
@@ -42,35 +41,36 @@ def test_a_shape_is_measured_with_the_routing_asked_for(
 ) -> None:
     figures = tmp_path / "figures.json"
     shape = ("--shape", "2x128", "--routing", "1,0", "--dtype", "float32")
-    assert run(monkeypatch, "bench", "costs", *shape, "--requests", 3, "--json", figures) == 0
-    assert "block 2" in capsys.readouterr().out
-    assert len(json.loads(figures.read_text())["blocks"]) == 2
+    assert run(monkeypatch, "bench", "profile", *shape, "--tokens", 4, "--json", figures) == 0
+    assert "host overhead" in capsys.readouterr().out
+    assert json.loads(figures.read_text())["rows"][0]["parts_us"]["layers"] > 0
+
+
+def test_schedules_end_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], byte_model: Path
+) -> None:
+    small = ("--model", byte_model, "--tokens", 4, "--repeats", 1, "--sequences", "1,2")
+    assert run(monkeypatch, "bench", "schedules", *small) == 0
+    assert "Early exits make 1 stream" in " ".join(capsys.readouterr().out.split())
+
+
+def test_ways_to_sample_are_compared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], byte_model: Path
+) -> None:
+    small = ("--model", byte_model, "--tokens", 3, "--repeats", 1, "--sequences", "1")
+    assert run(monkeypatch, "bench", "sampling", *small) == 0
+    assert "temperature 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["chaos"], "chaos"),
-        (["--sequences", "0"], "sequences"),
         (["--sequences", "1,x"], "sequences"),
-        (["--tokens", "0"], "tokens"),
         (["--tokens", "1024"], "tokens"),
         (["--repeats", "0"], "repeats"),
-        (["--seconds", "0"], "seconds"),
-        (["--threads", "0"], "threads"),
-        (["--requests", "5"], "requests"),
-        (["determinism", "--prompt-tokens", "5"], "prompt_tokens"),
-        (["costs", "--requests", "0"], "requests"),
-        (["prefix", "--plot", "a.png"], "plot"),
-        (["--plot", "a.gif"], "plot"),
-        (["--plot", "nowhere/a.png"], "nowhere"),
+        (["profile", "--seconds", "5"], "seconds"),
         (["--json", "nowhere/a.json"], "nowhere"),
-        (["--shape", "2x3"], "shape"),
-        (["--shape", "4x128,2x3"], "shape"),
-        (["schedules", "--shape", "2x128,4x128", "--plot", "a.png"], "plot"),
-        (["peers", "--shape", "2x128,4x128", "--sequences", "2", "--plot", "a.png"], "sequences"),
-        (["prompts", "--prompt-tokens", "16,x"], "prompt_tokens"),
-        (["prompts", "--sequences", "2"], "sequences"),
         (["--shape", "2x128", "--model", "x"], "shape"),
         (["--routing", ".5,.5"], "routing"),
         (["--model", "no-such-folder"], "no-such-folder"),

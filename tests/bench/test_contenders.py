@@ -1,28 +1,21 @@
 """Each contender by itself: it speaks what is asked, and GGUF files hold the twin."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from nvium_core.bench.contenders import continuous, generate, llama_cpp, own
-from nvium_core.bench.contenders.contender import Contender, ContenderFailed, Generation, NotAvailable, Race
+from nvium_core.bench.contenders import generate, llama_cpp, own
+from nvium_core.bench.contenders.contender import Contender, NotAvailable, Race
 from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
-from nvium_core.bench.contenders.lineup import GENERATE, GIVEN_FILE, LLAMA_CPP, TWIN, kinds, lineup
-from nvium_core.bench.harness import load_subjects
-from nvium_core.bench.peers import best_variants, on_the_clock
+from nvium_core.bench.contenders.lineup import GENERATE, GIVEN_FILE, LLAMA_CPP, lineup
+from nvium_core.bench.harness import load_subject
+from nvium_core.bench.peers import best_variants
 from nvium_core.bench.shapes import random_weights, shape_config
 from nvium_core.bench.twin import dense_twin, usable_llama
-from nvium_core.engine.device.graphs import GraphsBackend
-from nvium_core.engine.device.runner import Runner
-from nvium_core.engine.engine import Engine
-from nvium_core.engine.params import SamplingParams
-from nvium_core.engine.schedule.policies import Optimal
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.causal_lm import NviumForCausalLM
 from tests.bench.tiny import tiny_subject
 from tests.model.gguf_files import write_gguf as write_given_file
 from tests.model.test_backbones import random_model as random_backbone
@@ -63,7 +56,7 @@ def needs_llama_cpp() -> None:
 
 
 def in_our_engine(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
-    return own.contender(own.engine_for(twin, RACE), RACE)
+    return own.contender(own.engine_for(twin, RACE), RACE, "race")
 
 
 def by_generate(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
@@ -72,10 +65,6 @@ def by_generate(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Conte
 
 def by_generate_with_a_static_cache(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
     return generate.contender(usable_llama(twin), RACE, "static")
-
-
-def by_continuous_batching(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
-    return stack.enter_context(continuous.contender(usable_llama(twin), RACE))
 
 
 def by_llama_cpp(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Contender:
@@ -87,7 +76,7 @@ def by_llama_cpp(twin: NviumForCausalLM, stack: ExitStack, folder: Path) -> Cont
 
 @pytest.mark.parametrize(
     "build",
-    [in_our_engine, by_generate, by_generate_with_a_static_cache, by_continuous_batching, by_llama_cpp],
+    [in_our_engine, by_generate, by_generate_with_a_static_cache, by_llama_cpp],
 )
 def test_every_sequence_gets_the_tokens_asked_for_turn_by_turn(
     build: Callable[..., Contender], twin: NviumForCausalLM, stack: ExitStack, tmp_path: Path
@@ -115,18 +104,12 @@ def test_llama_cpp_reads_the_twin_s_logits_from_its_file(
     file = tmp_path / "twin.gguf"
     write_gguf(twin, file, kind)
     room = llama_cpp.Room(num_sequences=1, num_positions=32, batch_tokens=32)
-    with llama_cpp.loaded(file, kind, room, threads=1) as model:
+    with closing(llama_cpp.LlamaCpp(file, kind, room, threads=1)) as model:
         model.decode([(token, position, 0, True) for position, token in enumerate(tokens)])
         found = torch.tensor([model.logits(row) for row in range(len(tokens))])
     expected = twin(torch.tensor([tokens]), output_exit_logits=True).exit_logits[0, :, 0]
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
     assert expected.std() > 1, "the tolerance means something"
-
-
-def test_sixteen_bits_come_in_both_ways_and_the_rest_in_thirty_two() -> None:
-    assert [kinds(dtype) for dtype in (torch.bfloat16, torch.float16)] == [("f16", "bf16")] * 2
-    assert [kinds(dtype) for dtype in (torch.float32, torch.float64)] == [("f32",)] * 2
-    assert [kinds(torch.float32, weights) for weights in ("q8", "q4")] == [("q8_0",), ("q4_0",)]
 
 
 def test_an_absent_peer_is_named_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,32 +123,16 @@ def test_a_llama_of_a_gguf_file_races_beside_that_very_file_in_llama_cpp(tmp_pat
     needs_llama_cpp()
     llama = random_backbone("llama", SHAPE | {"hidden_size": 64, "intermediate_size": 64})
     file = write_given_file(tmp_path / "model.F16.gguf", llama, "F16", tokenizer=FIELDS)
-    [subject] = load_subjects(str(file), None, None, "cpu", "bfloat16")
+    subject = load_subject(str(file), None, None, "cpu", "bfloat16")
     with lineup(subject, (GENERATE, LLAMA_CPP)) as who:
         assert who.twin is subject.model
-        with who.ready(RACE) as (_, contenders):
+        with who.ready(RACE) as contenders:
             assert contenders.keys() == {
-                *("optimal", "synchronous", "generate/dynamic", "generate/static", "generate/float32"),
+                *("race", "whole", "generate/dynamic", "generate/static", "generate/float32"),
                 *("llama.cpp/f16", "llama.cpp/bf16", GIVEN_FILE),
             }
             for name in (GIVEN_FILE, "generate/float32"):
                 assert [len(tokens) for tokens in contenders[name](0).token_ids] == [7, 7, 7]
-
-
-def test_the_twin_goes_by_whole_passes_which_a_gpu_launches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "Engine", partial(Engine, make_runner=partial(Runner, make_backend=GraphsBackend)))
-    engines, engine_for = dict[NviumForCausalLM, Engine](), own.engine_for
-
-    def engine_noted(model: NviumForCausalLM, race: Race, **config: Any) -> Engine:
-        engines[model] = engine_for(model, race, **config)
-        return engines[model]
-
-    monkeypatch.setattr(own, "engine_for", engine_noted)
-    with lineup(tiny_subject(), (TWIN,)) as who, who.ready(RACE) as (_, contenders):
-        contenders[TWIN](0)
-        backend = engines[who.twin].runner.backend
-    assert isinstance(backend, GraphsBackend)
-    assert backend.passes.num_ahead > 0
 
 
 def test_a_twin_that_has_no_gguf_file_leaves_its_peer_out_with_the_reason() -> None:
@@ -177,27 +144,7 @@ def test_a_twin_that_has_no_gguf_file_leaves_its_peer_out_with_the_reason() -> N
         assert who.left_out == {LLAMA_CPP: "GGUF files are written without rope_type 'linear'"}
 
 
-def test_our_engine_samples_as_asked_by_a_schedule_of_its_own() -> None:
-    subject = tiny_subject()
-    engine = own.engine_for(subject.model, RACE)
-    engine.calibrate()
-    one, other = (own.policy_for(engine, "optimal") for _ in range(2))
-    assert isinstance(one, Optimal) and isinstance(other, Optimal)
-    assert one.costs is not other.costs and one.frequencies is not other.frequencies
-    exits = own.contender(engine, RACE, one)(1)
-    assert engine.scheduler.policy is one
-    mixture = own.contender(engine, RACE, other, SamplingParams(sampling="mixture"))(1)
-    assert engine.scheduler.policy is other
-    assert mixture.exits == {3: 21} != exits.exits
-
-
-def test_who_speaks_too_little_is_found_out() -> None:
-    brief = Generation(seconds=1.0, first_token_seconds=[0.1] * 3, token_ids=[[1] * 7, [1] * 7, [1] * 6])
-    with pytest.raises(ContenderFailed, match="brief: not 7 tokens"):
-        on_the_clock("brief", lambda turn: brief, RACE)(0)
-
-
 def test_a_peer_s_best_variant_counts() -> None:
-    rates = {"optimal": 9.0, "generate/dynamic": 3.0, "generate/static": 2.0, "llama.cpp/f16": 4.0, "synchronous": 5.0}
+    rates = {"race": 9.0, "generate/dynamic": 3.0, "generate/static": 2.0, "llama.cpp/f16": 4.0, "whole": 5.0}
     found = best_variants({name: {"tokens_per_second": rate} for name, rate in rates.items()})
-    assert found == {"generate": "generate/dynamic", "llama.cpp": "llama.cpp/f16", "synchronous": "synchronous"}
+    assert found == {"generate": "generate/dynamic", "llama.cpp": "llama.cpp/f16", "whole": "whole"}

@@ -45,11 +45,13 @@ def test_a_model_of_another_make_has_a_llama_for_twin(make: str, tmp_path: Path)
     usable_llama(twin)
 
 
-def test_a_llama_is_its_own_twin() -> None:
-    univium = dense_twin(random_model([1, 2]))
-    assert dense_twin(univium) is univium
-
-
-def test_the_weights_are_shared() -> None:
-    univium = dense_twin(random_model([1, 2]))
-    assert usable_llama(univium).lm_head.weight.data_ptr() == univium.lm_head.weight.data_ptr()
+@pytest.mark.parametrize(("is_narrow", "kept_bits"), [(True, 16), (False, 32)])
+def test_the_twin_s_weights_are_as_precise_as_the_model_s_layers(is_narrow: bool, kept_bits: int) -> None:
+    model = random_model([1, 2], dtype=torch.float32)
+    if is_narrow:  # as in a retrofit: layers of 16 bits, exits of 32
+        for weight in model.model.layers.parameters():
+            weight.data.copy_(weight.bfloat16())
+    twin = dense_twin(model)
+    assert twin.dtype == torch.float32
+    rounded = [torch.equal(weight.bfloat16().float(), weight) for weight in twin.parameters() if weight.dim() > 1]
+    assert all(rounded) if kept_bits == 16 else not any(rounded)

@@ -1,4 +1,4 @@
-"""The embedded model behind `nvium serve`, a process of its own: what other people's programs are pointed at."""
+"""The bundled model behind `nvium serve`, a process of its own: what other people's programs are pointed at."""
 
 import os
 import socket
@@ -44,7 +44,7 @@ class Served:
 
 @contextmanager
 def served(**settings: object) -> Iterator[Served]:
-    """A server of the embedded model in float32 on the CPU, ready; it must also stop as it should."""
+    """A server of the bundled model in float32 on the CPU, ready; it must also stop as it should."""
     given = {"port": free_port(), "dtype": "float32", "device": "cpu", **settings}
     environment = {f"NVIUM_{name.upper()}": str(value) for name, value in given.items()}
     url = f"http://127.0.0.1:{given['port']}"

@@ -50,6 +50,15 @@ def test_instructor_makes_an_object_of_a_forced_call_of_a_model_that_follows_a_s
     assert json.loads(finished.output.splitlines()[-1]) == {"city": "Bern"}
 
 
+def test_guidance_gets_an_object_and_a_text_of_a_model_that_follows_a_script(record: Record) -> None:
+    python, client = installed(CLIENTS / "agents" / "bin" / "python"), Path(__file__).with_name("guidance_client.py")
+    with live_server(load_byte_model()) as server, answering(server.app, '{"city":"Bern"}', ANSWER):
+        finished = run([python, client, f"{server.url}/v1", NAME], seconds=120)
+    assert finished.exit_code == 0
+    record("guidance", pinned("guidance", programs.AGENTS), requests=2)
+    assert json.loads(finished.output.splitlines()[-1]) == {"city": "Bern", "weather": ANSWER}
+
+
 def test_the_ai_sdk_calls_a_tool_and_answers_with_its_result_of_a_model_that_follows_a_script(record: Record) -> None:
     node = shutil.which("node") or pytest.skip("node is not installed")
     environment = {"NODE_PATH": str(installed(NODE_MODULES))}

@@ -1,4 +1,4 @@
-"""One server of the embedded model, for whatever the pages ask of http://127.0.0.1:8000."""
+"""One server of the bundled model, for whatever the pages ask of http://127.0.0.1:8000."""
 
 from collections.abc import Iterator
 

@@ -1,12 +1,10 @@
-"""Commands held to what they call, without running them: whatever is renamed there is a complaint here."""
+"""Check a command against the program that it calls, without running it."""
 
 import ast
 import importlib.util
-import json
 import re
 import tomllib
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,12 @@ import yaml
 from loadtest import options as loadtest_options
 from nvium_core.cli import app
 from nvium_core.training.recipes.catalogue import recipe_named
-from nvium_core.training.tales.__main__ import app as tales_app
+from research.tales.__main__ import app as tales_app
 from server.settings import read_settings
 from tests.docs.pages import ROOT
 from tests.docs.shell import Command
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-CHART = ROOT / "deploy" / "helm" / "nvium"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PLACEHOLDER = re.compile(r"\[?[A-Z]+(?:…|\])*|….*|.*…")
 """`MODEL`, `[MODEL]`, `FILE…`."""
@@ -33,24 +30,14 @@ TALES: Any = typer.main.get_command(tales_app)
 
 
 def check(command: Command) -> None:
-    """Raises, saying what is not so, for a command that cannot mean what a page says."""
+    """Raise, with what is wrong, for a command that does not exist as a page gives it."""
     program, *words = command.words
-    checks = {
-        "nvium": check_nvium,
-        "torchrun": lambda words: check_nvium(words[words.index("nvium_core.cli") + 1 :]),
-        "docker": check_docker,
-        "helm": check_helm,
-        "make": check_make,
-        "pip": check_pip,
-        "python": check_python,
-        "serve": check_serve,
-    }
-    if program in checks:
-        checks[program](words)
+    if program in CHECKS:
+        CHECKS[program](words)
 
 
 def check_nvium(words: Sequence[str]) -> None:
-    """All of it, if nothing has been left out; else its name and its options."""
+    """Check all values if the command is complete, else its name and its options."""
     if not words or words[0].startswith("--"):
         assert set(words) <= {"--version", "--help", "--install-completion", "--show-completion"}, words
         return
@@ -62,7 +49,7 @@ def check_nvium(words: Sequence[str]) -> None:
 
 
 def check_command(program: Any, words: Sequence[str]) -> dict[str, Any]:
-    """What it is told; nothing, if something was left out."""
+    """The values of its options; empty if the page leaves something out."""
     name, *given = words
     command = program.commands[name]
     is_cut = any(PLACEHOLDER.fullmatch(word) for word in given) or (bool(given) and given[-1] in valued(command))
@@ -88,38 +75,15 @@ def num_required(command: Any) -> int:
 
 
 def check_docker(words: Sequence[str]) -> None:
-    if words[0] != "compose":
-        assert (ROOT / "Dockerfile").exists()
-        return
+    assert (ROOT / "Dockerfile").exists()
     profiles = {profile for service in COMPOSE.values() for profile in service.get("profiles", ())}
     chosen = {after for word, after in pairwise(words) if word == "--profile"}
     assert chosen <= profiles, f"no profile {chosen - profiles}"
-    if "run" in words:
-        begin = next(place for place in range(words.index("run") + 1, len(words)) if words[place] in COMPOSE)
-        service, given = words[begin], words[begin + 1 :]
-        if service == "loadtest":
-            loadtest_options.parser().parse_args(list(given))
-        else:
-            check_nvium(given)
-    if "restart" in words:
-        assert words[-1] in COMPOSE
 
 
 def check_helm(words: Sequence[str]) -> None:
-    pairs = list(pairwise(words))
     for chart in (word for word in words if word.startswith("deploy/")):
         assert (ROOT / chart).exists(), chart
-    if "deploy/helm/nvium" in words:
-        schema = json.loads((CHART / "values.schema.json").read_text())
-        for path in (after.partition("=")[0] for word, after in pairs if word == "--set"):
-            check_value(schema, path)
-
-
-def check_value(schema: dict[str, Any], path: str) -> None:
-    """The chart knows what is set."""
-    for key in path.split("."):
-        assert key in schema.get("properties", {}), f"{path}: the chart has no {key}"
-        schema = schema["properties"][key]
 
 
 def check_make(words: Sequence[str]) -> None:
@@ -130,22 +94,20 @@ def check_make(words: Sequence[str]) -> None:
 
 
 def check_pip(words: Sequence[str]) -> None:
-    """Our extras, or packages of which the tests have a version."""
+    """Check that an extra is ours and that constraints.txt pins a package."""
     constraints = (ROOT / "constraints.txt").read_text()
     for word in words[1:]:
         if extra := re.fullmatch(r"(?:nvium|\.|.*\.whl)\[(\w+)\]", word):
             assert extra[1] in PROJECT["project"]["optional-dependencies"], word
-        elif wheel := re.fullmatch(r"nvium-(.*)-py3-none-any\.whl", word):
-            assert wheel[1] == PROJECT["project"]["version"], word
         elif re.fullmatch(r"[a-z]\w*", word):
             assert re.search(rf"^{word}==", constraints, re.MULTILINE), word
 
 
 def check_python(words: Sequence[str]) -> None:
-    """Our programs' options, which are looked for in their sources; other people's modules are there."""
+    """Look for our programs' options in their sources; other modules need only exist."""
     if words[0] != "-m":
         sources = (ROOT / words[0]).read_text()
-    elif words[1] == "nvium_core.training.tales":
+    elif words[1] == "research.tales":
         check_command(TALES, words[2:])
         return
     elif words[1] == "loadtest" and not words[-1].startswith("--"):
@@ -164,29 +126,22 @@ def check_python(words: Sequence[str]) -> None:
         assert words[3] in [marker.partition(":")[0] for marker in markers]
 
 
-def check_serve(words: Sequence[str]) -> None:
-    """Ray's command: the application is where it is looked for."""
-    module, _, name = words[-1].partition(":")
-    assigned = [node for node in ast.parse(source_of(module)).body if isinstance(node, ast.Assign | ast.AnnAssign)]
-    targets = [target for node in assigned for target in getattr(node, "targets", [getattr(node, "target", None)])]
-    assert name in [target.id for target in targets if isinstance(target, ast.Name)], words[-1]
-
-
 def source_of(module: str) -> str:
     found = importlib.util.find_spec(module)
     assert found, f"no module {module}"
     return Path(found.origin).read_text() if found.origin else ""
 
 
-@cache
-def option_names() -> frozenset[str]:
-    """Of all our programs."""
-    nvium = {
-        option
-        for command in (*NVIUM.commands.values(), *TALES.commands.values())
-        for parameter in command.params
-        for option in (*parameter.opts, *parameter.secondary_opts)
-    }
-    folders = (ROOT / "loadtest", ROOT / "deploy", ROOT / "docs", ROOT / "tests")
-    sources = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
-    return frozenset(nvium) | frozenset(re.findall(r"\"(--[a-z][a-z-]+)\"", sources)) | {"--help", "--version"}
+def check_torchrun(words: Sequence[str]) -> None:
+    check_nvium(words[words.index("nvium_core.cli") + 1 :])
+
+
+CHECKS: dict[str, Callable[[Sequence[str]], None]] = {
+    "nvium": check_nvium,
+    "torchrun": check_torchrun,
+    "docker": check_docker,
+    "helm": check_helm,
+    "make": check_make,
+    "pip": check_pip,
+    "python": check_python,
+}

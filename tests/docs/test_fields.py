@@ -51,41 +51,6 @@ def test_every_field_of_the_official_client_is_known(body: type[RequestBody], wi
     assert names - {name for name, _ in fields(body)} == set()
 
 
-def test_a_field_that_is_missing_would_be_found() -> None:
-    assert "messages" not in {name for name, _ in fields(CompletionRequest)}
-
-
-def test_what_endpoints_share_is_listed_once() -> None:
-    shared = shown("fields-shared")
-    assert {"`model`", "`top_k`"} <= shared
-    for table, body in (("fields-completions", CompletionRequest), ("fields-chat", ChatRequest)):
-        assert shown(table).isdisjoint(shared)
-        assert shown(table) | shared | statuses().keys() >= names_of(body)
-
-
-def shown(table: str) -> set[str]:
-    return {str(row[0]) for row in TABLES[table]()[1]}
-
-
-def names_of(body: type[RequestBody]) -> set[str]:
-    return {f"`{name}`" for name, _ in fields(body)}
-
-
-def statuses() -> dict[str, str]:
-    """By field, of those that are not honoured."""
-    rows = list(TABLES["fields-unsupported"]()[1])
-    return {name: str(row[2]) for row in rows for name in str(row[0]).split(", ")}
-
-
-def test_the_table_tells_what_becomes_of_a_field() -> None:
-    told = statuses()
-    assert told["`audio`"] == "refused"
-    assert told["`service_tier`"] == 'only `"auto"`, `"default"`'
-    assert told["`verbosity`"] == "ignored"
-    assert told["`prompt_cache_key`"] == "without effect"
-    assert "`top_k`" not in told
-
-
 def test_the_page_tells_what_an_answer_adds() -> None:
     added = {**TokenExits.__annotations__, **ExitSummary.__annotations__}
     assert first_cells("## What an answer adds") - {"metadata"} == set(added)

@@ -1,15 +1,13 @@
-"""Pages lead somewhere, are found, and name what there is."""
+"""Links on the pages resolve, the index is complete, and what a page names exists."""
 
 import re
-
-import pytest
 
 from server.settings import Settings
 from tests.docs import pages, real
 from tests.docs.pages import PAGES, ROOT
 from tests.server.live_server import LiveServer
 
-DOCS = [page for page in PAGES if page.startswith("docs/")]
+FOLDERS = ("nvium_core", "server", "loadtest", "research", "docs", "deploy", "tests", "benchmarks")
 
 
 def anchors(text: str) -> set[str]:
@@ -26,72 +24,33 @@ def broken(page: str, target: str) -> bool:
     return not path.exists() or (bool(anchor) and anchor not in anchors(path.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("page", [*PAGES, "ARCHITECTURE.md", "CHANGELOG.md"])
-def test_links_and_pictures_are_there(page: str) -> None:
-    assert [f"{page}:{line}: {target}" for line, target in pages.links(page) if broken(page, target)] == []
-
-
 def missing(page: str) -> set[str]:
-    """Paths in code within lines that are not there; `x/…` and what has no folder are not looked for."""
+    """Paths that the page names in code and that do not exist."""
     named = {span.text.rstrip("/") for span in pages.spans(page) if re.fullmatch(r"[a-z_]+/[\w./-]+", span.text)}
     return {name for name in named if name.split("/")[0] in FOLDERS and not (ROOT / name).exists()}
 
 
-FOLDERS = ("nvium_core", "server", "loadtest", "docs", "deploy", "tests", "benchmarks")
+def test_links_pictures_and_named_paths_exist() -> None:
+    read = [*PAGES, "ARCHITECTURE.md", "CHANGELOG.md"]
+    dead = [f"{page}:{line}: {target}" for page in read for line, target in pages.links(page) if broken(page, target)]
+    assert dead == []
+    assert {page: names for page in read[:-1] if (names := missing(page))} == {}
 
 
-@pytest.mark.parametrize("page", [*PAGES, "ARCHITECTURE.md"])
-def test_a_path_that_a_page_names_is_there(page: str) -> None:
-    assert missing(page) == set()
-
-
-def test_the_architecture_is_short_enough_to_be_read() -> None:
-    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 120
-
-
-@pytest.mark.parametrize("target", ["no.md", "figures/no.png", "chat.md#no-such-heading", "#no-such-heading"])
-def test_a_link_to_nowhere_is_found(target: str) -> None:
-    assert broken("docs/loadtest.md", target)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_no_figure_is_left_to_be_filled_in(page: str) -> None:
-    assert re.findall(r"(?<!\w)@+\w+|\bTODO\b|\bTBD\b", (ROOT / page).read_text(encoding="utf-8")) == []
-
-
-def test_every_page_is_in_the_index() -> None:
+def test_every_page_and_every_command_is_in_the_index() -> None:
     listed = {f"docs/{target}" for _, target in pages.links("docs/README.md")}
-    decisions = {page for page in DOCS if page.startswith("docs/decisions/")}
-    assert set(DOCS) - decisions - {"docs/README.md"} <= listed
-    named = {f"docs/decisions/{target}" for _, target in pages.links("docs/decisions/README.md")}
-    assert decisions - {"docs/decisions/README.md"} <= named
-
-
-def test_every_command_is_in_the_index() -> None:
+    top = {page for page in PAGES if re.fullmatch(r"docs/[^/]+\.md", page)}
+    assert top - {"docs/README.md"} <= listed
     spans = [span.text.split() for span in pages.spans("docs/README.md")]
     assert {words[1] for words in spans if words[0] == "nvium" and len(words) > 1} >= real.NVIUM.commands.keys()
 
 
-FOREIGN_OPTIONS = {
-    "--build-arg": "docker",
-    "--device": "torch, and ours",
-    "--model": "lm_eval, and ours",
-    "--parallel": "make",
-    "--profile": "docker compose",
-    "--hypothesis-profile": "pytest",
-}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_an_option_that_a_page_names_is_one_of_ours(page: str) -> None:
-    named = {word for span in pages.spans(page) for word in re.findall(r"^--[a-z][a-z-]+", span.text)}
-    assert named - real.option_names() - FOREIGN_OPTIONS.keys() == set()
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_variable_that_a_page_names_is_a_setting(page: str) -> None:
-    named = re.findall(r"\bNVIUM_([A-Z_]+[A-Z])\b", (ROOT / page).read_text(encoding="utf-8"))
-    assert {name.lower() for name in named} <= Settings.model_fields.keys()
+def test_a_variable_that_a_page_names_is_a_setting_and_nothing_is_left_to_be_filled_in() -> None:
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        named = {name.lower() for name in re.findall(r"\bNVIUM_([A-Z_]+[A-Z])\b", text)}
+        assert named <= Settings.model_fields.keys(), page
+        assert re.findall(r"(?<!\w)@+\w+|\bTODO\b|\bTBD\b", text) == [], page
 
 
 def test_the_page_on_monitoring_has_every_metric_and_no_other(server: LiveServer) -> None:

@@ -1,18 +1,16 @@
-"""Python on the pages runs as it stands, beside a server where one is asked for."""
+"""Python on the pages runs as it stands, with a server where it asks for one."""
 
 import pytest
 
 from tests.docs import pages
-from tests.docs.pages import Code
-from tests.docs.test_commands import ADDRESS
 from tests.server.live_server import LiveServer
 
-SNIPPETS = [block for page in pages.PAGES for block in pages.blocks(page) if block.is_python]
+ADDRESS = "http://127.0.0.1:8000"
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: snippet.place)
-def test_a_snippet_runs_and_prints_something(
-    snippet: Code, server: LiveServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    exec(snippet.text.replace(ADDRESS, server.url), {})
-    assert capsys.readouterr().out.strip()
+def test_every_snippet_runs_and_prints_something(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    snippets = [block for page in pages.PAGES for block in pages.blocks(page) if block.is_python]
+    assert snippets
+    for snippet in snippets:
+        exec(compile(snippet.text.replace(ADDRESS, server.url), snippet.place, "exec"), {})
+        assert capsys.readouterr().out.strip(), snippet.place

@@ -1,13 +1,17 @@
 """Running an engine to the end of its work, with its accounts checked after every Step."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from nvium_core import Completion, Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
+from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.runner import Runner, best_backend
 from nvium_core.engine.events import Event
+from nvium_core.engine.schedule.step import Step, StepResult
 
 Key = tuple[str, int]
 """A request's id and the number of one of its choices."""
@@ -40,6 +44,25 @@ def alone(model: NviumForCausalLM, prompt: Sequence[int], params: SamplingParams
     config = EngineConfig(schedule="sweep", max_sequences=1, prefix_caching=False)
     (completion,) = Engine(model, config).generate([prompt], replace(params, n=1, best_of=None))
     return completion
+
+
+class WrappedBackend:
+    """The backend that suits the model, to be interfered with."""
+
+    def __init__(self, model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> None:
+        self.inner = best_backend(model, cache, config)
+        self.tokens_ahead = self.inner.tokens_ahead
+        self.instructions = self.inner.instructions
+
+    def prepare(self, config: EngineConfig) -> None:
+        self.inner.prepare(config)
+
+    def run(self, step: Step, max_rows: int) -> StepResult:
+        return self.inner.run(step, max_rows)
+
+
+def engine_on(backend: Callable[..., WrappedBackend], model: NviumForCausalLM, config: EngineConfig) -> Engine:
+    return Engine(model, config, make_runner=partial(Runner, make_backend=backend))
 
 
 @torch.no_grad()

@@ -5,16 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, InvalidRequest, SamplingParams, TokenEvent
-from nvium_core.engine.device.adjustments import adjust, unpacked
 from nvium_core.engine.device.runner import Runner
-from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Step, StepResult
 from tests.engine.automaton import Automaton, Rule, packed
-from tests.engine.driving import drained, events_of
+from tests.engine.driving import WrappedBackend, drained, engine_on, events_of
 from tests.random_models import random_model
 
 VOCAB_SIZE = 17
@@ -34,6 +30,10 @@ class Script:
     @property
     def is_over(self) -> bool:
         return self.ends and len(self.told) == len(self.turns)
+
+    def is_ready(self, seconds: float) -> bool:
+        del seconds
+        return True
 
     def allowed(self) -> bytes:
         self.calls.append("allowed")
@@ -77,27 +77,6 @@ class Breaking(Script):
     def _break(self, where: str) -> None:
         if self.where == where:
             raise RuntimeError("a fault that was asked for")
-
-
-@given(st.lists(st.binary(max_size=6), min_size=1, max_size=4), st.integers(1, 40))
-def test_a_mask_is_a_bit_per_token_and_what_it_lacks_is_forbidden(masks: list[bytes], vocab_size: int) -> None:
-    rows = unpacked(masks, vocab_size).tolist()
-    for mask, row in zip(masks, rows, strict=True):
-        assert row == [token // 8 < len(mask) and mask[token // 8] >> token % 8 & 1 == 1 for token in range(vocab_size)]
-
-
-def test_only_rows_with_a_constraint_are_masked_at_every_exit_after_all_else() -> None:
-    biases = {2: 100.0, 4: 1.5}
-    wishes = [
-        SamplingParams(logit_bias=biases),
-        SamplingParams(logit_bias=biases, constraint=Script([{4, 5}])),
-        SamplingParams(logit_bias=biases, constraint=Script([{2}])),
-    ]
-    sequences = [Sequence("x", [1], params, seed=0, num_blocks=2, arrival=0) for params in wishes]
-    logits_JRV = torch.zeros(2, 3, 6, dtype=torch.float64)
-    adjust(logits_JRV, sequences)
-    no = -torch.inf
-    assert logits_JRV.tolist() == [[[0, 0, 100, 0, 1.5, 0], [no, no, no, no, 1.5, 0], [no, no, 100, no, no, no]]] * 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -188,7 +167,7 @@ def test_a_constraint_that_gives_up_ends_its_own_sequence_and_no_step_is_repeate
     constraint: Any, message: str, temperature: float, sampling: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = {name: Engine(MODEL).generate([[1, 2]], params)[0] for name, params in company().items()}
-    monkeypatch.setattr(Engine, "_run", lambda engine, step: engine.runner.run(step))
+    monkeypatch.setattr(Runner, "_run_alone", lambda engine, step: engine.runner.run(step))
     engine = Engine(MODEL)
     wish = SamplingParams(temperature=temperature, sampling=sampling, constraint=constraint, seed=0)
     engine.add("guilty", [1, 2], wish)
@@ -225,27 +204,27 @@ def test_a_prompt_is_found_again_after_its_constraint_has_failed() -> None:
     assert engine.pool.num_rows_found == 8
 
 
-class LateFaultRunner(Runner):
-    """Every Step of several fails once all junctions have been asked."""
+class LateFaultBackend(WrappedBackend):
+    """Every Step of several fails once all has been decided."""
 
     num_faults = 0
 
-    def run(self, step: Step) -> list[StepResult]:
-        results = super().run(step)
+    def run(self, step: Step, max_rows: int) -> StepResult:
+        result = super().run(step, max_rows)
         if len(step.runs) > 1:
             self.num_faults += 1
             raise RuntimeError("a fault that was asked for")
-        return results
+        return result
 
 
 def test_a_step_that_is_run_again_advances_a_constraint_once() -> None:
     expected = {name: Engine(MODEL).generate([[1, 2]], params)[0] for name, params in company().items()}
-    engine = Engine(MODEL, make_runner=LateFaultRunner)
+    engine = engine_on(LateFaultBackend, MODEL, EngineConfig())
     for name, params in company().items():
         engine.add(name, [1, 2], params)
     told = drained(engine)
-    assert isinstance(engine.runner, LateFaultRunner)
-    assert engine.runner.num_faults > 0
+    assert isinstance(engine.runner.backend, LateFaultBackend)
+    assert engine.runner.backend.num_faults > 0
     assert {name: completion.token_ids for (name, _), completion in told.items()} == {
         name: completion.token_ids for name, completion in expected.items()
     }
@@ -263,3 +242,36 @@ def test_preemption_leaves_a_constraint_where_it_is() -> None:
     told = drained(engine)
     assert engine.scheduler.num_preemptions > 0
     assert [told[str(number), 0].token_ids for number in range(4)] == expected
+
+
+class Late(Script):
+    """Is ready at the fifth time it is asked after each token."""
+
+    def is_ready(self, seconds: float) -> bool:
+        del seconds
+        self.calls.append("is ready?")
+        return self.calls[-5:] == ["is ready?"] * 5
+
+    def fork(self) -> "Late":
+        return Late(self.turns, self.ends)
+
+
+@pytest.mark.parametrize("schedule", ["sweep", "whole"])
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_a_constraint_that_takes_its_time_holds_up_no_other_and_changes_nothing(
+    schedule: Any, logprobs: int | None
+) -> None:
+    turns = [{3, 5, 9}, {2, 4, 6}, {1, 7}, {8, 9}]
+    told: dict[type, list[TokenEvent]] = {}
+    for kind in (Script, Late):
+        engine = Engine(MODEL, EngineConfig(schedule=schedule))
+        engine.add("constrained", [1, 2], SamplingParams(seed=0, logprobs=logprobs, constraint=kind(turns)))
+        engine.add("free", [1, 2], SamplingParams(seed=1, max_tokens=4, ignore_eos=True))
+        events = [event for event in events_of(engine) if isinstance(event, TokenEvent)]
+        told[kind] = [event for event in events if event.sequence_id == "constrained"]
+        engine.check_integrity()
+    assert [event.token_id for event in told[Script]] == [event.token_id for event in told[Late]]
+    assert [event.finish_reason for event in told[Late]] == [None, None, None, "stop"]
+    assert [event.score is None for event in told[Late]] == [logprobs is None] * 4
+    assert events[-1].sequence_id == "constrained"
+    assert [event.sequence_id for event in events].index("constrained") > 0

@@ -16,9 +16,10 @@ from nvium_core import (
     SamplingParams,
     TokenEvent,
 )
-from nvium_core.engine.device.runner import Runner
+from nvium_core.choices import Schedule
 from nvium_core.engine.params import RANGES
 from nvium_core.engine.schedule.step import Step, StepResult
+from tests.engine.driving import WrappedBackend, engine_on
 from tests.random_models import random_model
 
 
@@ -101,6 +102,7 @@ NAN = float("nan")
         {"presence_penalty": NAN},
         {"frequency_penalty": NAN},
         {"repetition_penalty": 0},
+        {"repetition_penalty": 1e-320},
         {"repetition_penalty": 2.1},
         {"repetition_penalty": NAN},
         {"logit_bias": {1: 100.1}},
@@ -194,9 +196,9 @@ def test_a_request_larger_than_the_whole_cache_is_refused_at_once_and_smaller_on
 
 
 def test_one_choice_is_cancelled_and_the_others_go_on(model: NviumForCausalLM) -> None:
-    params = SamplingParams(max_tokens=5, seed=8, n=3, ignore_eos=True)
+    params = SamplingParams(max_tokens=20, seed=8, n=3, ignore_eos=True)
     expected = [completion.token_ids for completion in Engine(model).generate([[1, 2]], params)]
-    engine = Engine(model)
+    engine = Engine(model, EngineConfig(schedule="sweep"))
     engine.add("x", [1, 2], params)
     engine.step()
     engine.cancel("x", 1)
@@ -237,15 +239,15 @@ def test_cancelling_frees_everything_at_once_and_unknown_ids_are_ignored(model: 
     assert engine.step() == []
 
 
-class FaultyRunner(Runner):
+class FaultyBackend(WrappedBackend):
     """Raises whenever a given token is among the rows it is handed."""
 
     poison = 16
 
-    def run(self, step: Step) -> list[StepResult]:
+    def run(self, step: Step, max_rows: int) -> StepResult:
         if any(self.poison in run.sequence.token_ids for run in step.runs):
             raise RuntimeError("poisoned")
-        return super().run(step)
+        return super().run(step, max_rows)
 
 
 def drained(engine: Engine) -> dict[str, list[TokenEvent | FailureEvent]]:
@@ -260,7 +262,7 @@ def drained(engine: Engine) -> dict[str, list[TokenEvent | FailureEvent]]:
 def test_a_sequence_that_fails_ends_alone(model: NviumForCausalLM) -> None:
     params = SamplingParams(max_tokens=6, seed=4, temperature=0, ignore_eos=True)
     (undisturbed,) = Engine(model).generate([[1, 2]], params)
-    engine = Engine(model, make_runner=FaultyRunner)
+    engine = engine_on(FaultyBackend, model, EngineConfig())
     engine.add("good", [1, 2], params)
     engine.add("bad", [1, 16], params)
     events = drained(engine)
@@ -296,30 +298,28 @@ def test_the_report_says_which_block_ran_how_many_rows(model: NviumForCausalLM) 
     engine = Engine(model)
     engine.add("x", [1, 2, 3], SamplingParams(max_tokens=1))
     engine.step()
-    report = engine.reports[0]
-    assert (report.block, report.num_rows, report.num_sequences) == (1, 3, 1)
+    assert engine.reports[0][:3] == (1, 1, 3)
 
 
 LATE_FAULT_MODEL = 0
 """A model whose sequences reach every block in company, so that a state written too early shows in their tokens."""
 
 
-class LateFaultRunner(Runner):
-    """Fails in one block when a poisoned sequence is along, after the junction has been asked of everyone."""
+class LateFaultBackend(WrappedBackend):
+    """Fails when a poisoned sequence is along, after everything has been decided."""
 
-    faulty_block = 0
     num_crowded_failures = 0
 
-    def run(self, step: Step) -> list[StepResult]:
-        results = super().run(step)
-        if step.block == self.faulty_block and any("poisoned" in run.sequence.id for run in step.runs):
+    def run(self, step: Step, max_rows: int) -> StepResult:
+        result = super().run(step, max_rows)
+        if any("poisoned" in run.sequence.id for run in step.runs):
             self.num_crowded_failures += len(step.runs) > 1
             raise RuntimeError("poisoned")
-        return results
+        return result
 
 
-@pytest.mark.parametrize("block", [0, 1, 2])
-def test_a_step_that_fails_late_leaves_its_other_sequences_as_they_were(block: int) -> None:
+@pytest.mark.parametrize("schedule", ["whole", "sweep"])
+def test_a_step_that_fails_late_leaves_its_other_sequences_as_they_were(schedule: Schedule) -> None:
     model = random_model([1, 2, 3], seed=LATE_FAULT_MODEL, context=32)
     prompts = {f"good-{number}": [number + 1, 3] for number in range(12)}
     params = {
@@ -327,17 +327,15 @@ def test_a_step_that_fails_late_leaves_its_other_sequences_as_they_were(block: i
         for number, name in enumerate(prompts)
     }
     undisturbed = {name: Engine(model).generate([prompts[name]], params[name])[0].token_ids for name in prompts}
-    engine = Engine(model, make_runner=LateFaultRunner)
-    runner = engine.runner
-    assert isinstance(runner, LateFaultRunner)
-    runner.faulty_block = block
+    engine = engine_on(LateFaultBackend, model, EngineConfig(schedule=schedule))
     for name, prompt in prompts.items():
         engine.add(name, prompt, params[name])
     for seed in range(8):
         engine.add(f"poisoned-{seed}", [seed, 7], SamplingParams(max_tokens=8, seed=seed, temperature=seed % 2))
     events = drained(engine)
     assert {name: [event.token_id for event in tokens(events[name])] for name in prompts} == undisturbed
-    assert runner.num_crowded_failures > 0
+    assert isinstance(engine.runner.backend, LateFaultBackend)
+    assert engine.runner.backend.num_crowded_failures > 0
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from scipy.stats import chisquare
 from nvium_core import Engine, EngineConfig, NviumForCausalLM, PromptEvent, SamplingParams, TokenEvent
 from nvium_core.choices import Quantization, Schedule
 from nvium_core.engine.schedule import randomness
-from nvium_core.model import reference
 from nvium_core.model.quantized import quantize_model
+from tests import reference
 from tests.engine.automaton import Automaton, Rule
 from tests.random_models import random_model
 
@@ -88,6 +88,7 @@ def requests(draw: st.DrawFn) -> Request:
         prompt_logprobs=logprobs is not None and draw(st.booleans()),
         stop_token_ids=(STOP,) if draw(st.booleans()) else (),
         ignore_eos=draw(st.booleans()),
+        early_exits=draw(st.sampled_from([True, True, True, False])),
         **draw(distributions),
     )
     if rule := draw(st.none() | st.none() | rules):
@@ -253,10 +254,12 @@ def test_the_exits_of_the_chi_square_model_disagree() -> None:
     assert len(set(joint.argmax(-1).tolist())) > 1
 
 
+@pytest.mark.slow
 def test_200000_draws_follow_the_joint_distribution_of_exit_and_token() -> None:
     assert p_value(joint_counts(), explicit_joint()) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("taken", "given_to"), [(0, 1), (1, 0), (2, 3), (3, 0)])
 def test_moving_a_hundredth_of_probability_between_exits_is_noticed(taken: int, given_to: int) -> None:
     joint = explicit_joint()

@@ -9,10 +9,9 @@ import torch
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams, TokenEvent
 from nvium_core.choices import Schedule
-from nvium_core.engine.device.layers.backend import LayersBackend
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.step import Step, StepResult
-from tests.engine.driving import alone, drained, events_of, logprobs_of
+from tests.engine.driving import WrappedBackend, alone, drained, events_of, logprobs_of
 from tests.random_models import random_model
 
 PAGE_SIZE = 4
@@ -91,14 +90,11 @@ def first_exits(model: NviumForCausalLM, seed: int) -> int:
     return alone(model, PROMPT, SamplingParams(max_tokens=1, seed=seed)).exits[0]
 
 
-@schedules
-def test_a_leader_that_speaks_early_still_completes_the_prompt_for_the_others(
-    model: NviumForCausalLM, schedule: Schedule
-) -> None:
+def test_a_leader_that_speaks_early_still_completes_the_prompt_for_the_others(model: NviumForCausalLM) -> None:
     seed = next(seed for seed in range(100) if first_exits(model, seed) == 1)
-    engine = engine_with(model, schedule)
+    engine = engine_with(model, "sweep")
     engine.add("x", PROMPT, SamplingParams(max_tokens=30, seed=seed, n=4, ignore_eos=True))
-    (spoken,) = engine.step()
+    spoken, *_ = engine.step()
     assert isinstance(spoken, TokenEvent)
     assert (spoken.choice, spoken.exit) == (0, 1)
     while engine.scheduler.waiting:
@@ -148,24 +144,24 @@ def test_a_cancelled_leader_holds_nobody_up(model: NviumForCausalLM, num_steps: 
         assert completion.token_ids == alone(model, PROMPT, replace(PARAMS, choice=choice)).token_ids
 
 
-class LeaderlessBackend(LayersBackend):
-    """Fails every run of choice 0 in one block."""
+class LeaderlessBackend(WrappedBackend):
+    """Fails every run of choice 0, once that has got so far in its last block."""
 
-    faulty_block = 0
+    num_rows = 0
 
-    def run(self, step: Step) -> list[StepResult]:
-        if step.block == self.faulty_block and any(run.sequence.choice == 0 for run in step.runs):
+    def run(self, step: Step, max_rows: int) -> StepResult:
+        if any(run.sequence.choice == 0 and run.sequence.filled[-1] >= self.num_rows for run in step.runs):
             raise RuntimeError("poisoned")
-        return super().run(step)
+        return super().run(step, max_rows)
 
 
-@pytest.mark.parametrize("block", [0, 1, 2])
-def test_a_leader_that_fails_holds_nobody_up(model: NviumForCausalLM, block: int) -> None:
+@pytest.mark.parametrize("num_rows", [0, 3, 8])
+def test_a_leader_that_fails_holds_nobody_up(model: NviumForCausalLM, num_rows: int) -> None:
     engine = engine_with(
-        model, "synchronous", max_rows_per_step=5, make_runner=partial(Runner, make_backend=LeaderlessBackend)
+        model, "whole", max_rows_per_step=5, make_runner=partial(Runner, make_backend=LeaderlessBackend)
     )
     assert isinstance(engine.runner.backend, LeaderlessBackend)
-    engine.runner.backend.faulty_block = block
+    engine.runner.backend.num_rows = num_rows
     engine.add("x", PROMPT, PARAMS)
     events = list(events_of(engine))
     assert [event.choice for event in events if isinstance(event, FailureEvent)] == [0]

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.paged_cache import PagedCache
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.schedule.kv_cache import PagePool, slots
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Step, StepResult
-from tests.engine.driving import alone, drained, events_of, logprobs_of
+from tests.engine.driving import WrappedBackend, alone, drained, events_of, logprobs_of
 from tests.random_models import random_model
 
 PAGE_SIZE = 4
@@ -64,12 +64,19 @@ def test_who_asks_again_starts_higher_and_is_told_the_same(
     assert first.exit_probabilities == pytest.approx(second.exit_probabilities, abs=1e-12)
 
 
+@pytest.mark.parametrize("schedule", ["race", "whole"])
+def test_a_prompt_answered_with_one_token_is_found_again(model: NviumForCausalLM, schedule: Schedule) -> None:
+    engine, params = engine_with(model, schedule), SamplingParams(max_tokens=1)
+    assert [num_rows_found(engine, PROMPT, params) for _ in range(2)] == [0, 8]
+
+
 def test_rows_that_were_found_are_not_computed(model: NviumForCausalLM) -> None:
     engine = engine_with(model)
     engine.generate([PROMPT], PARAMS)
     engine.add("again", PROMPT, PARAMS)
     engine.step()
-    assert engine.reports[0].num_rows == len(PROMPT) - 8
+    report = engine.reports[0]
+    assert report.num_rows - (report.num_steps - 1) == len(PROMPT) - 8
 
 
 def test_the_next_turn_of_a_conversation_finds_the_turns_before(model: NviumForCausalLM) -> None:
@@ -144,7 +151,7 @@ def complete(pool: PagePool, tokens: list[int]) -> Sequence:
     sequence = sequence_with(tokens)
     assert pool.grow(sequence, len(tokens))
     for block in range(NUM_BLOCKS):
-        sequence.advance(block, sequence.pending_rows(block))
+        sequence.filled[block] = sequence.pending_rows(block).stop
     pool.publish(sequence, since=0)
     return sequence
 
@@ -154,7 +161,7 @@ def test_a_page_is_shared_once_it_has_passed_every_block() -> None:
     pool.grow(sequence, 5)
     for block in range(NUM_BLOCKS):
         for rows in (range(3), range(3, 5)):
-            sequence.advance(block, rows)
+            sequence.filled[block] = rows.stop
             pool.publish(sequence, since=rows.start)
             num_complete = sequence.filled[-1] // 2
             assert pool.find(twin) == sequence.pages[:num_complete]
@@ -280,7 +287,7 @@ class TwoPools:
             self._pass(sequence, block, rows)
 
     def _pass(self, sequence: Sequence, block: int, rows: range) -> None:
-        sequence.advance(block, rows)
+        sequence.filled[block] = rows.stop
         if block == NUM_BLOCKS - 1:
             self.pool.publish(sequence, since=rows.start)
             self.plain.completed(sequence, since=rows.start)
@@ -313,18 +320,22 @@ def test_the_pool_equals_one_that_looks_everything_up(num_pages: int, data: st.D
         pools.check()
 
 
-class OnceBroken(LayersBackend):
-    """The first Step leaves one row of its results not a number."""
+class OnceBroken(WrappedBackend):
+    """The first Step leaves one row's keys not a number."""
 
     is_broken = True
 
-    def run(self, step: Step) -> list[StepResult]:
-        results = super().run(step)
+    def __init__(self, model: NviumForCausalLM, cache: PagedCache, config: EngineConfig) -> None:
+        super().__init__(model, cache, config)
+        self.cache = cache
+
+    def run(self, step: Step, max_rows: int) -> StepResult:
+        result = super().run(step, max_rows)
         if self.is_broken:
             self.is_broken = False
             (slot,) = slots(step.runs[0].sequence, range(2, 3), self.cache.page_size)
-            self.cache.states_behind(step.block)[slot] = torch.nan
-        return results
+            self.cache.keys[:, slot] = torch.nan
+        return result
 
 
 def test_pages_of_a_sequence_that_failed_are_not_found(model: NviumForCausalLM) -> None:

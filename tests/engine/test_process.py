@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from nvium_core import (
-    Admittance,
+    Admitted,
     Engine,
     EngineConfig,
     EngineError,
@@ -31,7 +31,7 @@ from nvium_core import (
 from nvium_core.engine.events import Event
 from nvium_core.engine.failures import EngineStopped
 from nvium_core.engine.process import decode, encode
-from nvium_core.engine.worker import EngineTurn
+from nvium_core.engine.worker import EngineTurn, Observe
 from tests.random_models import random_model
 
 PARAMS = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
@@ -42,19 +42,19 @@ def tiny_engine() -> Engine:
     return Engine(random_model([1, 3], context=512), EngineConfig(max_sequences=4))
 
 
-def launched(observe: Callable[[StepReport], None] | None = None) -> EngineProcess:
+def launched(observe: Observe | None = None) -> EngineProcess:
     worker = EngineProcess(tiny_engine().limits, tiny_engine, observe)
     worker.launch()
     worker.start()
     return worker
 
 
-REPORTS: list[StepReport] = []
+OBSERVED: list[Event] = []
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker() -> AsyncIterator[EngineProcess]:
-    worker = launched(REPORTS.append)
+    worker = launched(lambda _, events: OBSERVED.extend(events))
     yield worker
     worker.stop(timeout=10)
     assert not worker.is_alive
@@ -79,7 +79,7 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 async def test_streams_give_what_an_engine_in_this_process_gives_and_every_token_is_observed(
     worker: EngineProcess,
 ) -> None:
-    REPORTS.clear()
+    OBSERVED.clear()
     prompts, params = [[1, 2], [3], [4, 5, 6], [7], [8, 9]], replace(PARAMS, logprobs=2)
     streams = [submit(worker, prompt, params) for prompt in prompts]
     told = await asyncio.gather(*map(events_of, streams))
@@ -89,7 +89,7 @@ async def test_streams_give_what_an_engine_in_this_process_gives_and_every_token
     assert [[event.score.logprob for event in events if event.score] for events in told] == [
         pytest.approx([score.logprob for score in each.scores]) for each in expected
     ]
-    assert sum(len(report.events) for report in REPORTS) == 5 * 12
+    assert len(OBSERVED) == 5 * 12
     assert all(stream.admissions.keys() == set(stream.keys) for stream in streams)
 
 
@@ -138,9 +138,9 @@ def test_a_turn_survives_the_pipe(is_scored: bool) -> None:
         TokenEvent("b", 8, 1, 0.5, None),
     ]
     turn = EngineTurn(
-        {("a", 1): Admittance(3.5, 16)},
+        {("a", 1): Admitted(3.5, 16)},
         events,
-        [StepReport(1, 9, 2, 0.5, []), StepReport(2, 3, 2, 0.25, events)],
+        [StepReport(1, 9, 2, 0.5), StepReport(2, 3, 2, 0.25)],
         WorkerState(num_running=3, piggyback_speedup=1.25),
     )
     assert decode(encode(turn)) == turn

@@ -2,15 +2,20 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
-from nvium_core.evaluation.perplexity import evaluate, exit_losses
-from nvium_core.evaluation.predictions import window_predictions
+from nvium_core.evaluation import perplexity
+from nvium_core.evaluation.perplexity import CONFIDENCE_BINS as BINS
+from nvium_core.evaluation.perplexity import QUANTILES, evaluate, exit_losses, routing
+from nvium_core.evaluation.predictions import Predictions, window_predictions
+from nvium_core.model.exits import EXIT
 from tests.byte_model import load_byte_model
 from tests.random_models import random_model
 
@@ -83,20 +88,6 @@ def test_a_mixture_outside_its_exits_is_counted() -> None:
     assert exit_losses(replace(sound, mass=sound.mass + 0.1))["mass_violations"] == 3
 
 
-def test_the_oracle_takes_each_token_from_its_best_exit() -> None:
-    found = window_predictions(random_model([1, 2, 4]), [1, 2, 3, 4], 1)
-    best = [min(row) for row in found.exit_nll.tolist()]
-    assert exit_losses(found)["oracle_perplexity"] == pytest.approx(math.exp(sum(best) / 3))
-
-
-def test_a_model_without_early_exits_is_evaluated_too() -> None:
-    dense = load_byte_model()
-    figures = evaluate(random_model([3], vocab_size=257), dense.tokenizer, ["A fox, two hens."])
-    assert figures.perplexity == pytest.approx(figures.oracle_perplexity)
-    assert figures.exit_perplexities == pytest.approx([figures.perplexity])
-    assert (figures.exit_shares, figures.mean_depth, figures.router_quantiles) == ([1.0], 1.0, [])
-
-
 def test_each_documents_tokens_and_loss_are_its_own(loaded: LoadedModel) -> None:
     documents = ["A fox, two hens.", "x" * 200, "Nobody."]
     whole = evaluate(loaded.model, loaded.tokenizer, documents)
@@ -104,3 +95,71 @@ def test_each_documents_tokens_and_loss_are_its_own(loaded: LoadedModel) -> None
     assert whole.document_tokens == [each.num_tokens for each in alone]
     assert whole.document_losses == pytest.approx([each.document_losses[0] for each in alone], abs=2e-4)
     assert sum(whole.document_losses) == pytest.approx(math.log(whole.perplexity) * whole.num_tokens, abs=1e-3)
+
+
+DOCUMENTS = ["A fox.", "Two hens went to see a third, who was not in. " * 4]
+
+
+def test_the_parts_of_the_context_add_up_to_the_perplexity_of_the_text() -> None:
+    loaded = load_byte_model(context=32)
+    found = evaluate(loaded.model, loaded.tokenizer, DOCUMENTS)
+    assert [(part["first"], part["last"]) for part in found.by_position] == [(0, 7), (8, 15), (16, 23), (24, 31)]
+    assert sum(part["num_tokens"] for part in found.by_position) == found.num_tokens
+    nats = -sum(part["num_tokens"] * part["mean_logprob"] for part in found.by_position)
+    assert nats / found.num_tokens == pytest.approx(math.log(found.perplexity))
+
+
+def test_a_token_counts_where_the_one_before_it_stands_in_the_window() -> None:
+    model, ids = random_model([1, 2, 4]), [3, 1, 4, 1, 5, 9, 2, 6, 5]
+    whole = [-nll for nll in window_predictions(model, ids, 1).mix_nll.tolist()]
+    first, second = perplexity.by_position(window_predictions(model, ids, first_target=3), context=16)
+    assert (first["num_tokens"], first["mean_logprob"]) == (2, pytest.approx(sum(whole[2:4]) / 2))
+    assert (second["num_tokens"], second["mean_logprob"]) == (4, pytest.approx(sum(whole[4:8]) / 4))
+
+
+ROUTED = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+
+
+@pytest.fixture(scope="module")
+def seen() -> Predictions:
+    return window_predictions(random_model([1, 2, 4], seed=5), ROUTED, 1)
+
+
+def test_shares_posteriors_and_entropy_are_those_of_plain_sums(seen: Predictions) -> None:
+    figures = routing(seen, [1, 2, 4])
+    p_TE, pi_TE = seen.log_p.exp(), seen.exit_nll.neg().exp()
+    posterior_TE = p_TE * pi_TE / (p_TE * pi_TE).sum(-1, keepdim=True)
+    assert figures["exit_shares"] == pytest.approx(p_TE.mean(0).tolist())
+    assert figures["exit_posteriors"] == pytest.approx(posterior_TE.mean(0).tolist())
+    assert figures["routing_entropy"] == pytest.approx(float(-(p_TE * p_TE.log()).sum(-1).mean()))
+    assert figures["mean_depth"] == pytest.approx(float((p_TE * torch.tensor([0.25, 0.5, 1])).sum(-1).mean()))
+
+
+def test_the_spread_of_routers_is_that_of_their_probabilities(seen: Predictions) -> None:
+    figures, w_TK = routing(seen, [1, 2, 4]), seen.log_w[:, :-1, EXIT].exp()
+    assert figures["router_means"] == pytest.approx(w_TK.mean(0).tolist())
+    assert figures["router_deviations"] == pytest.approx(w_TK.std(0, correction=0).tolist())
+    for quantile, row in zip(QUANTILES, np.transpose(figures["router_quantiles"]), strict=True):
+        below = (w_TK.numpy() <= row).mean(0)
+        assert (below >= quantile).all() and (below <= quantile + 2 / len(w_TK)).all()
+
+
+SAID = st.lists(st.tuples(st.floats(0.01, 1), st.booleans()), min_size=1, max_size=60)
+
+
+def calibration(said: list[tuple[float, bool]]) -> dict[str, Any]:
+    top_prob_T = torch.tensor([probability for probability, _ in said], dtype=torch.float64)
+    right_T = torch.tensor([float(is_right) for _, is_right in said], dtype=torch.float64)
+    return perplexity.calibration(Predictions(*[torch.empty(0)] * 7, top_prob_T, right_T))
+
+
+@given(SAID)
+def test_the_error_is_the_weighted_gap_of_every_bin(said: list[tuple[float, bool]]) -> None:
+    figures = calibration(said)
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for probability, is_right in said:
+        bins.setdefault(min(int(probability * BINS), BINS - 1), []).append((probability, is_right))
+    gaps = [abs(sum(p - is_right for p, is_right in inside)) for inside in bins.values()]
+    assert figures["calibration_error"] == pytest.approx(sum(gaps) / len(said))
+    assert figures["accuracy"] == pytest.approx(sum(is_right for _, is_right in said) / len(said))
+    assert [row["num_tokens"] for row in figures["reliability"]] == [len(inside) for _, inside in sorted(bins.items())]

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core import LoadedModel
 from nvium_core.evaluation import predictions as module
-from nvium_core.evaluation.predictions import EvaluationError, predictions, text_windows, window_predictions, windows
+from nvium_core.evaluation.predictions import predictions, text_windows, window_predictions
 from nvium_core.model.exits import EXIT
 from tests.byte_model import load_byte_model, token_ids
 from tests.random_models import random_model
@@ -16,7 +15,7 @@ from tests.random_models import random_model
 @given(st.integers(2, 400), st.integers(2, 64))
 def test_every_token_but_the_first_is_a_target_exactly_once(num_tokens: int, context: int) -> None:
     targets: list[int] = []
-    for start, first_target, stop in windows(num_tokens, context):
+    for start, first_target, stop in module.windows(num_tokens, context):
         assert 0 <= start < first_target < stop <= num_tokens
         assert stop - start - 1 <= context
         assert first_target == 1 or first_target - start >= context // 2
@@ -54,8 +53,13 @@ def test_long_documents_are_read_in_windows_and_none_of_their_tokens_is_left_out
     assert len(list(text_windows(loaded.tokenizer, documents, 16))) > len(documents)
 
 
-def test_a_tokenizer_without_an_end_of_text_token_is_named() -> None:
-    loaded: LoadedModel = load_byte_model()
-    loaded.tokenizer.eos_token = None
-    with pytest.raises(EvaluationError, match="end-of-text"):
-        predictions(loaded.model, loaded.tokenizer, ["A fox."])
+def test_windows_and_chunks_are_written_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
+    loaded = load_byte_model(context=16)
+    documents = ["A fox.", "Two hens went to see a third, who was not in."]
+    whole = predictions(loaded.model, loaded.tokenizer, documents)
+    alone = [
+        window_predictions(loaded.model, ids, first) for _, ids, first in text_windows(loaded.tokenizer, documents, 16)
+    ]
+    for name in ("log_w", "log_p", "exit_nll", "explicit_nll", "mass", "top_prob", "top_is_target", "position"):
+        torch.testing.assert_close(getattr(whole, name), torch.cat([getattr(each, name) for each in alone]))

@@ -1,12 +1,5 @@
-"""Replicas and a front, each a process of its own. In place of Ray, which finds and replaces replicas, there is a list.
+"""Replicas and a front, each a process of its own. A list stands in for Ray, which finds and replaces replicas."""
 
-With networks of their own replicas can be cut off. That needs root, and is done in namespaces that end with them.
-"""
-
-import ctypes
-import os
-import subprocess
-import time
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -22,22 +15,18 @@ from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
 from server.http.listener import listen
 from server.http.renewal import Renewal
-from server.replicas import trust
+from server.replicas import relay
 from server.replicas.gateway import Gateway, gateway_app
-from server.replicas.pool import Address, NoReplica
-from server.replicas.trust import GatewayOnly
+from server.replicas.relay import GatewayOnly
+from server.replicas.routing import Address, NoReplica
 from server.settings import Settings
 from server.telemetry.logs import configure_logs
 from tests.server.forked_server import Prepare, forked_server
 from tests.server.live_server import wait_until
-from tests.server.server_process import ServerProcess, free_port
+from tests.server.server_process import ServerProcess
 
 SECRET = "of the replicas"
 READY_SECONDS = 120
-NEW_NETWORK = 0x40000000
-"""`CLONE_NEWNET`."""
-
-LINK_SECONDS = 30
 
 
 def serve_replica(settings: Settings) -> None:
@@ -84,10 +73,9 @@ class ListedPool:
 
 @dataclass(frozen=True)
 class Cluster(ServerProcess):
-    """The front, and what stands behind it; `links` are the front's ends of the replicas' networks."""
+    """The front, and what stands behind it."""
 
     replicas: tuple[ServerProcess, ...] = ()
-    links: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -97,19 +85,16 @@ def cluster(
     *,
     prepare: Prepare | None = None,
     num_replicas: int = 2,
-    is_divided: bool = False,
     **options: object,
 ) -> Iterator[Cluster]:
-    """All replicas are ready when it is entered. If it `is_divided` each has a network of its own."""
+    """All replicas are ready when it is entered."""
     with ExitStack() as stack:
         logs = [log.with_name(f"{log.name}-{number}") for number in range(num_replicas)]
-        start = divided if is_divided else together
-        replicas = [stack.enter_context(start(model_folder, file, number, options)) for number, file in enumerate(logs)]
+        replicas = [stack.enter_context(together(model_folder, file, options)) for file in logs]
         for replica in replicas:
             wait_until(lambda replica=replica: is_ready(replica), seconds=READY_SECONDS)
         front = stack.enter_context(fronted(model_folder, log, replicas, prepare=prepare, **options))
-        links = tuple(link_name(number) for number in range(num_replicas)) if is_divided else ()
-        yield Cluster(front.process, front.http, front.log_file, tuple(replicas), links)
+        yield Cluster(front.process, front.http, front.log_file, tuple(replicas))
 
 
 @contextmanager
@@ -123,59 +108,16 @@ def fronted(
 
 
 @contextmanager
-def together(folder: Path, log: Path, number: int, options: dict[str, object]) -> Iterator[ServerProcess]:
+def together(folder: Path, log: Path, options: dict[str, object]) -> Iterator[ServerProcess]:
     own = {name: value for name, value in options.items() if name not in ("api_keys", "port")}
     with forked_server(folder, log, serving=serve_replica, waits=False, **own) as replica:
         yield replica
-
-
-@contextmanager
-def divided(folder: Path, log: Path, number: int, options: dict[str, object]) -> Iterator[ServerProcess]:
-    """Behind a pair of interfaces, whose outer end can be taken down."""
-    net = 4 * number
-    ours, theirs, link = f"10.213.7.{net + 1}", f"10.213.7.{net + 2}", link_name(number)
-    own = {name: value for name, value in options.items() if name not in ("api_keys", "port")}
-    moved = partial(into_a_network_of_its_own, theirs)
-    own |= {"host": theirs, "port": free_port()}
-    with forked_server(folder, log, serving=serve_replica, prepare=moved, waits=False, **own) as replica:
-        pid = str(replica.process.pid)
-        own_network = Path("/proc/self/ns/net").readlink()
-        wait_until(lambda: Path(f"/proc/{pid}/ns/net").readlink() != own_network, seconds=LINK_SECONDS)
-        ip("link", "add", link, "type", "veth", "peer", "name", "inner", "netns", pid)
-        try:
-            ip("addr", "add", f"{ours}/30", "dev", link)
-            ip("link", "set", link, "up")
-            yield replica
-        finally:
-            ip("link", "del", link)
-
-
-def into_a_network_of_its_own(address: str) -> None:
-    """Of this process, once somebody has put an interface there."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(NEW_NETWORK):
-        raise OSError(ctypes.get_errno(), "unshare")
-    deadline = time.monotonic() + LINK_SECONDS
-    while subprocess.run(["ip", "link", "show", "inner"], capture_output=True, check=False).returncode:
-        assert time.monotonic() < deadline, "no interface"
-        time.sleep(0.05)
-    ip("addr", "add", f"{address}/30", "dev", "inner")
-    ip("link", "set", "lo", "up")
-    ip("link", "set", "inner", "up")
-
-
-def link_name(number: int) -> str:
-    return f"nvium{os.getpid() % 100_000}-{number}"
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 def is_ready(replica: ServerProcess) -> bool:
     """To its front."""
     assert replica.process.poll() is None, f"a replica ended with {replica.process.poll()}"
     try:
-        return replica.http.get("/readyz", headers={trust.SECRET: SECRET}).status_code == 200
+        return replica.http.get("/readyz", headers={relay.SECRET: SECRET}).status_code == 200
     except httpx.TransportError:
         return False

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from random import Random
 
-from tests.faults.cluster import Cluster, ip
+from tests.faults.cluster import Cluster
 from tests.server.server_process import ServerProcess
 
 HANG_SECONDS = 6
@@ -43,15 +43,6 @@ async def replica_slowed(server: ServerProcess, chance: Random) -> None:
         await asyncio.sleep(0.16)
         replica.process.send_signal(signal.SIGCONT)
         await asyncio.sleep(0.04)
-
-
-async def replica_cut_off(server: ServerProcess, chance: Random) -> None:
-    """Its network is gone for a while, without a word to either side."""
-    assert isinstance(server, Cluster)
-    link = server.links[some_replica(server, chance)]
-    ip("link", "set", link, "down")
-    await asyncio.sleep(HANG_SECONDS)
-    ip("link", "set", link, "up")
 
 
 def engine_of(server: ServerProcess) -> int:

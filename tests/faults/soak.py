@@ -2,7 +2,7 @@
 
 All clients ask at once, every `--beat` seconds: sequences compete for the cache, and the server is idle in between.
 What it holds (memory, descriptors, threads, pages), the processor's time and how long answers take should stay as they
-were after the first minutes. Every answer is compared with a quiet server's. The file of keys changes again and again.
+were after the first minutes. Every answer is compared with a quiet server's.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import httpx
 
 from tests.byte_model import NAME, load_byte_model
 from tests.faults.load import KEY, OPTIONS, Load, dumped, known_requests, percentiles, quiet_answers
-from tests.faults.reloads import Reloads
 from tests.server.forked_server import forked_server
 from tests.server.server_process import ServerProcess
 
@@ -71,16 +70,14 @@ async def watched(server: ServerProcess, load: Load, seconds: float, every: floa
     return samples
 
 
-async def soaked(server: ServerProcess, keys: Path, given: argparse.Namespace) -> dict[str, Any]:
+async def soaked(server: ServerProcess, given: argparse.Namespace) -> dict[str, Any]:
     expected = await quiet_answers(server.url, known_requests(NUM_KNOWN, random.Random(given.seed)))
-    load, reloads = Load(expected, given.seed, given.beat), Reloads(server, keys)
+    load = Load(expected, given.seed, given.beat)
     async with asyncio.TaskGroup() as group:
         group.create_task(load.run(server.url, given.clients))
-        reloading = group.create_task(reloads.run())
         samples = await watched(server, load, given.seconds, given.every)
-        reloading.cancel()
     last = await asyncio.to_thread(holdings, server)
-    return {"counts": load.tally.counts, "reloads": reloads.counts, "samples": samples, "afterwards": last}
+    return {"counts": load.tally.counts, "samples": samples, "afterwards": last}
 
 
 def main() -> None:
@@ -93,13 +90,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model, log, keys = load_byte_model(), Path(folder) / "log", Path(folder) / "keys"
+        model, log = load_byte_model(), Path(folder) / "log"
         model.model.save_pretrained(Path(folder) / NAME)
         model.tokenizer.save_pretrained(Path(folder) / NAME)
-        keys.write_text(f"{KEY}\n")
-        options = {name: value for name, value in OPTIONS.items() if name != "api_keys"}
-        with forked_server(Path(folder) / NAME, log, api_keys_file=keys, **options) as server:
-            told = asyncio.run(soaked(server, keys, given))
+        with forked_server(Path(folder) / NAME, log, **OPTIONS) as server:
+            told = asyncio.run(soaked(server, given))
         lines = [json.loads(line) for line in log.read_text().splitlines()]
     warnings = Counter(line["event"] for line in lines if line["level"] != "info")
     names = ("seconds", "every", "beat", "clients", "seed")

@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -123,7 +122,3 @@ def remove_memory_groups() -> None:
     for group in MEMORY_GROUPS.glob("nvium-faults-*"):
         if not (group / "cgroup.procs").read_text():
             group.rmdir()
-
-
-def no_networks() -> str:
-    return no_root() or ("" if shutil.which("ip") else "needs iproute2's `ip`")

@@ -1,17 +1,16 @@
 """One target's hunt in processes of its own, begun anew where native code, time or memory ended one."""
 
-import json
 import re
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-TARGETS = ("connection", "schemas", "grammar", "checkpoint", "gguf_file")
+TARGETS = ("connection", "schemas", "checkpoint", "gguf_file")
 CORPUS = Path(__file__).parent / "corpus"
 
 ENDLESS_SECONDS = 600
@@ -28,7 +27,7 @@ PROGRESS = re.compile(r"^#(\d+)\s+\w+\s+cov: (\d+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Hunt:
-    """All in one folder so far. `covered`: edges of our code and its readers, with the first inputs and at the end.
+    """`covered`: edges of our code and its readers, with the first inputs and at the end.
 
     Minutes are of the processor, as a machine may have other things to do.
     """
@@ -47,7 +46,6 @@ class Campaign:
     def __init__(self, name: str, folder: Path) -> None:
         self._name = name
         self._corpus, self.findings, self._log = folder / "corpus", folder / "findings", folder / "log"
-        self._so_far = folder / "hunt.json"
         for made in (self._corpus, self.findings):
             made.mkdir(parents=True, exist_ok=True)
 
@@ -61,24 +59,8 @@ class Campaign:
             progress = PROGRESS.findall(said)
             num_inputs += int(progress[-1][0]) if progress else 0
             covered += [int(edges) for _, edges in progress] or [0]
-        return self._added((processor_seconds() - used) / 60, num_inputs, covered)
-
-    def _added(self, minutes: float, num_inputs: int, covered: list[int]) -> Hunt:
-        """The hunt, with those before it."""
-        num_findings = len(list(self._found()))
-        hunt = Hunt(self._name, round(minutes, 1), num_inputs, covered[0], max(covered), num_findings)
-        if self._so_far.exists():
-            before = Hunt(**json.loads(self._so_far.read_text()))
-            hunt = Hunt(
-                self._name,
-                round(before.processor_minutes + minutes, 1),
-                before.inputs + num_inputs,
-                before.covered_at_first,
-                max(before.covered, hunt.covered),
-                num_findings,
-            )
-        self._so_far.write_text(json.dumps(asdict(hunt)))
-        return hunt
+        minutes = round((processor_seconds() - used) / 60, 1)
+        return Hunt(self._name, minutes, num_inputs, covered[0], max(covered), len(list(self._found())))
 
     def keep(self) -> None:
         """Add to the corpus the small inputs that cover something which those in it do not."""

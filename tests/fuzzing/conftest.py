@@ -1,5 +1,5 @@
 """Log lines kept off the terminal."""
 
-from tests.server.conftest import no_log_lines
+from tests.server.conftest import byte_model, no_log_lines, server
 
-__all__ = ["no_log_lines"]
+__all__ = ["byte_model", "no_log_lines", "server"]

@@ -19,36 +19,18 @@ async def run_against(server: FakeServer, *arguments: str) -> int:
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        (["--base-url", "nowhere"], "--base-url"),
-        (["--base-url", "http://a:port"], "--base-url"),
         (["--base-url", "http://127.0.0.1:8000/v1"], "--base-url"),
         (["--api-key", "ключ"], "--api-key"),
-        (["--api-key", "a\nb"], "--api-key"),
         (["--requests", "0"], "requests"),
-        (["--requests", "many"], "--requests"),
-        (["--warm-up", "-1"], "--warm-up"),
-        (["--seed", "-1"], "--seed"),
         (["--timeout", "0"], "--timeout"),
-        (["--temperature", "nan"], "temperature"),
-        (["--max-tokens", "0"], "--max-tokens"),
-        (["--max-tokens", "8:4"], "--max-tokens"),
         (["--prompt-tokens", "few"], "--prompt-tokens"),
-        (["--rate", "-1"], "rate"),
-        (["--rate", "1,nan"], "rate"),
         (["--rate", "1,1"], "--rate"),
         (["--rate", "1", "--concurrency", "2"], "--rate"),
-        (["--concurrency", "0"], "concurrency"),
-        (["--concurrency", "1,x"], "--concurrency"),
-        (["--concurrency", ""], "--concurrency"),
         (["--concurrency", "64"], "--concurrency"),
         (["--prompts", "no such file"], "no such file"),
         (["--category", "qa"], "--category"),
-        (["--prompts", "a", "--prompt-tokens", "3"], "--prompt-tokens"),
-        (["--target-ttft-ms", "0"], "--target-ttft-ms"),
-        (["--target-itl-ms", "nan"], "--target-itl-ms"),
         (["--target-itl-ms", "9", "--max-tokens", "1"], "--target-itl-ms"),
         (["--json", "no such folder/report.json"], "no such folder"),
-        (["--plot", "plot.txt"], "--plot"),
         (["--unknown"], "--unknown"),
     ],
 )
@@ -75,9 +57,8 @@ async def test_a_run_prints_tables_and_writes_its_numbers(tmp_path: Path, capsys
     assert [request["exits"] for request in point["requests"]] == [[1, 3, 1]] * 5
 
 
-async def test_a_sweep_is_measured_drawn_and_written_to_stdout(tmp_path: Path, capsys):
-    path = tmp_path / "report.png"
-    arguments = ["--rate", "200,500", "--requests", "3", "--max-tokens", "2:9", "--json", "-", "--plot", str(path)]
+async def test_a_sweep_is_measured_and_written_to_stdout(capsys):
+    arguments = ["--rate", "200,500", "--requests", "3", "--max-tokens", "2:9", "--json", "-"]
     server = FakeServer(events=STORY)
     assert await run_against(server, *arguments, "--target-ttft-ms", "60000") == 0
     output = capsys.readouterr()
@@ -85,7 +66,6 @@ async def test_a_sweep_is_measured_drawn_and_written_to_stdout(tmp_path: Path, c
     assert [(point["concurrency"], point["rate"]) for point in written["points"]] == [(None, 200.0), (None, 500.0)]
     assert all(point["report"]["num_good"] == 3 for point in written["points"])
     assert "rate 500/s" in output.err
-    assert path.read_bytes().startswith(b"\x89PNG")
     assert {body["max_tokens"] for body in server.bodies} <= set(range(2, 10))
 
 
@@ -94,33 +74,6 @@ async def test_random_prompts_are_of_the_stated_length_and_of_tokens_that_the_se
     assert await run_against(server, "--requests", "4", "--prompt-tokens", "9:10") == 0
     assert {len(body["prompt"]) for body in server.bodies} <= {9, 10}
     assert set().union(*(body["prompt"] for body in server.bodies)) <= {5, 6, 7}
-
-
-async def test_a_server_that_does_not_tell_its_tokens_is_one_line_and_exit_code_1(capsys):
-    with pytest.raises(SystemExit) as stop:
-        await run_against(FakeServer(events=STORY, status="404 Not Found"), "--prompt-tokens", "9")
-    assert stop.value.code == 1
-    assert "/tokenize" in capsys.readouterr().err
-
-
-async def test_prompts_are_of_the_asked_categories(tmp_path: Path, capsys):
-    path = tmp_path / "question.jsonl"
-    questions = [{"category": category, "turns": [f"a {category} question"]} for category in ("qa", "rag", "math")]
-    path.write_text("".join(f"{json.dumps(question)}\n" for question in questions), encoding="utf-8")
-    server = FakeServer(events=STORY)
-    assert await run_against(server, "--prompts", str(path), "--category", "qa, multi-turn", "--requests", "4") == 0
-    assert {body["prompt"] for body in server.bodies} == {"a qa question", "a math question"}
-    assert "multi-turn" in capsys.readouterr().out
-
-
-async def test_there_are_no_more_users_than_requests_by_default(capsys):
-    assert await run_against(FakeServer(events=STORY), "--requests", "2", "--json", "-") == 0
-    [point] = json.loads(capsys.readouterr().out)["points"]
-    assert point["concurrency"] == 2
-
-
-async def test_a_run_with_failures_exits_with_1():
-    assert await run_against(FakeServer(events=[], status="503 Service Unavailable"), "--requests", "4") == 1
 
 
 async def test_the_key_is_sent_as_a_bearer_token_and_written_nowhere(capsys):

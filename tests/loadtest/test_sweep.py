@@ -38,13 +38,3 @@ async def test_every_load_is_warmed_up_and_measured_without_the_warm_up():
     assert sorted(body["seed"] for body in server.bodies) == list(range(12))
     assert told == [("concurrency 1, warm-up", 2), ("concurrency 1", 4), ("rate 500/s, warm-up", 2), ("rate 500/s", 4)]
     assert done == 12
-
-
-async def test_nothing_comes_after_a_load_that_was_stopped():
-    server = FakeServer(events=STORY)
-    async with serving(server) as base_url, httpx.AsyncClient(base_url=base_url) as http:
-        client = LoadClient(http)
-        sweep = workloads(Workload(num_requests=4), [{"concurrency": 1}, {"concurrency": 2}], 0)
-        [point] = await measure(client, sweep, 0, Targets(), lambda *_: lambda _: client.stop())
-    assert point.workload.concurrency == 1
-    assert len(server.bodies) < 4

@@ -4,7 +4,6 @@ from rich.console import Console
 
 from loadtest.client import RequestResult
 from loadtest.report import Report, Targets
-from loadtest.server_view import ServerView
 from loadtest.sweep import Point
 from loadtest.tables import tables
 from loadtest.workload import Workload
@@ -13,7 +12,7 @@ from tests.loadtest.test_report import FAILED, good
 
 def point(*results: RequestResult, **workload: float) -> Point:
     report = Report.of(results, Targets(time_to_first_token=0.5))
-    return Point(workload=Workload(**workload), results=results, report=report, view=ServerView({}, {}))
+    return Point(workload=Workload(**workload), results=results, report=report)
 
 
 def shown(*points: Point) -> str:
@@ -34,8 +33,3 @@ def test_a_sweep_has_a_row_for_every_load_and_names_where_errors_were():
     assert "100.0 / 100.0" in text
     assert "goodput/s" in text
     assert "error in stream, at rate 5/s" in text
-
-
-def test_a_point_of_which_nothing_succeeded_is_still_shown():
-    assert "HTTP 503" in shown(point(RequestResult(due=0.0, finished=1.0, error="HTTP 503")))
-    assert "concurrency 2" in shown(point(FAILED, concurrency=1), point(FAILED, concurrency=2))

@@ -112,10 +112,13 @@ def test_the_engine_gives_the_log_probabilities_of_transformers(pair: tuple[PreT
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"model_type": "gemma2"}, "'gemma2' is none of those that load: nvium, llama, mistral, qwen2, qwen3, smollm3"),
+        (
+            {"model_type": "gemma2"},
+            "'gemma2' is not supported; supported: nvium, llama, mistral, qwen2, qwen3, smollm3",
+        ),
         (
             {"quantization_config": {"quant_method": "awq"}},
-            "quantised by 'awq' are none of those that load: float32, float16",
+            "quantised by 'awq' are not supported; supported: float32, float16",
         ),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from nvium_core import CheckpointError, NviumForCausalLM, load_model
+from nvium_core import CheckpointError, NviumForCausalLM
 from nvium_core.model.gguf import KINDS, open_gguf, read_config
-from tests.model.gguf_files import KIND, blocks, close, write_gguf
+from tests.model.gguf_files import KIND, blocks, close, write_gguf, write_shape
 from tests.model.test_backbones import random_ids, random_model
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "max_position_embeddings": 64}
@@ -111,23 +111,6 @@ def test_llama_3_s_factors_become_its_rotary_scaling(tmp_path: Path) -> None:
     assert read_config(open_gguf(file)).rope_parameters == pytest.approx(LLAMA_3)
 
 
-def test_other_factors_are_refused(tmp_path: Path) -> None:
-    model, factors = stretched_llama()
-    file = write_gguf(tmp_path / "model.gguf", model, rope_factors=factors * 1.1)
-    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight are not Llama 3's"):
-        read_config(open_gguf(file))
-
-
-def test_what_is_not_supported_is_refused_with_what_is(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE), "IQ4_XS")
-    with pytest.raises(CheckpointError, match="stored as IQ4_XS, which is none of F32, F16, BF16, Q8_0, Q4_0"):
-        NviumForCausalLM.from_pretrained(file)
-    writer = gguf.GGUFWriter(file, "gemma2")
-    close(writer)
-    with pytest.raises(CheckpointError, match="'gemma2' is none of those that load: llama, qwen2, qwen3, smollm3"):
-        NviumForCausalLM.from_pretrained(file)
-
-
 @pytest.mark.parametrize("kept", [0, 3, 40, 3000])
 def test_a_file_that_is_cut_short_is_refused_by_name(kept: int, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE))
@@ -136,7 +119,73 @@ def test_a_file_that_is_cut_short_is_refused_by_name(kept: int, tmp_path: Path) 
         NviumForCausalLM.from_pretrained(file)
 
 
-def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE))
-    with pytest.raises(CheckpointError, match="tokenizer 'no_vocab' is none of those that load: gpt2, llama"):
-        load_model(str(file))
+def with_fields(path: Path, model: PreTrainedModel, fields: dict[str, Any]) -> Path:
+    return write_gguf(path, model, tokenizer={"tokenizer.ggml.model": "no_vocab"} | fields)
+
+
+def test_every_end_a_file_names_or_implies_ends_a_text(tmp_path: Path) -> None:
+    tokens = ["a", "</s>", "<|im_end|>", "<|endoftext|>", "<end_of_turn>", "b", "c"]
+    ids = {"tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.eom_token_id": 6, "tokenizer.ggml.tokens": tokens}
+    file = with_fields(tmp_path / "model.gguf", random_model("qwen2", WIDE), ids)
+    assert read_config(open_gguf(file)).eos_token_id == [1, 2, 3, 4, 5, 6]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["rope.scale_linear", "rope.scaling.factor"])
+def test_a_factor_without_a_type_is_linear(name: str, tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
+    theirs = random_model("llama", {"num_key_value_heads": 1, "rope_parameters": rope})
+    ours = NviumForCausalLM.from_pretrained(
+        with_fields(tmp_path / "model.gguf", theirs, {f"llama.{name}": 4}), dtype=torch.float32
+    )
+    input_ids = random_ids(2, 40)
+    torch.testing.assert_close(ours(input_ids).logits, theirs(input_ids).logits.log_softmax(-1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["expert_count", "logit_scale", "rope.scaling.yarn_ext_factor", "something.new"])
+def test_an_unknown_field_that_changes_numbers_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    model = random_model("qwen2", WIDE)
+    read_config(open_gguf(with_fields(tmp_path / "neutral.gguf", model, {f"qwen2.{name}": 0})))
+    with pytest.raises(CheckpointError, match=f"qwen2.{name} is 2"):
+        read_config(open_gguf(with_fields(tmp_path / "model.gguf", model, {f"qwen2.{name}": 2})))
+
+
+@pytest.mark.parametrize("name", ["attention.head_count", "block_count", "embedding_length"])
+@pytest.mark.parametrize("count", [0, [4, 4]])
+def test_a_file_without_heads_or_layers_is_refused_by_name(name: str, count: object, tmp_path: Path) -> None:
+    file = with_fields(tmp_path / "model.gguf", random_model("qwen2", WIDE), {f"qwen2.{name}": count})
+    with pytest.raises(CheckpointError, match=rf"qwen2\.{name} is .*, not a positive number"):
+        read_config(open_gguf(file))
+
+
+@pytest.mark.parametrize("name", ["model.GGUF", "sha256-0123abc"])
+def test_a_file_is_known_by_its_suffix_or_its_first_bytes(name: str, tmp_path: Path) -> None:
+    model = random_model("qwen2", WIDE)
+    loaded = NviumForCausalLM.from_pretrained(write_gguf(tmp_path / name, model))
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+
+
+def test_a_split_file_is_loaded_by_its_first_part(tmp_path: Path) -> None:
+    model = random_model("qwen2", WIDE)
+    whole = write_gguf(tmp_path / "whole.gguf", model)
+    first, second = (tmp_path / f"model-0000{part}-of-00002.gguf" for part in (1, 2))
+    kept = dict(open_gguf(whole).tensors)
+    writers = [gguf.GGUFWriter(path, "qwen2") for path in (first, second)]
+    write_shape(writers[0], model.config)
+    for writer in writers:
+        writer.add_uint16("split.count", 2)
+    for index, (name, tensor) in enumerate(kept.items()):
+        writers[index % 2].add_tensor(name, tensor.data)
+    for writer in writers:
+        close(writer)
+    loaded, expected = (NviumForCausalLM.from_pretrained(path).state_dict() for path in (first, whole))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+    with pytest.raises(CheckpointError, match=r"is part 2 of 2; name the first, model-00001-of-00002\.gguf"):
+        NviumForCausalLM.from_pretrained(second)
+    alone = first.rename(tmp_path / "alone.gguf")
+    with pytest.raises(CheckpointError, match="is part of a split model"):
+        NviumForCausalLM.from_pretrained(alone)
+    alone.rename(first)
+    second.unlink()
+    with pytest.raises(CheckpointError, match=r"missing from its folder: model-00002-of-00002\.gguf"):
+        NviumForCausalLM.from_pretrained(first)

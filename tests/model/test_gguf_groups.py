@@ -1,4 +1,4 @@
-"""Q8_0 and Q4_0 matrices of GGUF files, held as the engine's own groups."""
+"""Q8_0, Q4_0 and Q4_1 matrices of GGUF files, held as the engine's own groups."""
 
 import logging
 from pathlib import Path
@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from nvium_core.loading import gguf_precision
+from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.gguf import open_gguf
-from nvium_core.model.gguf_groups import has_groups, hold_groups, read_groups
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.gguf_groups import hold_groups, read_groups
 from nvium_core.model.quantized import groups_of
 from tests.model.gguf_files import KIND, blocks, write_gguf
 from tests.model.test_backbones import random_model
 from tests.model.test_gguf import WIDE
 
-KINDS = {"Q8_0": "q8", "Q4_0": "q4"}
+KINDS = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_1"}
 CPU = torch.device("cpu")
 
 
@@ -90,13 +90,7 @@ def write_mixed(path: Path) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("Q8_0", True), ("Q4_0", True), ("Q4_1", False), ("F16", False)])
-def test_what_the_engine_has_is_looked_for_among_matrices(kind: str, kept: bool, tmp_path: Path) -> None:
-    assert has_groups(open_gguf(write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE), kind))) is kept
-
-
 def test_groups_are_held_in_float32_and_everything_else_in_the_files_own_precision() -> None:
     assert gguf_precision("auto", CPU, in_groups=True) == torch.float32
     assert gguf_precision("auto", CPU, in_groups=False) == "auto"
     assert gguf_precision("bfloat16", CPU, in_groups=True) == torch.bfloat16
-    assert gguf_precision("auto", torch.device("cuda"), in_groups=True) == torch.bfloat16

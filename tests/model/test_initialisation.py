@@ -53,13 +53,3 @@ def test_adapters_outputs_and_biases_start_at_zero(model: NviumForCausalLM, part
 
 def test_norms_start_at_one(model: NviumForCausalLM) -> None:
     assert (gathered(model, "norm") == 1).all()
-
-
-def test_an_adapter_starts_as_the_identity(model: NviumForCausalLM) -> None:
-    x_XD = torch.randn(5, WIDTH)
-    for exit_ in model.exits:
-        assert torch.equal(exit_.adapter(x_XD), x_XD)
-
-
-def test_only_early_exits_have_a_router(model: NviumForCausalLM) -> None:
-    assert [exit_.router is None for exit_ in model.exits] == [False, False, False, True]

@@ -81,16 +81,6 @@ def test_a_cache_changes_nothing(pair: tuple[LlamaForCausalLM, NviumForCausalLM]
 
 
 @torch.no_grad()
-def test_a_sharded_llama_loads_like_a_whole_one(tmp_path: Path) -> None:
-    llama = random_llama()
-    folder = llama_folder(tmp_path, llama, shard_size="20KB")
-    assert len(list(folder.glob("model-*.safetensors"))) > 1
-    input_ids = random_ids(1, 10)
-    found = NviumForCausalLM.from_pretrained(folder)(input_ids).logits
-    torch.testing.assert_close(found, llama(input_ids).logits.log_softmax(-1), rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
 def test_logits_are_kept_for_the_last_positions_only_when_asked(tmp_path: Path) -> None:
     univium = NviumForCausalLM.from_pretrained(llama_folder(tmp_path, random_llama()))
     input_ids = random_ids(2, 6)

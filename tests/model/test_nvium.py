@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModel
 
 from nvium_core import NviumForCausalLM
 from nvium_core.model.exits import CONTINUE, EXIT
@@ -65,16 +64,6 @@ def test_losses_are_the_papers_formulas(exit_layers: list[int], seed: int) -> No
     torch.testing.assert_close(some(output.balance_loss), torch.as_tensor(balance).double().mean())
 
 
-@torch.no_grad()
-def test_unlabelled_tokens_count_in_no_loss() -> None:
-    model = random_model([1, 2])
-    labels = INPUT_IDS[:1].clone()
-    labels[:, 6:] = -100
-    masked, short = model(INPUT_IDS[:1], labels=labels), model(INPUT_IDS[:1, :6], labels=INPUT_IDS[:1, :6])
-    for name in ("loss", "compute_loss", "balance_loss", "exit_losses"):
-        torch.testing.assert_close(masked[name], short[name])
-
-
 @pytest.mark.parametrize("bias", [-1e4, -math.inf])
 @torch.no_grad()
 def test_routers_that_never_exit_give_the_last_exit(bias: float) -> None:
@@ -110,20 +99,6 @@ def test_certain_routers_leave_every_value_and_gradient_finite(outcome: int, bia
 
 
 @torch.no_grad()
-def test_a_silent_nvium_with_a_zero_final_adapter_is_the_plain_llama(tmp_path: Path) -> None:
-    llama = random_llama(vocab_size=17, hidden_size=16, intermediate_size=32, num_hidden_layers=4)
-    univium = NviumForCausalLM.from_pretrained(llama_folder(tmp_path, llama), dtype=torch.float64)
-    model = random_model([1, 3, 4])
-    model.model.load_state_dict(univium.model.state_dict())
-    model.lm_head.load_state_dict(univium.lm_head.state_dict())
-    model.exits[-1].norm.load_state_dict(univium.exits[0].norm.state_dict())
-    model.exits[-1].adapter.down.weight.zero_()
-    set_routers(model, EXIT, -math.inf)
-    expected = llama(INPUT_IDS).logits.log_softmax(-1)
-    torch.testing.assert_close(some(forward(model).logits).float(), expected, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
 def test_hidden_states_are_those_of_transformers_llama_and_change_nothing(tmp_path: Path) -> None:
     llama = random_llama()
     model = NviumForCausalLM.from_pretrained(llama_folder(tmp_path, llama), dtype=torch.float32)
@@ -135,15 +110,6 @@ def test_hidden_states_are_those_of_transformers_llama_and_change_nothing(tmp_pa
         torch.testing.assert_close(ours, their)
     torch.testing.assert_close(output.logits, model(ids).logits, rtol=0, atol=0)
     assert model(ids).hidden_states is None
-
-
-@torch.no_grad()
-def test_the_last_hidden_state_is_transformers_own_from_a_folder_by_auto_model(tmp_path: Path) -> None:
-    llama = random_llama()
-    NviumForCausalLM.from_pretrained(llama_folder(tmp_path, llama), dtype=torch.float32).save_pretrained(tmp_path / "n")
-    model = AutoModel.from_pretrained(tmp_path / "n", dtype=torch.float32)
-    ids = INPUT_IDS % model.config.vocab_size
-    torch.testing.assert_close(model(ids).last_hidden_state, llama.model(ids).last_hidden_state)
 
 
 def some_states(output: NviumOutput) -> tuple[Tensor, ...]:

@@ -132,13 +132,6 @@ def test_a_published_folder_saved_in_our_layout_means_the_same(folder: Path, tmp
         torch.testing.assert_close(ours(input_ids).logits, published(input_ids).logits)
 
 
-def test_a_published_folder_without_its_exits_is_refused_naming_the_file(folder: Path, tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    with pytest.raises(CheckpointError, match=r"\.hydra/config\.yaml"):
-        NviumForCausalLM.from_pretrained(tmp_path)
-
-
 def test_published_heads_that_are_not_tied_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     for name in ("config.json", "model.safetensors"):

@@ -1,5 +1,6 @@
 """One model and one server for all tests that do not change them; log lines kept off the terminal."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 import structlog
 
 from nvium_core import LoadedModel
+from nvium_core.engine.device.runner import Runner
+from nvium_core.engine.schedule.step import Step, StepResult
 from tests.byte_model import NAME, load_byte_model
 from tests.server.live_server import LiveServer, live_server
 
@@ -35,3 +38,15 @@ def no_log_lines() -> Iterator[None]:
 def server(byte_model: LoadedModel) -> Iterator[LiveServer]:
     with live_server(byte_model) as live:
         yield live
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pace the engine, so that a stream sends its tokens in several chunks."""
+    run = Runner.run
+
+    def paced(runner: Runner, step: Step) -> StepResult:
+        time.sleep(0.003)
+        return run(runner, step)
+
+    monkeypatch.setattr(Runner, "run", paced)

@@ -132,7 +132,7 @@ def request(
     path: str, body: bytes = b"", *, method: str = "POST", headers: Mapping[str, str] = JSON, is_chunked: bool = False
 ) -> bytes:
     length = {"transfer-encoding": "chunked"} if is_chunked else {"content-length": str(len(body))}
-    lines = [f"{method} {path} HTTP/1.1", "host: test"]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost"]
     lines += [f"{name}: {value}" for name, value in {**headers, **length}.items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + (chunked(body) if is_chunked else body)
 

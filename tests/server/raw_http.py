@@ -28,8 +28,8 @@ def exchange(server: LiveServer, request: bytes, patience: float = 0.5) -> bytes
 
 def status_of(server: LiveServer, method: str, target: str, headers: Headers = ()) -> int:
     """The status for a target that is sent as it stands."""
-    lines = [f"{method} {target} HTTP/1.1", "host: x", "connection: close", *(f"{n}: {v}" for n, v in headers)]
-    answer = exchange(server, ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+    lines = [f"{method} {target} HTTP/1.1", "host: localhost", "connection: close", *(f"{n}: {v}" for n, v in headers)]
+    answer = exchange(server, ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"), patience=10)
     return int(answer.split(maxsplit=2)[1])
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from fastapi import FastAPI
 
 from nvium_core import Constraint
+from server.generation.constraints import RequestConstraint
 from server.generation.service import Service
 from server.schemas.formats import Form
 from tests.byte_model import token_ids
@@ -26,6 +27,9 @@ class Scripted:
     @property
     def is_over(self) -> bool:
         return self._asked is not None and self._asked.is_over
+
+    def is_ready(self, seconds: float) -> bool:
+        return self._asked is None or self._asked.is_ready(seconds)
 
     def allowed(self) -> bytes:
         asked = int.from_bytes(self._asked.allowed(), "little") if self._asked else -1
@@ -45,9 +49,12 @@ def script(app: FastAPI, answers: Callable[[], str | list[int]]) -> None:
     service: Service = app.state.service
     constraint = service.constraint
 
-    async def scripted(form: Form | None, allowed: object = None) -> Constraint:
+    async def scripted(form: Form | None, allowed: object = None, begun: str = "") -> RequestConstraint:
+        del allowed
         answer = answers()
-        return Scripted([*(token_ids(answer) if isinstance(answer, str) else answer), 0], await constraint(form))
+        compiled = await constraint(form, None, begun)
+        tokens = [*(token_ids(answer) if isinstance(answer, str) else answer), 0]
+        return compiled._replace(constraint=Scripted(tokens, compiled.constraint))
 
     service.constraint = scripted  # type: ignore[method-assign]
 

@@ -1,13 +1,18 @@
 """Fields of other servers: honoured, or refused by name."""
 
-import json
 from typing import Any
 
 import pytest
 
 from nvium_core import LoadedModel
+from server.errors import InvalidField
+from server.schemas.aliases import SAME
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.foreign import FOREIGN
+from server.schemas.generation import GenerationRequest, RequestLimits
 from tests.byte_model import NAME, token_ids
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.test_refusals import error_of
 
 Json = dict[str, Any]
@@ -30,6 +35,13 @@ def text(server: LiveServer, **body: Any) -> str:
         ({"guided_grammar": 'start: "x" | "y"'}, {"x", "y"}),
         ({"grammar": 'root ::= "p" | "q"'}, {"p", "q"}),
         ({"structured_outputs": {"grammar": 'root ::= "r"'}}, {"r"}),
+        ({"regex": "ab|cd"}, {"ab", "cd"}),
+        ({"ebnf": 'root ::= "p" | "q"'}, {"p", "q"}),
+        ({"json_schema": {"enum": [1, 2]}}, {"1", "2"}),
+        ({"response_format": {"type": "json_object", "schema": {"enum": [1, 2]}}}, {"1", "2"}),
+        ({"response_format": {"type": "json_schema", "schema": {"enum": [1, 2]}}}, {"1", "2"}),
+        ({"guided_regex": "ab|cd", "structured_outputs": {"regex": "ab|cd"}}, {"ab", "cd"}),
+        ({"guided_decoding_backend": "x", "guided_choice": ["yes"]}, {"yes"}),
     ],
 )
 def test_forms_asked_by_other_names_hold(server: LiveServer, fields: Json, texts: set[str]) -> None:
@@ -69,7 +81,15 @@ def test_bad_words_do_not_come(server: LiveServer) -> None:
         ("prompt_logprobs", {"prompt_logprobs": -1}),
         ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
         ("use_beam_search", {"use_beam_search": True}),
-        ("repeat_penalty", {"repeat_penalty": 1.3}),
+        ("response_format.pattern", {"response_format": {"type": "json_object", "pattern": "a"}}),
+        ("response_format.schema", {"response_format": {"type": "text", "schema": {}}}),
+        ("response_format.type", {"response_format": {"type": "structural_tag", "structures": []}}),
+        ("structured_outputs.structural_tag", {"structured_outputs": {"regex": "a", "structural_tag": "x"}}),
+        ("n_predict", {"n_predict": "many"}),
+        ("stop_words", {"top_k": 5, "stop_words": 5}),
+        ("n_predict", {"user": "x", "n_predict": "x"}),
+        ("repeat_penalty", {"repeat_penalty": 0}),
+        ("repeat_penalty", {"repeat_penalty": 1.3, "repetition_penalty": 1.2}),
         ("priority", {"priority": "high"}),
         ("cache_salt", {"cache_salt": ""}),
         ("guided_choice", {"guided_regex": "a", "guided_choice": ["a"]}),
@@ -207,31 +227,74 @@ def test_the_chat_template_gets_its_variables(byte_model: LoadedModel) -> None:
         assert continued.json()["prompt_token_ids"] == token_ids("ab")
 
 
-def test_the_list_of_models_names_the_one_served(server: LiveServer) -> None:
-    assert [json.loads(server.http.get("/v1/models").text)["data"][0]["id"]] == [NAME]
+LIMITS = RequestLimits(max_n=9, max_prompts=9, max_new_tokens=99)
+BODIES: list[tuple[type[GenerationRequest], Json]] = [
+    (CompletionRequest, {"model": NAME, "prompt": "a"}),
+    (ChatRequest, {"model": NAME, "messages": [{"role": "user", "content": "a"}]}),
+]
 
 
-@pytest.mark.parametrize(
-    "field",
-    [{"regex": "a"}, {"json_schema": {"type": "object"}}, {"guided_whitespace_pattern": " "}, {"do_sample": False}],
-)
-@pytest.mark.parametrize(
-    ("path", "start"),
-    [
-        ("/v1/completions", {"prompt": "a"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        ("/v1/responses", {"input": "a"}),
-    ],
-)
-def test_fields_of_other_servers_that_change_what_is_generated_are_refused(
-    server: LiveServer, path: str, start: Json, field: Json
-) -> None:
-    refused = server.http.post(path, json={"model": NAME, **start, **field})
-    assert (refused.status_code, error_of(refused)["param"]) == (400, next(iter(field)))
-    neutral = {"regex": "", "do_sample": True, "no_repeat_ngram_size": 0, "unheard_of": 1}
-    taken = server.http.post(path, json={"model": NAME, **start, **neutral})
-    assert taken.status_code == 200
-    assert taken.headers["x-nvium-ignored-params"] == ", ".join(neutral)
+@pytest.mark.parametrize(("body", "start"), BODIES)
+def test_a_field_of_another_server_passes_if_it_changes_nothing(body: type[GenerationRequest], start: Json) -> None:
+    for name in FOREIGN.keys() - body.model_fields.keys():
+        for value in FOREIGN[name].values:
+            asked = body.model_validate(start | {name: value})
+            asked.check(LIMITS)
+            assert asked.unknown_fields == [name]
+        with pytest.raises(InvalidField) as refused:
+            body.model_validate(start | {name: "something"}).check(LIMITS)
+        assert refused.value.param == name
+
+
+VALUES: Json = {"repetition_penalty": 1.5, "stop": ["b"], "include_stop_str_in_output": True, "echo": True}
+
+
+@pytest.mark.parametrize(("body", "start"), BODIES)
+def test_another_name_is_the_field(body: type[GenerationRequest], start: Json) -> None:
+    for name, own in SAME.items():
+        value = VALUES.get(own, 3)
+        if own in body.model_fields and name not in body.model_fields:
+            for asked in ({name: value}, {name: value, own: value}):
+                request = body.model_validate(start | asked)
+                assert (getattr(request, own), request.unknown_fields) == (value, [])
+
+
+@pytest.mark.parametrize("name", ["repeat_penalty", "repetition_penalty"])
+def test_another_name_changes_the_draws_alike(server: LiveServer, name: str) -> None:
+    asked = {"max_tokens": 30, "ignore_eos": True}
+    told = server.complete(**asked, **{name: 1.9}).json()["choices"][0]["nvium"]["token_ids"]
+    assert told == server.complete(**asked, repetition_penalty=1.9).json()["choices"][0]["nvium"]["token_ids"]
+    assert told != server.complete(**asked).json()["choices"][0]["nvium"]["token_ids"]
+
+
+def test_values_that_turn_a_field_off_pass(server: LiveServer) -> None:
+    off = {"top_k": -1, "stop": ["a", "a", "b", "c", "d"], "ignore_eos": True}
+    assert server.chat(max_tokens=1, top_logprobs=0, **off).status_code == 200
+    for asked in (server.chat(max_tokens=-1, ignore_eos=True), server.complete(n_predict=-1, ignore_eos=True)):
+        assert asked.json()["usage"]["total_tokens"] == 4096
+
+
+@pytest.mark.parametrize("name", ["prefix", "partial"])
+def test_the_last_message_says_that_it_is_continued(server: LiveServer, name: str) -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Well, ", name: True}]
+    body = server.chat(messages=said, max_tokens=1, return_token_ids=True).json()
+    assert body["prompt_token_ids"] == token_ids("User:\na\n\nAssistant:\nWell, ")
+    assert error_of(server.chat(messages=[*said, said[0]]))["param"] == f"messages[1].{name}"
+
+
+def test_tokens_are_counted_for_each_key(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, api_keys="alice:sk-a", metrics_open=True) as server:
+        server.http.headers["authorization"] = "Bearer sk-a"
+        server.complete(prompt="abc", max_tokens=5, ignore_eos=True)
+        wait_until(lambda: 'key="alice"' in server.http.get("/metrics").text)
+        counted = [server.gauge(f'nvium_key_tokens_total{{key="alice",kind="{k}"}}') for k in ("prompt", "generated")]
+    assert counted == [3, 5]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/messages", "/v1/load_lora_adapter"])
+def test_what_is_not_there_is_refused_with_where_the_list_stands(server: LiveServer, path: str) -> None:
+    refused = server.http.post(path, json={})
+    assert (refused.status_code, "/openapi.json" in error_of(refused)["message"]) == (404, True)
 
 
 def test_a_token_may_be_the_originals(server: LiveServer) -> None:

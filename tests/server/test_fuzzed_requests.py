@@ -13,7 +13,7 @@ from tests.server.raw_client import Answer, asked, connected
 
 NUM_REQUESTS = 10_000
 NUM_CONNECTIONS = 8
-ANSWERS = {200, 400, 404, 405}
+ANSWERS = {200, 400, 404, 405, 415}
 
 BESIDE = asking(max_tokens=200, stream=True)
 

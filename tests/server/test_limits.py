@@ -128,18 +128,22 @@ async def test_what_is_no_http_is_refused_in_the_form_of_all_errors(server: Live
         assert (answer.status, error_of(answer)["code"]) == (400, "malformed_request")
 
 
-@pytest.mark.parametrize("target", ["*", "http://test/livez", "/%00", "/%ff%fe", "//", "/v1/models/" + "x" * 5_000])
+@pytest.mark.parametrize("target", ["*", "http://localhost/none", "/%00", "/%ff%fe", "//", "/v1/models/" + "x" * 5_000])
 async def test_odd_targets_are_not_found(server: LiveServer, target: str) -> None:
     answer = await asked(server.url, request(target, method="GET"))
     assert answer.status == 404
     error_of(answer)
 
 
-async def test_a_websocket_is_not_offered(server: LiveServer) -> None:
-    headers = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
+async def test_no_other_protocol_is_offered_nor_logged(
+    server: LiveServer, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"connection": "upgrade", "upgrade": protocol, "sec-websocket-version": "13"}
     answer = await asked(server.url, request("/v1/completions", method="GET", headers=headers))
     assert answer.status == 405
     error_of(answer)
+    assert not caplog.records
 
 
 async def test_a_body_is_awaited_as_the_client_expects(server: LiveServer) -> None:

@@ -14,12 +14,15 @@ from server.errors import (
     DeadlineExceeded,
     EngineGone,
     HeadTooLarge,
+    HostNotAllowed,
     InvalidKey,
     MalformedRequest,
+    OriginNotAllowed,
     Overloaded,
     RateLimited,
     RequestTimeout,
     TooManyConnections,
+    UnsupportedBody,
 )
 from server.http.admission import Admission, draining
 from server.http.listener import listen
@@ -148,8 +151,9 @@ def test_every_reason_to_turn_a_request_away_is_foreseen() -> None:
     admission.enter(1)
     with pytest.raises(Overloaded) as full:
         admission.enter(1)
+    of_pages = [HostNotAllowed(""), OriginNotAllowed(""), UnsupportedBody("")]
     of_connections = [TooManyConnections(1), RequestTimeout(1), HeadTooLarge(1, 1), MalformedRequest("")]
-    assert {error.code for error in [*known, full.value, *of_connections]} == set(REASONS)
+    assert {error.code for error in [*known, full.value, *of_pages, *of_connections]} == set(REASONS)
     assert all(error.status in REJECTED for error in known)
 
 

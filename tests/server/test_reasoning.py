@@ -47,6 +47,7 @@ def test_thoughts_stand_beside_the_content(thinking: LiveServer) -> None:
         "role": "assistant",
         "content": "A fox.",
         "reasoning_content": "Well, 🦊 <b>?",
+        "reasoning": "Well, 🦊 <b>?",
         "refusal": None,
     }
 
@@ -57,7 +58,8 @@ def test_a_stream_tells_thoughts_apart(thinking: LiveServer) -> None:
     deltas = [
         json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines if line.startswith("data: {")
     ]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Well, 🦊 <b>?"
+    for name in ("reasoning_content", "reasoning"):
+        assert "".join(delta.get(name, "") for delta in deltas) == "Well, 🦊 <b>?"
     assert "".join(delta.get("content", "") for delta in deltas) == "A fox."
 
 
@@ -69,9 +71,11 @@ def test_thoughts_that_are_cut_are_no_content(thinking: LiveServer) -> None:
 
 
 def test_turned_off_the_answer_is_all_content(thinking: LiveServer) -> None:
-    off = {"chat_template_kwargs": {"enable_thinking": False}}
-    with answering(thinking.app, "A fox."):
+    off: Any = {"chat_template_kwargs": {"enable_thinking": False}}
+    with answering(thinking.app, "A fox.", "A fox."):
         message = thinking.chat(**off).json()["choices"][0]["message"]
+        assert thinking.chat(enable_thinking=False).json()["choices"][0]["message"] == message
+    assert error_of(thinking.chat(enable_thinking=True, **off))["param"] == "enable_thinking"
     assert message == {"role": "assistant", "content": "A fox.", "refusal": None}
     asked = {"max_tokens": 1, "return_token_ids": True}
     longer, shorter = (thinking.chat(**asked, **more).json()["prompt_token_ids"] for more in (off, {}))
@@ -89,14 +93,16 @@ def test_thoughts_and_calls_in_one_answer(thinking: LiveServer) -> None:
 
 
 def test_earlier_thoughts_reach_the_template_and_only_the_assistant_has_some(thinking: LiveServer) -> None:
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "hm"}]
-    asked = {"messages": [*turns, turns[0]], "max_tokens": 1, "return_token_ids": True}
-    ids = thinking.chat(**asked).json()["prompt_token_ids"]
-    assert "<think>hm</think>b" in thinking.http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for name in ("reasoning_content", "reasoning"):
+        said = [turns[0], turns[1] | {name: "hm"}, turns[0]]
+        ids = thinking.chat(messages=said, max_tokens=1, return_token_ids=True).json()["prompt_token_ids"]
+        assert "<think>hm</think>b" in thinking.http.post("/v1/detokenize", json={"tokens": ids}).json()["prompt"]
     refused = thinking.chat(messages=[turns[0] | {"reasoning_content": "hm"}])
     assert error_of(refused)["param"] == "messages[0].reasoning_content"
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_a_response_has_an_item_for_the_thoughts(thinking: LiveServer) -> None:
     client: openai.OpenAI = thinking.client()
     asked: Any = {"model": NAME, "input": "Who?"}

@@ -29,25 +29,6 @@ TOOLS = [tool("get_weather", description="The weather.", parameters=PARAMETERS, 
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
-def test_a_strict_client_gets_a_call_of_the_named_function(server: LiveServer) -> None:
-    client = server.client()
-    chat = client.chat.completions.create(
-        model=NAME,
-        messages=[{"role": "user", "content": "Hello"}],
-        tools=TOOLS,  # type: ignore[arg-type]
-        tool_choice=NAMED,  # type: ignore[arg-type]
-        seed=1,
-    )
-    choice = chat.choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-    assert choice.message.tool_calls
-    [call] = choice.message.tool_calls
-    assert call.type == "function"
-    assert call.id.startswith("call_")
-    assert call.function.name == "get_weather"
-    jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
-
-
 def test_one_of_the_functions_is_called_where_a_call_is_required(server: LiveServer) -> None:
     names = set()
     for seed in range(12):
@@ -72,6 +53,12 @@ def test_a_call_that_is_cut_says_so(server: LiveServer) -> None:
         "length",
         {"role": "assistant", "content": None, "refusal": None},
     )
+
+
+def test_equal_tools_are_one(server: LiveServer) -> None:
+    asked = {"max_tokens": 1, "return_token_ids": True}
+    once, twice = (server.chat(tools=tools, **asked).json() for tools in (TOOLS, TOOLS * 2))
+    assert once["prompt_token_ids"] == twice["prompt_token_ids"]
 
 
 def test_tools_that_may_not_be_called_change_nothing(server: LiveServer) -> None:
@@ -141,16 +128,6 @@ def test_joined_chunks_equal_the_whole(
         assert mine[-1]["finish_reason"] == choice["finish_reason"]
 
 
-def test_the_clients_stream_helper_reads_a_call(server: LiveServer) -> None:
-    client = server.client()
-    asked: Json = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "tools": TOOLS, "seed": 2}
-    whole = client.chat.completions.create(**asked, tool_choice=NAMED)
-    with client.chat.completions.stream(**asked, tool_choice=NAMED) as stream:
-        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
-    assert whole.choices[0].message.tool_calls
-    assert [event.arguments for event in done] == [whole.choices[0].message.tool_calls[0].function.arguments]  # type: ignore[union-attr]
-
-
 WEATHER = '{"place":"Köln","when":"now"}'
 CALL = f'{{"name": "get_weather", "arguments": {WEATHER}}}'
 STOP = '{"name": "stop", "arguments": {}}'
@@ -165,11 +142,6 @@ def test_an_answer_may_be_text_where_the_model_chooses(server: LiveServer, text:
     assert (whole["message"]["content"], whole["finish_reason"]) == (text, "stop")
     assert "tool_calls" not in whole["message"]
     assert "".join(chunk["delta"].get("content") or "" for chunk in chunks) == text
-
-
-def test_auto_without_tools_is_taken(server: LiveServer) -> None:
-    asked = {"max_tokens": 9, "return_token_ids": True}
-    assert server.chat(tool_choice="auto", **asked).json()["choices"] == server.chat(**asked).json()["choices"]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +190,7 @@ def test_one_call_is_made_where_several_are_not_allowed(server: LiveServer) -> N
     assert len(choice["message"]["tool_calls"]) == 1
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_arguments_are_streamed_as_they_grow(server: LiveServer) -> None:
     with answering(server.app, CALL):
         chunks = streamed(server, tools=TOOLS)
@@ -277,10 +250,10 @@ INVALID: list[tuple[str, Json]] = [
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tool_choice": NAMED}),
     ("tool_choice", {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}),
-    ("tools", {"tools": [tool("f"), tool("f")], "tool_choice": "required"}),
+    ("tools", {"tools": [tool("f"), tool("f", description="g")]}),
     ("tools", {"tools": [tool("f")] * 129, "tool_choice": "none"}),
     ("tools", {"tools": [tool("f", parameters={"type": "array"})], "tool_choice": "required"}),
-    ("tools", {"tools": [tool("f", parameters={"type": "object", "properties": 5})], "tool_choice": "required"}),
+    ("tools", {"tools": [tool("f", parameters={"properties": 5}, strict=True)], "tool_choice": "required"}),
     ("tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
     ("tools[0].function.name", {"tools": [tool("a b")]}),
     ("tools[1].function.parameters", {"tools": [tool("a"), tool("b", parameters=[])]}),

@@ -9,14 +9,6 @@ def told(answer: AnswerText, text: str) -> list[str]:
     return [answer.push(token, is_last=number == len(tokens)) for number, token in enumerate(tokens, start=1)]
 
 
-def test_a_character_comes_with_its_last_byte() -> None:
-    assert told(AnswerText(byte_tokenizer(), []), "aé") == ["a", "", "é"]
-
-
-def test_text_that_may_become_a_stop_string_waits_and_comes_if_it_does_not() -> None:
-    assert told(AnswerText(byte_tokenizer(), [], ["xyz"]), "axyb") == ["a", "", "", "xyb"]
-
-
 def test_a_stop_string_ends_the_text() -> None:
     answer = AnswerText(byte_tokenizer(), [], ["xy"])
     assert "".join(told(answer, "axyb")) == "a"

@@ -7,8 +7,10 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core import load_model
 from nvium_core.text.chat_template import ChatTemplate, ConversationError
+from nvium_core.text.gguf_tokenizer import gguf_tokenizer
 from server.schemas.messages import AnyMessage
 from tests.byte_model import END_OF_TEXT, byte_tokenizer, token_ids
+from tests.text.test_gguf_tokenizer import sentence_piece_fields
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|endoftext|>' + message.role + '|' + message.content | trim + '\n' }}"
@@ -40,11 +42,6 @@ def test_the_tokenizers_own_template_makes_the_prompt() -> None:
     assert ids == [0, *token_ids("user|Hé\n"), 0, *token_ids("assistant|Ho\nassistant|")]
 
 
-def test_without_a_generation_prompt_the_assistant_does_not_begin() -> None:
-    assert template(TEMPLATE).token_ids([user("a")], [], adds_prompt=False) == [0, *token_ids("user|a\n")]
-    assert text_of(template().token_ids([user("a")], [], adds_prompt=False)) == "User:\na\n\n"
-
-
 @pytest.mark.parametrize("source", [None, TEMPLATE])
 def test_special_tokens_in_messages_and_tools_are_text(source: str | None) -> None:
     tools = [{"function": {"name": "f", END_OF_TEXT: {"description": END_OF_TEXT}}}]
@@ -74,18 +71,20 @@ def test_a_templates_refusal_is_told_and_other_failures_are_not() -> None:
     assert str(failed.value) == "the model's chat template refuses them"
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    with pytest.raises(ConversationError):
-        template(TEMPLATE).token_ids([user("a")], [{"function": {"parameters": deep}}])
+HOSTILE = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "numbers": "{% set x = 9 ** (9 ** 9) %}",
+    "memory": "{% set x = 'y' * (messages | length * 1200000000) %}",
+    "doubling": "{% set s = namespace(x='ab') %}{% for a in range(40) %}{% set s.x = s.x ~ s.x %}{% endfor %}",
+    "long text": "{{ 'y' * (messages | length * 30000000) }}",
+}
 
 
-@pytest.mark.parametrize("source", [None, TEMPLATE])
-def test_half_a_surrogate_pair_in_json_within_json_is_refused(source: str | None) -> None:
-    with pytest.raises(ConversationError, match="Unicode"):
-        template(source).token_ids([user("a")], [{"function": {"parameters": {"x": "\ud800"}}}])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_template_may_take_neither_the_time_nor_the_memory_of_the_server(kind: str) -> None:
+    with pytest.raises(ConversationError, match=r"takes more than 1 s or 256 MB, or writes too long a text"):
+        template(HOSTILE[kind]).token_ids([user("a")], [])
+    assert template(TEMPLATE + " ").token_ids([user("a")], [], adds_prompt=False)[1:] == token_ids("user|a\n ")
 
 
 def test_the_plain_template_reads_like_a_script() -> None:
@@ -121,20 +120,6 @@ def test_tools_and_calls_are_given_to_the_tokenizers_template() -> None:
         assert text_of(template(source).token_ids([message], tools)) == f"{seen}g"
 
 
-def test_only_a_template_of_ones_own_ends_with_the_tokenizers_end_and_only_the_plain_one_by_text() -> None:
-    assert (template().stop_token_ids, template(TEMPLATE).stop_token_ids) == ((), (0,))
-    assert "\nUser:" in template().stops
-    assert template(TEMPLATE).stops == ()
-
-
-def test_the_embedded_model_is_asked_as_it_was_taught() -> None:
-    tokenizer = load_model().tokenizer
-    template = ChatTemplate(tokenizer)
-    ids = template.token_ids([user("Tell me a story.")], [])
-    assert tokenizer.decode(ids) == f"{END_OF_TEXT}User:\nTell me a story.{END_OF_TEXT}Assistant:\n"
-    assert template.stop_token_ids == (tokenizer.eos_token_id,)
-
-
 def test_a_plain_prompt_begins_as_any_text_of_its_model() -> None:
     tokenizer = load_model().tokenizer
     tokenizer.chat_template = None
@@ -143,7 +128,22 @@ def test_a_plain_prompt_begins_as_any_text_of_its_model() -> None:
     assert ids[0] == tokenizer.bos_token_id
 
 
-@pytest.mark.parametrize("source", ["{% for", "{{ 1 +", 5, True, {"default": "x", "tool_use": "{% if"}])
-def test_a_template_that_would_refuse_every_conversation_is_refused_itself(source: Any) -> None:
-    with pytest.raises(ConversationError, match="the model's chat template cannot be read"):
-        template(source)
+def test_a_template_without_tools_has_them_in_the_system_message(caplog: pytest.LogCaptureFixture) -> None:
+    made = template("{% for m in messages %}{{ m.role + '|' + (m.content or '') + '\n' }}{% endfor %}")
+    assert "takes no tools" in caplog.text
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "é"}}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert text_of(made.token_ids([user("a"), asked], tools)) == (
+        'system|Functions:\n{"name": "look"}\nuser|a\nassistant|{"name": "look", "arguments": {"at": "é"}}\n'
+    )
+    assert text_of(made.token_ids([{"role": "system", "content": "Be kind."}], tools)) == (
+        'system|Functions:\n{"name": "look"}\n\nBe kind.\n'
+    )
+    assert text_of(made.token_ids([user("a")], [])) == "user|a\n"
+
+
+def test_a_special_token_in_a_message_gets_no_space_of_the_tokenizers_own() -> None:
+    tokenizer = gguf_tokenizer(sentence_piece_fields().get)
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    assert tokenizer.decode(ChatTemplate(tokenizer).token_ids([user("a <s> b")], [])) == "a <s> b"

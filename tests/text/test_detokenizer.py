@@ -30,19 +30,6 @@ def test_text_cut_anywhere_into_tokens_comes_out_whole(text: str, cuts: list[int
     assert detokenized(detokenizer, ids) == text.rstrip(REPLACEMENT)
 
 
-@given(strategies.text(min_size=1), strategies.integers(0, 100))
-def test_a_character_cut_by_the_end_is_dropped_and_nothing_else(text: str, length: int) -> None:
-    data = text.encode()[:length]
-    expected = data.decode(errors="ignore")
-    out = detokenized(Detokenizer(BYTES), [byte + 1 for byte in data])
-    assert out.rstrip(REPLACEMENT) == expected.rstrip(REPLACEMENT)
-
-
-def test_the_whole_part_of_a_token_that_ends_in_half_a_character_survives() -> None:
-    tokenizer = byte_level_tokenizer([b"a", b" \xf0\x9f"])
-    assert detokenized(Detokenizer(tokenizer), [1, 2]) == "a "
-
-
 @given(strategies.text("aé中🦊", min_size=1))
 def test_each_character_comes_with_its_last_byte(text: str) -> None:
     detokenizer = Detokenizer(BYTES)
@@ -58,20 +45,11 @@ def test_bytes_that_are_no_text_become_what_decoding_them_at_once_gives(data: by
     assert detokenized(Detokenizer(BYTES), ids).rstrip(REPLACEMENT) == BYTES.decode(ids).rstrip(REPLACEMENT)
 
 
-def test_a_completion_may_finish_the_character_that_its_prompt_began() -> None:
-    first, second, third = token_ids("中")
-    assert detokenized(Detokenizer(BYTES, [*token_ids("ab"), first]), [second, third, *token_ids("c")]) == "中c"
-
-
 def test_the_space_before_a_completion_is_its_own() -> None:
     words = Tokenizer(models.BPE({"▁a": 0, "▁b": 1}, []))
     words.decoder = decoders.Metaspace()
     assert words.decode([1]) == "b"
     assert detokenized(Detokenizer(words, [0]), [1]) == " b"
-
-
-def test_special_tokens_have_no_text() -> None:
-    assert detokenized(Detokenizer(BYTES), [*token_ids("a"), 0, *token_ids("b")]) == "ab"
 
 
 def stopped(stops: StopStrings, pieces: list[str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from nvium_core.loading import gguf_file_tokenizer
-from nvium_core.text.gguf_tokenizer import CONTROL, PIECES, SPACE, USER_DEFINED, TokenizerError, gguf_tokenizer
+from nvium_core.text.gguf_tokenizer import CONTROL, PIECES, SPACE, USER_DEFINED, gguf_tokenizer
 from tests.byte_model import byte_symbols
 from tests.model.gguf_files import add_fields
 from tests.public_model import needs_smollm, smollm
@@ -147,13 +147,19 @@ def test_control_tokens_are_special_and_the_template_is_the_files() -> None:
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == f"hi{END}"
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"tokenizer.ggml.model": "bert"}, "tokenizer 'bert' is none of those that load: gpt2, llama"),
-        ({"tokenizer.ggml.pre": "falcon"}, "pre 'falcon' is none of those that load: gpt-2, smollm"),
-    ],
-)
-def test_what_is_not_known_is_refused_with_what_is(change: dict[str, Any], reason: str) -> None:
-    with pytest.raises(TokenizerError, match=reason):
-        gguf_tokenizer((VOCABULARIES["qwen2"] | change).get)
+def test_a_file_without_its_cuts_warns_and_takes_llama_cpps_default(caplog: pytest.LogCaptureFixture) -> None:
+    fields = {name: value for name, value in VOCABULARIES["default"].items() if name != "tokenizer.ggml.pre"}
+    assert gguf_tokenizer(fields.get)(TEXT).input_ids == gguf_tokenizer(VOCABULARIES["default"].get)(TEXT).input_ids
+    assert "tokenizer.ggml.pre" in caplog.text
+
+
+def test_of_pieces_with_one_score_the_longer_left_part_is_merged_first() -> None:
+    spaces = [SPACE * length for length in (1, 2, 3, 4, 8, 16)]
+    tokens = ["<unk>", "<s>", "</s>", *spaces]
+    fields = sentence_piece_fields() | {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 3 + [-1e9] + [-1.0] * 5,
+        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL] + [NORMAL] * 6,
+    }
+    made = gguf_tokenizer(fields.get)
+    assert made.tokenize(" " * 18) == [SPACE * 16, SPACE * 3]

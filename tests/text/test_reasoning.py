@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core.text.chat_template import ChatTemplate
-from nvium_core.text.reasoning import CLOSING, OPENING, ReasoningReader, Thought, thinks
+from nvium_core.text.reasoning import CLOSING, OPENING, ReasoningReader, Thought
 from tests.byte_model import load_byte_model, token_ids
 
 texts = st.text(st.sampled_from("<think>/ \na<🦊"), max_size=20)
@@ -59,10 +59,3 @@ def test_whether_the_prompt_has_opened_the_thoughts_is_seen(prompt: str, answer:
     tokenizer = load_byte_model().tokenizer
     tokenizer.chat_template = f"{OPENING}{CLOSING}"
     assert read(ChatTemplate(tokenizer).reasoning_reader(token_ids(prompt)), answer, []) == expected
-
-
-def test_only_templates_that_know_thoughts_have_them() -> None:
-    tokenizer = load_byte_model().tokenizer
-    text = f"{OPENING}a{CLOSING}"
-    assert read(ChatTemplate(tokenizer).reasoning_reader(token_ids("x")), text, []) == ("", text)
-    assert thinks("<think> … </think>") and not thinks("<tool_call>") and not thinks(None)

@@ -94,12 +94,6 @@ def test_text_that_is_no_call_is_content_to_its_last_character(form: CallFormat,
     assert content + reader.flush() == text
 
 
-def test_after_text_a_call_may_begin_where_a_tag_opens_it() -> None:
-    text = "Let me see. <tool" + call(HERMES, "f", "{}")
-    _, told_names, _, content = read(HERMES, text, [3, 14, 20, 30])
-    assert (told_names, content) == (["f"], "Let me see. <tool")
-
-
 def test_each_character_of_the_arguments_is_told_at_once_and_the_name_when_they_begin() -> None:
     reader = ToolCallReader()
     told = [reader.push(character) for character in call(PLAIN, "f", '{"a":"}"}')]
@@ -121,12 +115,6 @@ def test_the_format_follows_the_template() -> None:
     }
     assert {template: call_format(template) for template in formats} == formats
     assert call_format(None) == PLAIN
-
-
-def test_a_call_keeps_the_id_that_the_model_gave_it_or_gets_one_that_templates_take() -> None:
-    [given] = ToolCallReader(MISTRAL_CALL_ID).push("[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{}").calls[:1]
-    [made] = ToolCallReader(MISTRAL_ARGS).push("[TOOL_CALLS]f[ARGS]{").calls[:1]
-    assert (given.name, given.id, len(made.id)) == ("f", "a1b2c3d4e", 9)
 
 
 @given(formats, names, objects, names, objects, cuts)

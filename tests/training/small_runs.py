@@ -10,29 +10,15 @@ import torch
 
 from nvium_core.training.data.documents import END_OF_TEXT, read_documents
 from nvium_core.training.distributed import Processes
+from nvium_core.training.objective.methods import NVIUM, Method
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import TrainingRun, prepared
 
 WORDS = [
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "hen",
-    "fox",
-    "ran",
-    "sat",
-    "saw",
-    "ate",
-    "big",
-    "red",
-    "old",
-    "and",
-    "then",
-    "so",
-    "it",
+    *("the", "a", "cat", "dog", "hen", "fox", "ran", "sat", "saw"),
+    *("ate", "big", "red", "old", "and", "then", "so", "it"),
 ]
 
 
@@ -70,6 +56,9 @@ SMALL = [
     "tokens_per_step=256",
     "total_tokens=3072",
     "router_warmup.share=0.2",
+    "learning_rate.maximum=0.003",
+    "optimizer.muon_rate=0.02",
+    "beta.depth=0.45",
     "checkpoint_every=4",
 ]
 """The `tiny` recipe, smaller: 12 steps, the last four with longer windows, a checkpoint every fourth."""
@@ -87,9 +76,9 @@ def options(folder: Path, **changes: Any) -> RunOptions:
     return RunOptions(data=data if data.exists() else small_corpus(data), folder=folder, **changes)
 
 
-def start(recipe: Recipe, run_options: RunOptions) -> TrainingRun:
+def start(recipe: Recipe, run_options: RunOptions, method: Method = NVIUM) -> TrainingRun:
     """A run as `train` begins it: resumed where the folder holds a checkpoint."""
-    run = prepared(recipe, run_options, torch.device(run_options.device), Processes())
+    run = prepared(recipe, run_options, torch.device(run_options.device), Processes(), method)
     run.resume()
     return run
 

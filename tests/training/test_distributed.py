@@ -4,12 +4,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
-from nvium_core.training.distributed import Processes, spread
+from nvium_core.training.distributed import Processes, joined_processes, own_device, spread
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.options import RunOptions
 from nvium_core.training.train import prepared, train
@@ -78,6 +80,28 @@ def test_muon_and_sharded_matrices_do_not_go_together(tmp_path: Path) -> None:
     recipe, sharded = small_recipe("optimizer.muon_rate=0.02"), options(tmp_path / "run", sharding="fsdp")
     with pytest.raises(TrainingError, match="Muon needs whole matrices"):
         prepared(recipe, sharded, torch.device("cpu"), Processes(0, 2))
+
+
+def test_each_process_makes_the_gpu_of_its_local_rank_its_own_before_it_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPU 3 is made up, and gloo stands in for NCCL."""
+    done, begin = list[Any](), dist.init_process_group
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+
+    def by_gloo(backend: str, *, device_id: torch.device, **_: Any) -> None:
+        done.append((backend, device_id))
+        begin("gloo", store=store, rank=0, world_size=1)
+
+    monkeypatch.setattr(dist, "init_process_group", by_gloo)
+    monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", done.append)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    device = own_device(torch.device("cuda"))
+    with joined_processes(device) as processes:
+        assert processes.device == device == torch.device("cuda", 3)
+        processes.wait()
+    assert done == [device, ("nccl", device)]
 
 
 def test_one_process_needs_no_wrapping() -> None:

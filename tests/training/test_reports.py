@@ -39,10 +39,6 @@ def test_four_exits_fit_into_eighty_columns() -> None:
     assert line.rstrip().endswith("loss 3.123 · 12,345 tok/s · depth 0.68 · β 0.023 · 5 20 35 40%")
 
 
-def test_a_dense_model_has_no_depth_to_tell() -> None:
-    assert describe({"mix_loss": 3.0, "tokens_per_second": 10, "beta": 0.0}) == "loss 3.000 · 10 tok/s"
-
-
 def test_without_a_terminal_lines_come_now_and_then_the_first_and_the_last_among_them() -> None:
     written = io.StringIO()
     lines = Lines(Console(file=written, width=200), 5, seconds=3600)
@@ -50,7 +46,3 @@ def test_without_a_terminal_lines_come_now_and_then_the_first_and_the_last_among
         lines.tell(step, REPORT)
     assert [line[:8] for line in written.getvalue().splitlines()] == ["step 1/5", "step 5/5"]
     assert "loss 3.123" in written.getvalue()
-
-
-def test_without_a_terminal_there_is_no_bar() -> None:
-    assert progress_bar(Console(file=io.StringIO())).disable

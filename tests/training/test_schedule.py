@@ -36,10 +36,6 @@ def test_a_cosine_decay_is_that_of_transformers_schedule() -> None:
         theirs.step()
 
 
-def test_without_warm_up_the_learning_rate_starts_at_its_maximum() -> None:
-    assert LearningRate(maximum=1e-3, warmup=0.0).at(0) == 1e-3
-
-
 def test_the_papers_warm_up_and_floor_are_the_defaults() -> None:
     schedule = LearningRate(maximum=1.0)
     assert schedule.at(0.01) == 1.0 and schedule.at(1.0) == pytest.approx(0.1)
@@ -50,13 +46,7 @@ def test_routers_warm_up_for_the_first_share_of_steps() -> None:
     assert [warmup.active(progress) for progress in (0.0, 0.0499, 0.05, 1.0)] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(("progress", "rate"), [(0.05, 0.5), (0.1, 1), (0.8, 1), (0.9, 0.55), (1.0, 0.1)])
-def test_warm_up_stable_decay_stays_at_the_maximum_and_falls_linearly_at_the_end(progress: float, rate: float) -> None:
-    schedule = LearningRate(maximum=2.0, warmup=0.1, kind="wsd", decay=0.2)
-    assert schedule.at(progress) == pytest.approx(2 * rate)
-
-
-@pytest.mark.parametrize("wrong", [{"kind": "step"}, {"decay": 0.0}, {"final_ratio": 1.5}, {"warmup": 1.0}])
+@pytest.mark.parametrize("wrong", [{"decay": 0.0}, {"final_ratio": 1.5}, {"warmup": 1.0}])
 def test_a_learning_rate_that_cannot_be_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LearningRate(maximum=1.0, **wrong)

@@ -1,24 +1,23 @@
 """Whole runs, a second or two each: they learn, they resume exactly, and they fail without harm."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoTokenizer
 
 from nvium_core import NviumForCausalLM
 from nvium_core.model.llama import causal_attention
-from nvium_core.training.data.documents import DataError
+from nvium_core.training.chat.conversations import assistant, user
 from nvium_core.training.data.windows import Batch, Windows
-from nvium_core.training.errors import TrainingError
 from nvium_core.training.objective.loss import batch_losses
 from nvium_core.training.train import train
 from tests.training.small_runs import (
     NUM_STEPS,
+    WORDS,
     advance,
     assert_equal,
     finished,
@@ -52,26 +51,6 @@ def test_an_interrupted_run_ends_with_exactly_the_weights_of_an_uninterrupted_on
     assert_equal(finished(resumed), uninterrupted)
 
 
-def test_the_log_of_a_resumed_run_names_every_step_once(tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
-    advance(start(small_recipe(), run_options), 6)
-    finished(start(small_recipe(), run_options))
-    lines = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, NUM_STEPS + 1))
-
-
-def test_the_share_of_a_step_that_was_spent_waiting_for_its_text_is_logged(tmp_path: Path) -> None:
-    run = start(small_recipe(), options(tmp_path / "run"))
-    assert all(0 <= report["wait_share"] < 1 for report in run.steps())
-    assert start(small_recipe(), options(tmp_path / "other")).train_step(run.batches_of(0), 1e6)["wait_share"] == 1
-
-
-def test_a_run_tells_how_many_times_it_reads_the_text(tmp_path: Path) -> None:
-    run = start(small_recipe(), options(tmp_path / "run"))
-    tokens = len(np.load(tmp_path / "run" / "tokens.npy"))
-    assert run.epochs == pytest.approx(3072 / tokens, rel=32 / tokens)
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # PyTorch's own, in its compiler
 def test_a_compiled_run_learns_what_an_eager_one_does(tmp_path: Path) -> None:
     recipe = small_recipe("total_tokens=768", "long_context_share=0")
@@ -80,12 +59,6 @@ def test_a_compiled_run_learns_what_an_eager_one_does(tmp_path: Path) -> None:
         for how in (False, True)
     )
     assert compiled == pytest.approx(eager, abs=0.02)
-
-
-def test_a_finished_run_is_left_as_it_is(uninterrupted: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    run_options = options(tmp_path / "run")
-    finished(start(small_recipe(), run_options))
-    assert_equal(finished(start(small_recipe(), run_options)), uninterrupted)
 
 
 def first_moments(folder: Path, **changes: Any) -> torch.Tensor:
@@ -178,28 +151,6 @@ def test_evaluations_are_evenly_spread_and_the_last_is_at_the_end(
     assert due == steps
 
 
-def test_an_adaptive_beta_without_a_validation_text_is_refused(tmp_path: Path) -> None:
-    log = tmp_path / "dense.jsonl"
-    log.write_text(json.dumps({"step": 4, "validation_loss": 5.5}), encoding="utf-8")
-    recipe = small_recipe("beta.initial=0", "beta.depth=0", "beta.adaptive=true")
-    with pytest.raises(TrainingError, match="needs a validation text"):
-        start(recipe, options(tmp_path / "run", dense_log=log))
-
-
-def test_a_validation_text_that_is_too_short_is_refused_before_training(tmp_path: Path) -> None:
-    text = tmp_path / "validation.txt"
-    text.write_text("Too short.", encoding="utf-8")
-    with pytest.raises(DataError, match="too few for a context of 64"):
-        start(small_recipe(), options(tmp_path / "run", validation=text))
-
-
-def test_tensorboard_gets_every_figure_of_every_step(tmp_path: Path) -> None:
-    reports = list(start(small_recipe(), options(tmp_path / "run", tensorboard=True)).steps())
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("mix_loss")] == list(range(1, NUM_STEPS + 1))
-    assert events.Scalars("exit_probs/2")[-1].value == pytest.approx(reports[-1]["exit_probs"][1])
-
-
 def test_an_adaptive_beta_rises_where_the_mixture_is_ahead_of_the_dense_model(tmp_path: Path) -> None:
     text, log = small_corpus(tmp_path / "validation.txt", num_documents=7), tmp_path / "dense.jsonl"
     log.write_text(json.dumps({"step": 4, "validation_loss": 5.5}), encoding="utf-8")
@@ -217,7 +168,12 @@ def test_routers_are_balanced_first_and_priced_afterwards(tmp_path: Path) -> Non
 def test_a_trained_model_is_tuned_to_answer(tmp_path: Path) -> None:
     base = train(small_recipe("shape.context=256", "shape.vocab_size=320"), options(tmp_path / "base"))
     tuning = ("shape.context=256", "short_context=256", "shape.vocab_size=320", "text=conversations", f"initial={base}")
-    run_options = options(tmp_path / "chat", validation=small_corpus(tmp_path / "validation.txt", num_documents=7))
+    chats = tmp_path / "chats.jsonl"
+    lines = [
+        {"messages": [user(f"{word}?"), assistant(f"the {word} {other}")]} for word in WORDS for other in WORDS[:5]
+    ]
+    chats.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    run_options = replace(options(tmp_path / "chat", validation=chats), data=chats)
     answering = start(small_recipe(*tuning, "evaluations=2", "tokens_per_step=1024", "total_tokens=12288"), run_options)
     assert all(torch.equal(w.bfloat16(), v) for w, v in zip(answering.model.parameters(), weights(base), strict=True))
     assert 0 < answering.batches_of(0)[0].counted.float().mean() < 0.95
@@ -235,12 +191,9 @@ def tokenizer_of(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_a_retrofitted_llama_goes_on_from_where_it_was(tmp_path: Path) -> None:
-    dense = ("shape.num_exits=1", "shape.adapter_width=0")
-    llama = train(small_recipe(*dense), options(tmp_path / "llama"))
-    (llama / "generation_config.json").write_text('{"eos_token_id": [0, 5]}', encoding="utf-8")
-    run = start(small_recipe("method=retrofit", f"initial={llama}"), options(tmp_path / "retrofit"))
-    assert torch.equal(run.model.lm_head.weight.bfloat16(), NviumForCausalLM.from_pretrained(llama).lm_head.weight)
-    first = next(run.steps())
-    assert len(first["exit_probs"]) == 2 and first["mix_loss"] < 6
-    assert NviumForCausalLM.from_pretrained(run.export()).generation_config.eos_token_id == [0, 5]
+@pytest.mark.parametrize(("settings", "warns"), [(["total_tokens=3072"], True), (["total_tokens=1e9"], False)])
+def test_tokens_per_parameter_are_told_with_a_warning_below_one(
+    tmp_path: Path, settings: list[str], warns: bool
+) -> None:
+    line = start(small_recipe(*settings), options(tmp_path / "run")).reading()
+    assert "per parameter" in line and ("Warning" in line) == warns

@@ -26,11 +26,11 @@ class Race:
 
     @property
     def num_positions(self) -> int:
-        """Of one sequence at its end."""
+        """Positions of one sequence at its end."""
         return len(self.prompt) + self.num_tokens
 
     def seeds(self, turn: int) -> range:
-        """One for each sequence, different in every turn."""
+        """A seed for each sequence, different in every turn."""
         return range(turn * self.num_sequences, (turn + 1) * self.num_sequences)
 
 
@@ -50,4 +50,4 @@ class Generation:
 
 
 Contender = Callable[[int], Generation]
-"""Takes the turn's number."""
+"""Called with the turn's number."""

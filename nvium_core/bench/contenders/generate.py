@@ -11,11 +11,11 @@ from transformers.generation.streamers import BaseStreamer
 from nvium_core.bench.contenders.contender import Contender, Generation, Race
 
 Cache = Literal["dynamic", "static"]
-"""Grows with every token, or has the full length from the start."""
+"""A cache that grows with every token, or one of the full length."""
 
 
 class FirstToken(BaseStreamer):
-    """Records when the first tokens came; the prompts come before them."""
+    """Records the time of the first token; transformers streams the prompt first."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from nvium_core.bench.contenders.contender import NotAvailable
 from nvium_core.model.config import NviumConfig
-from nvium_core.model.nvium import NviumForCausalLM
-from nvium_core.training.baselines.univium import as_llama
+from nvium_core.model.nvium import Nvium
+from nvium_core.model.univium import as_llama
 
 Kind = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
-"""The matrices' type; vectors are float32."""
+"""Type of matrices; vectors are float32."""
 
 
-def write_gguf(univium: NviumForCausalLM, file: Path, kind: Kind) -> None:
+def write_gguf(univium: Nvium, file: Path, kind: Kind) -> None:
     """Weights and shape, without a tokenizer. Raises `NotAvailable` for scaled rotary embeddings."""
     gguf, config = import_module("gguf"), univium.config
     writer = gguf.GGUFWriter(file, "llama")

@@ -9,84 +9,73 @@ from typing import get_args
 
 import torch
 
-from nvium_core.bench.contenders import continuous, generate, llama_cpp, own
+from nvium_core.bench.contenders import generate, llama_cpp, own
 from nvium_core.bench.contenders.contender import Contender, NotAvailable, Race
 from nvium_core.bench.contenders.gguf_file import Kind, write_gguf
 from nvium_core.bench.harness import Subject
 from nvium_core.bench.twin import dense_twin, usable_llama
 from nvium_core.choices import Schedule, Weights
-from nvium_core.engine.engine import Engine
 from nvium_core.engine.params import require
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 
-OURS: Schedule = "optimal"
+OURS: Schedule = "race"
 SWEEP: Schedule = "sweep"
-BASELINE: Schedule = "synchronous"
+BASELINE: Schedule = "whole"
 TWIN = "dense twin"
-"""Our engine: with its own schedule, deepest first, dense, and with the dense twin."""
+"""Our engine: with the faster schedule, with early exits, with all layers, and with the dense twin."""
 
-GENERATE, CONTINUOUS, LLAMA_CPP = "generate", "continuous", "llama.cpp"
+GENERATE, LLAMA_CPP = "generate", "llama.cpp"
 """The dense twin in other engines."""
 
 GIVEN_FILE = "llama.cpp with the file"
-"""That the model was read from, in whatever kinds of weights."""
+"""llama.cpp with the GGUF file that the model was read from."""
 
-OTHERS = SWEEP, TWIN, GENERATE, CONTINUOUS, LLAMA_CPP
+OTHERS = SWEEP, TWIN, GENERATE, LLAMA_CPP
 """Optional contenders; ours and the baseline always run."""
 
 
 HALF_BYTES = 2
-"""Of a number of 16 bits."""
+"""Bytes of a 16-bit number."""
 
 QUANTIZED: dict[str, Kind] = {"q8": "q8_0", "q4": "q4_0"}
 """llama.cpp's name for our weights."""
 
 
-def peer_of(name: str) -> str:
-    return name.partition("/")[0]
-
-
 @dataclass(frozen=True)
 class Lineup:
-    """What is needed to build the contenders: the twin, its GGUF files and, as None, the one that the model was read
-    from; who takes part, and why the others do not."""
+    """Everything needed to build the contenders: the twin and its GGUF files (key None: the file that the model was
+    read from), who takes part, and why the others do not."""
 
     subject: Subject
-    twin: NviumForCausalLM
+    twin: Nvium
     invited: Collection[str] = OTHERS
     files: dict[Kind | None, Path] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
-    def ready(self, race: Race) -> Iterator[tuple[Engine, dict[str, Contender]]]:
-        """Our engine, calibrated, and all contenders. It takes turns with its schedules: weights that lie elsewhere in
-        memory can cost a tenth more or less."""
-        engine = own.engine_for(self.subject.model, race, schedule=OURS)
-        engine.calibrate()
-        others = [name for name in (SWEEP, BASELINE) if name in {BASELINE, *self.invited}]
-        policies = {OURS: engine.scheduler.policy} | {name: own.policy_for(engine, name) for name in others}
-        contenders: dict[str, Contender] = {
-            name: own.contender(engine, race, policy) for name, policy in policies.items()
-        }
+    def ready(self, race: Race) -> Iterator[dict[str, Contender]]:
+        """All contenders. One engine runs all schedules, as the placement of weights in memory alone can change speed
+        by a tenth."""
+        engine = own.engine_for(self.subject.model, race)
+        schedules = [name for name in (OURS, SWEEP, BASELINE) if name in {OURS, BASELINE, *self.invited}]
+        contenders: dict[str, Contender] = {name: own.contender(engine, race, name) for name in schedules}
         with ExitStack() as stack:
-            yield engine, contenders | self._with_the_twin(race, stack)
+            yield contenders | self._with_the_twin(race, stack)
 
     def _with_the_twin(self, race: Race, stack: ExitStack) -> dict[str, Contender]:
         """Valid until the stack closes."""
         contenders: dict[str, Contender] = {}
-        if TWIN in self.invited:  # its passes are launched ahead too, where ours are
-            contenders[TWIN] = own.contender(own.engine_for(self.twin, race, schedule=BASELINE), race)
+        if TWIN in self.invited:
+            contenders[TWIN] = own.contender(own.engine_for(self.twin, race), race, BASELINE)
         if GENERATE in self.invited:
             contenders |= self._generating(race)
-        if CONTINUOUS in self.invited:
-            contenders[CONTINUOUS] = stack.enter_context(continuous.contender(usable_llama(self.twin), race))
         for kind, file in self.files.items():
             name, threads = f"{LLAMA_CPP}/{kind}" if kind else GIVEN_FILE, torch.get_num_threads()
             contenders[name] = stack.enter_context(llama_cpp.contender(file, kind, race, threads=threads))
         return contenders
 
     def _generating(self, race: Race) -> dict[str, Contender]:
-        """With either cache, and in float32 too where a CPU may be slower with less."""
+        """`generate` with either cache, on a CPU in float32 too, which may be faster."""
         llama = usable_llama(self.twin)
         variants = {f"{GENERATE}/{cache}": generate.contender(llama, race, cache) for cache in get_args(generate.Cache)}
         if llama.device.type == "cpu" and llama.dtype.itemsize == HALF_BYTES:
@@ -96,7 +85,7 @@ class Lineup:
 
 @contextmanager
 def lineup(subject: Subject, invited: Collection[str] = OTHERS) -> Iterator[Lineup]:
-    """The files live as long as the context."""
+    """Choose contenders and write their files, which are deleted with the context."""
     known = BASELINE, *OTHERS
     for name in invited:
         require(name in known, "against", f"must be among {', '.join(known)}, got {name!r}")
@@ -111,7 +100,7 @@ def lineup(subject: Subject, invited: Collection[str] = OTHERS) -> Iterator[Line
 
 
 def write_files(who: Lineup, folder: Path) -> None:
-    """The twin for llama.cpp. Raises `NotAvailable` where it cannot run."""
+    """Write the twin for llama.cpp. Raises `NotAvailable` if llama.cpp cannot run."""
     llama_cpp.check_available(who.subject.model.device.type)
     for kind in kinds(who.subject.model.dtype, who.subject.weights):
         write_gguf(who.twin, file := folder / f"{kind}.gguf", kind)
@@ -121,7 +110,7 @@ def write_files(who: Lineup, folder: Path) -> None:
 
 
 def kinds(dtype: torch.dtype, weights: Weights = "auto") -> tuple[Kind, ...]:
-    """Files with as many bits: either kind of 16, or the most that there is."""
+    """Kinds of files with as many bits as our weights: both 16-bit kinds, or the widest available."""
     if weights in QUANTIZED:
         return (QUANTIZED[weights],)
     return ("f16", "bf16") if dtype.itemsize == HALF_BYTES else ("f32",)

@@ -3,7 +3,7 @@
 import ctypes
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -37,7 +37,7 @@ class Room:
 
 
 def system_info() -> str | None:
-    """What the build of llama.cpp that is here uses of this processor."""
+    """Processor features that the installed llama.cpp uses."""
     if find_spec("llama_cpp") is None:
         return None
     said: bytes = import_module("llama_cpp").llama_print_system_info()
@@ -90,7 +90,7 @@ class LlamaCpp:
             raise ContenderFailed(f"llama.cpp cannot decode (it says {answer})")
 
     def logits(self, row: int) -> list[float]:
-        """Of a row of the last batch."""
+        """Logits of one row of the last batch."""
         vocab = self._lib.llama_model_get_vocab(self._model)
         return list(self._lib.llama_get_logits_ith(self._context, row)[: self._lib.llama_vocab_n_tokens(vocab)])
 
@@ -111,15 +111,6 @@ class LlamaCpp:
         self._lib.llama_batch_free(self._batch)
         self._lib.llama_free(self._context)
         self._lib.llama_model_free(self._model)
-
-
-@contextmanager
-def loaded(file: Path, kind: Kind | None, room: Room, *, threads: int) -> Iterator[LlamaCpp]:
-    model = LlamaCpp(file, kind, room, threads)
-    try:
-        yield model
-    finally:
-        model.close()
 
 
 @contextmanager
@@ -147,5 +138,5 @@ def contender(file: Path, kind: Kind | None, race: Race, *, threads: int) -> Ite
             seconds = time.perf_counter() - started
         return Generation(seconds=seconds, first_token_seconds=[first_seconds] * len(sequences), token_ids=said)
 
-    with loaded(file, kind, room, threads=threads) as model:
+    with closing(LlamaCpp(file, kind, room, threads)) as model:
         yield generate_turn

@@ -1,8 +1,9 @@
-"""How much memory the key/value cache may take, what a page of it takes, and what seats take beside it, in bytes.
+"""Sizes in bytes: of the key/value cache, of a page, and of the buffers that each sequence needs.
 Allocates nothing.
 
 A size is text: a number and a unit, decimal ("512MB", "1.5GB") or binary ("2GiB"), or a share of the device's memory
-("10%"). The CPU's memory is what this process may use, which in a container is less than the machine has.
+("10%"): on a GPU of what is free after the weights, on a CPU of what this process may use, which in a container is less
+than the machine has.
 """
 
 import os
@@ -24,8 +25,8 @@ DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 DRAW_COPIES = 8
-"""Of the distributions that are drawn from, in float64, at once: with top-p six were counted on a CPU, and a GPU's
-sorting has its own."""
+"""Copies of the distributions in float64 that exist at once: with top-p six were counted on a CPU, and a GPU's sort
+adds its own."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -33,7 +34,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The pages of a key/value cache, the bytes they take, what seats take beside them, and the device's bytes."""
+    """The pages of a key/value cache, their bytes, the bytes of per-sequence buffers, and `device_memory`."""
 
     num_pages: int
     page_size: int
@@ -43,7 +44,7 @@ class CacheSize:
 
     @property
     def num_tokens(self) -> int:
-        """Positions it holds."""
+        """Number of positions that fit."""
         return self.num_pages * self.page_size
 
     def __str__(self) -> str:
@@ -59,7 +60,7 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
     page_size = best_page_size(like) if config.page_size is None else config.page_size
     bytes_each = page_bytes(model, page_size, like.dtype)
     budget = DEFAULT_CACHE_MEMORY if config.cache_memory is None else config.cache_memory
-    of_seats = seat_bytes(model, config.max_sequences, like.dtype, draws=like.is_cuda)
+    of_seats = seat_bytes(model, config.max_sequences) if like.is_cuda else 0
     affordable = max(0, parse_cache_memory(budget, like.device) - of_seats) // bytes_each
     if config.cache_tokens is not None:
         num_pages = -(-config.cache_tokens // page_size)
@@ -67,16 +68,17 @@ def cache_size(config: EngineConfig, model: NviumConfig, context: int, like: tor
         num_pages = affordable
     else:
         num_pages = min(affordable, config.max_sequences * -(-context // page_size))
-    beside = f"one page of {bytes_each:,} bytes beside {of_seats:,} for {config.max_sequences} sequences"
-    require(num_pages >= 1, "cache_memory", f"{config.cache_memory} does not hold {beside}")
+    least = f"one page of {bytes_each:,} bytes and {of_seats:,} for {config.max_sequences} sequences"
+    require(num_pages >= 1, "cache_memory", f"{config.cache_memory} does not hold {least}")
     size = CacheSize(num_pages, page_size, num_pages * bytes_each, of_seats, device_memory(like.device))
-    message = f"{num_pages * page_size:,} need {size.num_bytes:,} bytes, more than the device has"
+    message = f"{num_pages * page_size:,} need {size.num_bytes:,} bytes, more than the device has free"
     require(size.num_bytes + of_seats <= size.device_bytes, "cache_tokens", message)
     return size
 
 
 def parse_cache_memory(text: str, device: torch.device) -> int:
-    """Bytes. Raises `InvalidRequest` naming `cache_memory` for what is no size, is nothing, or exceeds the device."""
+    """Parse a size in bytes. Raises `InvalidRequest` naming `cache_memory` for text that is no size, for zero, and for
+    more than the device has."""
     parts = SIZE.fullmatch(text)
     example = "must be a size such as 512MB, 2GiB or 10%"
     require(parts is not None, "cache_memory", f"{example}, got {text!r}")
@@ -93,9 +95,10 @@ def unit_bytes(unit: str) -> int:
 
 
 def device_memory(device: torch.device) -> int:
-    """All bytes of the device, free or not; on the CPU those that this process may use."""
+    """Free bytes of a GPU, which already holds the weights; on a CPU, the bytes that this process may use."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     membership = MEMBERSHIP.read_text(encoding="utf-8") if MEMBERSHIP.exists() else ""
     return min([installed, *control_group_limits(CONTROL_GROUPS, membership)])
@@ -124,9 +127,7 @@ def page_bytes(config: NviumConfig, page_size: int, dtype: torch.dtype) -> int:
     return page_size * numbers_per_row * dtype.itemsize
 
 
-def seat_bytes(config: NviumConfig, max_sequences: int, dtype: torch.dtype, *, draws: bool = False) -> int:
-    """Bytes kept for sequences beside the cache: the outputs of each front's exits (`PartialMixtures`). With `draws`
-    those of a graph too that draws for all of them, which its pool keeps and the other graphs share."""
-    kept = max_sequences * config.num_exits * (config.hidden_size * dtype.itemsize + torch.float64.itemsize)
-    drawn = power_of_two(max_sequences) * config.vocab_size * DRAW_COPIES * torch.float64.itemsize
-    return kept + drawn if draws else kept
+def seat_bytes(config: NviumConfig, max_sequences: int) -> int:
+    """GPU bytes for sequences, in addition to the cache: those of a graph that draws for all of them, which its pool
+    keeps and the other graphs share."""
+    return power_of_two(max_sequences) * config.vocab_size * DRAW_COPIES * torch.float64.itemsize

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nvium_core.engine.schedule.step import Run
+from nvium_core.engine.schedule.step import Rows
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.llama import dense_attention
 
@@ -44,7 +44,7 @@ class PagedCache:
         self.page_size = page_size
         self.null_page = num_pages
         self.null_slot = num_pages * page_size
-        """Always zero: masked keys are read too, and must not be another sequence's NaN."""
+        """Always zero, because masked keys are read too and must not hold another sequence's NaN."""
         self.padding_slot = self.null_slot + 1
         """Where padding rows write their keys and values; never read."""
         self.num_slots = num_pages * page_size + max(2, page_size)
@@ -60,7 +60,7 @@ class PagedCache:
         self.values[layer, slot_R] = v_RGP
 
     def attend(self, q_BQHP: Tensor, slot_BS: Tensor, mask_B1QS: Tensor, layer: int) -> Tensor:
-        """Of each query over the keys in its batch's slots that the mask lets it see, [B, Q, H, P]."""
+        """Attention of each query over the keys of its batch's slots that the mask lets it see, [B, Q, H, P]."""
         k_BGSP = self.keys[layer, slot_BS].transpose(1, 2)
         v_BGSP = self.values[layer, slot_BS].transpose(1, 2)
         with no_plans():
@@ -70,7 +70,7 @@ class PagedCache:
         """Hidden states behind a block, [S, D]."""
         return self.states_NSD[block]
 
-    def tables(self, runs: Items[Run]) -> Integers:
+    def tables(self, runs: Items[Rows]) -> Integers:
         """Each run's pages as far as its last row, [B, W], padded with the null page."""
         counts = [-(-run.rows.stop // self.page_size) for run in runs]
         table_BW = np.full((len(runs), max(counts)), self.null_page)
@@ -78,7 +78,7 @@ class PagedCache:
             table_BW[row, :count] = run.sequence.pages[:count]
         return table_BW
 
-    def slots(self, runs: Items[Run]) -> Integers:
+    def slots(self, runs: Items[Rows]) -> Integers:
         """The cache slot of every row of the runs, in order, [R]."""
         lengths = [len(run.rows) for run in runs]
         table_BW = self.tables(runs)
@@ -87,9 +87,19 @@ class PagedCache:
         return table_BW[run_R, position_R // self.page_size] * self.page_size + position_R % self.page_size
 
 
-def positions(runs: Items[Run]) -> Integers:
-    """Of every row of the runs, in order, [R]."""
+def positions(runs: Items[Rows]) -> Integers:
+    """Positions of all rows of the runs, in order, [R]."""
     return np.concatenate([np.arange(run.rows.start, run.rows.stop) for run in runs])
+
+
+def tokens_of(runs: Items[Rows]) -> list[int]:
+    """Of every row of the runs, in order."""
+    return [token for sequence, own in runs for token in sequence.token_ids[own.start : own.stop]]
+
+
+def upload(words: Tensor, device: torch.device) -> Tensor:
+    """Without waiting for the device: PyTorch keeps pinned memory until it has been read."""
+    return (words.pin_memory() if device.type == "cuda" else words).to(device, non_blocking=True)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""Drawing tokens: temperature and truncation, the inverse CDF, and the certified argmax of the mixture. The reference
-for native/draw.h.
+"""Draws from logits by the inverse CDF or a race, and the certified argmax of a mixture: native/draw.h's reference.
 
-All in float64 and in token-id order, ties to the lowest id, so that a draw is a function of its distribution and its
-uniform. Shapes: R rows, V vocabulary.
+Weights have the logits' precision, float32 or better, and are summed in float64 and in token-id order, ties to the
+lowest id. No value is read on the host, so a draw can be captured.
+
+Shapes: R rows, V vocabulary, X weights, B blocks of BLOCK weights.
 """
 
 from collections.abc import Sequence as Items
@@ -10,18 +11,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nvium_core.engine.params import Draw
 from nvium_core.engine.schedule.step import NO_TOKEN
 
-MANY_CANDIDATES = 1024
-"""Tokens among which those of top-p are looked for first, where there is no top-k."""
-
-MIN_SHARE = 4
-"""The candidates are at most a vocabulary's part of this, or else all of it is sorted."""
-
-NOT_DRAWN = NO_TOKEN - 1
-"""In place of a token whose row keeps more than the candidates."""
+BLOCK = 256
+"""Weights that are summed together, so that no cumulative sum runs over a whole vocabulary."""
 
 CERTAINTY_MARGIN = 1e-9
 """ε of the certificate: more than float64 rounding can move a sum of probabilities."""
@@ -29,84 +25,51 @@ CERTAINTY_MARGIN = 1e-9
 
 @dataclass(frozen=True)
 class Truncation:
-    """Per row: temperature > 0, log min-p (-inf is off), top-k (0 is off) and top-p (1 is off).
-
-    `is_ranked`: some row has top-k or top-p. `num_candidates`: so many of the most probable tokens are ranked, and the
-    whole vocabulary only if some row keeps more; 0 ranks all of it at once.
-    """
+    """Per row: temperature, log min-p (-inf is off), top-k (0 is off) and top-p (1 is off). `is_ranked`: some row has
+    top-k or top-p."""
 
     temperature_R: Tensor
     log_min_p_R: Tensor
     top_k_R: Tensor
     top_p_R: Tensor
     is_ranked: bool
-    num_candidates: int = 0
 
     @classmethod
     def of(cls, draws: Items[Draw], device: torch.device) -> "Truncation":
-        counts = [draw.top_k or MANY_CANDIDATES for draw in draws if draw.is_ranked]
         return cls(
             torch.tensor([draw.temperature for draw in draws], dtype=torch.float64, device=device),
             torch.tensor([draw.log_min_p for draw in draws], dtype=torch.float64, device=device),
             torch.tensor([draw.top_k for draw in draws], device=device),
             torch.tensor([draw.top_p for draw in draws], dtype=torch.float64, device=device),
-            is_ranked=bool(counts),
-            num_candidates=max(counts, default=0),
+            is_ranked=any(draw.is_ranked for draw in draws),
         )
-
-    def ranks_candidates(self, vocab_size: int) -> bool:
-        return 0 < MIN_SHARE * self.num_candidates <= vocab_size
-
-
-def draw_tokens(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -> list[int]:
-    """One token per row, from f of its logits; `NO_TOKEN` where they are no distribution. Either all draws are of the
-    original, or none is."""
-    if draws[0].is_original:
-        return draw_by_race(logits_RV, draws, uniforms)
-    uniform_R = torch.tensor(uniforms, dtype=torch.float64, device=logits_RV.device)
-    tokens: list[int] = draw(logits_RV, Truncation.of(draws, logits_RV.device), uniform_R).tolist()
-    return tokens
 
 
 def draw(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
-    """One token per row, [R], from softmax(logits) after temperature, min-p, top-k, and top-p of what is left."""
-    probs_RV = below_peak(logits_RV, truncation).softmax(-1)
-    return inverse_cdf(truncate(probs_RV, truncation) if truncation.is_ranked else probs_RV, uniform_R)
+    """One token per row, [R], from softmax(logits) after temperature, min-p, top-k, and top-p of what is left;
+    `NO_TOKEN` where that is no distribution."""
+    weight_RV = weights(logits_RV, truncation)
+    total_R1 = block_sums(weight_RV).sum(-1, keepdim=True)
+    token_R1 = first_beyond(weight_RV, uniform_R[:, None] * total_R1)
+    return torch.where(total_R1.isfinite(), token_R1, NO_TOKEN)[:, 0]
 
 
-def draw_unread(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
-    """As `draw`, but no value is read on the host: `NOT_DRAWN` where the candidates are not enough."""
-    probs_RV = below_peak(logits_RV, truncation).softmax(-1)
-    if not truncation.is_ranked:
-        return inverse_cdf(probs_RV, uniform_R)
-    if not truncation.ranks_candidates(probs_RV.shape[-1]):
-        return inverse_cdf(truncate_all(probs_RV, truncation), uniform_R)
-    kept_RV, is_enough_R = truncate_candidates(probs_RV, truncation)
-    return inverse_cdf(kept_RV, uniform_R).where(is_enough_R, NOT_DRAWN)
-
-
-def draw_by_race(logits_RV: Tensor, draws: Items[Draw], uniforms: Items[float]) -> list[int]:
+def race(logits_RV: Tensor, truncation: Truncation, uniform_R: Tensor) -> Tensor:
     """One token per row, the first in a race: token v comes in after E_v / weight, where E_v is an exponential number
     that the uniform and v determine. So it is drawn from the weights, and two distributions that are alike mostly draw
     the same token from the same uniform. At temperature 0, the first of the most probable.
     """
-    is_greedy_R = torch.tensor([draw.temperature == 0 for draw in draws], device=logits_RV.device)
-    warm = [draw._replace(temperature=draw.temperature or 1.0) for draw in draws]
-    truncation = Truncation.of(warm, logits_RV.device)
-    weight_RV = below_peak(logits_RV, truncation).exp()
-    if truncation.is_ranked:
-        weight_RV = truncate(weight_RV, truncation)
-    time_RV = race_numbers(uniforms, logits_RV.shape[-1], logits_RV.device) / weight_RV
-    token_R = torch.where(is_greedy_R, logits_RV.argmax(-1), time_RV.argmin(-1))
-    tokens: list[int] = torch.where(torch.isfinite(weight_RV.sum(-1)), token_R, NO_TOKEN).tolist()
-    return tokens
+    weight_RV = weights(logits_RV, truncation)
+    time_RV = race_numbers(uniform_R, logits_RV.shape[-1]) / weight_RV
+    token_R = torch.where(truncation.temperature_R == 0, logits_RV.argmax(-1), time_RV.argmin(-1))
+    return torch.where(weight_RV.sum(-1).isfinite(), token_R, NO_TOKEN)
 
 
-def race_numbers(uniforms: Items[float], vocab_size: int, device: torch.device) -> Tensor:
+def race_numbers(uniform_R: Tensor, vocab_size: int) -> Tensor:
     """Exponential numbers [R, V] of mean 1: −log of numbers in (0, 1) by SplitMix64 (Steele et al. 2014), which begins
     with the uniform's 53 bits and counts tokens."""
-    key_R = torch.tensor([int(uniform * 2**53) for uniform in uniforms], device=device)
-    x_RV = key_R[:, None] + torch.arange(1, vocab_size + 1, device=device) * GOLDEN
+    key_R = (uniform_R * 2**53).long()
+    x_RV = key_R[:, None] + torch.arange(1, vocab_size + 1, device=key_R.device) * GOLDEN
     for shift, factor in MIXING:
         x_RV = (x_RV ^ shifted(x_RV, shift)) * factor
     return -((shifted(x_RV ^ shifted(x_RV, 31), 12).double() + 0.5) * 2.0**-52).log()
@@ -121,81 +84,62 @@ def shifted(x: Tensor, by: int) -> Tensor:
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
-def below_peak(logits_RV: Tensor, truncation: Truncation) -> Tensor:
-    """After temperature, less the highest; -inf where min-p cuts."""
-    precise_RV = logits_RV.double()
-    below_RV = (precise_RV - precise_RV.amax(-1, keepdim=True)) / truncation.temperature_R[:, None]
-    return below_RV.masked_fill(below_RV < truncation.log_min_p_R[:, None], -torch.inf)
+def weights(logits_RV: Tensor, truncation: Truncation) -> Tensor:
+    """e^((x − peak) / temperature) of the tokens that are kept, 0 of others. NaN in a row that is no distribution."""
+    x_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+    temperature_R = truncation.temperature_R.where(truncation.temperature_R > 0, 1.0)
+    below_RV = (x_RV - x_RV.amax(-1, keepdim=True)) / temperature_R.to(x_RV.dtype)[:, None]
+    weight_RV = below_RV.masked_fill(below_RV < truncation.log_min_p_R.to(x_RV.dtype)[:, None], -torch.inf).exp()
+    return truncate(weight_RV, truncation) if truncation.is_ranked else weight_RV
 
 
-def truncate(probs_RV: Tensor, truncation: Truncation) -> Tensor:
-    """Zero all but the k most probable tokens, then all but the fewest of those that hold top-p of their mass."""
-    if truncation.ranks_candidates(probs_RV.shape[-1]):
-        kept_RV, is_enough_R = truncate_candidates(probs_RV, truncation)
-        if all(is_enough_R.tolist()):
-            return kept_RV
-    return truncate_all(probs_RV, truncation)
+def truncate(weight_RV: Tensor, truncation: Truncation) -> Tensor:
+    """Zero all but the k heaviest tokens, then all but the fewest of those that hold top-p of their mass."""
+    top_k_R1, top_p_R1, token_V = truncation.top_k_R[:, None], truncation.top_p_R[:, None], count(weight_RV)
+    sorted_RV, order_RV = weight_RV.sort(dim=-1, descending=True, stable=True)
+    last_R1 = torch.where(top_k_R1 > 0, top_k_R1.clamp(max=len(token_V)), len(token_V)) - 1
+    of_k_RV = sorted_RV.masked_fill(token_V > last_R1, 0)
+    mass_R1 = top_p_R1 * block_sums(of_k_RV).sum(-1, keepdim=True)
+    enough_R1 = first_beyond(of_k_RV, just_below(mass_R1))
+    last_R1 = torch.where(top_p_R1 < 1, torch.minimum(last_R1, enough_R1), last_R1)
+    least_R1, least_token_R1 = sorted_RV.gather(-1, last_R1), order_RV.gather(-1, last_R1)
+    is_kept_RV = (weight_RV > least_R1) | ((weight_RV == least_R1) & (token_V <= least_token_R1))
+    return weight_RV.where(is_kept_RV | weight_RV.isnan(), 0)
 
 
-def truncate_all(probs_RV: Tensor, truncation: Truncation) -> Tensor:
-    """By sorting the vocabulary: the reference for `truncate_candidates`."""
-    vocab_size = probs_RV.shape[-1]
-    sorted_RV, order_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
-    k_R1 = torch.where(truncation.top_k_R > 0, truncation.top_k_R, vocab_size)[:, None]
-    sorted_RV = sorted_RV.masked_fill(torch.arange(vocab_size, device=k_R1.device) >= k_R1, 0)
-    nothing_RV = torch.zeros_like(probs_RV)
-    total_R1 = nothing_RV.scatter(-1, order_RV, sorted_RV).sum(-1, keepdim=True)
-    cut_RV = beyond_top_p(sorted_RV, total_R1, truncation)
-    return nothing_RV.scatter(-1, order_RV, sorted_RV.masked_fill(cut_RV, 0))
+def first_beyond(weight_RX: Tensor, target_R1: Tensor) -> Tensor:
+    """The first place up to which weights sum to more than the target, or else the last that has a weight, [R, 1]. The
+    block is found first, then the place in it."""
+    blocks_RBX = in_blocks(weight_RX)
+    ends_RB = block_sums(weight_RX).cumsum(-1)
+    block_R1 = first_above(ends_RB, target_R1)
+    own_RX = blocks_RBX.gather(1, block_R1[:, :, None].expand(-1, -1, BLOCK))[:, 0]
+    before_R1 = pad(ends_RB, (1, 0)).gather(-1, block_R1)
+    place_R1 = first_above(before_R1 + own_RX.cumsum(-1, dtype=torch.float64), target_R1)
+    return (block_R1 * BLOCK + place_R1).clamp(max=weight_RX.shape[-1] - 1)
 
 
-def truncate_candidates(probs_RV: Tensor, truncation: Truncation) -> tuple[Tensor, Tensor]:
-    """The same by sorting candidates, in token-id order where they are equal, and of which rows all that is kept was
-    among them, [R]. Shapes: C candidates."""
-    top_k_R1, top_p_R1, count = truncation.top_k_R[:, None], truncation.top_p_R[:, None], truncation.num_candidates
-    first_RV = most_probable(probs_RV, torch.where(top_k_R1 > 0, top_k_R1, count), count)
-    token_RC = first_RV.topk(count).indices.sort(-1).values
-    sorted_RC, order_RC = first_RV.gather(-1, token_RC).sort(dim=-1, descending=True, stable=True)
-    total_R1 = torch.where(top_k_R1 > 0, first_RV, probs_RV).sum(-1, keepdim=True)
-    cut_RC = beyond_top_p(sorted_RC, total_R1, truncation)
-    kept_RC = sorted_RC.masked_fill(cut_RC, 0)
-    kept_RV = torch.zeros_like(probs_RV).scatter(-1, token_RC.gather(-1, order_RC), kept_RC)
-    is_whole_R1 = ((top_k_R1 == 0) & (top_p_R1 == 1)) | ~torch.isfinite(probs_RV.sum(-1, keepdim=True))
-    is_enough_R1 = is_whole_R1 | torch.where(top_k_R1 > 0, top_k_R1 <= count, cut_RC[:, -1:])
-    return torch.where(is_whole_R1, probs_RV, kept_RV), is_enough_R1[:, 0]
+def first_above(sums_RX: Tensor, target_R1: Tensor) -> Tensor:
+    """The first of the sums that exceeds the target, or else the last that exceeds the one before it, [R, 1]."""
+    reached_R1 = torch.minimum(target_R1, just_below(sums_RX[:, -1:]))
+    return torch.searchsorted(sums_RX, reached_R1, right=True).clamp(max=sums_RX.shape[-1] - 1)
 
 
-def most_probable(probs_RV: Tensor, k_R1: Tensor, most: int) -> Tensor:
-    """All but k probabilities of each row are zero, or all but `most` or more where k exceeds that; of equal ones the
-    lowest token ids count."""
-    least_R1 = probs_RV.topk(most).values.gather(-1, k_R1.clamp(max=most) - 1)
-    is_above_RV, is_least_RV = probs_RV > least_R1, probs_RV == least_R1
-    room_R1 = k_R1 - is_above_RV.sum(-1, keepdim=True)
-    return probs_RV.where(is_above_RV | (is_least_RV & (is_least_RV.cumsum(-1) <= room_R1)), 0)
+def just_below(x: Tensor) -> Tensor:
+    return x.nextafter(torch.zeros_like(x))
 
 
-def beyond_top_p(sorted_RX: Tensor, total_R1: Tensor, truncation: Truncation) -> Tensor:
-    """Where those before hold top-p of the mass; never the first, as top-p of the mass may underflow to nothing."""
-    top_p_R1 = truncation.top_p_R[:, None]
-    cut_RX = (cumulative(sorted_RX) - sorted_RX >= top_p_R1 * total_R1) & (top_p_R1 < 1)
-    cut_RX[:, 0] = False
-    return cut_RX
+def in_blocks(weight_RX: Tensor) -> Tensor:
+    return pad(weight_RX, (0, -weight_RX.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
 
 
-def inverse_cdf(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds uniform · total, [R]; `NO_TOKEN` where there is none."""
-    cdf_RV = cumulative(probs_RV)
-    total_R1 = cdf_RV[:, -1:]
-    token_R = torch.searchsorted(cdf_RV, uniform_R[:, None] * total_R1, right=True)[:, 0]
-    return torch.where(torch.isfinite(total_R1[:, 0]), token_R, NO_TOKEN)
+def block_sums(weight_RX: Tensor) -> Tensor:
+    """[R, B], float64."""
+    return in_blocks(weight_RX).sum(-1, dtype=torch.float64)
 
 
-def cumulative(probs_RV: Tensor) -> Tensor:
-    """Cumulative sums of rows. On CUDA that of a single row is shared among processors in an order that varies from run
-    to run, that of one of several is not."""
-    if probs_RV.device.type != "cpu" and len(probs_RV) == 1:
-        return probs_RV.expand(2, -1).cumsum(-1)[:1]
-    return probs_RV.cumsum(-1)
+def count(x_RX: Tensor) -> Tensor:
+    return torch.arange(x_RX.shape[-1], device=x_RX.device)
 
 
 def certified_argmax(partial_mixture_RV: Tensor, remaining_R: Tensor) -> tuple[Tensor, Tensor]:

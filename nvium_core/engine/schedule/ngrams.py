@@ -15,7 +15,7 @@ GUESS_WEIGHT = 8
 """Finds in a text that what is known from others counts for; the first guess counts for four times as many."""
 
 KEPT = 0.5 ** (1 / 2000)
-"""Of what was seen before, with every find: half after 2,000."""
+"""Decay of the statistics with every find: half is left after 2,000."""
 
 MAX_LOOKBACK = 4096
 """Tokens before the first lookup that are indexed, at some 700 bytes each."""
@@ -30,7 +30,7 @@ class Find(NamedTuple):
 
 
 class Shares:
-    """How often finds of each length were right in texts so far."""
+    """How often matches of each length were right in earlier texts."""
 
     def __init__(self) -> None:
         self._found = dict.fromkeys(LENGTHS, 4.0 * GUESS_WEIGHT)
@@ -48,7 +48,7 @@ class Ngrams:
     """The n-grams of a text that only grows, where each ended last, and whether the text went on as it did there."""
 
     def __init__(self, others: Shares) -> None:
-        """`others` is what similar texts say; this one adds to it."""
+        """`others` has the statistics of similar texts and is updated."""
         self._others = others
         self._ends: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
@@ -56,7 +56,7 @@ class Ngrams:
         self._found, self._right = Counter[int](), Counter[int]()
 
     def find(self, token_ids: Items[int], stop: int) -> Find | None:
-        """The longest n-gram that ends before `stop` and ended before."""
+        """The longest n-gram that ends at `stop` and occurred before."""
         self._learn(token_ids, stop)
         for end in range(max(self._num_indexed, stop - MAX_LOOKBACK), stop):
             for length in LENGTHS:
@@ -70,12 +70,12 @@ class Ngrams:
         return self._last
 
     def _share(self, length: int) -> float:
-        """Of finds in this text, beginning with what others say."""
+        """Hit rate in this text, with the other texts' rate as prior."""
         right = self._right[length] + GUESS_WEIGHT * self._others[length]
         return right / (self._found[length] + GUESS_WEIGHT)
 
     def _learn(self, token_ids: Items[int], stop: int) -> None:
-        """Whether the last find was right is seen without a draft."""
+        """Update the statistics: whether the last match was right is visible without drafting it."""
         if self._last is not None and stop > self._num_indexed:
             length, end, _ = self._last
             is_right = token_ids[end] == token_ids[self._num_indexed]
@@ -85,5 +85,5 @@ class Ngrams:
 
 
 def continued(token_ids: Items[int], end: int, stop: int, number: int) -> list[int]:
-    """So many tokens as followed `end`; a text that has come to `stop` goes round in the circle that it is in."""
+    """The `number` tokens after `end`; past `stop` the text continues cyclically."""
     return [token_ids[end + ahead % (stop - end)] for ahead in range(number)]

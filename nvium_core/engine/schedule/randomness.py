@@ -21,5 +21,5 @@ def uniform(seed: int, choice: int, position: int, junction: int, purpose: Purpo
 
 
 def random_seed() -> int:
-    """A seed for a request that brought none."""
+    """A random seed for a request without one."""
     return secrets.randbits(63)

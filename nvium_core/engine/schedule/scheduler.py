@@ -1,23 +1,44 @@
 """Admission, the choice of the next Step, and preemption when pages run out. Torch-free.
 
-A run of many rows is *long*: a prompt, or many deferred rows. Long runs would stall the others, so beside short runs
-they share a small part of a Step's rows, and only every other Step has any.
+A run of many rows is *long*: a prompt, or many deferred rows. A long run would stall the short ones, so where
+both wait, every other Step is for long runs, which share a small part of its rows.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
+from collections.abc import Sequence as Items
 from operator import attrgetter
 
-from nvium_core.engine.params import EngineConfig
+from nvium_core.choices import Schedule
+from nvium_core.engine.params import EngineConfig, RowBounds
 from nvium_core.engine.schedule.drafting import Drafting
 from nvium_core.engine.schedule.kv_cache import PagePool
-from nvium_core.engine.schedule.policies import Policy
-from nvium_core.engine.schedule.sequence import DRAFTER, Sequence
-from nvium_core.engine.schedule.step import REACHES_FRONT, Run, Step
+from nvium_core.engine.schedule.race import Race
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Run, Step
 from nvium_core.engine.schedule.waiting_line import WaitingLine
 
 MAX_SHORT_RUN = 16
 """Rows beyond which a run is long."""
+
+SECONDS_AHEAD = 0.004
+"""Longest run of tokens in one call, in seconds: streaming stays smooth and commands do not wait."""
+
+WAYS: dict[Schedule, tuple[Schedule, ...]] = {
+    "race": ("whole", "sweep"),
+    "optimal": ("whole", "sweep"),
+    "whole": ("whole",),
+    "synchronous": ("whole",),
+    "sweep": ("sweep",),
+}
+"""What each schedule races. `whole`: every row passes all blocks before the next token, the baseline of every claim
+about speed. `sweep`: the paper's loop, batched: the deepest block that enough sequences wait for; deferred rows ride
+along."""
+
+
+def ways_of(schedule: Schedule, num_blocks: int) -> tuple[Schedule, ...]:
+    return WAYS[schedule] if num_blocks > 1 else ("whole",)
 
 
 class Scheduler:
@@ -28,34 +49,34 @@ class Scheduler:
 
     def __init__(
         self,
-        policy: Policy,
         pool: PagePool,
         config: EngineConfig,
         *,
         num_blocks: int,
-        drafting: Drafting | None = None,
+        tokens_ahead: int = 0,
+        bounds: RowBounds | None = None,
     ) -> None:
-        """Without `drafting` nothing is drafted."""
-        self.policy = policy
-        self.drafting = drafting or Drafting.never()
+        """`tokens_ahead`: tokens of a sequence that the device may emit in one call. `bounds`: a CPU's by default."""
         self.pool = pool
         self.config = config
         self.num_blocks = num_blocks
+        self.tokens_ahead = tokens_ahead
+        self.bounds = bounds or config.row_bounds()
+        self.schedules: Race[Schedule] = Race(ways_of(config.schedule, num_blocks))
+        self.drafts = Drafting(config.max_drafts)
         self.waiting = WaitingLine()
         self.running: list[Sequence] = []
         self.admitted: list[Sequence] = []
         """Sequences admitted by the last schedule()."""
         self.num_preemptions = 0
-        self.grows_early = False
-        """Sequences get the next page a token before they need it: for devices that launch passes ahead."""
         self._seats = list(range(config.max_sequences - 1, -1, -1))
-        self._plan = 0, 0
-        """In the Step that is being made: the block behind which tokens are drafted, or `DRAFTER`, and how many in a
-        row at most."""
-        self._num_steps = 0
+        self._num_steps = self._num_running = 0
+        self._num_whole = 0
+        """Running sequences without early exits."""
+        self._is_whole = False
         self._long_ran = False
-        self._last_pass: Step | None = None
-        """The last Step, if all that run passed every block in it."""
+        self._budget = self.bounds.step
+        """Rows of the Step that is being made."""
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
@@ -63,16 +84,22 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next Step, or None when there is nothing to do."""
         self.admitted = list(self._admit()) if self.waiting and self._seats else []
-        self._plan = self.drafting.plan(len(self.running))
-        if self._last_pass is not None and (step := self._next_pass(self._last_pass)):
-            return self._note(step, set())
-        while self.running:
-            ready = {sequence: self._ready_block(sequence) for sequence in self.running}
-            long = {sequence for sequence, block in ready.items() if is_long(sequence, block)}
-            block = self._choose(ready, long)
-            if runs := list(self._runs(block, ready, long)):
-                return self._note(self._with_following(block, runs), long)
+        while ready := [sequence for sequence in self.running if not sequence.awaits_constraint]:
+            self._num_running = len(self.running)
+            self._is_whole = self.schedules.choose(self._num_running) == "whole" or self._num_whole > 0
+            if step := self._step(self._turn(ready)):
+                return step
         return None
+
+    def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
+        """Report a Step's time to the races. Prompts and Steps forced by a request do not count."""
+        if not (self._long_ran or self._num_whole):
+            self.schedules.observe(self._num_running, num_tokens, seconds)
+            if any(run.sequence.is_original for run in step.runs):
+                self.drafts.observe(self._num_running, num_tokens, seconds)
+
+    def drafts_for(self, sequence: Sequence) -> Items[int]:
+        return self.drafts.drafts_for(sequence, len(self.running)) if sequence.is_original else ()
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished, cancelled or failed sequence."""
@@ -90,13 +117,13 @@ class Scheduler:
         self.num_preemptions += 1
 
     def prefills_for_others(self, sequence: Sequence) -> bool:
-        """Other choices of its request wait to share the prompt's pages that it is to complete."""
+        """Whether other choices of its request wait for the prompt pages that it computes."""
         if len(sequence.siblings) == 1 or sequence.siblings[0] is not sequence or not self.pool.keeps_pages:
             return False
         return sequence.filled[-1] < self.pool.num_rows_in_full_pages(sequence.num_prompt_tokens - 1)
 
     def check_integrity(self) -> None:
-        """Assert that pages and seats are each accounted for once, and that every staircase is one."""
+        """Assert that every page and seat is accounted for once, and that every staircase is monotone."""
         self.pool.check_integrity(self.running)
         seats = [*self._seats, *(sequence.seat for sequence in self.running)]
         assert len(seats) == self.config.max_sequences == len({*seats}), "a seat is leaked or taken twice"
@@ -120,11 +147,11 @@ class Scheduler:
             yield sequence
 
     def _missing_pages(self, sequence: Sequence, num_pages: int) -> int:
-        """Pages it needs for all its tokens, beyond so many; below 0 where it has pages for later ones."""
+        """Pages it needs for all its tokens, minus `num_pages`."""
         return self.pool.num_pages_for(sequence.num_tokens) - num_pages
 
     def _num_promised_pages(self) -> int:
-        """What running sequences may still take: pages for all their tokens and one more page each."""
+        """Pages that running sequences may still need: for all their tokens, and one more each."""
         return sum(max(0, 1 + self._missing_pages(sequence, len(sequence.pages))) for sequence in self.running)
 
     def _seat(self, sequence: Sequence, found: list[int]) -> None:
@@ -132,144 +159,103 @@ class Scheduler:
         self.pool.share(sequence, found)
         sequence.note_admission()
         sequence.seat = self._seats.pop()
+        self._num_whole += not sequence.params.early_exits
         sequence.last_step = self._num_steps
-        self._last_pass = None
         insort(self.running, sequence, key=attrgetter("arrival"))
 
     def _is_held(self, sequence: Sequence) -> bool:
-        """It waits to share the pages of a prompt that another choice of its request is completing."""
+        """Whether it waits for prompt pages that another choice of its request computes."""
         leader = sequence.siblings[0]
         return leader is not sequence and self.prefills_for_others(leader)
 
-    def _ready_block(self, sequence: Sequence) -> int:
-        if sequence.must_catch_up or (len(sequence.siblings) > 1 and self.prefills_for_others(sequence)):
-            return sequence.deepest_pending_block
-        return self.policy.ready_block(sequence)
+    def _turn(self, ready: list[Sequence]) -> list[Sequence]:
+        """The sequences of this Step, longest waiting first. Long and short runs alternate unless one is overdue, since
+        a prompt in every Step would stall every token."""
+        long = {sequence for sequence in ready if self._is_long(sequence)}
+        is_mixed = 0 < len(long) < len(ready)
+        longest_waiting = min(ready, key=attrgetter("last_step"))
+        is_due = longest_waiting in long if self._is_overdue(longest_waiting) else not self._long_ran
+        self._long_ran = is_due if is_mixed else bool(long)
+        self._budget = min(self.bounds) if is_mixed and self._long_ran else self.bounds.step
+        turn = [sequence for sequence in ready if (sequence in long) == self._long_ran]
+        return sorted(turn, key=self._precedence)
 
-    def _choose(self, ready: dict[Sequence, int], long: set[Sequence]) -> int:
-        """The policy's choice, unless a sequence is overdue. Long runs count every other time."""
-        longest_waiting = min(self.running, key=attrgetter("last_step"))
+    def _precedence(self, sequence: Sequence) -> tuple[bool, int]:
+        """Prompts finish one after another, unless one is overdue."""
+        is_overdue = self._is_overdue(sequence)
+        return not is_overdue, sequence.arrival if self._long_ran and not is_overdue else sequence.last_step
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        """Whether more rows wait than a short run has."""
+        block = self.num_blocks - 1 if self._is_whole else self._ready_block(sequence)
+        reached = sequence.pending_rows(0).stop if self._is_whole else sequence.pending_rows(block).stop
+        return reached - sequence.filled[block] > MAX_SHORT_RUN
+
+    def _step(self, turn: list[Sequence]) -> Step | None:
+        if self._is_whole:
+            return self._step_of(range(self.num_blocks), turn)
+        ready = {sequence: self._ready_block(sequence) for sequence in turn}
+        block = self._choose(ready)
+        here = [sequence for sequence in turn if ready[sequence] == block]
+        is_lone = len(self.running) == 1 and not (self.waiting and self._seats)
+        rows = here[0].pending_rows(block)
+        if is_lone and rows.stop == here[0].num_tokens and len(rows) <= self._budget:
+            return self._step_of(range(block, self.num_blocks), here)
+        return self._step_of(range(block, block + 1), here)
+
+    def _ready_block(self, sequence: Sequence) -> int:
+        is_leader = len(sequence.siblings) > 1 and self.prefills_for_others(sequence)
+        return sequence.deepest_pending_block if is_leader else sequence.ready_block
+
+    def _choose(self, ready: dict[Sequence, int]) -> int:
+        """The deepest block that enough sequences wait for, unless one of them is overdue."""
+        longest_waiting = min(ready, key=attrgetter("last_step"))
         if self._is_overdue(longest_waiting):
             return ready[longest_waiting]
-        counted = list(ready.values())
-        if self._long_ran:
-            counted = [block for sequence, block in ready.items() if sequence not in long] or counted
-        return self.policy.choose([counted.count(block) for block in range(self.num_blocks)])
+        waiting, least = Counter(ready.values()), 1 + len(self.running) // 4
+        enough = [block for block, count in waiting.items() if block and count >= least]
+        return max(enough, default=min(waiting))
 
     def _is_overdue(self, sequence: Sequence) -> bool:
         return self._num_steps - sequence.last_step >= self.config.max_wait_steps
 
-    def _runs(self, block: int, ready: dict[Sequence, int], long: set[Sequence]) -> Iterator[Run]:
-        """Pending rows of ready sequences, within the row budget and the available pages."""
-        rows_left = chunk_left = self.config.max_rows_per_step
-        if len(long) < len(ready):
-            chunk_left = min(chunk_left, self.config.chunk_rows)
-        granted: set[Sequence] = set()
-        page_size = self.pool.page_size
-        for sequence in self._in_turn(block, ready, long):
-            is_chunk = sequence in long
-            rows = sequence.pending_rows(block)
-            if is_chunk or len(rows) > rows_left:
-                rows = rows[: min(rows_left, chunk_left) if is_chunk else rows_left]
-            has_room = rows.stop <= len(sequence.pages) * page_size
-            if rows and sequence.seat is not None and (has_room or self._make_room(sequence, rows.stop, granted)):
-                rows_left -= len(rows)
-                chunk_left -= len(rows) if is_chunk else 0
-                granted.add(sequence)
-                yield Run(sequence, rows, self._is_asked(sequence, block, rows))
-
-    def _is_asked(self, sequence: Sequence, block: int, rows: range) -> bool:
-        """Whether anything is decided behind the block: `Run.reaches_front`."""
-        if sequence.is_original and block == self.num_blocks - 1:
-            return bool(sequence.rows_to_verify(rows))
-        reaches = rows.stop == len(sequence.token_ids)
-        return reaches and (not sequence.is_original or (block == self._plan[0] and self._drafts(sequence)))
-
-    def _drafts(self, sequence: Sequence) -> bool:
-        """Whether its front row is to draft a token at the planned exit."""
-        return len(sequence.drafted_at) < self._plan[1] and sequence.may_draft and not sequence.is_copying
-
-    def _next_pass(self, last: Step) -> Step | None:
-        """The rows after those of a pass, so that everybody is not asked anew where they stand: none unless each
-        sequence has emitted a token, is not over and owes nothing."""
-        if not self._passes_whole():
+    def _step_of(self, blocks: range, sequences: list[Sequence]) -> Step | None:
+        """Their pending rows, within the row budget and the available pages."""
+        first, last, rows_left = blocks[0], blocks[-1] if self._is_whole else blocks[0], self._budget
+        granted: dict[Sequence, int] = {}
+        for sequence in sequences:
+            reached = sequence.pending_rows(first).stop
+            stop = min(reached, sequence.filled[last] + rows_left)
+            if sequence.seat is not None and stop > sequence.filled[last] and self._make_room(sequence, stop, granted):
+                rows_left -= stop - sequence.filled[last]
+                granted[sequence] = stop
+        if not granted:
             return None
-        runs, full, is_plain, page_size, num_rows = list[Run](), list[Sequence](), True, self.pool.page_size, 0
-        for sequence, _, _ in last.runs:
-            filled = sequence.filled
-            front, stop = filled[0], len(sequence.token_ids)
-            is_even = front == filled[-1] == stop - len(sequence.drafted_at) - 1
-            if not is_even or sequence.finish_reason is not None or (sequence.needs_scores and sequence.owes_scores):
-                return None
-            if stop >= len(sequence.pages) * page_size:
-                full.append(sequence)
-            rows, is_asked, num_rows = range(front, stop), True, num_rows + stop - front
-            if sequence.is_original:
-                is_plain, is_asked = False, self._is_asked(sequence, 0, rows)
-            runs.append(Run(sequence, rows, is_asked))
-        if num_rows > self.config.max_rows_per_step or (full and not self._grow(full)):  # it may with drafts
-            return None
-        if not is_plain:
-            return self._with_following(0, runs)
-        return pass_of(runs, self.num_blocks, repeats=last.repeats or False not in map(REACHES_FRONT, last.runs))
+        self._num_steps += 1
+        for sequence in granted:
+            sequence.last_step = self._num_steps
+        limit = self._num_ahead(granted) if self._is_whole or len(blocks) > 1 else 1
+        runs = [Run(sequence, stop, limit) for sequence, stop in granted.items()]
+        return Step(blocks, runs, self._is_whole, SECONDS_AHEAD if limit > 1 else 0.0)
 
-    def _grow(self, sequences: list[Sequence]) -> bool:
-        """Pages for all tokens of these, whose pages are full or too few; False if there are none."""
-        if False in [self.pool.grow(sequence, sequence.num_tokens) for sequence in sequences]:
-            return False
-        if self.grows_early:
-            self._grow_early(sequences)
-        return True
+    def _num_ahead(self, granted: dict[Sequence, int]) -> int:
+        """Tokens that each of the sequences may emit in one call."""
+        if len(granted) < len(self.running) or not self.tokens_ahead:
+            return 1
+        if not all(s.may_run_ahead and stop == s.num_tokens for s, stop in granted.items()):
+            return 1
+        if any(sequence.is_original and not self.drafts.is_off for sequence in granted):
+            return 1
+        spare = self.pool.num_free - self._num_promised_pages()
+        for sequence in granted:
+            num_rows = min(sequence.num_tokens + self.tokens_ahead, sequence.max_length) - 1
+            missing = self.pool.num_pages_for(num_rows) - len(sequence.pages)
+            if 0 < missing <= spare and self.pool.grow(sequence, num_rows):
+                spare -= missing
+        room = min(len(s.pages) * self.pool.page_size + 1 - s.num_tokens for s in granted)
+        return max(1, min(self.tokens_ahead, room, *(s.max_length - s.num_tokens for s in granted)))
 
-    def _with_following(self, block: int, runs: list[Run]) -> Step:
-        """A pass takes the rows through all later blocks, each with the rows that waited there; and a lone sequence's
-        next Steps are known but for whether its front goes on. A draft ends a pass."""
-        originals = [run.sequence for run in runs if run.sequence.is_original]
-        drafts = block <= self._plan[0] and True in [self._drafts(sequence) for sequence in originals]
-        is_pass = not drafts and self._passes_whole()
-        if not (is_pass or self._is_lone(runs)):
-            return Step(block, runs)
-        following: Step | None = None
-        runs_there, goes_on_anyway = runs, is_pass or bool(originals)
-        is_deferred = bool(originals) or True in [run.sequence.filled[-1] < run.rows.start for run in runs]
-        for later in range(self._plan[0] if drafts else self.num_blocks - 1, block, -1):
-            if is_deferred:
-                runs_there = [self._run_there(run, later) for run in runs]
-            step = Step(later, runs_there, following, goes_on_anyway)
-            following = step if step.num_rows <= self.config.max_rows_per_step else None
-        return Step(block, runs, following, goes_on_anyway)
-
-    def _passes_whole(self) -> bool:
-        running = self.running
-        if self.policy.passes_whole(len(running)):
-            return True
-        return self.policy.passes_scored and len(running) > 1 and False not in [each.needs_scores for each in running]
-
-    def _run_there(self, run: Run, block: int) -> Run:
-        """As it will be at a later block."""
-        rows = range(run.sequence.filled[block], run.rows.stop)
-        return Run(run.sequence, rows, self._is_asked(run.sequence, block, rows))
-
-    def _is_lone(self, runs: list[Run]) -> bool:
-        """A single running sequence, which no admission can join, about to emit."""
-        may_be_joined = len(self.running) > 1 or (self.waiting and self._seats)
-        return not may_be_joined and runs[0].rows.stop == len(runs[0].sequence.token_ids)
-
-    def _in_turn(self, block: int, ready: dict[Sequence, int], long: set[Sequence]) -> list[Sequence]:
-        """Overdue ones, then short runs, those that waited longest first, then long ones, the older first."""
-        here = [sequence for sequence, ready_block in ready.items() if ready_block == block]
-        here.sort(key=attrgetter("last_step"))
-        if not long:
-            return here
-
-        def turn(sequence: Sequence) -> tuple[bool, bool, int]:
-            if self._is_overdue(sequence):
-                return False, False, sequence.last_step
-            return True, sequence in long, sequence.arrival if sequence in long else sequence.last_step
-
-        return sorted(here, key=turn)
-
-    def _make_room(self, sequence: Sequence, num_positions: int, granted: set[Sequence]) -> bool:
+    def _make_room(self, sequence: Sequence, num_positions: int, granted: Container[Sequence]) -> bool:
         """Pages for the first `num_positions`, preempting the youngest if need be; False if it must wait itself."""
         while not self.pool.grow(sequence, num_positions):
             victim = next((s for s in reversed(self.running) if s not in granted), sequence)
@@ -278,47 +264,10 @@ class Scheduler:
                 return False
         return True
 
-    def _grow_early(self, sequences: Iterable[Sequence]) -> None:
-        """The next page of those whose pages are full, each from what it was promised, unless promises exceed what is
-        free; not where no further row may follow."""
-        full = [s for s in sequences if s.num_tokens == len(s.pages) * self.pool.page_size]
-        if full and self._num_promised_pages() <= self.pool.num_free:
-            for sequence in full:
-                if sequence.num_tokens + 1 < sequence.max_length:
-                    self.pool.grow(sequence, sequence.num_tokens + 1)
-
-    def _note(self, step: Step, long: set[Sequence]) -> Step:
-        self._num_steps = num_steps = self._num_steps + 1
-        self._long_ran = bool(long) and any(run.sequence in long for run in step.runs)
-        for run in step.runs:
-            run.sequence.last_step = num_steps
-        drafting, most = self._plan
-        if most and drafting == DRAFTER:
-            step.last.num_drafts = most
-        if self.grows_early and not step.repeats:
-            self._grow_early(run.sequence for run in step.runs if run.rows.stop == run.sequence.num_tokens)
-        is_everybodys = step.goes_on_anyway and step.block == 0 and len(step.runs) == len(self.running)
-        self._last_pass = step if is_everybodys else None
-        return step
-
     def _vacate(self, sequence: Sequence) -> None:
         assert sequence.seat is not None
-        self._last_pass = None
         self.running.remove(sequence)
         self.pool.release(sequence)
         self._seats.append(sequence.seat)
+        self._num_whole -= not sequence.params.early_exits
         sequence.seat = None
-
-
-def pass_of(runs: list[Run], num_blocks: int, *, repeats: bool = False) -> Step:
-    """The same rows through every block."""
-    step = Step(num_blocks - 1, runs, None, goes_on_anyway=True)
-    for block in range(num_blocks - 2, -1, -1):
-        step = Step(block, runs, step, goes_on_anyway=True)
-    step.repeats = repeats
-    return step
-
-
-def is_long(sequence: Sequence, block: int) -> bool:
-    """More rows wait for this block than a short run has."""
-    return sequence.num_pending_rows(block) > MAX_SHORT_RUN

@@ -16,17 +16,14 @@ from collections.abc import Sequence as Items
 from typing import Literal
 
 from nvium_core.engine.constraint import ConstraintState
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.params import Kind, SamplingParams
+from nvium_core.engine.schedule.logit_changes import LogitChanges
 from nvium_core.engine.schedule.ngrams import Find, Ngrams, Shares
 
 FinishReason = Literal["stop", "length"]
 
-DRAFTER, LOOKUP = -1, -2
-"""In place of the block behind which a token was drafted: by the drafter; or copied from where the last tokens stood
-before."""
-
 SCORE_WINDOW = 32
-"""Rows of one sequence that may be on their way to being scored: how late a log-probability may come."""
+"""Rows of a sequence that may await scoring: bounds how late a log-probability comes."""
 
 
 class Sequence:
@@ -57,20 +54,20 @@ class Sequence:
         self.choice = choice
         self.params = params
         self.draw = params.draw
-        self.is_plain = self.draw.is_plain
-        """From an exit's logits as they are."""
-        self.is_original = self.draw.is_original
+        self.is_original = self.draw.kind is Kind.RACE
         self.needs_scores = params.needs_scores
         self.seed = seed
         self.arrival = arrival
         self.stop_token_ids = stop_token_ids
         self.constraint = None if params.constraint is None else ConstraintState(params.constraint)
+        self.awaits_constraint = self.constraint is not None
+        """Its constraint has not yet computed the next mask."""
+        self.changes = LogitChanges(params, prompt, stop_token_ids) if self.draw.is_adjusted else None
         self.token_ids = list(prompt)
         self.num_prompt_tokens = len(prompt)
         self.max_length = len(prompt) + params.max_tokens
-        self.drafted_at: list[int] = []
-        """The block behind which each of the last tokens was drafted, or what is in its place; those before them are
-        verified, and emitted."""
+        self.num_drafts = 0
+        """Number of drafts at the end of `token_ids`, not verified by the last exit and not emitted."""
         self._ngrams: Ngrams | None = None
         self.siblings: list[Sequence] = [self]
         """The request's living choices, this one among them; the first leads and prefills for all."""
@@ -81,12 +78,12 @@ class Sequence:
         self.filled = [0] * num_blocks
         self.pages: list[int] = []
         self.page_digests: list[bytes] = []
-        """What names the content of each full page of tokens; filled in by the pool as it needs them."""
+        """Digest of each full page's tokens, filled in by the pool on demand."""
         self.seat: int | None = None
         self.num_cached_prompt_tokens: int | None = None
         """Rows of the prompt found in the cache when it was first admitted; None until then."""
         self.num_prefill_rows = 0
-        """Its rows when it was last admitted, cached ones included; later rows are of tokens emitted since."""
+        """Rows at its last admission, cached ones included; later rows are of tokens emitted since."""
         self.last_step = 0
         """When it last was run, in Steps of its scheduler."""
         self.log_reached = 0.0
@@ -102,16 +99,16 @@ class Sequence:
 
     @property
     def num_rows(self) -> int:
-        """Rows worth computing: all but that of the last token once the sequence has finished."""
+        """Rows to compute: all but the last token's once the sequence has finished."""
         return len(self.token_ids) - (self.finish_reason is not None)
 
     @property
     def num_cacheable_rows(self) -> int:
-        """Rows that need not be computed if someone else has: not the front, nor any that is to be scored."""
+        """Rows that may come from the prefix cache: neither the front nor rows to be scored."""
         return min(self.num_scored, self.num_rows - 1) if self.needs_scores else self.num_rows - 1
 
     def pending_rows(self, block: int) -> range:
-        """Positions that have reached this block and not passed it, as far as they may go."""
+        """Rows that have reached this block and not passed it."""
         return range(self.filled[block], self._num_rows_before(block))
 
     def num_pending_rows(self, block: int) -> int:
@@ -131,17 +128,19 @@ class Sequence:
         return max(self.num_scored + SCORE_WINDOW, self.num_prompt_tokens - 1)
 
     @property
-    def front_block(self) -> int:
-        """The block the front row waits for."""
+    def ready_block(self) -> int:
+        """The block to run next, deepest first: the one the front waits for. Where scores are due, the last one that
+        any row waits for."""
+        if self.must_catch_up:
+            return self.deepest_pending_block
         num_tokens = len(self.token_ids)
         for block, filled in enumerate(self.filled):
             if filled < num_tokens:
                 return block
-        raise AssertionError("the front has passed every block and neither emitted nor continued")
+        raise AssertionError("the front has passed every block and emitted nothing")
 
     @property
     def deepest_pending_block(self) -> int:
-        """The last block that any row waits for."""
         filled = self.filled
         for block in range(len(filled) - 1, 0, -1):
             if filled[block] < filled[block - 1]:
@@ -160,93 +159,81 @@ class Sequence:
     def owes_scores(self) -> bool:
         return self.needs_scores and self.num_scored < self.num_tokens - 1
 
-    def rows_to_score(self, rows: range) -> range:
-        """Those of the rows whose scores are wanted."""
-        return range(max(rows.start, self.num_scored), rows.stop if self.needs_scores else 0)
+    @property
+    def first_scored(self) -> int:
+        """Rows from here on are scored once they have passed the last block; none if that is beyond the last."""
+        return self.num_scored if self.needs_scores else self.max_length
 
     @property
     def num_deferred_rows(self) -> int:
         """Rows that have not passed every block though a front at or after them has emitted."""
         return self.num_tokens - 1 - min(self.filled[-1], self.num_tokens - 1) if self.num_generated else 0
 
-    def advance(self, block: int, rows: range) -> None:
-        """Record that these rows, the first of the block's pending ones, have passed it."""
-        assert rows.start == self.filled[block] and rows.stop <= self._num_rows_before(block)
-        self.filled[block] = rows.stop
-
     def append(self, token_id: int) -> None:
         """Append a token that is emitted; its row becomes the front."""
         self.token_ids.append(token_id)
         self.log_reached = 0.0
+        if self.changes is not None:
+            self.changes.append(token_id)
         if self.constraint is not None:
             self.constraint.advance(token_id)
+            self.awaits_constraint = True
 
     @property
     def num_verified(self) -> int:
         """Tokens that are no drafts."""
-        return len(self.token_ids) - len(self.drafted_at)
+        return len(self.token_ids) - self.num_drafts
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether a call may emit several tokens: nothing that only the host knows depends on the first."""
+        is_free = self.constraint is None and (self.changes is None or self.changes.may_run_ahead)
+        return is_free and not (self.needs_scores or self.num_drafts) and self.finish_reason is None
 
     @property
     def may_draft(self) -> bool:
-        """Whether a further draft can be of use. What depends on the tokens before it, or is scored, is not drafted."""
+        """Whether another draft can help. Requests with scores or adjusted logits are not drafted."""
         if not self.is_original or self.draw.is_adjusted or self.needs_scores or self.finish_reason is not None:
             return False
         return self.num_tokens + 1 < self.max_length
 
     @property
-    def is_copying(self) -> bool:
-        """Its drafts are copied from where its last tokens stood before."""
-        return bool(self.drafted_at) and self.drafted_at[-1] == LOOKUP
+    def first_verified(self) -> int:
+        """The first row whose next token the last exit is to draw; none if that is the number of rows."""
+        return self.num_verified - 1 if self.is_original and self.finish_reason is None else self.num_tokens
 
-    def num_right(self, tokens: Items[int]) -> int:
-        """How many drafts the first of these tokens, which the last exit says behind the verified ones, confirm."""
-        drafts = self.token_ids[self.num_verified :]
-        agree = [draft == token for draft, token in zip(drafts, tokens, strict=False)]
-        return agree.index(False) if False in agree else len(agree)
-
-    def rows_to_verify(self, rows: range) -> range:
-        """Those of the rows, about to pass the last block, whose next token the last exit is to say."""
-        is_due = self.is_original and self.finish_reason is None
-        return range(max(rows.start, self.num_verified - 1), rows.stop if is_due else 0)
-
-    def append_draft(self, token_id: int, block: int) -> None:
-        """Append a token that the last exit has not confirmed."""
-        self.token_ids.append(token_id)
-        self.drafted_at.append(block)
-
-    def append_drafts(self, token_ids: Items[int], source: int) -> None:
-        """As many of them as can be of use: up to one that would end the sequence."""
+    def append_drafts(self, token_ids: Items[int]) -> None:
+        """Append drafts up to the first that would end the sequence."""
         for token_id in token_ids:
             if not self.may_draft or token_id in self.stop_token_ids:
                 return
-            self.append_draft(token_id, source)
+            self.token_ids.append(token_id)
+            self.num_drafts += 1
 
     def look_up(self, others: Shares) -> Find | None:
         """Where the last verified tokens stood before; `others` are of sequences that draw alike."""
         self._ngrams = self._ngrams or Ngrams(others)
         return self._ngrams.find(self.token_ids, self.num_verified)
 
-    def verify(self, token_id: int, last_block: int) -> int:
-        """The last exit says what follows the verified tokens. Returns the block that the token came from, the last one
-        or an early one, or what is in its place.
-
-        Another token than the draft, if there is one, replaces it; all drafts behind are taken back with their rows.
-        """
-        if self.drafted_at and self.token_ids[self.num_verified] == token_id:
-            return self.drafted_at.pop(0)
+    def verify(self, token_id: int) -> bool:
+        """Take the last exit's next token; whether it confirms a draft. Another one replaces all drafts."""
+        if self.num_drafts and self.token_ids[self.num_verified] == token_id:
+            self.num_drafts -= 1
+            return True
         self.take_back()
         self.append(token_id)
-        return last_block
+        return False
 
     def take_back(self) -> None:
         """Forget all drafts, and the rows behind the last verified token's, which is the front again."""
-        del self.token_ids[self.num_verified :]
-        self.drafted_at.clear()
-        num_rows = self.num_rows
-        self.filled = [min(filled, num_rows) for filled in self.filled]
+        if self.num_drafts:
+            del self.token_ids[self.num_verified :]
+            self.num_drafts = 0
+            num_rows = self.num_rows
+            self.filled = [min(filled, num_rows) for filled in self.filled]
 
     def start_at(self, num_rows: int) -> None:
-        """Begin with these rows done in every block, because their pages were found."""
+        """Start with these rows done in every block: their pages were found in the cache."""
         self.filled = [num_rows] * len(self.filled)
 
     def note_admission(self) -> None:
@@ -256,7 +243,7 @@ class Sequence:
             self.num_cached_prompt_tokens = self.filled[0]
 
     def reset(self) -> None:
-        """Forget all that was computed, but no token: the staircase of a sequence that lost its cache."""
+        """Drop all computed rows but keep the tokens: the sequence lost its cache."""
         self.take_back()
         self.start_at(0)
         self.log_reached = 0.0

@@ -56,7 +56,7 @@ class WaitingLine:
         return next((sequence for sequence in chain(self._returned, self._heads()) if not is_held(sequence)), None)
 
     def take(self, sequence: Sequence) -> None:
-        """Let it go to run: its tenant has had its turn, unless it had been put back."""
+        """Remove it to run. Its tenant has used its turn, unless the sequence had been preempted."""
         is_turn = sequence not in self._returned
         self.remove(sequence)
         if is_turn and sequence.tenant in self._tenants:

@@ -4,10 +4,11 @@ import json
 import lzma
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nvium_core.training.data.documents import DataError
 
+CHAT_SUFFIXES = (".jsonl", ".jsonl.xz")
 ROLES = ("system", "user", "assistant")
 
 Message = dict[str, str]
@@ -31,14 +32,29 @@ def assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
+def holds_conversations(path: Path) -> bool:
+    """Whether the first line of a file has `messages`."""
+    if not path.name.endswith(CHAT_SUFFIXES):
+        return False
+    try:
+        with opened(path) as file:
+            return "messages" in json.loads(file.readline())
+    except (OSError, ValueError, TypeError, lzma.LZMAError, EOFError):
+        return False
+
+
+def opened(path: Path) -> IO[str]:
+    return (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig")
+
+
 def read_conversations(path: Path) -> dict[int, Line]:
-    """The conversations and plain texts of a file, plain or .xz, by line number.
+    """Read the conversations and plain texts of a file, plain or .xz, by line number.
 
     A line is a JSON object, `{"messages": [{"role": …, "content": …}, …]}` or `{"text": …}`, or empty. Raises
     `DataError` naming the file and line.
     """
     try:
-        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
+        with opened(path) as file:
             lines = file.read().split("\n")
     except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
         raise DataError(f"{path}: {error}") from error

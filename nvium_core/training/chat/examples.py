@@ -30,7 +30,7 @@ class Example:
         return len(self.tokens)
 
     def cut(self, length: int) -> "Example":
-        """Its first tokens."""
+        """The first `num_tokens` tokens."""
         return Example(self.tokens[:length], self.is_answer[:length])
 
 

@@ -45,7 +45,7 @@ class PackedConversations:
         places = [permuted(n % len(windows), len(windows), (self.seed, n // len(windows))) for n in numbers]
         window_BFT = torch.from_numpy(np.stack([self._window(windows[place], context) for place in places]))
         inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT = window_BFT.unbind(1)
-        return Batch(inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT.bool())
+        return Batch(inputs_BT, targets_BT, positions_BT, documents_BT, counted_BT.bool(), is_causal=not self.together)
 
     def num_windows(self, context: int) -> int:
         """Windows per epoch."""

@@ -17,7 +17,7 @@ from nvium_core.training.data.documents import END_OF_TEXT, DataError, read_docu
 
 FIELD = "text"
 BATCH_ROWS = 1024
-"""Of a parquet file, in memory at once."""
+"""Rows of a parquet file in memory at once."""
 
 
 def is_corpus(path: Path) -> bool:
@@ -38,7 +38,7 @@ def corpus_files(path: Path) -> list[Path]:
 
 
 def documents_of(path: Path) -> Iterable[str]:
-    """Of a corpus one by one, of a text all at once. Raises `DataError` naming what cannot be read."""
+    """Documents, one by one for a corpus, all at once for a text. Raises `DataError` naming what cannot be read."""
     return stream_documents(path) if is_corpus(path) else read_documents(path)
 
 
@@ -54,7 +54,7 @@ def file_documents(file: Path) -> Iterator[str]:
     except DataError:
         raise
     except Exception as error:  # whatever the formats' libraries make of damaged files
-        raise DataError(f"{file}: {error}") from error
+        raise DataError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def kind(path: Path) -> str:

@@ -29,7 +29,7 @@ def read_documents(path: Path) -> list[str]:
         with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
-        raise DataError(f"{path}: {error}") from error
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     documents = [
         document.strip("\n") for document in re.split(rf"^{re.escape(END_OF_TEXT)}$", text, flags=re.MULTILINE)
     ]
@@ -40,7 +40,7 @@ def read_documents(path: Path) -> list[str]:
 
 
 def simplicity(documents: Sequence[str]) -> NDArray[np.float64]:
-    """For each document the share of its words among the corpus's 1,000 most common."""
+    """The share of each document's words that are among the corpus's 1,000 most common."""
     counts = [Counter(WORD.findall(document.lower())) for document in documents]
     common = {word for word, _ in sum_counts(counts).most_common(COMMON_WORDS)}
     return np.array([sum(n for word, n in c.items() if word in common) / max(1, c.total()) for c in counts])

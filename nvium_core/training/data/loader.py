@@ -1,6 +1,5 @@
 """Prepares batches ahead on a thread, so that the device never waits."""
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,15 +18,6 @@ def prefetched(items: Iterable[Item], num_ahead: int = 2) -> Iterator[Item]:
         while item := ahead.popleft().result():
             ahead.append(thread.submit(next_one, source))
             yield item[0]
-
-
-def timed(items: Iterable[Item]) -> Iterator[tuple[Item, float]]:
-    """Each item with the seconds spent waiting for it."""
-    source = iter(items)
-    asked = time.monotonic()
-    while item := next_one(source):
-        yield item[0], time.monotonic() - asked
-        asked = time.monotonic()
 
 
 def next_one(source: Iterator[Item]) -> list[Item]:

@@ -5,6 +5,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from nvium_core.training.chat.chat_data import prepare_conversations, validation_conversations
+from nvium_core.training.chat.conversations import CHAT_SUFFIXES, holds_conversations
+from nvium_core.training.data.documents import DataError
 from nvium_core.training.data.tokens import ALONE, prepare_documents, validation_documents
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.distributed import Processes
@@ -14,8 +16,11 @@ from nvium_core.training.recipes.recipe import Recipe
 def prepare_text(
     recipe: Recipe, data: Path, folder: Path, processes: Processes = ALONE
 ) -> tuple[PreTrainedTokenizerBase, Windows]:
-    """The tokenizer and the training windows, read from the run's folder if a previous start wrote them. Every process
-    must call it."""
+    """The tokenizer and the training windows, read from the run's folder if a previous start wrote them.
+
+    Every process must call it. Raises `DataError` for data of the other kind, naming recipes that take it.
+    """
+    check_kind(recipe, data)
     if recipe.text == "documents":
         return prepare_documents(recipe, data, folder, processes)
     if processes.is_first:
@@ -24,8 +29,16 @@ def prepare_text(
     return prepare_conversations(recipe, data, folder)
 
 
+def check_kind(recipe: Recipe, data: Path) -> None:
+    if recipe.text == "documents" and holds_conversations(data):
+        raise DataError(f"{data}: holds conversations, which `stories-chat` with --set initial=MODEL takes")
+    if recipe.text == "conversations" and data.exists() and not data.name.endswith(CHAT_SUFFIXES):
+        raise DataError(f"{data}: holds documents, which `tales` and `small` take; this recipe reads chats (.jsonl)")
+
+
 def validation_text(recipe: Recipe, data: Path, tokenizer: PreTrainedTokenizerBase) -> Windows:
     """The first `validation_tokens` of a held-out text."""
+    check_kind(recipe, data)
     if recipe.text == "conversations":
         return validation_conversations(recipe, data, tokenizer)
     return validation_documents(recipe, data, tokenizer)

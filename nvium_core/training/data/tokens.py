@@ -26,7 +26,7 @@ from nvium_core.training.initial import given_tokenizer
 from nvium_core.training.recipes.recipe import Recipe
 
 MAX_TOKENIZER_CHARACTERS = 2**28
-"""Of a corpus, to train a tokenizer."""
+"""Characters of a corpus on which a tokenizer is trained."""
 
 ALONE = Processes()
 
@@ -112,7 +112,7 @@ def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def beginning(documents: Iterable[str], max_characters: int) -> Iterator[str]:
-    """Documents up to so many characters."""
+    """Documents of at most this many characters."""
     for document in documents:
         yield document
         max_characters -= len(document)
@@ -170,7 +170,7 @@ def check_origin(path: Path, origin: dict[str, Any]) -> None:
     try:
         others = differences(json.loads(path.read_text(encoding="utf-8")), origin)
     except (OSError, ValueError) as error:
-        raise TrainingError(f"{path}: {error}; delete tokens.npy beside it to begin again") from error
+        raise TrainingError(f"{path}: {error}; delete tokens.npy in its folder to start over") from error
     if others:
         raise TrainingError(
             f"{path.parent}: holds tokens of other {', '.join(sorted(others))}; choose another --folder"

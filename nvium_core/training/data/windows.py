@@ -24,9 +24,9 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 @dataclass(frozen=True)
 class Batch:
     """Packed windows: inputs, next-token targets, positions counted from each document's start, document numbers, and
-    which of the targets count in the loss (bool).
+    which of the targets count in the loss (bool), all [B, T].
 
-    All [B, T].
+    `is_causal`: no counted row follows another document in its window, so attention needs no mask.
     """
 
     inputs: Tensor
@@ -34,15 +34,20 @@ class Batch:
     positions: Tensor
     documents: Tensor
     counted: Tensor
+    is_causal: bool = False
 
     def to(self, device: torch.device) -> "Batch":
         """Asynchronous on a GPU."""
         parts = (self.inputs, self.targets, self.positions, self.documents, self.counted)
         pinned = (x.pin_memory() if device.type == "cuda" else x for x in parts)
-        return Batch(*(x.to(device, non_blocking=True) for x in pinned))
+        inputs, targets, positions, documents, counted = (x.to(device, non_blocking=True) for x in pinned)
+        return Batch(inputs, targets, positions, documents, counted, self.is_causal)
 
-    def mask(self) -> Tensor:
-        """[B, 1, T, T], True where row t may see row s: s is not later and in the same document."""
+    def mask(self) -> Tensor | None:
+        """[B, 1, T, T], True where row t may see row s: s is not later and in the same document. None is causal, which
+        flash attention needs."""
+        if self.is_causal:
+            return None
         same_document = self.documents[:, :, None] == self.documents[:, None, :]
         return same_document.tril()[:, None]
 

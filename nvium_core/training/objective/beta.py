@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nvium_core.errors import NviumError
 
@@ -17,10 +17,10 @@ VALIDATION_LOSS = "validation_loss"
 
 
 GAIN = 0.05
-"""Of the controller, per step of a long run."""
+"""Gain of the controller per step of a long run."""
 
 SMOOTHING = 0.98
-"""Of the depth's average, per step of a long run."""
+"""Decay of the depth's moving average per step of a long run."""
 
 LONG_RUN = 3000
 """Steps of a long run, at least."""
@@ -45,8 +45,9 @@ class BetaSettings:
             raise ValueError("β is either adaptive or steered: set beta.depth=0, or beta.adaptive=false")
 
 
-class BetaControl(Protocol):
-    """Changes β. Its fields are its whole state."""
+@dataclass(kw_only=True)
+class BetaControl:
+    """Fixed; subclasses change β by what they observe."""
 
     beta: float
 
@@ -57,26 +58,11 @@ class BetaControl(Protocol):
         """L_mix of an evaluation after `step` steps."""
 
     def state(self) -> dict[str, float | None]:
-        """For `restore`."""
-
-    def restore(self, state: dict[str, Any]) -> None: ...
-
-
-@dataclass(kw_only=True)
-class FixedBeta:
-    beta: float
-
-    def observe_depth(self, depth: float) -> None:
-        pass
-
-    def observe_loss(self, step: int, mix_loss: float) -> None:
-        pass
-
-    def state(self) -> dict[str, float | None]:
+        """The state that `restore` takes."""
         return {"beta": self.beta}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.beta = state["beta"]
+        vars(self).update(state)
 
 
 def haste(num_steps: int) -> float:
@@ -85,7 +71,7 @@ def haste(num_steps: int) -> float:
 
 
 @dataclass(kw_only=True)
-class DepthSteering(FixedBeta):
+class DepthSteering(BetaControl):
     """β as an integral controller on the mean depth Σ p_k l_k / L.
 
     Each step multiplies β by exp(gain · (smoothed depth − target)), within bounds: too deep raises the price of
@@ -108,9 +94,6 @@ class DepthSteering(FixedBeta):
     def state(self) -> dict[str, float | None]:
         return {"beta": self.beta, "depth": self.depth}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.beta, self.depth = state["beta"], state["depth"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveConstants:
@@ -125,7 +108,7 @@ class AdaptiveConstants:
 
 
 @dataclass(kw_only=True)
-class AdaptiveBeta(FixedBeta):
+class AdaptiveBeta(BetaControl):
     """β after each evaluation by the mixture's lead over a dense model (paper, section on the 1.5B model).
 
     With δ = L_dense − L_mix, the dense loss being the one recorded nearest to this step: inside ±`flat` β stays; ahead,
@@ -158,7 +141,7 @@ def beta_control(settings: BetaSettings, num_steps: int, dense_log: Path | None 
         return AdaptiveBeta(beta=settings.initial, dense_losses=read_losses(dense_log))
     if settings.depth:
         return DepthSteering(beta=settings.initial, target=settings.depth, haste=haste(num_steps))
-    return FixedBeta(beta=settings.initial)
+    return BetaControl(beta=settings.initial)
 
 
 def read_losses(log: Path) -> list[tuple[int, float]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nvium_core.model import mixture
 from nvium_core.model.llama import causal_attention
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 from nvium_core.training.data.windows import Batch
 from nvium_core.training.objective.cross_entropy import head_nll
 from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
@@ -32,7 +32,7 @@ class TokenLosses:
     exit_nll: Tensor
 
 
-def token_losses(model: NviumForCausalLM, batch: Batch) -> TokenLosses:
+def token_losses(model: Nvium, batch: Batch) -> TokenLosses:
     """Unlike the model's forward, never builds log π_mix over the vocabulary."""
     states = model.hidden_states(batch.inputs, batch.positions, causal_attention(batch.mask()))
     log_w, outputs = model.exit_outputs(states)
@@ -40,7 +40,7 @@ def token_losses(model: NviumForCausalLM, batch: Batch) -> TokenLosses:
     return TokenLosses(log_w, mixture.log_exit_probs(log_w), torch.stack(nll, dim=-1))
 
 
-def batch_losses(model: NviumForCausalLM, batch: Batch) -> Losses:
+def batch_losses(model: Nvium, batch: Batch) -> Losses:
     tokens = token_losses(model, batch)
     return Losses(
         mix=counted_mean(mixture.mixture_nll(tokens.log_p, tokens.exit_nll), batch),
@@ -50,7 +50,7 @@ def batch_losses(model: NviumForCausalLM, batch: Batch) -> Losses:
     )
 
 
-def nvium_objective(model: NviumForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
+def nvium_objective(model: Nvium, batch: Batch, phase: Phase) -> ObjectiveResult:
     """L_mix + α L_balance + β L_compute (paper, section on training)."""
     losses = batch_losses(model, batch)
     figures = {"mix_loss": losses.mix, "mean_depth": losses.compute, "balance_loss": losses.balance}

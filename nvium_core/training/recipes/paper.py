@@ -13,7 +13,7 @@ from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.recipes.parameters import num_parameters
 from nvium_core.training.recipes.recipe import ModelShape, Recipe, swiglu_width
-from nvium_core.training.recipes.twins import dense_twin, without_exits
+from nvium_core.training.recipes.twins import without_exits
 from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 VOCAB_SIZE = 32_000
@@ -27,7 +27,7 @@ SEED = 42
 
 DEPTHS = (6, 12, 24, 36, 48)
 BETAS = (0.0, 0.1, 0.2, 0.3, 0.4)
-NUM_EXITS = (2, 3, 4, 6, 8, 12)
+NUM_EXITS = (1, 2, 3, 4, 6, 8, 12)
 SINGLE_EXITS = (2, 6, 10, 14, 18, 22)
 
 ISOFLOP = {26: 39_646, 33: 50_729}
@@ -138,18 +138,6 @@ def dense_of_layers(num_layers: int, num_steps: int) -> Recipe:
     return replace(recipe, total_tokens=num_steps * recipe.tokens_per_step)
 
 
-def calm() -> Recipe:
-    """CALM*: the dense twin of 24 × 768 with exits at 6, 12, 18 and 24."""
-    dense = dense_twin(scaling(24, 768))
-    return at_rate(replace(dense, method="calm", shape=replace(dense.shape, num_exits=4)), 5e-4)
-
-
-def layerskip() -> Recipe:
-    """LayerSkip: the dense twin of 24 × 768, with losses after every second layer."""
-    dense = dense_twin(scaling(24, 768))
-    return replace(dense, method="layerskip", shape=replace(dense.shape, num_exits=12))
-
-
 def tuned(num_layers: int) -> Recipe:
     """Instruction tuning of a model of the depth table, two epochs of conversations (Tulu 3's mixture).
 
@@ -173,35 +161,6 @@ def tuned(num_layers: int) -> Recipe:
     )
 
 
-def retrofit() -> Recipe:
-    """Exits added to a pretrained Llama-3.2-1B, all weights trained; the paper finds all early ones unused at the end.
-
-    The paper reads its text once, without saying how long that is; here it is 8,000 steps.
-    """
-    shape = ModelShape(
-        num_layers=16,
-        width=2048,
-        mlp_width=8192,
-        num_heads=32,
-        num_kv_heads=8,
-        num_exits=4,
-        vocab_size=128_256,
-        context=4096,
-        tied_head=True,
-    )
-    return Recipe(
-        method="retrofit",
-        initial="meta-llama/Llama-3.2-1B",
-        shape=shape,
-        total_tokens=8000 * 32 * 4096,
-        tokens_per_step=32 * 4096,
-        short_context=4096,
-        learning_rate=LearningRate(maximum=2e-5),
-        beta=BetaSettings(initial=0.1),
-        seed=SEED,
-    )
-
-
 PAPER: dict[str, Callable[[], Recipe]] = {
     **{f"paper-{layers}x768": partial(scaling, layers, 768) for layers in DEPTHS},
     **{f"paper-24x{width}": partial(scaling, 24, width) for width in WIDTHS},
@@ -209,10 +168,7 @@ PAPER: dict[str, Callable[[], Recipe]] = {
     **{f"paper-beta-{beta:g}": partial(beta_sweep, beta) for beta in BETAS},
     **{f"paper-exits-{num_exits}": partial(exits_sweep, num_exits) for num_exits in NUM_EXITS},
     **{f"paper-exit-at-{layer}": partial(single_exit, layer) for layer in SINGLE_EXITS},
-    "paper-calm": calm,
-    "paper-layerskip": layerskip,
     **{f"paper-isoflop-{layers}x768": partial(dense_of_layers, layers, steps) for layers, steps in ISOFLOP.items()},
     **{f"paper-sft-{layers}x768": partial(tuned, layers) for layers in DEPTHS},
-    "paper-retrofit": retrofit,
 }
 """Dense rows of the tables are the twins of these, such as `paper-24x768-dense`."""

@@ -1,11 +1,10 @@
 """A recipe: everything a training run depends on besides its text. Knows nothing of any particular recipe."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from nvium_core.errors import NviumError
 from nvium_core.model.config import NviumConfig, even_exit_layers
-from nvium_core.training.baselines.layerskip import LayerSkip
 from nvium_core.training.data.documents import Diet
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
@@ -14,11 +13,8 @@ from nvium_core.training.schedule import LearningRate, RouterWarmup
 MIN_TRAINED_VOCABULARY = 257  # every byte, and end-of-text
 MAX_TRAINED_VOCABULARY = 2**16  # token files hold 16 bits a token
 
-Method = Literal["nvium", "retrofit", "calm", "layerskip"]
-"""What is trained, and how. A dense model is an N-vium with one exit and no adapter; a retrofit adds exits to one."""
-
 Text = Literal["documents", "conversations"]
-"""Documents, of which every token counts in the loss, or conversations, of which answers do, or all."""
+"""Documents, all of whose tokens count in the loss, or conversations, whose answers count."""
 
 
 class RecipeError(NviumError, ValueError):
@@ -90,7 +86,6 @@ class Recipe:
     conversations into a window; otherwise each has its own. Without `answers_only` all tokens of a conversation count.
     """
 
-    method: Method = "nvium"
     shape: ModelShape
     initial: str | None = None
     tokenizer: str | None = None
@@ -107,7 +102,6 @@ class Recipe:
     beta: BetaSettings
     diet: Diet = field(default_factory=Diet)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    layerskip: LayerSkip = field(default_factory=LayerSkip)
     seed: int = 0
     checkpoint_every: int = 200
     evaluations: int = 1
@@ -120,8 +114,6 @@ class Recipe:
             check(getattr(self, name) >= 0, f"{name} must not be negative")
         check(self.validation_tokens >= 1, "validation_tokens must be at least 1")
         check(0 <= self.long_context_share <= 1, "long_context_share must be between 0 and 1")
-        check(self.method in get_args(Method), f"method must be one of {', '.join(get_args(Method))}")
-        check(self.text in get_args(Text), f"text must be one of {', '.join(get_args(Text))}")
         trains_tokenizer = self.tokenizer is None and self.initial is None
         fits = not trains_tokenizer or MIN_TRAINED_VOCABULARY <= self.shape.vocab_size <= MAX_TRAINED_VOCABULARY
         check(fits, f"vocab_size must be from {MIN_TRAINED_VOCABULARY} to {MAX_TRAINED_VOCABULARY}")
@@ -132,14 +124,11 @@ class Recipe:
         check(self.short_context <= self.shape.context, "short_context must be at most shape.context")
         whole = all(self.tokens_per_step % context == 0 for context in contexts)
         check(whole, f"tokens_per_step must be a multiple of {' and '.join(map(str, sorted(contexts)))}, the windows")
-        starts = self.method in ("nvium", "retrofit") or self.initial is None
-        check(starts, f"initial means nothing to {self.method}, which starts from random weights")
-        check(self.method == "layerskip" or self.layerskip == LayerSkip(), f"layerskip means nothing to {self.method}")
         seen = self.evaluations > 0 or not self.beta.adaptive
         check(seen, "evaluations must be at least 1 for an adaptive β")
 
     def reading(self, windows_per_epoch: int) -> "Recipe":
-        """The recipe with `total_tokens` for its epochs of a text of so many short windows."""
+        """The recipe with `total_tokens` for its epochs of a text of `windows_per_epoch` short windows."""
         if not self.epochs:
             return self
         return replace(self, total_tokens=max(1, round(self.epochs * windows_per_epoch * self.short_context)))

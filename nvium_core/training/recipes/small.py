@@ -12,7 +12,6 @@ from nvium_core.model.config import even_exit_layers
 from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.optimizer import OptimizerSettings
 from nvium_core.training.recipes.recipe import ModelShape, Recipe, swiglu_width
-from nvium_core.training.recipes.twins import dense_twin
 from nvium_core.training.schedule import LearningRate, RouterWarmup
 
 NUM_LAYERS = 12
@@ -23,25 +22,26 @@ BETA = 0.02
 DEPTHS = (4, 8, 12, 24)
 WIDTHS = (64, 96, 128)
 BETAS = (0.0, 0.01, 0.02, 0.04, 0.08)
-NUM_EXITS = (2, 3, 4, 6, 12)
+NUM_EXITS = (1, 2, 3, 4, 6, 12)
 SINGLE_EXITS = (1, 3, 5, 7, 9, 11)
 
 
 def tiny() -> Recipe:
-    """For trying the pipeline: a minute on one core, without sensible text.
+    """For trying the pipeline: some minutes on one core, three tokens a parameter, without sensible text.
 
-    Routers are balanced for a fifth of its 97 steps, and the depth is steered to what so young a model can use: left
-    alone it leaves at .46.
+    The rates are the twin's best: its loss on held-out tales is 1.787, 1.738 and 1.738 with half of them, these, and
+    half as much again; this model's is 1.729 with half of them and 1.740 with these, at depths .76 and .78. Routers are
+    balanced for a fifth of the steps.
     """
     return Recipe(
         shape=ModelShape(num_layers=4, width=64, mlp_width=176, num_heads=2, num_exits=4, vocab_size=512, context=128),
-        total_tokens=200_000,
+        total_tokens=1_000_000,
         tokens_per_step=2048,
         short_context=128,
-        learning_rate=LearningRate(maximum=3e-3, warmup=0.05),
+        learning_rate=LearningRate(maximum=6e-3, warmup=0.05),
         router_warmup=RouterWarmup(share=0.2),
-        beta=BetaSettings(initial=0.002, depth=0.45),
-        optimizer=OptimizerSettings(muon_rate=0.02),
+        beta=BetaSettings(initial=0.002, depth=0.7),
+        optimizer=OptimizerSettings(muon_rate=0.04),
         checkpoint_every=50,
     )
 
@@ -91,34 +91,6 @@ def adaptive() -> Recipe:
     return replace(small(), beta=BetaSettings(initial=0.0, adaptive=True), evaluations=20)
 
 
-def calm() -> Recipe:
-    """CALM*: the dense twin of `small` with its exits."""
-    dense = dense_twin(small())
-    return replace(dense, method="calm", shape=replace(dense.shape, num_exits=4))
-
-
-def layerskip() -> Recipe:
-    """LayerSkip: the dense twin of `small`, with losses after every second layer."""
-    dense = dense_twin(small())
-    return replace(dense, method="layerskip", shape=replace(dense.shape, num_exits=6))
-
-
-def retrofit() -> Recipe:
-    """Exits added to the trained dense twin of `small`, all weights trained by AdamW at a low rate; β is the
-    paper's."""
-    recipe = small()
-    return replace(
-        recipe,
-        method="retrofit",
-        initial="runs/small-dense/model",
-        shape=replace(recipe.shape, mlp_width=dense_twin(recipe).shape.mlp_width),
-        learning_rate=LearningRate(maximum=1e-4),
-        optimizer=OptimizerSettings(),
-        beta=BetaSettings(initial=0.1),
-        total_tokens=recipe.total_tokens // 2,
-    )
-
-
 SMALL: dict[str, Callable[[], Recipe]] = {
     "tiny": tiny,
     "small": small,
@@ -128,7 +100,4 @@ SMALL: dict[str, Callable[[], Recipe]] = {
     **{f"small-exits-{num_exits}": partial(exits_sweep, num_exits) for num_exits in NUM_EXITS},
     **{f"small-exit-at-{layer}": partial(single_exit, layer) for layer in SINGLE_EXITS},
     "small-adaptive": adaptive,
-    "small-calm": calm,
-    "small-layerskip": layerskip,
-    "small-retrofit": retrofit,
 }

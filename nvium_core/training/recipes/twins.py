@@ -15,12 +15,10 @@ RUN = re.compile(r"runs/([^/]+)/model")
 def dense_twin(recipe: Recipe) -> Recipe:
     """The recipe without exits and adapters, its MLP widened by the fewest multiples of 8 that make it no smaller.
 
-    That is the authors' rule, and gives their widths. A model that is dense except for CALM*'s norms or a retrofit's
-    exits keeps its width. The twin of a model that starts from another's run starts from that one's twin.
+    That is the authors' rule, and gives their widths. The twin of a model that starts from another's run starts from
+    that one's twin.
     """
     bare = without_exits(recipe)
-    if recipe.method != "nvium":
-        return bare
     shape = bare.shape
     missing = num_parameters(recipe) - num_parameters(bare)
     widened = shape.mlp_width + added_mlp_width(missing, shape.width, shape.num_layers)
@@ -36,4 +34,4 @@ def added_mlp_width(num_missing: int, width: int, num_layers: int) -> int:
 
 def without_exits(recipe: Recipe) -> Recipe:
     shape = replace(recipe.shape, num_exits=1, exit_layers=(), router_width=None, adapter_width=0)
-    return replace(recipe, method="nvium", shape=shape, beta=BetaSettings(initial=0.0))
+    return replace(recipe, shape=shape, beta=BetaSettings(initial=0.0))

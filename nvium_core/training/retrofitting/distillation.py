@@ -18,7 +18,7 @@ from torch.nn import functional as F
 CHUNK_ROWS = 128
 TOP = 32
 LEAST = 1e-6
-"""Of what is beyond the top tokens, so that its logarithm is finite."""
+"""Smallest mass outside the top tokens, so that its logarithm is finite."""
 
 
 class Teacher(NamedTuple):

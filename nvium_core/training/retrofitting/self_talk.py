@@ -1,8 +1,8 @@
 """Conversations that a chat model has with itself: its chat template leads it up to the user's turn, which it samples,
 and then the answer (Magpie, 2406.08464). So exits learn from text such as the model will write.
 
-Sampled at temperature 1 from seeds that count up, so the n-th conversation is always the same, and a file of so many
-tokens too. It is written anew after every round.
+Sampled at temperature 1 from seeds that count up, so the n-th conversation is always the same, and so is a file of
+a given size. The file is rewritten after every round.
 """
 
 import json
@@ -15,7 +15,7 @@ from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, FailureEvent, TokenEvent
 from nvium_core.engine.failures import error_of
 from nvium_core.engine.params import EngineConfig, SamplingParams
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 from nvium_core.text.chat_template import ChatTemplate
 from nvium_core.training.chat.conversations import Conversation, assistant, user
 from nvium_core.training.data.documents import DataError
@@ -24,26 +24,21 @@ SEATS, MAX_ROUND = 64, 256
 """Sequences that run at once; conversations begun together, no more than are probably missing, are between the two."""
 
 USUAL_TOKENS = 150
-"""Of a conversation."""
+"""Usual length of a conversation."""
 
 MAX_REQUEST_TOKENS, MAX_ANSWER_TOKENS = 128, 256
 """A request that is longer has gone astray; an answer is cut."""
-
-TELL_EVERY = 4_096
-"""Tokens that are sampled, until that is told."""
 
 MARK = "a text that no template has"
 
 
 class SelfTalk:
-    """Raises `DataError` for a tokenizer without a chat template. `tell` gets the number of tokens sampled in a round,
-    now and then."""
+    """Raises `DataError` for a tokenizer without a chat template."""
 
     def __init__(
         self,
-        model: NviumForCausalLM,
+        model: Nvium,
         tokenizer: PreTrainedTokenizerFast,
-        tell: Callable[[int], None] = lambda _: None,
     ) -> None:
         if not tokenizer.chat_template:
             raise DataError("a model without a chat template cannot talk to itself; give a text to learn from")
@@ -53,12 +48,10 @@ class SelfTalk:
         rendered = tokenizer.apply_chat_template([user(MARK)], add_generation_prompt=True, tokenize=False)
         before, after = str(rendered).split(MARK)
         self._before, self._after = (tokenizer.encode(text, add_special_tokens=False) for text in (before, after))
-        self._tell, self._num_sampled = tell, 0
         self._room = self._engine.context - len(self._before) - len(self._after)
 
     def round(self, seeds: range) -> Iterator[tuple[int, Conversation, int]]:
-        """Those of these seeds whose request ends and is answered, and how many tokens each is."""
-        self._num_sampled = 0
+        """Generate conversations for these seeds; yields the complete ones with their seeds and lengths."""
         begun = self._said(dict.fromkeys(seeds, self._before), min(MAX_REQUEST_TOKENS, self._room // 2))
         requests = {seed: said.token_ids[:-1] for seed, said in begun.items() if said.finish_reason == "stop"}
         prompts = {seed: self._before + request + self._after for seed, request in requests.items()}
@@ -69,7 +62,7 @@ class SelfTalk:
                 yield seed, [user(request), assistant(answer)], len(requests[seed]) + len(said.token_ids)
 
     def _said(self, prompts: dict[int, list[int]], max_tokens: int) -> dict[int, Completion]:
-        """By seed. Raises the error of a sequence that failed."""
+        """Completions by seed. Raises the error of a sequence that failed."""
         said = {seed: Completion() for seed in prompts}
         for seed, prompt in prompts.items():
             asked = SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=self._ends)
@@ -80,9 +73,6 @@ class SelfTalk:
                     raise error_of(event)
                 if isinstance(event, TokenEvent):
                     said[int(event.sequence_id)].append(event)
-                    self._num_sampled += 1
-                    if self._num_sampled % TELL_EVERY == 0:
-                        self._tell(self._num_sampled)
         return said
 
     def _text(self, token_ids: list[int]) -> str:
@@ -90,8 +80,8 @@ class SelfTalk:
 
 
 def write_self_talk(begin: Callable[[], SelfTalk], file: Path, num_tokens: int, tell: Callable[[int], None]) -> None:
-    """Until the file has so many tokens of requests and answers; one that has fewer is gone on with. `tell` gets their
-    number after every round."""
+    """Write until the file has `num_tokens` tokens of requests and answers; a shorter file is continued. `tell` gets
+    the number of tokens after every round."""
     lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
     written = [json.loads(line) for line in lines]
     seed, num_written = (written[-1]["seed"] + 1 if written else 0), sum(each["tokens"] for each in written)

@@ -44,7 +44,7 @@ def exit_layers(text: str, num_layers: int) -> list[int]:
 
 
 def even_layers(num_exits: int, num_layers: int) -> list[int]:
-    """As even as they can be."""
+    """Layers as evenly spaced as possible."""
     if not 2 <= num_exits <= num_layers:
         raise RetrofitError(f"exits: between 2 and the model's {num_layers} layers, got {num_exits}")
     return [round(number * num_layers / num_exits) for number in range(1, num_exits + 1)]

@@ -1,6 +1,6 @@
 """The depth that was asked for, met: one number is added to what every router says for leaving.
 
-Training leads routers towards a depth, and ends beside it. Mean depth falls as the number rises, so that a bisection
+Training steers routers towards a depth and ends near it. Mean depth falls as the number rises, so that a bisection
 finds it, over what routers have said of rows once. With shifted routers the mixture is as exact as before.
 
 Shapes: R rows, K early exits, E exits.
@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 from nvium_core.model import mixture
 from nvium_core.model.exits import CONTINUE, EXIT, Exit
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 from nvium_core.training.data.windows import Windows
 from nvium_core.training.retrofitting.model import WithExits
 
 NUM_ROWS = 32_768
-"""Of the text that was learnt from."""
+"""Tokens of the training text that are measured."""
 
 LARGEST_SHIFT, HALVINGS = 32.0, 48
 
@@ -46,7 +46,7 @@ def learnt_log_odds(model: WithExits, stream: Windows, context: int) -> Tensor:
 
 
 def log_odds(log_w_RK2: Tensor) -> Tensor:
-    """Of leaving, [R, K]."""
+    """Log-odds of leaving, [R, K]."""
     return log_w_RK2[..., EXIT] - log_w_RK2[..., CONTINUE]
 
 
@@ -79,7 +79,7 @@ def shift_routers(early: Iterable[Exit], shift: float) -> None:
 
 
 @contextmanager
-def shifted(model: NviumForCausalLM, shift: float) -> Iterator[None]:
+def shifted(model: Nvium, shift: float) -> Iterator[None]:
     """The model with shifted routers, for as long."""
     early = [exit_ for exit_ in model.exits[:-1] if isinstance(exit_, Exit)]
     biases = [exit_.get_parameter("router.head.bias") for exit_ in early]

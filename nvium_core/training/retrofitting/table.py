@@ -1,7 +1,6 @@
-"""What a retrofit has become on text that it has not seen, beside the original: each exit alone, the mixture, and the
-price of its depth.
+"""A retrofit on held-out text: each exit alone, the mixture, and the price of its depth over the base.
 
-Shapes: R rows, E exits, F the drafter, the exits and the original, V vocabulary.
+Shapes: R rows, E exits, V vocabulary.
 """
 
 import math
@@ -22,24 +21,21 @@ from nvium_core.training.retrofitting.model import Rows, WithExits
 
 @dataclass(frozen=True)
 class ExitFigures:
-    """`kl` is to the original; `overlap` is Σ min(π_k, π) with its π, the share of the exit's drafts that it would
-    accept; `share` is of the tokens that leave there."""
+    """`kl` is to the base; `share` is of the tokens that leave there."""
 
     layer: int
     perplexity: float
     kl: float
-    overlap: float
     share: float
 
 
 @dataclass(frozen=True)
 class Measured:
-    """`price` is how much the mixture's perplexity is above the original's, as a share, and `price_error` a standard
-    error of it, paired by tokens; `same_argmax` the share of rows where both would say the same word."""
+    """`price` is the mixture's perplexity over the original's, minus one, and `price_error` its standard error, paired
+    by tokens; `same_argmax` is the share of rows where both have the same most probable token."""
 
     tokens: int
     exits: list[ExitFigures]
-    drafter: ExitFigures
     original_perplexity: float
     perplexity: float
     price: float
@@ -57,26 +53,16 @@ def measured(model: WithExits, stream: Windows, context: int) -> Measured:
     parts = [
         _of_rows(model, model.rows(stream.batch(window, 1, context))) for window in range(stream.num_windows(context))
     ]
-    nll_RF, kl_RF, overlap_RF, p_RE, mix_R, same_R = (torch.cat(part).double() for part in zip(*parts, strict=True))
+    nll_RE, kl_RE, p_RE, mix_R, same_R = (torch.cat(part).double() for part in zip(*parts, strict=True))
     layers = list(model.model.config.exit_layers or [])
-    drafter, *exits = (
-        ExitFigures(layer, *(round(float(value), 4) for value in values))
-        for layer, *values in zip(
-            [0, *layers],
-            nll_RF[:, :-1].mean(0).exp(),
-            kl_RF[:, :-1].mean(0),
-            overlap_RF[:, :-1].mean(0),
-            [0.0, *p_RE.mean(0)],
-            strict=True,
-        )
-    )
-    gap_R = mix_R - nll_RF[:, -1]
+    means = zip(layers, nll_RE.mean(0).exp(), kl_RE.mean(0), p_RE.mean(0), strict=True)
+    exits = [ExitFigures(layer, *(round(float(value), 4) for value in values)) for layer, *values in means]
+    gap_R = mix_R - nll_RE[:, -1]
     price = math.expm1(gap_R.mean().item())
     return Measured(
         tokens=len(mix_R),
         exits=exits,
-        drafter=drafter,
-        original_perplexity=math.exp(nll_RF[:, -1].mean().item()),
+        original_perplexity=math.exp(nll_RE[:, -1].mean().item()),
         perplexity=math.exp(mix_R.mean().item()),
         price=price,
         price_error=(1 + price) * gap_R.std().item() / math.sqrt(len(gap_R)),
@@ -87,8 +73,7 @@ def measured(model: WithExits, stream: Windows, context: int) -> Measured:
 
 def _of_rows(model: WithExits, rows: Rows) -> tuple[Tensor, ...]:
     log_p_RE = model.log_exit_probs(rows.early)
-    early = (exit_.adapter(x) for exit_, x in zip(model.early, rows.early, strict=True))
-    outputs = [model.drafter(rows.before_RD, rows.token_RD), *early, rows.last_RD, rows.original_RD]
+    outputs = [*(exit_.adapter(x) for exit_, x in zip(model.early, rows.early, strict=True)), rows.last_RD]
     chunks = zip(*(x.split(CHUNK_ROWS) for x in outputs), strict=True)
     others = zip(log_p_RE.split(CHUNK_ROWS), rows.target_R.split(CHUNK_ROWS), strict=True)
     found = [_of_chunk(model.head, *other, of_exits) for of_exits, other in zip(chunks, others, strict=True)]
@@ -96,33 +81,32 @@ def _of_rows(model: WithExits, rows: Rows) -> tuple[Tensor, ...]:
 
 
 def _of_chunk(head_VD: Tensor, log_p_RE: Tensor, target_R: Tensor, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """−log π_k of the tokens, KL to the original and overlap with it, all [R, F]; p [R, E]; −log π_mix [R], and where
-    its argmax is the original's [R]."""
-    logits_RFV = torch.stack([F.linear(o_RD.to(head_VD.dtype), head_VD).float() for o_RD in outputs], 1)
-    log_RFV = logits_RFV.log_softmax(-1)
-    pi_RFV, original_RV = log_RFV.exp(), log_RFV[:, -1]
-    kl_RF = (pi_RFV[:, -1:] * (log_RFV[:, -1:] - log_RFV)).sum(-1)
-    overlap_RF = torch.minimum(pi_RFV, pi_RFV[:, -1:]).sum(-1)
-    log_mix_RV = mixture.log_mixture(log_p_RE, logits_RFV[:, 1:-1])
-    nll_RF = -log_RFV.gather(2, target_R[:, None, None].expand(-1, log_RFV.shape[1], 1)).squeeze(2)
+    """−log π_k of the tokens, KL to the original, and p, all [R, E]; −log π_mix [R], and where its argmax is the
+    original's [R]."""
+    logits_REV = torch.stack([F.linear(o_RD.to(head_VD.dtype), head_VD).float() for o_RD in outputs], 1)
+    log_REV = logits_REV.log_softmax(-1)
+    original_RV = log_REV[:, -1]
+    kl_RE = (original_RV.exp()[:, None] * (original_RV[:, None] - log_REV)).sum(-1)
+    log_mix_RV = mixture.log_mixture(log_p_RE, logits_REV)
+    nll_RE = -log_REV.gather(2, target_R[:, None, None].expand(-1, log_REV.shape[1], 1)).squeeze(2)
     mix_R = -log_mix_RV.gather(1, target_R[:, None]).squeeze(1)
     same_R = log_mix_RV.argmax(-1) == original_RV.argmax(-1)
-    return nll_RF, kl_RF, overlap_RF, log_p_RE.exp(), mix_R, same_R
+    return nll_RE, kl_RE, log_p_RE.exp(), mix_R, same_R
 
 
-CAPTION = """KL: to the original, in nats. Accepted: drafts, by speculative sampling.
-Leave: tokens of the mixture. In brackets: its price over the original."""
+CAPTION = """KL: to the original, in nats. Leave: tokens of the mixture.
+In brackets: its price over the original."""
 
 
 def table(measured: Measured, kind: str) -> Table:
     """Price against depth, an exit a row, and the mixture. It fits into 80 columns."""
-    shown = Table(kind, "depth", "perplexity", "KL", "accepted", "leave", caption=CAPTION, caption_justify="left")
+    shown = Table(kind, "depth", "perplexity", "KL", "leave", caption=CAPTION, caption_justify="left")
     for column in shown.columns:
         column.no_wrap = True
     last = measured.exits[-1].layer
-    for name, exit_ in [("drafter", measured.drafter), *((f"layer {each.layer}", each) for each in measured.exits)]:
+    for exit_ in measured.exits:
         numbers = (f"{exit_.layer / last:.2f}", f"{exit_.perplexity:.4g}", f"{exit_.kl:.2f}")
-        shown.add_row(name, *numbers, f"{exit_.overlap:.0%}", f"{exit_.share:.0%}")
+        shown.add_row(f"layer {exit_.layer}", *numbers, f"{exit_.share:.0%}")
     price = f"{measured.perplexity:.4g} ({measured.price:+.1%} ± {measured.price_error:.1%})"
-    shown.add_row("mixture", f"{measured.depth:.3f}", price, "", "", "")
+    shown.add_row("mixture", f"{measured.depth:.3f}", price, "", "")
     return shown

@@ -3,8 +3,6 @@
 In a text every token counts, in a conversation those of answers.
 """
 
-import json
-import lzma
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from nvium_core.training.chat.chat_data import CHAT_SUFFIXES
-from nvium_core.training.chat.conversations import read_conversations
+from nvium_core.training.chat.conversations import holds_conversations, read_conversations
 from nvium_core.training.chat.examples import Example, example
 from nvium_core.training.data.corpus import documents_of
 from nvium_core.training.data.documents import DataError
@@ -25,7 +22,7 @@ MAX_HELD_OUT, HELD_OUT_SHARE = 8_192, 0.1
 
 @dataclass(frozen=True)
 class Text:
-    """Of one kind. Examples fit into a window."""
+    """A text of one kind. Examples fit into a window."""
 
     kind: str
     learnt: list[Example]
@@ -38,17 +35,6 @@ def read_text(path: Path, tokenizer: PreTrainedTokenizerFast, context: int, most
     found = conversations(path, tokenizer, context) if is_chat else pieces(path, tokenizer, context, most)
     learnt, held_out = split(found, path)
     return Text("conversations" if is_chat else "text", learnt, held_out)
-
-
-def holds_conversations(path: Path) -> bool:
-    """Whether the first line has `messages`."""
-    if not path.name.endswith(CHAT_SUFFIXES):
-        return False
-    try:
-        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
-            return "messages" in json.loads(file.readline())
-    except (OSError, ValueError, TypeError, lzma.LZMAError, EOFError):
-        return False
 
 
 def conversations(path: Path, tokenizer: PreTrainedTokenizerFast, context: int) -> list[Example]:
@@ -75,7 +61,7 @@ def windows_of(document: np.ndarray, context: int) -> Iterator[np.ndarray]:
 
 
 def split(examples: Sequence[Example], path: Path) -> tuple[list[Example], list[Example]]:
-    """What is learnt from, and the end, one example at least, which is not."""
+    """Split off the end, at least one example, as held-out text."""
     ends = np.cumsum([len(each) for each in examples])
     num_tokens = int(ends[-1]) if len(ends) else 0
     num_held_out = min(MAX_HELD_OUT, int(HELD_OUT_SHARE * num_tokens))

@@ -1,8 +1,6 @@
 """Sizes written as text, the memory of a device, and the bytes of a page."""
 
-import ctypes
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from itertools import accumulate
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from nvium_core import Engine, EngineConfig, InvalidRequest, NviumForCausalLM
+from nvium_core import Engine, EngineConfig, InvalidRequest
 from nvium_core.engine.device.memory import (
     control_group_limits,
     device_memory,
@@ -24,8 +22,7 @@ from nvium_core.engine.device.memory import (
     seat_bytes,
 )
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.runner import Runner
-from nvium_core.engine.device.sampling import Truncation, draw_unread
+from nvium_core.engine.device.sampling import Truncation, draw
 from tests.random_models import random_model
 
 CPU = torch.device("cpu")
@@ -33,7 +30,6 @@ UNITS = {
     "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4,
     "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4,
 }  # fmt: skip
-PAGE_SIZE = 4
 
 numbers = st.decimals(0, 10_000, places=3, allow_nan=False, allow_infinity=False)
 spaces = st.sampled_from(["", " "])
@@ -127,58 +123,36 @@ def test_no_groups_are_no_limit(tmp_path: Path) -> None:
     assert list(control_group_limits(tmp_path, "0::/\n")) == []
 
 
-def held_bytes(owner: object) -> int:
-    """Bytes of the tensors that an object and its parts keep, each counted once and the model's own left out."""
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in held_tensors(owner)}.values())
-
-
-def held_tensors(owner: object) -> Iterator[Tensor]:
-    for value in vars(owner).values():
-        if isinstance(value, Tensor):
-            yield value
-        elif not isinstance(value, NviumForCausalLM | ctypes.CDLL) and hasattr(value, "__dict__"):
-            yield from held_tensors(value)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_page_costs_what_the_runner_allocates_for_one_more(dtype: torch.dtype) -> None:
+def test_a_page_costs_what_the_cache_allocates_for_one_more(dtype: torch.dtype) -> None:
     model = random_model([1, 3], dtype=dtype)
-    one, two = (Runner(model, num_pages=n, page_size=PAGE_SIZE, max_sequences=2) for n in (1, 2))
-    assert held_bytes(two) - held_bytes(one) == page_bytes(model.config, PAGE_SIZE, dtype)
+    caches = [PagedCache(model.config, num_pages=n, page_size=4, like=model.lm_head.weight) for n in (1, 2)]
+    one, two = (sum(part.nbytes for part in vars(cache).values() if isinstance(part, Tensor)) for cache in caches)
+    assert two - one == page_bytes(model.config, 4, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_what_seats_take_beside_the_cache_is_counted(dtype: torch.dtype) -> None:
-    model = random_model([1, 3, 4], dtype=dtype)
-    runner = Runner(model, num_pages=1, page_size=PAGE_SIZE, max_sequences=5)
-    held = held_bytes(runner._junctions._mixtures)
-    assert held == seat_bytes(model.config, 5, dtype)
-
-
-@pytest.mark.parametrize("num_candidates", [0, 512])
 @pytest.mark.parametrize("is_ranked", [False, True])
 @torch.inference_mode()
-def test_a_draw_takes_no_more_than_is_counted_for_it(is_ranked: bool, num_candidates: int) -> None:
+def test_a_draw_takes_no_more_than_is_counted_for_it(is_ranked: bool) -> None:
     """As the CPU's allocator counts it."""
     logits_RV, one_R = torch.zeros(8, 4096, dtype=torch.bfloat16), torch.ones(8, dtype=torch.float64)
-    truncation = Truncation(one_R, -one_R, one_R.long() * 0, one_R * 0.9, is_ranked, num_candidates)
+    truncation = Truncation(one_R, -one_R, one_R.long() * 0, one_R * 0.9, is_ranked)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        draw_unread(logits_RV, truncation, one_R / 2)
+        draw(logits_RV, truncation, one_R / 2)
     assert profiled.profiler is not None
     events = [each for each in profiled.profiler.kineto_results.events() if each.name() == "[memory]"]
     taken = accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns()))
     config = random_model([1, 2], vocab_size=4096).config
-    counted = seat_bytes(config, 8, torch.bfloat16, draws=True) - seat_bytes(config, 8, torch.bfloat16)
+    counted = seat_bytes(config, 8)
     assert counted / 4 < max(taken) <= counted
 
 
-def test_a_budget_that_seats_use_up_is_refused() -> None:
+def test_a_budget_that_holds_no_page_is_refused() -> None:
     model = random_model([1, 2])
-    of_seats = seat_bytes(model.config, 64, torch.float64)
-    with pytest.raises(InvalidRequest, match=r"beside .* for 64 sequences"):
-        Engine(model, EngineConfig(max_sequences=64, cache_memory=f"{of_seats / 1000}KB"))
-    size = Engine(model, EngineConfig(max_sequences=64, cache_memory=f"{2 * of_seats / 1000}KB")).cache_size
-    assert of_seats / 2 < size.num_bytes <= of_seats
+    page = page_bytes(model.config, 16, torch.float64)
+    with pytest.raises(InvalidRequest, match="does not hold one page"):
+        Engine(model, EngineConfig(cache_memory=f"{(page - 1) / 1000}KB"))
+    assert Engine(model, EngineConfig(cache_memory=f"{2 * page / 1000}KB")).cache_size.num_bytes == 2 * page
 
 
 def resident() -> int:

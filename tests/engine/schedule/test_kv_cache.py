@@ -44,7 +44,7 @@ def test_a_page_that_is_lost_or_misnamed_is_found() -> None:
         pool.check_integrity([])
     pool, sequence = PagePool(num_pages=3, page_size=3), sequence_of(7, 1)
     pool.grow(sequence, 7)
-    sequence.advance(0, range(7))
+    sequence.filled = [7]
     pool.publish(sequence, since=0)
     pool.check_integrity([sequence])
     pool._name_of.popitem()

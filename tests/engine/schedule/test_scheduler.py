@@ -8,11 +8,8 @@ from hypothesis import strategies as st
 
 from nvium_core import EngineConfig, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.schedule.costs import StepCosts
-from nvium_core.engine.schedule.exit_frequencies import ExitFrequencies
 from nvium_core.engine.schedule.kv_cache import PagePool
-from nvium_core.engine.schedule.policies import POLICIES, Policy
-from nvium_core.engine.schedule.scheduler import Scheduler, is_long
+from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
 from nvium_core.engine.schedule.step import Step
 
@@ -28,13 +25,9 @@ def scheduler_with(
     **settings: int,
 ) -> Scheduler:
     pool = PagePool(num_pages, page_size=2)
-    config = EngineConfig(max_sequences=max_sequences, max_rows_per_step=max_rows, **settings)  # type: ignore[arg-type]
-    return Scheduler(policy_of(schedule, num_blocks), pool, config, num_blocks=num_blocks)
-
-
-def policy_of(schedule: Schedule, num_blocks: int) -> Policy:
-    costs = StepCosts.linear([1.0] * num_blocks, [1 / 32] * num_blocks)
-    return POLICIES[schedule].of(costs, ExitFrequencies.even(num_blocks))
+    limits = {"max_sequences": max_sequences, "max_rows_per_step": max_rows}
+    config = EngineConfig(schedule=schedule, **limits, **settings)  # type: ignore[arg-type]
+    return Scheduler(pool, config, num_blocks=num_blocks)
 
 
 def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int, tenant: str = "") -> Sequence:
@@ -52,11 +45,21 @@ def newcomer(scheduler: Scheduler, arrival: int, num_tokens: int, tenant: str = 
 
 
 def carry_out(step: Step, exiting: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Advance everything; the named sequences speak if their front was reached."""
+    """Advance everything; the named sequences emit behind the first block that their front passes."""
     for run in step.runs:
-        run.sequence.advance(step.block, run.rows)
-        if run.reaches_front and run.sequence.id in exiting:
-            run.sequence.append(0)
+        sequence = run.sequence
+        for block in step.blocks:
+            asked = run.reaches_front and sequence.filled[block] < run.stop
+            sequence.filled[block] = max(sequence.filled[block], run.stop)
+            if asked and sequence.id in exiting and not step.whole:
+                break
+        if run.reaches_front and sequence.id in exiting:
+            sequence.append(0)
+
+
+def num_rows(step: Step) -> int:
+    """Of its first block."""
+    return sum(max(0, run.stop - run.sequence.filled[step.blocks[0]]) for run in step.runs)
 
 
 def next_step(scheduler: Scheduler) -> Step:
@@ -67,57 +70,43 @@ def next_step(scheduler: Scheduler) -> Step:
 
 def test_deferred_rows_ride_along_when_their_block_is_run_again() -> None:
     scheduler = scheduler_with()
-    newcomer(scheduler, 0, 5)
+    lone = newcomer(scheduler, 0, 5)
     carry_out(next_step(scheduler), exiting={"0"})
+    assert lone.filled == [5, 0, 0]
     carry_out(next_step(scheduler))
-    step = next_step(scheduler)
-    assert (step.block, [run.rows for run in step.runs]) == (1, [range(6)])
+    assert lone.filled == [6, 6, 6]
 
 
-def test_the_synchronous_schedule_finishes_a_row_before_the_next_token_begins() -> None:
-    scheduler = scheduler_with("synchronous")
+def test_the_whole_schedule_finishes_a_row_before_the_next_token_begins() -> None:
+    scheduler = scheduler_with("whole")
     newcomer(scheduler, 0, 5)
-    blocks = []
-    for _ in range(6):
+    for stop in (5, 6):
         step = next_step(scheduler)
-        blocks.append((step.block, step.num_rows))
-        carry_out(step, exiting={"0"} if step.block in (0, 2) else set())
-    assert blocks == [(0, 5), (1, 5), (2, 5), (0, 1), (1, 1), (2, 1)]
+        assert (step.blocks, step.whole, [run.stop for run in step.runs]) == (range(3), True, [stop])
+        carry_out(step, exiting={"0"})
 
 
-def test_a_lone_sequence_s_step_says_which_follow_if_its_front_goes_on() -> None:
+def test_a_whole_step_takes_no_more_rows_through_any_block_than_it_may() -> None:
+    scheduler = scheduler_with("whole", max_rows=4)
+    sequence = newcomer(scheduler, 0, 9)
+    next_step(scheduler)
+    sequence.filled = [9, 9, 2]
+    assert [run.stop for run in next_step(scheduler).runs] == [6]
+
+
+def test_a_lone_sequence_goes_on_until_its_front_emits() -> None:
     scheduler = scheduler_with()
     newcomer(scheduler, 0, 5)
-    carry_out(next_step(scheduler), exiting={"0"})
     step = next_step(scheduler)
-    assert (step.block, [run.rows for run in step.runs]) == (0, [range(5, 6)])
-    following = step.following
-    assert following is not None and not step.goes_on_anyway
-    assert (following.block, following.runs[0].rows, following.runs[0].reaches_front) == (1, range(6), True)
-    carry_out(step)
-    scheduled = next_step(scheduler)
-    assert (scheduled.block, scheduled.runs) == (following.block, following.runs)
+    assert (step.blocks, step.whole) == (range(3), False)
+    newcomer(scheduler, 1, 5)
+    assert next_step(scheduler).blocks == range(1)
 
 
-def test_the_synchronous_schedule_goes_on_whatever_a_front_does() -> None:
-    scheduler = scheduler_with("synchronous")
-    newcomer(scheduler, 0, 5)
-    step = next_step(scheduler)
-    assert step.goes_on_anyway and step.following is not None and step.following.goes_on_anyway
-
-
-def test_nothing_follows_where_a_step_is_not_all_that_goes_on() -> None:
+def test_a_prompt_that_does_not_fit_runs_through_one_block() -> None:
     scheduler = scheduler_with(max_rows=4)
     newcomer(scheduler, 0, 10)
-    assert next_step(scheduler).following is None  # the front is not among its rows
-    scheduler = scheduler_with(max_rows=2)
-    lone = newcomer(scheduler, 0, 3)
-    lone.advance(0, range(2))
-    assert next_step(scheduler).following is None  # three rows wait for the next block, more than a Step may have
-    scheduler = scheduler_with()
-    newcomer(scheduler, 0, 3)
-    newcomer(scheduler, 1, 3)
-    assert next_step(scheduler).following is None
+    assert next_step(scheduler).blocks == range(1)
 
 
 def test_sweep_runs_the_deepest_block_and_everyone_who_waits_there() -> None:
@@ -126,14 +115,14 @@ def test_sweep_runs_the_deepest_block_and_everyone_who_waits_there() -> None:
         newcomer(scheduler, arrival, 2)
     carry_out(next_step(scheduler), exiting={"1"})
     step = next_step(scheduler)
-    assert (step.block, [run.sequence.id for run in step.runs]) == (1, ["0", "2"])
+    assert (step.blocks, [run.sequence.id for run in step.runs]) == (range(1, 2), ["0", "2"])
 
 
 def test_a_long_prompt_is_cut_to_the_row_budget() -> None:
     scheduler = scheduler_with(max_rows=4)
     newcomer(scheduler, 0, 10)
     step = next_step(scheduler)
-    assert [run.rows for run in step.runs] == [range(4)]
+    assert [run.stop for run in step.runs] == [4]
     assert not step.runs[0].reaches_front
 
 
@@ -177,7 +166,7 @@ def test_a_newcomer_leaves_those_who_run_a_page_each_to_grow_into(
     scheduler = scheduler_with(num_pages=num_pages)
     newcomer(scheduler, 0, 4)
     for _ in range(num_steps_between):
-        carry_out(next_step(scheduler))
+        next_step(scheduler)
     newcomer(scheduler, 1, 4)
     next_step(scheduler)
     assert len(scheduler.running) == num_admitted
@@ -186,7 +175,7 @@ def test_a_newcomer_leaves_those_who_run_a_page_each_to_grow_into(
 def test_a_newcomer_alone_may_take_every_page() -> None:
     scheduler = scheduler_with(num_pages=4)
     newcomer(scheduler, 0, 8)
-    assert next_step(scheduler).num_rows == 8
+    assert num_rows(next_step(scheduler)) == 8
 
 
 def test_nobody_overtakes_one_who_waits_for_pages() -> None:
@@ -271,22 +260,37 @@ def test_what_is_found_after_a_preemption_is_not_of_the_prompt() -> None:
     assert (sequence.filled, sequence.num_cached_prompt_tokens, sequence.num_prefill_rows) == ([4], 0, 6)
 
 
-def test_short_runs_go_before_long_ones_which_share_a_chunk() -> None:
+def test_short_runs_take_turns_with_long_ones_which_share_a_chunk() -> None:
     scheduler = scheduler_with(num_pages=200, chunk_rows=6)
     for arrival, num_tokens in enumerate([50, 40, 3, 2]):
         newcomer(scheduler, arrival, num_tokens)
-    step = next_step(scheduler)
-    assert [(run.sequence.id, len(run.rows)) for run in step.runs] == [("2", 3), ("3", 2), ("0", 6)]
+    turns = []
+    for _ in range(3):
+        step = next_step(scheduler)
+        turns.append([(run.sequence.id, run.stop) for run in step.runs])
+        carry_out(step)
+    assert turns == [[("0", 6)], [("2", 3), ("3", 2)], [("0", 12)]]
 
 
 def test_long_runs_alone_may_take_all_rows() -> None:
     scheduler = scheduler_with(num_pages=200, chunk_rows=6)
     newcomer(scheduler, 0, 50)
     newcomer(scheduler, 1, 70)
-    assert [len(run.rows) for run in next_step(scheduler).runs] == [50, 50]
+    assert [run.stop for run in next_step(scheduler).runs] == [50, 50]
 
 
-schedules = st.sampled_from(["optimal", "sweep", "synchronous"])
+def test_several_tokens_a_call_where_nothing_waits_for_them_and_pages_are_there() -> None:
+    scheduler = scheduler_with(num_pages=12)
+    scheduler.tokens_ahead = 8
+    lone = newcomer(scheduler, 0, 5)
+    assert next_step(scheduler).runs[0].limit == 8
+    assert len(lone.pages) == 6
+    newcomer(scheduler, 1, 5)
+    carry_out(next_step(scheduler))
+    assert {run.limit for run in next_step(scheduler).runs} == {1}
+
+
+schedules = st.sampled_from(["race", "whole", "sweep"])
 
 
 @given(
@@ -304,9 +308,11 @@ def test_while_some_are_short_long_runs_take_a_chunk_at_most_and_every_other_tur
     num_without_short = 0
     for _ in range(60):
         step = next_step(scheduler)
-        long_runs = [run for run in step.runs if is_long(run.sequence, step.block)]
-        some_are_short = any(not is_long(s, scheduler._ready_block(s)) for s in sequences)
-        assert sum(len(run.rows) for run in long_runs) <= (chunk_rows if some_are_short else 400)
+        long_runs = [run for run in step.runs if scheduler._is_long(run.sequence)]
+        some_are_short = any(not scheduler._is_long(sequence) for sequence in sequences)
+        last = step.blocks[-1] if step.whole else step.blocks[0]
+        taken = sum(run.stop - run.sequence.filled[last] for run in long_runs)
+        assert taken <= (chunk_rows if some_are_short else 400)
         is_without_short = some_are_short and len(long_runs) == len(step.runs)
         num_without_short = num_without_short + 1 if is_without_short else 0
         assert num_without_short <= 1
@@ -314,7 +320,8 @@ def test_while_some_are_short_long_runs_take_a_chunk_at_most_and_every_other_tur
 
 
 def speak_at_random(step: Step, num_blocks: int, rng: random.Random) -> None:
-    carry_out(step, exiting={r.sequence.id for r in step.runs if step.block == num_blocks - 1 or rng.random() < 0.4})
+    is_last = step.blocks[-1] == num_blocks - 1
+    carry_out(step, exiting={run.sequence.id for run in step.runs if is_last or rng.random() < 0.4})
 
 
 @given(
@@ -347,7 +354,7 @@ def test_nobody_who_runs_is_passed_over_for_long(
 
 
 @given(
-    st.sampled_from(["optimal", "sweep", "synchronous"]),
+    schedules,
     st.integers(1, 4),
     st.integers(CONTEXT // 2, 30),
     st.integers(1, 5),
@@ -370,16 +377,14 @@ def test_everyone_finishes_whatever_the_limits(
         step = scheduler.schedule()
         if step is None:
             break
-        assert 0 < step.num_rows <= max_rows
+        assert num_rows(step) <= max_rows
+        assert all(run.stop > run.sequence.filled[step.blocks[-1]] for run in step.runs)
+        assert all(scheduler.pool.num_pages_for(run.stop) <= len(run.sequence.pages) for run in step.runs)
+        speak_at_random(step, num_blocks, rng)
         for run in step.runs:
-            assert run.rows.start == run.sequence.filled[step.block]
-            assert scheduler.pool.num_pages_for(run.rows.stop) <= len(run.sequence.pages)
-            run.sequence.advance(step.block, run.rows)
-            if run.reaches_front and (step.block == num_blocks - 1 or rng.random() < 0.4):
-                run.sequence.append(0)
-                if run.sequence.num_tokens == unfinished[run.sequence.id]:
-                    del unfinished[run.sequence.id]
-                    scheduler.remove(run.sequence)
+            if run.sequence.num_tokens == unfinished[run.sequence.id]:
+                del unfinished[run.sequence.id]
+                scheduler.remove(run.sequence)
         scheduler.check_integrity()
     assert not unfinished
     assert scheduler.pool.num_free == num_pages

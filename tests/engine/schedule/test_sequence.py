@@ -28,7 +28,7 @@ def test_every_row_passes_every_block_in_order_and_the_staircase_stays_monotone(
             continue
         block = data.draw(st.sampled_from(runnable))
         rows = sequence.pending_rows(block)[: data.draw(st.integers(1, 20))]
-        sequence.advance(block, rows)
+        sequence.filled[block] = rows.stop
         passed[block] += rows
         if rows.stop == sequence.num_tokens and data.draw(st.booleans()):
             sequence.append(0)
@@ -42,7 +42,7 @@ def test_the_picture_in_the_documentation_is_what_the_code_says() -> None:
     sequence.filled = [16, 13, 13, 8]
     assert sequence.pending_rows(3) == range(8, 13)
     assert sequence.pending_rows(1) == range(13, 16)
-    assert sequence.front_block == 1
+    assert sequence.ready_block == 1
     assert sequence.deepest_pending_block == 3
     assert sequence.num_deferred_rows == 0
     sequence.append(9)
@@ -51,16 +51,16 @@ def test_the_picture_in_the_documentation_is_what_the_code_says() -> None:
 
 def test_a_spoken_token_waits_for_the_first_block_while_its_predecessors_wait_deeper() -> None:
     sequence = sequence_of(3, 2)
-    sequence.advance(0, range(3))
+    sequence.filled[0] = 3
     sequence.append(9)
-    assert sequence.front_block == 0
+    assert sequence.ready_block == 0
     assert sequence.deepest_pending_block == 1
     assert sequence.pending_rows(1) == range(3)
 
 
 def test_a_reset_forgets_the_stairs_and_keeps_the_tokens() -> None:
     sequence = sequence_of(3, 2)
-    sequence.advance(0, range(3))
+    sequence.filled[0] = 3
     sequence.reset()
     assert sequence.filled == [0, 0]
     assert sequence.num_tokens == 3
@@ -83,21 +83,12 @@ def test_the_front_and_rows_to_be_scored_have_to_be_computed() -> None:
     assert scored.num_cacheable_rows == 5
 
 
-def test_rows_are_scored_once_and_only_where_it_is_wanted() -> None:
-    assert not sequence_of(9, 2).rows_to_score(range(9))
-    assert sequence_of(9, 2, SCORED).rows_to_score(range(9)) == range(8, 9)
-    scored = sequence_of(9, 2, SCORED_WITH_PROMPT)
-    scored.num_scored = 4
-    assert scored.rows_to_score(range(2, 7)) == range(4, 7)
-    assert not scored.rows_to_score(range(2, 4))
-
-
 def test_no_more_rows_are_let_in_than_may_be_on_their_way_to_being_scored() -> None:
     sequence = sequence_of(100, 2, SCORED_WITH_PROMPT)
     assert sequence.pending_rows(0) == range(99)
-    sequence.advance(0, range(10))
+    sequence.filled[0] = 10
     assert not sequence.must_catch_up
-    sequence.advance(0, range(10, 99))
+    sequence.filled[0] = 99
     assert sequence.must_catch_up
     assert sequence.deepest_pending_block == 1
 
@@ -110,11 +101,11 @@ def test_all_scores_are_told_and_none_later_than_the_window(
     sequence.finish_reason = None if max_tokens else "length"
     while sequence.owes_scores or not sequence.finish_reason:
         assert sequence.num_tokens - 1 - sequence.num_scored <= SCORE_WINDOW or sequence.num_generated == 0
-        is_behind = sequence.must_catch_up or data.draw(st.booleans())
-        block = sequence.deepest_pending_block if is_behind else sequence.front_block
+        block = sequence.deepest_pending_block if data.draw(st.booleans()) else sequence.ready_block
         rows = sequence.pending_rows(block)[: data.draw(st.integers(1, 40))]
-        sequence.advance(block, rows)
-        sequence.num_scored += len(sequence.rows_to_score(rows)) if block == num_blocks - 1 else 0
+        sequence.filled[block] = rows.stop
+        first = max(rows.start, sequence.first_scored)
+        sequence.num_scored += max(0, rows.stop - first) if block == num_blocks - 1 else 0
         if rows.stop == sequence.num_tokens and (block == num_blocks - 1 or data.draw(st.booleans())):
             sequence.append(0)
             sequence.finish_reason = "length" if sequence.num_generated == max_tokens else None

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -145,62 +144,11 @@ class Waiting(RuleBasedStateMachine):
 TestWaiting = Waiting.TestCase
 
 
-def test_tenants_take_turns_and_each_one_s_own_keep_their_order() -> None:
-    line = WaitingLine()
-    for number, tenant in enumerate("aaaabbc"):
-        line.add(newcomer(tenant, number))
-    assert [sequence.arrival for sequence in taken(line)] == [0, 4, 6, 1, 5, 2, 3]
-
-
-def test_a_lower_priority_goes_first_among_a_tenants_own_and_takes_no_turn_of_others() -> None:
-    line = WaitingLine()
-    for number, (tenant, priority) in enumerate([("a", 0), ("a", 0), ("a", -1), ("b", 9), ("b", 3), ("a", -1)]):
-        line.add(newcomer(tenant, number, priority=priority))
-    assert [sequence.arrival for sequence in taken(line)] == [2, 4, 5, 3, 0, 1]
-
-
-def taken(line: WaitingLine) -> list[Sequence]:
-    return [next_taken(line) for _ in range(len(line))]
-
-
 def next_taken(line: WaitingLine, is_held: Callable[[Sequence], bool] = nobody) -> Sequence:
     sequence = line.first(is_held)
     assert sequence is not None
     line.take(sequence)
     return sequence
-
-
-def test_whoever_comes_one_at_a_time_shares_with_one_who_came_with_many() -> None:
-    line = WaitingLine()
-    for number in range(10):
-        line.add(newcomer("many", number))
-    order = []
-    for number in range(10, 20):
-        line.add(newcomer("few", number))
-        order += [next_taken(line).tenant for _ in range(2)]
-    assert order == ["many", "few"] * 10
-
-
-def test_leaving_without_a_turn_costs_the_tenant_none() -> None:
-    line = WaitingLine()
-    first, *_ = sequences = [newcomer(tenant, number) for number, tenant in enumerate("aab")]
-    for sequence in sequences:
-        line.add(sequence)
-    line.remove(first)
-    assert [sequence.arrival for sequence in taken(line)] == [1, 2]
-
-
-@given(st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(1, 4)), max_size=30))
-def test_a_sequence_of_its_own_tenant_is_let_in_after_at_most_one_of_every_other(crowd: list[tuple[str, int]]) -> None:
-    line = WaitingLine()
-    for number, (tenant, num_choices) in enumerate(crowd):
-        for choice in range(num_choices):
-            line.add(newcomer(tenant, number, choice))
-    late = newcomer("late", len(crowd))
-    line.add(late)
-    order = taken(line)
-    before = Counter(sequence.tenant for sequence in order[: order.index(late)])
-    assert set(before.values()) <= {1}
 
 
 class CountedSequence(Sequence):

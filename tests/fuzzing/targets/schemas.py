@@ -111,7 +111,7 @@ def check_generation(asked: GenerationRequest) -> None:
             asked.form(PLAIN, None)
             asked.params(None, 100, ())
     elif isinstance(asked, CompletionRequest):
-        asked.params(None)
+        asked.params(None, 100)
 
 
 async def answer(app: FastAPI, path: str, content: bytes) -> tuple[int, bytes]:

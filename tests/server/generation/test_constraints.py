@@ -40,7 +40,9 @@ def loaded(name: str) -> tuple[LoadedModel, Engine, Constraints]:
 
 
 def compiled(grammar: Grammar, name: str = "bytes") -> Constraint:
-    return loaded(name)[2].compile("the_field", grammar)
+    constraint = loaded(name)[2].compile("the_field", grammar).constraint
+    assert constraint is not None
+    return constraint
 
 
 def refusal(grammar: Grammar) -> str:
@@ -59,7 +61,11 @@ def may_be(constraint: Constraint, token_id: int) -> bool:
 
 def is_answer(grammar: Grammar, text: str) -> bool:
     """Whether the text, byte by byte, may be a whole answer."""
-    constraint = compiled(grammar).fork()
+    return takes(compiled(grammar), text)
+
+
+def takes(prototype: Constraint, text: str) -> bool:
+    constraint = prototype.fork()
     for token_id in token_ids(text):
         if constraint.is_over or not may_be(constraint, token_id):
             return False
@@ -82,7 +88,9 @@ def generated(name: str, grammar: Grammar, *, seeds: int = 1, **params: Any) -> 
     model, engine, constraints = loaded(name)
     closers = {id_: 4.0 for id_ in range(1, len(model.tokenizer)) if constraints.token_bytes(id_) in CLOSERS}
     wish = {"max_tokens": 150, "logit_bias": closers, "n": seeds, "seed": 0, **params}
-    for completion in engine.generate([[1]], SamplingParams(constraint=constraints.compile("f", grammar), **wish)):
+    for completion in engine.generate(
+        [[1]], SamplingParams(constraint=constraints.compile("f", grammar).constraint, **wish)
+    ):
         yield text_of(completion, constraints), completion.finish_reason
 
 
@@ -104,29 +112,6 @@ def test_what_a_model_writes_under_a_schema_is_json_that_the_schema_describes(
         event(f"finish reason: {reason}")
         if reason == "stop":
             assert validator(schema).is_valid(json.loads(text))
-
-
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "friends": {"type": "array", "items": {"$ref": "#/$defs/friend"}, "maxItems": 2},
-    },
-    "required": ["name", "age", "friends"],
-    "additionalProperties": False,
-    "$defs": {"friend": {"enum": ["Ann", "Björn", "中"]}},
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_story_teller_fills_in_a_form(name: str) -> None:
-    answers = list(generated(name, JsonSchema(PERSON), seeds=8))
-    assert [reason for _, reason in answers].count("stop") > 4
-    for text, reason in answers:
-        assert text.startswith('{"name":"')
-        if reason == "stop":
-            jsonschema.validate(json.loads(text), PERSON)
 
 
 @given(schemas, st.data())
@@ -197,13 +182,14 @@ def test_a_fork_goes_its_own_way() -> None:
 
 def test_a_token_that_is_not_allowed_is_refused_and_said_without_quoting_the_text() -> None:
     constraint = compiled(OneOf(["secret"]))
-    with pytest.raises(RuntimeError, match=r"^the grammar cannot be followed further: \w+$"):
-        constraint.advance(token_ids("x")[0])
+    constraint.advance(token_ids("x")[0])
+    with pytest.raises(RuntimeError, match=r"^the grammar cannot be followed further$"):
+        constraint.allowed()
 
 
 def test_a_limit_that_is_reached_while_matching_is_told_as_such() -> None:
     constraint = compiled(Regex("(.{0,500}){20}"))
-    with pytest.raises(TooCostly, match=r"^the grammar cannot be followed further: \w+$"):
+    with pytest.raises(TooCostly, match=r"cannot be followed further|costs too much"):
         [(constraint.allowed(), constraint.advance(token_id)) for token_id in token_ids("abc" * 100)]
 
 
@@ -229,8 +215,9 @@ def test_a_regex_is_matched_as_a_whole(pattern: str, data: st.DataObject) -> Non
 
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=5), st.text(max_size=5))
 def test_a_choice_is_one_of_its_texts_to_the_letter(options: list[str], other: str) -> None:
+    constraint = compiled(OneOf(options))
     for text in [*options, other, options[0] + other, options[0][:-1]]:
-        assert is_answer(OneOf(options), text) == (text in options)
+        assert takes(constraint, text) == (text in options)
 
 
 FUNCTIONS: dict[str, dict[str, Any] | None] = {
@@ -292,7 +279,7 @@ def test_models_call_the_function_they_are_told_to(name: str) -> None:
 @pytest.mark.parametrize("kind", REFUSED_SCHEMAS)
 def test_a_schema_that_cannot_be_had_is_refused_as_response_and_as_parameters(kind: str) -> None:
     assert refusal(JsonSchema(REFUSED_SCHEMAS[kind]))
-    assert refusal(calls_of({"f": REFUSED_SCHEMAS[kind]}))
+    assert refusal(ToolCalls({"f": Signature(REFUSED_SCHEMAS[kind], is_strict=True)}))
 
 
 def test_a_schema_that_could_not_be_followed_behind_its_first_bracket_is_refused() -> None:
@@ -373,7 +360,8 @@ def test_blanks_and_bytes_of_a_tokenizer_with_byte_fallback_are_known() -> None:
     constraints = Constraints(tokenizer, {0})
     ids = tokenizer.convert_tokens_to_ids(["▁", "▁a", "a", "é", "<0x0A>", "<0xFF>"])
     assert [constraints.token_bytes(number) for number in ids] == [b" ", b" a", b"a", "é".encode(), b"\n", b"\xff"]
-    constraint = constraints.compile("f", ANY_OBJECT)
+    constraint = constraints.compile("f", ANY_OBJECT).constraint
+    assert constraint is not None
     for token in ('{"', "▁a", "é", '":1}'):
         (number,) = tokenizer.convert_tokens_to_ids([token])
         assert may_be(constraint, number)
@@ -391,7 +379,8 @@ def test_a_tokenizer_that_is_not_made_of_bytes_has_texts_but_no_constraints() ->
 
 def test_every_end_of_text_may_end_an_answer() -> None:
     model, _, _ = loaded("bytes")
-    constraint = Constraints(model.tokenizer, {0, 5}).compile("f", JsonSchema({"type": "integer"}))
+    constraint = Constraints(model.tokenizer, {0, 5}).compile("f", JsonSchema({"type": "integer"})).constraint
+    assert constraint is not None
     constraint.advance(token_ids("7")[0])
     for end in (0, 5):
         assert may_be(constraint, end)

@@ -17,8 +17,8 @@ SECONDS = 1.5
 class SlowRunner(Runner):
     """Takes its time over every Step, so that no machine finishes a long request early."""
 
-    def run(self, step: Step) -> list[StepResult]:
-        time.sleep(0.002)
+    def run(self, step: Step) -> StepResult:
+        time.sleep(0.03)
         return super().run(step)
 
 

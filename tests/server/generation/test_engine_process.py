@@ -38,8 +38,8 @@ def test_it_answers_as_one_with_a_thread_does_and_stops_when_its_engine_dies(
     model_folder: Path, byte_model: LoadedModel, tmp_path: Path
 ) -> None:
     with (
-        server_process(model_folder, tmp_path, dtype="float64", engine_process=True) as server,
-        live_server(byte_model) as other,
+        server_process(model_folder, tmp_path, dtype="float64", engine_process=True, schedule="whole") as server,
+        live_server(byte_model, schedule="whole") as other,
     ):
         for path, body in ASKED:
             asked = {"model": NAME, **body}

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
-from server.generation.grammars import JsonSchema, UnusableGrammar
-from server.generation.json_schema import may_repeat
+from server.generation.bounds import UnusableGrammar
+from server.generation.grammars import JsonSchema
+from server.generation.keywords import enforceable
 from tests.server.generation.test_constraints import is_answer, refusal
 
 Json = dict[str, Any]
@@ -109,14 +110,10 @@ def test_alternatives_that_a_default_tells_apart_must_say_it() -> None:
     assert told == [True, True, False, False]
 
 
-@pytest.mark.parametrize("pattern", ["^x$", "^(x|y)$", "^(?:x)$", "^[x-y]$", "^x[a-c]?$", "^(w|x){1,2}$", r"^x\.?$"])
-def test_a_pattern_that_stands_for_names_does_not_repeat_them(pattern: str) -> None:
-    schema = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
-    assert [is_answer(JsonSchema(schema), text) for text in ('{"x":1}', '{"x":1,"x":1}', '{"z":1}')] == [
-        True,
-        False,
-        False,
-    ]
+def test_pattern_properties_hold_for_names_and_values() -> None:
+    schema = {"type": "object", "patternProperties": {"^[ab]_(x|y)?$": {"type": "integer"}}}
+    closed = schema | {"additionalProperties": False}
+    assert allowed(closed, {"a_": 1, "b_y": 2}, {"a_": "1"}, {"c_": 1}) == [True, False, False]
 
 
 COLOURS: Json = {"$defs": {"Colour": {"enum": ["r", "g", "b"]}}}
@@ -127,16 +124,16 @@ def test_unique_items_of_a_few_values_are_unique(items: Json) -> None:
     schema = COLOURS | {"type": "array", "uniqueItems": True, "items": items, "minItems": 1}
     texts = ['["r"]', '["b","r","g"]', '["r","r"]', '["r","g","r"]', "[]", '["x"]']
     assert [is_answer(JsonSchema(schema), text) for text in texts] == [True, True, False, False, False, False]
-    assert not may_repeat(schema)
+    assert enforceable(schema, drops=True)[1] == []
     assert refusal(JsonSchema(schema | {"minItems": 4}))
 
 
 def test_unique_items_that_cannot_be_listed_are_told_to_be_repeatable() -> None:
     schema = {"type": "array", "uniqueItems": True, "items": {"type": "string"}}
     assert is_answer(JsonSchema(schema), '["a","a"]')
-    assert may_repeat({"type": "object", "properties": {"a": schema}})
-    assert not may_repeat(schema | {"maxItems": 1})
-    assert not may_repeat(schema | {"uniqueItems": False})
+    schemas = [schema, schema | {"maxItems": 1}, schema | {"uniqueItems": False}]
+    within = {"type": "object", "properties": dict(zip("abc", schemas, strict=True))}
+    assert enforceable(within, drops=False)[1] == ["properties.a.uniqueItems"]
 
 
 class Modelled(BaseModel):
@@ -162,10 +159,9 @@ def test_what_is_refused_is_named_with_its_place_in_the_schema() -> None:
     ("keyword", "value"),
     [
         ("not", {"type": "string"}),
-        ("if", {"required": ["a"]}),
         ("propertyNames", {"pattern": "^a"}),
         ("dependentRequired", {"a": ["b"]}),
-        ("dependentSchemas", {"a": {}}),
+        ("dependentSchemas", {"a": {"required": ["b"]}}),
         ("dependencies", {"a": ["b"]}),
         ("contains", {"const": 1}),
         ("unevaluatedProperties", False),
@@ -196,3 +192,10 @@ def test_too_much_merged_is_refused() -> None:
     chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"minItems": 0}]} for i in range(1_000)}
     with pytest.raises(UnusableGrammar, match="too many schemas"):
         JsonSchema({"$defs": chain, "$ref": "#/$defs/d0", "properties": {"x": {}}}).text()
+
+
+def test_many_alternatives_of_large_definitions_are_refused_quickly() -> None:
+    large = {"properties": {f"p{i}": {"const": 1} for i in range(2_000)}}
+    pairs = [{"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]} for _ in range(1_000)]
+    with pytest.raises(UnusableGrammar, match="too many schemas"):
+        JsonSchema({"$defs": {"a": large, "b": large}, "allOf": pairs}).text()

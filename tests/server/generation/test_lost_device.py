@@ -25,7 +25,7 @@ class Lost:
 
     num_tried = 0
 
-    def __call__(self, step: Step) -> list[StepResult]:
+    def __call__(self, step: Step, max_rows: int) -> StepResult:
         self.num_tried += 1
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 

@@ -165,8 +165,8 @@ def test_an_expression_that_costs_too_much_to_follow_is_refused_with_one_warning
         answer = ask(server, endpoint, **COSTLY)
         lines = partial(log.of, answer.headers["x-request-id"])
         wait_until(lambda: "request" in [line["event"] for line in lines()])
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "grammar_too_complex")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_costly")
     assert [line["level"] for line in lines()] == ["warning", "info"]
     assert all("exception" not in line for line in lines())
     streamed = ask(server, endpoint, **COSTLY, stream=True)
-    assert streamed.status_code == 400 or '"grammar_too_complex"' in streamed.text
+    assert streamed.status_code == 400 or '"too_costly"' in streamed.text

@@ -25,7 +25,9 @@ def behind_proxy(byte_model: LoadedModel) -> Iterator[LiveServer]:
 
 @pytest.mark.parametrize("path", [route.path for route in ROUTES if route.method == "get"])
 def test_what_can_be_got_has_a_head(server: LiveServer, path: str) -> None:
-    got, head = (server.http.request(method, path.format(model_id=NAME)) for method in ("GET", "HEAD"))
+    got, head = (
+        server.http.request(method, path.format(model_id=NAME, response_id="resp_none")) for method in ("GET", "HEAD")
+    )
     assert (head.status_code, head.content) == (got.status_code, b"")
     assert head.headers["content-type"] == got.headers["content-type"]
     if path != "/metrics":
@@ -73,6 +75,16 @@ def test_a_socket_that_was_left_behind_is_replaced_and_a_file_is_not(tmp_path: P
     with pytest.raises(OSError, match=r"^cannot listen at .*/file: "):
         listen_at(file)
     assert file.read_text() == "mine"
+
+
+def test_a_server_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "nvium.sock"
+    with socket.socket(socket.AF_UNIX) as hanging, socket.socket(socket.AF_UNIX) as waiting:
+        hanging.bind(str(path))
+        hanging.listen(0)
+        waiting.connect(str(path))  # and fills its queue
+        with pytest.raises(OSError, match=r"^cannot listen at .*/nvium\.sock: Address already in use"):
+            listen_at(path)
 
 
 def test_a_server_at_a_unix_socket_answers_and_stops(model_folder: Path, tmp_path: Path) -> None:

@@ -1,23 +1,27 @@
-"""When a request came is when its first bytes were read, however late its turn comes."""
+"""When a request came is when its first bytes were read; how long a connection is kept for another one."""
 
+import asyncio
 import json
 import socket
+import threading
 import time
+from http.client import HTTPResponse
 
 import httpx
+from fastapi import FastAPI, Request
 
 from nvium_core import LoadedModel
-from tests.server.live_server import live_server, wait_until
+from server.http.connection import FAST_PATH, Connection
+from server.settings import Settings
+from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.log_lines import log_lines
 from tests.server.raw_http import exchange
 
 
 def post(max_tokens: int, connection: str) -> bytes:
     body = json.dumps({"model": "default", "prompt": "a", "max_tokens": max_tokens, "ignore_eos": True}).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: {connection}\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: {connection}\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def test_a_request_sent_behind_another_has_waited_for_its_answer_too(byte_model: LoadedModel) -> None:
@@ -31,14 +35,61 @@ def test_a_request_sent_behind_another_has_waited_for_its_answer_too(byte_model:
 
 def test_a_body_that_follows_its_head_does_not_make_the_next_request_older(byte_model: LoadedModel) -> None:
     first, second = post(1, "keep-alive"), post(1, "close")
-    with live_server(byte_model) as server, log_lines() as log:
-        url = httpx.URL(server.url)
-        with socket.create_connection((url.host, url.port), timeout=20) as connection:
-            connection.sendall(first[:-10])
-            time.sleep(0.1)
-            connection.sendall(first[-10:])
-            connection.recv(65536)
-            time.sleep(1)
-            connection.sendall(second)
-            wait_until(lambda: len(log.lines) == 2)
+    with live_server(byte_model) as server, log_lines() as log, connected(server) as connection:
+        connection.sendall(first[:-10])
+        time.sleep(0.1)
+        connection.sendall(first[-10:])
+        connection.recv(65536)
+        time.sleep(1)
+        connection.sendall(second)
+        wait_until(lambda: len(log.lines) == 2)
     assert log.lines[1]["total_seconds"] < 1
+
+
+def test_an_idle_connection_is_kept_for_its_own_time_and_not_that_of_arrival(byte_model: LoadedModel) -> None:
+    assert Settings().http_keep_alive_seconds == 75
+    with live_server(byte_model, arrival_seconds=0.2) as server, connected(server) as connection:
+        for _ in range(2):
+            assert status_of(connection) == 200
+            time.sleep(1)
+
+
+def test_an_idle_connection_ends_when_its_time_is_over(byte_model: LoadedModel) -> None:
+    with live_server(byte_model, http_keep_alive_seconds=0.2) as server, connected(server) as connection:
+        assert status_of(connection) == 200
+        assert connection.recv(1) == b""
+
+
+def status_of(connection: socket.socket, path: str = "/livez") -> int:
+    """The answer is read whole."""
+    connection.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+    answer = HTTPResponse(connection)
+    answer.begin()
+    answer.read()
+    return answer.status
+
+
+def test_a_request_that_races_the_end_of_its_connection_is_answered(byte_model: LoadedModel) -> None:
+    has_sent = threading.Event()
+
+    def prepare(app: FastAPI) -> None:
+        @app.get("/end")
+        async def end(request: Request) -> None:
+            """Let the connection's time be over when the next request has arrived and has not been read."""
+            fast_path = request.scope["extensions"][FAST_PATH]
+            asyncio.get_running_loop().call_later(0.05, run_out, fast_path._transport.get_protocol())
+
+        def run_out(connection: Connection) -> None:
+            has_sent.wait(30)
+            connection.timeout_keep_alive_handler()
+
+    with live_server(byte_model, prepare) as server, connected(server) as connection:
+        assert status_of(connection, "/end") == 200
+        connection.sendall(post(1, "close"))
+        has_sent.set()
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def connected(server: LiveServer) -> socket.socket:
+    url = httpx.URL(server.url)
+    return socket.create_connection((url.host, url.port), timeout=30)

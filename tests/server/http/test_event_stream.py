@@ -1,12 +1,12 @@
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 from starlette.types import Message
 
-from nvium_core import memory_reserve
 from server.http.connection import FAST_PATH
-from server.http.event_stream import EventStream
+from server.http.event_stream import EventStream, framed
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -143,18 +143,6 @@ async def test_what_fails_later_is_an_event() -> None:
     assert exchange.sent == [b"", b"data: 0\n\n", b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
 
 
-async def test_a_stream_that_finds_no_memory_has_some_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def without_memory() -> AsyncIterator[list[bytes]]:
-        yield [b"0"]
-        raise MemoryError("no more")
-
-    noted: list[object] = []
-    monkeypatch.setattr(memory_reserve, "note", noted.append)
-    exchange = await Exchange(keep_alive_seconds=60).run(without_memory())
-    assert exchange.sent[-2] == b"data: failed: no more\n\ndata: [DONE]\n\n"
-    assert [type(error) for error in noted] == [MemoryError]
-
-
 async def test_the_status_line_comes_with_the_first_keep_alive_if_nothing_else_has() -> None:
     async def silent() -> AsyncIterator[list[bytes]]:
         await asyncio.sleep(0.12)
@@ -212,3 +200,10 @@ async def test_what_fails_on_the_fast_path_is_an_event_too() -> None:
     exchange = await Exchange(keep_alive_seconds=60, has_fast_path=True).run(failing(after=5))
     assert exchange.sent == [b"", *numbered(5), b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
     assert exchange.calls == ["close"]
+
+
+def test_what_some_clients_take_for_a_line_end_is_escaped() -> None:
+    text = "a\u2028b\u2029c\u0085d\u2026é\u00a0"
+    event = json.dumps({"text": text}, ensure_ascii=False).encode()
+    [line] = framed([event]).decode().splitlines()[:-1]
+    assert json.loads(line.removeprefix("data: ")) == {"text": text}

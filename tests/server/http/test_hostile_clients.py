@@ -1,6 +1,6 @@
-"""Each attack of the load test's list, tried on a server in a process of its own while a stream runs beside it.
+"""Each attack on a server in its own process, while another client streams.
 
-Bounds are wide, as a machine may be busy; what they are there to catch took many times as long, or gigabytes.
+Bounds are wide because the machine may be busy; the failures they catch took many times as long, or gigabytes.
 """
 
 import asyncio
@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.attacks import ATTACKS, Attack, Target
-from loadtest.hostile import Neighbour, anonymous_mb, peak_mb, tried
+from tests.server.http.attacks import ATTACKS, Attack, Neighbour, Target, anonymous_mb, sample_memory, tried
 from tests.server.http.test_slow_clients import allow_open_files
 from tests.server.live_server import wait_until
 from tests.server.server_process import ServerProcess, server_process
@@ -44,14 +43,14 @@ def as_client(server: ServerProcess, name: str) -> Target:
 async def attacked(server: ServerProcess, attack: Attack) -> tuple[set[int], float]:
     """The statuses, and by how much the server has grown meanwhile."""
     peaks = [anonymous_mb(server.process.pid)]
-    sampling = asyncio.create_task(peak_mb(server.process.pid, peaks))
+    sampling = asyncio.create_task(sample_memory(server.process.pid, peaks))
     statuses = await tried(attack, as_client(server, "attacker"), SECONDS)
     sampling.cancel()
     return set(statuses), max(peaks) - peaks[0]
 
 
 async def tokens_beyond(neighbour: Neighbour, num_tokens: int) -> None:
-    await asyncio.to_thread(wait_until, lambda: len(neighbour.gaps) > num_tokens + 10, seconds=SECONDS)
+    await asyncio.to_thread(wait_until, lambda: len(neighbour.waits) > num_tokens + 10, seconds=SECONDS)
 
 
 @pytest.mark.slow
@@ -65,15 +64,14 @@ async def test_an_attack_is_answered_fairly_while_a_stream_beside_it_goes_on(
         await tokens_beyond(neighbour, 0)
         started = time.monotonic()
         statuses, grown_mb = await attacked(target, attack)
-        await tokens_beyond(neighbour, len(neighbour.gaps))
+        await tokens_beyond(neighbour, len(neighbour.waits))
     finally:
         is_over.set()
         await streaming
     assert statuses <= attack.fair
     assert grown_mb < MAX_MB
     assert neighbour.num_failed == 0
-    waits = [wait for end, wait in [*neighbour.gaps, *neighbour.first_tokens] if end > started]
-    assert max(waits) < SILENCE_SECONDS
+    assert max(wait for end, wait in neighbour.waits if end > started) < SILENCE_SECONDS
     assert target.is_ready
 
 

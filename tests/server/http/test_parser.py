@@ -15,7 +15,7 @@ from tests.server.test_limits import error_of
 
 
 def get(*headers: str) -> bytes:
-    return "\r\n".join(["GET /livez HTTP/1.1", "host: test", *headers, "", ""]).encode()
+    return "\r\n".join(["GET /livez HTTP/1.1", "host: localhost", *headers, "", ""]).encode()
 
 
 LINES = [f"x-{number}: y" for number in range(MAX_HEAD_LINES)]

@@ -54,7 +54,7 @@ def test_every_answer_carries_the_id_that_was_sent(busy: LiveServer) -> None:
         (200, "POST", "/v1/completions", key, body | {"stream": True}),
         (200, "OPTIONS", "/v1/completions", preflight, None),
         (400, "OPTIONS", "/v1/completions", preflight | {"origin": "https://b.example"}, None),
-        (400, "POST", "/v1/completions", key, body | {"max_tokens": -1}),
+        (400, "POST", "/v1/completions", key, body | {"max_tokens": -2}),
         (401, "POST", "/v1/completions", {}, body),
         (404, "GET", "/nope", key, None),
         (404, "POST", "/v1/completions", key, body | {"model": "other"}),
@@ -77,7 +77,7 @@ def test_a_refusal_for_the_rate_carries_it_too(byte_model: LoadedModel) -> None:
 
 @pytest.mark.parametrize("harmful", HARMFUL)
 def test_an_id_that_could_do_harm_is_replaced_in_headers_and_logs(server: LiveServer, harmful: str) -> None:
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 2\r\n"
     with log_lines() as log:
         answer = exchange(server, f"{head}x-request-id: {harmful}\r\n\r\n{{}}".encode("latin-1")).decode("latin-1")
         wait_until(lambda: bool(log.lines))
@@ -93,7 +93,7 @@ def test_an_id_that_could_do_harm_is_replaced_in_headers_and_logs(server: LiveSe
 
 def test_a_line_cannot_be_smuggled_into_the_headers(server: LiveServer) -> None:
     with log_lines() as log:
-        head = "GET /nope HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-id: a\nx-forged: 1"
+        head = "GET /nope HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-request-id: a\nx-forged: 1"
         answer = exchange(server, f"{head}\r\n\r\n".encode())
     assert b"x-forged" not in answer
     assert "forged" not in log.text

@@ -1,6 +1,6 @@
 import asyncio
 import json
-from asyncio import IncompleteReadError
+import signal
 from pathlib import Path
 from random import Random
 
@@ -84,14 +84,22 @@ async def test_a_request_that_is_on_its_way_at_sigterm_is_told_to_come_back(
 
 
 @pytest.mark.slow
-async def test_a_second_sigterm_stops_at_once(model_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_stops_at_once_and_says_so(
+    model_folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     with server_process(model_folder, tmp_path) as server:
-        async with connected(server.url) as connection:
-            await connection.send(asking(max_tokens=4000, n=8, stream=True))
-            await connection.head()
-            server.terminate()
+        async with connected(server.url) as stream, connected(server.url) as whole, connected(server.url) as arriving:
+            await stream.send(asking(max_tokens=4000, n=8, stream=True))
+            await whole.send(asking(max_tokens=4000))
+            await arriving.send(asking(max_tokens=1)[:-5])
+            await stream.head()
+            server.process.send_signal(number)
             wait_until(lambda: not server.is_ready)
-            server.terminate()
-            assert server.exit_code(seconds=5) == 0
-            with pytest.raises((IncompleteReadError, ConnectionError)):
-                await connection.rest()
+            server.process.send_signal(number)
+            assert (await stream.rest()).endswith(b"data: [DONE]\n\n")
+            for each in (whole, arriving):
+                answer = await each.answer()
+                assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_stopped")
+            assert server.exit_code(seconds=20) == 0
+        assert "Traceback" not in server.log()

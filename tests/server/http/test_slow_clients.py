@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nvium_core import LoadedModel
+from nvium_core.engine.schedule import scheduler
 from tests.server.generating import PATHS, asking
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.raw_client import RawConnection, asked, connected
@@ -23,14 +24,20 @@ BESIDE = asking(max_tokens=200, stream=True)
 
 @pytest.fixture(scope="module")
 def impatient(byte_model: LoadedModel) -> Iterator[LiveServer]:
-    with live_server(byte_model, slow_client_seconds=0.5, arrival_seconds=1) as server:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        live_server(byte_model, slow_client_seconds=0.5, arrival_seconds=1) as server,
+    ):
+        patch.setattr(scheduler, "SECONDS_AHEAD", 0.0)  # a chunk for every token
         server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000)
         yield server
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_client_that_reads_nothing_holds_up_nobody_and_is_cut_off(impatient: LiveServer, path: str) -> None:
+async def test_a_client_that_reads_nothing_holds_up_nobody_and_is_cut_off(
+    impatient: LiveServer, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     alone = (await asked(impatient.url, BESIDE)).spoken()
     async with connected(impatient.url, receive_bytes=4_000) as idler:
         await idler.send(asking(path, **MUCH, stream=True))
@@ -41,6 +48,7 @@ async def test_a_client_that_reads_nothing_holds_up_nobody_and_is_cut_off(impati
         await idler.head()
         with pytest.raises((IncompleteReadError, ConnectionError)):
             await idler.rest()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.slow
@@ -64,7 +72,7 @@ async def test_a_slow_reader_gets_everything(impatient: LiveServer) -> None:
         while chunk := await slow.chunk():
             num_bytes += len(chunk)
             await asyncio.sleep(0.005)
-    assert num_bytes > 50 * len(alone[0])
+    assert num_bytes > 20 * len(alone[0])  # a chunk may hold several tokens
 
 
 @pytest.mark.parametrize("size", [1, 30, 100, -1])

@@ -1,7 +1,4 @@
-"""A Chromium, the embedded model's server, and pages of it that must not have complained when a test is over.
-
-All of a package, as a running playwright leaves no room for asynchronous tests.
-"""
+"""A Chromium, the bundled model's server, and visits that fail on complaints of the page."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,6 +20,8 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--host-resolver-rules=MAP *.example 127.0.0.1",
+    "--disable-features=LocalNetworkAccessChecks",
 )
 
 
@@ -45,7 +44,7 @@ def tales() -> Iterator[LiveServer]:
 
 @pytest.fixture
 def unhurried(tales: LiveServer) -> Iterator[None]:
-    """Stories of an embedded model that takes its time, so that they can be stopped before they end."""
+    """A slow server, so that stories can be stopped before they end."""
     runner = tales.service.engine.runner
     slowed_down(tales)
     yield

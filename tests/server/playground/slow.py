@@ -1,8 +1,9 @@
-"""Servers that take their time."""
+"""Slow and failing servers."""
 
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from tests.server.live_server import LiveServer
@@ -14,7 +15,7 @@ def slowed_down(server: LiveServer, **options: Any) -> LiveServer:
 
 
 class SlowRunner:
-    """The engine's runner, which takes its time for a Step, and fails after so many."""
+    """The engine's runner with one token a Step and a pause before each; fails after `num_steps`."""
 
     def __init__(self, runner: Any, num_steps: float = math.inf) -> None:
         self._runner = runner
@@ -28,4 +29,4 @@ class SlowRunner:
         self._num_steps -= 1
         if self._num_steps < 0:
             raise RuntimeError("out of order")
-        return self._runner.run(step)
+        return self._runner.run(replace(step, seconds=0.0))

@@ -1,4 +1,4 @@
-"""Parts of the page that other tests meet only by chance, each called as a module of the page."""
+"""Modules of the page, called directly."""
 
 from playwright.sync_api import Browser
 
@@ -33,11 +33,14 @@ SPANS_OF = """async (chunks) => {
     return [output.textContent, spans.map(({ textContent, dataset }) => [textContent, dataset.exit, dataset.tone])];
 }"""
 
-BARS_OF_NOTHING = """async () => {
-    const { Histogram } = await import("/assets/histogram.js");
-    const place = document.querySelector("#exits-run .exits");
-    new Histogram(place, { exitLayers: [1, 2] });
-    return [...place.querySelectorAll(".bar")].map((bar) => getComputedStyle(bar).inlineSize);
+SPEED_OF = """async ([numTokens, milliseconds]) => {
+    const { Figures } = await import("/assets/figures.js");
+    const place = document.createElement("dl");
+    const figures = new Figures(place, { exitLayers: [1, 2] }, 0);
+    figures.add([1], 10);
+    figures.add(Array(numTokens).fill(1), 10 + milliseconds);
+    figures.show();
+    return place.querySelectorAll(".value")[1].textContent;
 }"""
 
 BREAK_THE_POLICY = """async () => {
@@ -77,10 +80,11 @@ def test_every_token_has_one_span_whatever_chunks_hold(visit: Visit) -> None:
 def test_what_the_policy_forbids_does_not_happen_and_would_be_noticed(chromium: Browser, tales: LiveServer) -> None:
     with visiting(chromium, tales) as visit:
         assert visit.page.evaluate(BREAK_THE_POLICY) == [False, False]
-        told = "\n".join(visit.complaints)
+        complaints = "\n".join(visit.complaints)
         for directive in ("style-src", "connect-src", "TrustedHTML"):
-            assert directive in told
+            assert directive in complaints
 
 
-def test_no_bar_is_drawn_before_there_is_a_token(visit: Visit) -> None:
-    assert visit.page.evaluate(BARS_OF_NOTHING) == ["0px", "0px"]
+def test_a_short_run_has_no_speed(visit: Visit) -> None:
+    speeds = [visit.page.evaluate(SPEED_OF, run) for run in ([10, 0], [10, 900], [500, 1], [20, 100])]
+    assert speeds == ["–", "–", "–", "200 tokens/s"]

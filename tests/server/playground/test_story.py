@@ -1,5 +1,6 @@
-"""What the page shows is what the API answers."""
+"""The page shows what the API answers."""
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +10,8 @@ from playwright.sync_api import Browser, expect
 from nvium_core import LoadedModel
 from tests.byte_model import load_byte_model
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.playground.visit import PROMPT, Visit, visiting
+from tests.server.playground.slow import slowed_down
+from tests.server.playground.visit import PROMPT, SECONDS, Visit, visiting
 
 LOOKS = """spans => spans.map((span) => {
     const { color, backgroundColor, textDecorationColor, textDecorationStyle } = getComputedStyle(span);
@@ -17,6 +19,8 @@ LOOKS = """spans => spans.map((span) => {
 })"""
 
 END = {"stop": "ended", "length": "reached its length"}
+
+GAIN = r"^Told again: [\d.]+ s with early exits, [\d.]+ s without\.$"
 
 
 def answer(server: LiveServer, **body: Any) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def test_the_tokens_and_exits_of_a_story_are_those_of_the_api(visit: Visit) -> N
     shown = visit.all_tokens()
     assert shown == list(zip(texts_of(choice), choice["nvium"]["exits"], strict=True))
     assert visit.page.locator("#output").text_content() == choice["text"]
-    assert visit.status() == f"The story {END[choice['finish_reason']]} after {len(shown)} tokens."
+    assert visit.status() == f"The story {END[choice['finish_reason']]} after {len(shown)} tokens. Seed 11."
     assert len(set(choice["nvium"]["exits"])) == 4
 
 
@@ -68,34 +72,37 @@ def test_the_button_stops_a_story_and_frees_its_request(visit: Visit) -> None:
     assert visit.server.gauge("nvium_requests_running") == 1
     visit.page.click("#stop")
     wait_until(lambda: visit.server.gauge("nvium_requests_running") == 0, seconds=5)
-    expect(visit.page.locator("#status")).to_have_text(f"The story was stopped after {visit.tokens.count()} tokens.")
+    stopped = f"The story was stopped after {visit.tokens.count()} tokens. Seed 1."
+    expect(visit.page.locator("#status")).to_have_text(stopped)
     assert visit.tokens.count() < 900
     assert visit.page.locator("#stop").is_disabled()
     visit.write(seed=1, length=5)
     assert visit.tokens.count() == 5
 
 
-def test_stop_strings_end_a_story_and_do_not_show(visit: Visit) -> None:
-    whole = answer(visit.server, seed=3, max_tokens=60)["choices"][0]["text"]
-    stop = whole[40:44]
-    visit.write(seed=3, length=60, stops=f"no such words\n{stop}")
-    assert visit.page.locator("#output").text_content() == whole[: whole.index(stop)]
-    assert visit.status().startswith("The story ended")
+@pytest.mark.usefixtures("unhurried")
+def test_the_page_opens_on_a_story_that_gives_way(chromium: Browser, tales: LiveServer) -> None:
+    with visiting(chromium, tales, stops_opening=False) as visit:
+        expect(visit.page.locator("#status")).to_contain_text("The story ended", timeout=1000 * SECONDS)
+        body = answer(tales, seed=3, max_tokens=160, temperature=0.7, top_p=0.95)
+        assert visit.page.locator("#output").text_content() == body["choices"][0]["text"]
+        expect(visit.page.locator("#gain")).to_have_text(re.compile(GAIN), timeout=1000 * SECONDS)
+        slowed_down(tales)
+        visit.page.reload()
+        expect(visit.tokens.nth(3)).to_be_attached()
+        visit.ask("A fox", seed=1, length=5)
+        expect(visit.page.locator("#status")).to_have_text("The story reached its length after 5 tokens. Seed 1.")
+        assert visit.page.locator("#run .prompt").text_content() == "A fox"
+        visit.check()
 
 
-def test_a_line_break_can_be_a_stop_string(visit: Visit) -> None:
-    visit.page.fill("#stops", "\\n\nThe end")
-    read = "import('/assets/request.js').then(({ request }) => request().stop)"
-    assert visit.page.evaluate(read) == ["\n", "The end"]
-
-
-def test_without_a_seed_each_story_has_one_of_its_own_that_is_told(visit: Visit) -> None:
-    told = []
+def test_without_a_seed_each_story_has_its_own(visit: Visit) -> None:
+    seeds = []
     for _ in range(2):
         visit.write(length=8)
-        told.append(visit.page.locator("#exits-run .about").inner_text().split()[-1].rstrip("."))
-    assert told[0] != told[1]
-    expected = answer(visit.server, seed=int(told[1]), max_tokens=8)["choices"][0]["text"]
+        seeds.append(int(visit.status().split()[-1].rstrip(".")))
+    assert seeds[0] != seeds[1]
+    expected = answer(visit.server, seed=seeds[1], max_tokens=8)["choices"][0]["text"]
     assert visit.page.locator("#output").text_content() == expected
 
 
@@ -112,25 +119,12 @@ def test_half_characters_never_show_and_their_tokens_have_spans(chromium: Browse
 
 def test_what_is_counted_is_what_the_api_counts(visit: Visit) -> None:
     visit.write(seed=11, length=120)
-    told = answer(visit.server, seed=11, max_tokens=120)["nvium"]
-    counts = visit.page.locator("#exits-run .exits tr td:nth-of-type(3)").all_inner_texts()
-    assert list(map(int, counts)) == told["exit_counts"]
-    names, values = (visit.page.locator(f"#exits-run .figures {part}").all_inner_texts() for part in ("dt", ".value"))
+    whole = answer(visit.server, seed=11, max_tokens=120)["nvium"]
+    counts = visit.page.locator("#run .exits tr td:nth-of-type(3)").all_inner_texts()
+    assert list(map(int, counts)) == whole["exit_counts"]
+    names, values = (visit.page.locator(f"#run .figures {part}").all_inner_texts() for part in ("dt", ".value"))
     figures = dict(zip(names, values, strict=True))
-    assert float(figures["Mean depth"]) == pytest.approx(told["mean_depth"], abs=0.006)
-    runs = sum(number * count for number, count in enumerate(told["exit_counts"], start=1)) / 120
+    assert float(figures["Mean depth"]) == pytest.approx(whole["mean_depth"], abs=0.006)
+    runs = sum(number * count for number, count in enumerate(whole["exit_counts"], start=1)) / 120
     assert float(figures["Blocks per token"]) == pytest.approx(runs, abs=0.006)
-    assert all(figures[name][0].isdecimal() for name in ("First token", "Speed"))
-
-
-def test_the_mixture_stands_beside_and_takes_every_token_to_the_last_exit(visit: Visit) -> None:
-    visit.page.check("#compare")
-    visit.write(seed=11, length=40)
-    assert visit.page.locator("#mixture-output span[data-exit]").count() == 40
-    body = answer(visit.server, seed=11, max_tokens=40, nvium={"sampling": "mixture"})
-    assert visit.page.locator("#mixture-output").text_content() == body["choices"][0]["text"]
-    assert visit.page.locator("#mixture-output span:not([data-exit='4'])").count() == 0
-    assert visit.tokens.count() == 40
-    left, right = (visit.page.locator(run).bounding_box() for run in ("#exits-run", "#mixture-run"))
-    assert left and right
-    assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
+    assert figures["First token"][0].isdecimal()

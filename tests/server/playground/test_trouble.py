@@ -16,23 +16,23 @@ KEY = "sk-first-0123"
 
 @contextmanager
 def visiting_own(browser: Browser, model: LoadedModel, **options: Any) -> Iterator[Visit]:
-    """A visit to a server with options of its own. What the browser says of failed requests is no complaint."""
+    """A visit to a server with options of its own. The browser's notes of failed requests are no complaints."""
     with live_server(model, **options) as server, visiting(browser, server) as visit:
         yield visit
-        visit.complaints = [told for told in visit.complaints if not told.startswith("Failed to load resource")]
+        visit.complaints = [text for text in visit.complaints if not text.startswith("Failed to load resource")]
         visit.check()
 
 
 def test_a_server_with_keys_is_asked_with_the_one_that_is_given(chromium: Browser, byte_model: LoadedModel) -> None:
     with visiting_own(chromium, byte_model, api_keys=KEY) as visit:
-        assert "asks for a key" in visit.trouble()
+        assert "requires an API key" in visit.trouble()
         visit.ask(length=3)
-        assert "asks for a key" in visit.trouble()
+        assert "requires an API key" in visit.trouble()
         for wrong in ("sk-wrong", "sk-\u20ac", "two words"):
             visit.ask(length=3, key=wrong)
-            expect(visit.page.locator("#trouble")).to_contain_text("does not know this key")
+            expect(visit.page.locator("#trouble")).to_contain_text("does not accept this API key")
             visit.ask(length=3, key="")
-            expect(visit.page.locator("#trouble")).to_contain_text("asks for a key")
+            expect(visit.page.locator("#trouble")).to_contain_text("requires an API key")
         visit.write(length=3, key=KEY)
         assert visit.tokens.count() == 3
         assert visit.page.locator("#trouble").text_content() == ""
@@ -57,11 +57,12 @@ def test_what_the_server_refuses_is_told_in_its_own_words(visit: Visit) -> None:
 
 
 def test_a_value_that_no_server_takes_is_not_sent(visit: Visit) -> None:
+    num_requests = len(visit.requests)
     visit.ask(temperature=3)
     assert visit.page.eval_on_selector("#temperature", "field => field.validity.rangeOverflow")
-    assert visit.status() == visit.page.locator("#output").text_content() == ""
+    assert len(visit.requests) == num_requests
     visit.write(temperature=2, length=2)
-    assert [url.rpartition("/")[2] for url in visit.requests].count("completions") == 1
+    assert len(visit.requests) > num_requests
 
 
 def test_a_full_server_says_when_to_come_back(chromium: Browser, byte_model: LoadedModel) -> None:
@@ -70,7 +71,7 @@ def test_a_full_server_says_when_to_come_back(chromium: Browser, byte_model: Loa
         body = {"model": "default", "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         with visit.server.http.stream("POST", "/v1/completions", json=body):
             visit.ask(length=3)
-            assert "cannot take this now" in visit.trouble()
+            assert "is busy" in visit.trouble()
             assert "Try again in " in visit.trouble()
 
 
@@ -86,19 +87,21 @@ def test_a_server_that_was_stopped_cannot_be_reached(chromium: Browser, byte_mod
 
 def test_a_server_that_stops_in_the_middle_breaks_the_stream_off(chromium: Browser, byte_model: LoadedModel) -> None:
     with ExitStack() as running:
-        server = slowed_down(running.enter_context(live_server(byte_model)))
+        server = running.enter_context(live_server(byte_model))
         with visiting(chromium, server) as visit:
+            slowed_down(server)
             visit.ask(length=4000, seed=1)
             expect(visit.tokens.nth(2)).to_be_attached()
             running.close()
             assert visit.trouble().startswith("The stream broke off")
-            assert visit.page.locator("#exits-run.writing").count() == 0
+            assert visit.page.locator("#run.writing").count() == 0
             assert visit.page.locator("#stop").is_disabled()
 
 
 def test_a_failure_on_the_way_is_told(chromium: Browser, byte_model: LoadedModel) -> None:
-    with live_server(byte_model) as server, visiting(chromium, slowed_down(server, num_steps=9)) as visit:
+    with live_server(byte_model) as server, visiting(chromium, server) as visit:
+        slowed_down(server, num_steps=9)
         visit.ask(length=4000, seed=1)
-        assert visit.trouble().startswith("The server failed on the way: ")
+        assert visit.trouble().startswith("The server failed while answering: ")
         assert visit.tokens.count() > 0
         visit.check()

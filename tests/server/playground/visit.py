@@ -1,4 +1,4 @@
-"""Somebody before the page of a server, in a real browser."""
+"""A visit to the page of a server, in a real browser."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +15,8 @@ SECONDS = 60
 
 @dataclass
 class Visit:
-    """`complaints` are what the console and failed scripts have said, violations of the page's policy among them;
-    `requests` where the page has sent requests.
-    """
+    """`complaints`: errors and warnings of the console and of scripts, violations of the page's policy included.
+    `requests`: the URLs requested."""
 
     server: LiveServer
     page: Page
@@ -36,12 +35,12 @@ class Visit:
         return self.page.locator("#status").inner_text()
 
     def trouble(self) -> str:
-        """What the page says has gone wrong, once it does."""
+        """The error shown, once there is one."""
         self.page.locator("#trouble:not(:empty)").wait_for(timeout=1000 * SECONDS)
         return self.page.locator("#trouble").inner_text()
 
     def ask(self, prompt: str = PROMPT, **fields: Any) -> None:
-        """Fill in the form, by the ids of its fields, and send it; where nothing is said, sampling is as the API's."""
+        """Fill in the form, by the ids of its fields, and send it; by default at temperature 1 and top-p 1."""
         fields = {"temperature": 1, "top_p": 1} | fields
         self.page.fill("#prompt", prompt)
         self.page.eval_on_selector("#settings", "settings => settings.open = true")
@@ -50,7 +49,7 @@ class Visit:
         self.page.click("#send")
 
     def write(self, prompt: str = PROMPT, **fields: Any) -> None:
-        """Have a story written to its end."""
+        """Write a story to its end."""
         self.ask(prompt, **fields)
         self.page.locator("#status", has_text=" after ").wait_for(timeout=1000 * SECONDS)
 
@@ -60,14 +59,14 @@ class Visit:
         return [(text, number) for text, number in self.tokens.evaluate_all(read)]
 
     def check(self) -> None:
-        """Nothing was complained of, and nobody else was asked for anything."""
+        """There were no complaints, and no requests to other origins."""
         assert self.complaints == []
         assert [url for url in self.requests if not url.startswith(f"{self.server.url}/")] == []
 
 
 @contextmanager
-def visiting(browser: Browser, server: LiveServer, **options: Any) -> Iterator[Visit]:
-    """A visit to a server's page; `options` are the browser context's, such as `viewport`."""
+def visiting(browser: Browser, server: LiveServer, *, stops_opening: bool = True, **options: Any) -> Iterator[Visit]:
+    """`stops_opening`: stop the story that the page opens on. `options`: of the browser context, such as `viewport`."""
     with browser.new_context(**options) as context:
         page = context.new_page()
         visit = Visit(server, page)
@@ -80,4 +79,8 @@ def visiting(browser: Browser, server: LiveServer, **options: Any) -> Iterator[V
         page.on("pageerror", lambda error: visit.complaints.append(str(error)))
         page.on("request", lambda request: visit.requests.append(request.url))
         page.goto(f"{server.url}/")
+        if stops_opening:
+            page.locator("#status:not(:empty), #trouble:not(:empty)").first.wait_for(timeout=1000 * SECONDS)
+            page.keyboard.press("Escape")
+            page.locator("#stop:disabled").wait_for(timeout=1000 * SECONDS)
         yield visit

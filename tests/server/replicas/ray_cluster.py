@@ -28,7 +28,7 @@ def ray_started(num_replicas: int) -> Iterator[None]:
         import ray
         from ray import serve
 
-        from server.replicas.launch import start_ray
+        from server.replicas.deployment import start_ray
 
         start_ray(num_replicas, shows_logs=False)
     yield

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from server.replicas.pool import Address, NoReplica
+from server.replicas.routing import Address, NoReplica
 
 SECRET = "of the replica"
 EVENTS = [b'data: {"text":"\xc3\xa9 one"}\n\n', b": keep-alive\n\n", b'data: {"text":"two"}\n\n', b"data: [DONE]\n\n"]

@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.replicas.affinity import BLOCK_CHARACTERS, MAX_AHEAD, MAX_BLOCKS, PrefixHolders, beginnings, preferred
-from server.replicas.scaling import SEQUENCES, BySequences
+from server.replicas.routing import (
+    BLOCK_CHARACTERS,
+    MAX_AHEAD,
+    MAX_BLOCKS,
+    SEQUENCES,
+    BySequences,
+    PrefixHolders,
+    beginnings,
+    preferred,
+)
 
 TEXT = "".join(chr(ord("a") + number % 26) for number in range(3 * BLOCK_CHARACTERS))
 LOADS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 20), min_size=1)

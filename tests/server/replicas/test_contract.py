@@ -7,20 +7,14 @@ from tests.server.http.test_disconnects import test_a_client_is_missed_within_a_
 from tests.server.routes.test_chat import (
     test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason as test_a_chat_streams_in_order,
 )
-from tests.server.routes.test_chat import (
-    test_a_strict_client_accepts_a_whole_response as test_a_strict_client_accepts_a_whole_chat,
-)
 from tests.server.routes.test_completions import (
     test_a_body_is_json_as_curl_sends_it_too,
     test_a_prompt_in_a_list_and_choice_zero_behave_as_if_sent_alone,
     test_a_prompt_seen_before_is_taken_from_the_cache,
-    test_an_ordinary_client_reads_a_stream_to_the_same_text,
     test_every_sampling_field_reaches_the_engine,
-    test_joined_chunks_equal_the_whole_response,
     test_tokens_and_exits_are_those_of_the_engine,
     test_unknown_fields_are_named_in_a_header_that_nothing_can_break_out_of,
     test_usage_is_streamed_only_when_asked_for,
-    test_without_a_seed_requests_differ,
 )
 from tests.server.routes.test_tokenize import (
     test_a_long_text_does_not_hold_up_others,
@@ -42,11 +36,11 @@ from tests.server.test_operations import (
 )
 from tests.server.test_refusals import (
     test_a_context_exceeded_is_told_with_its_numbers,
-    test_a_request_id_is_kept_if_harmless_and_replaced_if_not,
     test_a_strict_client_raises_the_right_errors,
     test_half_a_surrogate_pair_breaks_nothing,
     test_unknown_routes_and_methods_answer_in_the_same_form,
     test_what_is_wrong_is_refused_with_the_name_of_its_field,
 )
-from tests.server.test_tools import test_a_strict_client_gets_a_call_of_the_named_function
+from tests.server.test_tools import test_one_of_the_functions_is_called_where_a_call_is_required
 from tests.server.writers.test_logprobs import test_an_echoed_prompt_is_scored_with_null_first
+from tests.server.writers.test_stream_equals_whole import test_completions as test_a_stream_is_the_whole

@@ -18,9 +18,8 @@ from server.generation.service import Service
 from server.http.drain import DrainingServer
 from server.http.keys import ApiKey, KeyRing
 from server.replicas.gateway import Gateway, gateway_app
-from server.replicas.pool import Address
-from server.replicas.relay import CHOOSING_SECONDS
-from server.replicas.trust import GatewayOnly
+from server.replicas.relay import CHOOSING_SECONDS, GatewayOnly
+from server.replicas.routing import Address
 from server.replicas.watch import ANSWER_SECONDS, PERIOD_SECONDS
 from server.settings import Settings
 from tests.server.live_server import live_server, wait_until

@@ -70,6 +70,6 @@ def test_an_openai_client_streams_through_rays_proxy(url: str) -> None:
 
 @pytest.mark.slow
 def test_errors_and_metrics_are_those_of_the_server(url: str) -> None:
-    refused = httpx.post(f"{url}/v1/completions", json={"model": "default", "prompt": "Once", "max_tokens": -1})
+    refused = httpx.post(f"{url}/v1/completions", json={"model": "default", "prompt": "Once", "max_tokens": -2})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
     wait_until(lambda: httpx.get(f"{url}/metrics").text.count("nvium_requests_running{replica=") == 2, seconds=60)

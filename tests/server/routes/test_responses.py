@@ -29,7 +29,12 @@ def ask(server: LiveServer, **body: Any) -> Any:
 def events(server: LiveServer, **body: Any) -> list[Json]:
     *lines, end = ask(server, stream=True, **body).text.split("\n\n")[:-1]
     assert end == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+    told = []
+    for line in lines:
+        kind, data = line.split("\n")
+        told.append(json.loads(data.removeprefix("data: ")))
+        assert kind == f"event: {told[-1]['type']}"
+    return told
 
 
 def test_the_client_gets_the_text_that_a_chat_gives(server: LiveServer) -> None:
@@ -72,6 +77,7 @@ def test_the_clients_stream_reads_to_the_same_response(server: LiveServer) -> No
         check({"$ref": "#/components/schemas/ResponseEvent"}, chunk)
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_a_function_is_called_and_its_output_is_read(server: LiveServer) -> None:
     client = server.client()
     asked: Json = {"model": NAME, "tools": [TOOL]}
@@ -109,25 +115,83 @@ def test_what_is_not_kept_or_of_another_key_is_not_found(byte_model: LoadedModel
             assert status == 200 or error_of(again)["code"] == "previous_response_not_found"
 
 
-def test_of_responses_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.routes.responses.MAX_KEPT", 2)
+def keep(kept: KeptResponses, owner: str, response_id: str, text: str = "a") -> None:
+    kept.keep(owner, [{"role": "user", "content": text}], {"id": response_id, "output": []})  # type: ignore[typeddict-item]
+
+
+def test_of_responses_the_latest_are_kept_and_of_the_greediest_key_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.routes.responses.MAX_KEPT", 4)
     kept = KeptResponses()
-    for number in range(3):
-        kept.keep("", [{"role": "user", "content": "a"}], {"id": str(number), "output": []})  # type: ignore[typeddict-item]
-    assert [name for _, name in kept._conversations] == ["1", "2"]
-    assert kept._num_characters == sum(map(len, kept._conversations.values()))
+    keep(kept, "alice", "0")
+    for number in range(1000):
+        keep(kept, "bob", str(number))
+    assert kept.find("alice", "0")
+    assert [bool(kept.find("bob", str(number))) for number in (996, 997, 998, 999)] == [False, True, True, True]
+    monkeypatch.setattr("server.routes.responses.MAX_KEPT_CHARACTERS", 1000)
+    keep(kept, "alice", "1", "long" * 200)
+    keep(kept, "bob", "1000")
+    assert (kept.find("alice", "1"), kept.find("bob", "999") is None) == (None, False)
+    assert sum(kept._sizes.values()) == sum(one.num_characters for own in kept._kept.values() for one in own.values())
 
 
-def test_a_response_of_the_same_id_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_of_the_same_id_takes_the_place_of_the_one_before() -> None:
     """Clients choose ids by `x-request-id`; what they replace counts no more."""
-    monkeypatch.setattr("server.routes.responses.MAX_KEPT_CHARACTERS", 200)
     kept = KeptResponses()
-    kept.keep("other", [{"role": "user", "content": "a"}], {"id": "0", "output": []})  # type: ignore[typeddict-item]
     for number in range(50):
-        said = [{"role": "user", "content": f"{number}"}]
-        kept.keep("me", said, {"id": "1", "output": []})  # type: ignore[typeddict-item]
-    assert [kept.find("me", "1")[0]["content"], kept.find("other", "0")[0]["content"]] == ["49", "a"]
-    assert kept._num_characters == sum(map(len, kept._conversations.values()))
+        keep(kept, "me", "1", f"{number}")
+    found = kept.find("me", "1")
+    assert found and json.loads(found.conversation)[0]["content"] == "49"
+    assert kept._sizes["me"] == found.num_characters
+
+
+def test_a_stored_response_is_read_and_deleted_by_its_id(server: LiveServer) -> None:
+    client = server.client()
+    made = client.responses.create(model=NAME, input="Hello", max_output_tokens=9, metadata={"run": "7"})
+    assert client.responses.retrieve(made.id) == made
+    deleted = server.http.delete(f"/v1/responses/{made.id}")
+    assert deleted.json() == {"id": made.id, "object": "response", "deleted": True}
+    not_stored = ask(server, store=False, max_output_tokens=1).json()["id"]
+    for gone in (made.id, not_stored):
+        for answer in (server.http.get(f"/v1/responses/{gone}"), server.http.delete(f"/v1/responses/{gone}")):
+            assert (answer.status_code, error_of(answer)["param"]) == (404, "response_id")
+
+
+SPACE = {"type": "namespace", "name": "sky", "description": "The sky.", "tools": [TOOL]}
+HOSTED = [{"type": kind} for kind in ("web_search", "local_shell", "mcp", "code_interpreter", "image_generation")]
+CUSTOM = {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}}
+
+
+def test_tools_that_nobody_runs_are_left_out_and_a_namespace_is_flattened(server: LiveServer) -> None:
+    with answering(server.app, CALL, CALL, CALL):
+        response = ask(server, input="Weather?", tools=[HOSTED[0], SPACE, *HOSTED[1:], CUSTOM])
+        brought = ask(server, input=[{"type": "additional_tools", "tools": [TOOL]}, {"role": "user", "content": "a"}])
+        alone = ask(server, input="Weather?", tools=[TOOL])
+    [call] = response.json()["output"]
+    assert (call["name"], call["namespace"], call["arguments"]) == ("get_weather", "sky", '{"city":"Bern"}')
+    assert "namespace" not in brought.json()["output"][0]
+    assert response.json()["usage"]["input_tokens"] == alone.json()["usage"]["input_tokens"]
+    left_out = ["tools[0].web_search", *(f"tools[{n}].{tool['type']}" for n, tool in enumerate(HOSTED[1:], start=2))]
+    assert response.headers["x-nvium-ignored-params"] == ", ".join([*left_out, "tools[6].custom"])
+
+
+def test_items_of_other_servers_tools_become_calls_and_text(server: LiveServer) -> None:
+    items: list[Json] = [
+        {"role": "user", "content": "Weather?"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "Bern"}},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        {"type": "local_shell_call", "call_id": "c2", "action": {"command": ["ls"]}},
+        {"type": "local_shell_call_output", "id": "c2", "output": "a"},
+        {"type": "mcp_call", "id": "c3", "name": "look", "arguments": "{}", "output": "b", "server_label": "s"},
+        {"role": "user", "content": "So?"},
+    ]
+    said = (
+        'User:\nWeather?\n\nAssistant:\n[web_search_call: {"query": "Bern"}]\n'
+        '{"name": "patch", "arguments": {"input": "x"}}\n\nTool:\ndone\n\n'
+        'Assistant:\n{"name": "local_shell", "arguments": {"command": ["ls"]}}\n\nTool:\na\n\n'
+        'Assistant:\n{"name": "look", "arguments": {}}\n\nTool:\nb\n\nUser:\nSo?\n\nAssistant:\n'
+    )
+    assert ask(server, input=items, max_output_tokens=1).json()["usage"]["input_tokens"] == len(token_ids(said))
 
 
 def test_an_answer_may_have_a_form(server: LiveServer) -> None:
@@ -150,8 +214,15 @@ def test_an_answer_may_have_a_form(server: LiveServer) -> None:
         ("input", {"input": []}),
         ("input", {"input": [{"role": "nobody", "content": "a"}]}),
         ("input[0].type", {"input": [{"type": "computer_call"}]}),
+        ("input[1].type", {"input": [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "x"}]}),
+        ("input[0].type", {"input": [{"type": "compaction", "encrypted_content": "x"}]}),
+        ("input[0].tools", {"input": [{"type": "additional_tools", "tools": [{"name": "f"}]}]}),
+        ("metadata", {"metadata": {"a" * 65: "b"}}),
+        ("n_predict", {"n_predict": 3}),
+        ("lora", {"lora": [{"id": 0, "scale": 1}]}),
         ("input[0].content[0].type", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("tools[0].name", {"tools": [{"type": "function"}]}),
+        ("tool_choice", {"tools": [{"type": "web_search"}], "tool_choice": "required"}),
         ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}),
         ("max_output_tokens", {"max_output_tokens": 0}),
         ("temperature", {"temperature": 3}),

@@ -63,15 +63,16 @@ def test_the_template_is_told_what_a_chat_tells_it() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     model = load_byte_model()
     model.tokenizer.chat_template = (
-        "{{ mood }}{{ (tools or [])|length }}{% for m in messages %}{{ m.content }}|{% endfor %}"
+        "{{ mood }}{{ (tools or [])|map(attribute='function.name')|join }}"
+        "{% for m in messages %}{{ m.content }}|{% endfor %}"
         "{% if add_generation_prompt %}>{% endif %}"
     )
     with live_server(model) as server:
         for asked, text in (
-            ({}, "0Hi|Well|>"),
-            ({"add_generation_prompt": False}, "0Hi|Well|"),
-            ({"continue_final_message": True}, "0Hi|Well"),
-            ({"chat_template_kwargs": {"mood": "sad"}, "tools": tools}, "sad1Hi|Well|>"),
+            ({}, "Hi|Well|>"),
+            ({"add_generation_prompt": False}, "Hi|Well|"),
+            ({"continue_final_message": True}, "Hi|Well"),
+            ({"chat_template_kwargs": {"mood": "sad"}, "tools": tools}, "sadfHi|Well|>"),
         ):
             told = server.http.post("/tokenize", json={"messages": turns, **asked}).json()["tokens"]
             chat = server.chat(messages=turns, max_tokens=1, return_token_ids=True, **asked)

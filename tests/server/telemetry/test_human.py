@@ -58,7 +58,7 @@ def test_a_server_at_a_terminal_says_what_it_loads_and_where_to_look(tmp_path: P
         process.kill()
         process.wait()
         os.close(terminal)
-    assert re.search(r"Loading the embedded model …\s+Loaded \S+ in \d+\.\d s: [\d,]+ parameters, float32 on cpu", told)
+    assert re.search(r"Loading the bundled model …\s+Loaded \S+ in \d+\.\d s: [\d,]+ parameters, float32 on cpu", told)
     assert f"http://127.0.0.1:{port}/" in told
     assert "{" not in told
 

@@ -54,10 +54,12 @@ def utf8_bias(text: str) -> dict[str, float]:
 
 
 stop_strings = st.lists(st.text(st.sampled_from("ae\u00e9\u65e5\u0301\n"), min_size=1, max_size=2), max_size=4)
+prompts = st.sampled_from(PIECES) | st.lists(st.sampled_from(PIECES), min_size=2, max_size=3)
 options = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 10**6),
         "n": st.integers(1, 3),
+        "temperature": st.sampled_from([0, 1]),
         "max_tokens": st.integers(1, 25),
         "stop": stop_strings,
         "ignore_eos": st.booleans(),
@@ -71,8 +73,10 @@ options = st.fixed_dictionaries(
 
 
 @settings(max_examples=40, deadline=None)
-@given(asked=options, logprobs=st.none() | st.integers(0, 3), echo=st.booleans(), prompt=st.sampled_from(PIECES))
-def test_completions(server: LiveServer, asked: Json, logprobs: int | None, echo: bool, prompt: str) -> None:
+@given(asked=options, logprobs=st.none() | st.integers(0, 3), echo=st.booleans(), prompt=prompts)
+def test_completions(
+    server: LiveServer, asked: Json, logprobs: int | None, echo: bool, prompt: str | list[str]
+) -> None:
     body = asked | {"prompt": prompt, "logprobs": logprobs, "echo": echo}
     whole = server.complete(**body | {"stream_options": None}).json()
     *chunks, last = events(server.complete(**body, stream=True).text)

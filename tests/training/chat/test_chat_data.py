@@ -13,14 +13,14 @@ from transformers import PreTrainedTokenizerFast
 from nvium_core import NviumForCausalLM
 from nvium_core.training.chat.chat_data import chat_examples, prepare_conversations, validation_conversations
 from nvium_core.training.chat.conversations import assistant, user
-from nvium_core.training.chat.template import CHAT_TEMPLATE, give_chat_template
-from nvium_core.training.data.documents import END_OF_TEXT, DataError, Diet
+from nvium_core.training.chat.template import give_chat_template
+from nvium_core.training.data.documents import END_OF_TEXT, DataError
 from nvium_core.training.data.tokenizer import save_tokenizer, train_tokenizer
 from nvium_core.training.errors import TrainingError
 from nvium_core.training.options import RunOptions
 from nvium_core.training.recipes.recipe import Recipe
 from nvium_core.training.train import TrainingRun
-from tests.training.small_runs import WORDS, options, small_corpus, small_recipe, start
+from tests.training.small_runs import WORDS, options, small_recipe, start
 
 CONTEXT = 64
 
@@ -38,33 +38,17 @@ def chat_file(path: Path, *answers: str) -> Path:
     return path
 
 
-def test_a_chat_file_is_taken_as_it_is(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    path = chat_file(tmp_path / "chat.jsonl", "the cat ran", "a dog sat")
-    found = chat_examples(path, tokenizer, CONTEXT, Diet(), seed=0)
-    assert [tokenizer.decode(each.tokens[each.is_answer]) for each in found] == [
-        f"the cat ran{END_OF_TEXT}",
-        f"a dog sat{END_OF_TEXT}",
-    ]
-
-
-def test_stories_become_conversations(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    path = small_corpus(tmp_path / "corpus.txt")
-    found = chat_examples(path, tokenizer, 200, Diet(other_epochs=2.0), seed=0)
-    assert 60 <= len(found) <= 80
-    assert all(tokenizer.decode(each.tokens).startswith((f"{END_OF_TEXT}User:", f"{END_OF_TEXT}Sys")) for each in found)
-
-
 def test_what_exceeds_the_context_is_cut_and_told(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = chat_file(tmp_path / "chat.jsonl", "the cat ran", "the cat " * 100)
-    whole, cut = chat_examples(path, tokenizer, CONTEXT, Diet(), seed=0)
+    whole, cut = chat_examples(path, tokenizer, CONTEXT)
     assert (whole.tokens[-1], len(cut)) == (tokenizer.eos_token_id, CONTEXT)
     assert cut.is_answer[-1] and cut.tokens[-1] != tokenizer.eos_token_id
     told = " ".join(capsys.readouterr().err.split())
     assert "1 of 2 conversations exceed the context and are cut, 0 left out" in told
     with pytest.raises(DataError, match=r"chat\.jsonl: no conversation has an answer within a context of 4 tokens"):
-        chat_examples(path, tokenizer, 4, Diet(), seed=0)
+        chat_examples(path, tokenizer, 4)
 
 
 def test_all_tokens_may_count_and_no_conversation_is_left_out(
@@ -72,15 +56,15 @@ def test_all_tokens_may_count_and_no_conversation_is_left_out(
 ) -> None:
     path = chat_file(tmp_path / "chat.jsonl", "the cat ran", "a dog sat")
     short, beginning = 4, slice(None, 4)
-    whole = chat_examples(path, tokenizer, CONTEXT, Diet(), seed=0)
-    cut = chat_examples(path, tokenizer, short, Diet(), seed=0, answers_only=False)
+    whole = chat_examples(path, tokenizer, CONTEXT)
+    cut = chat_examples(path, tokenizer, short, answers_only=False)
     assert [each.tokens.tolist() for each in cut] == [each.tokens[beginning].tolist() for each in whole]
 
 
 def test_a_line_that_cannot_be_used_is_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     path = chat_file(tmp_path / "chat.jsonl", "the cat ran", f"a dog {END_OF_TEXT} sat")
     with pytest.raises(DataError, match=r"chat\.jsonl, line 2: .*special token"):
-        chat_examples(path, tokenizer, CONTEXT, Diet(), seed=0)
+        chat_examples(path, tokenizer, CONTEXT)
 
 
 @pytest.fixture
@@ -109,20 +93,6 @@ def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
     for _ in run.steps():
         pass
     return run.model.state_dict()
-
-
-def test_a_run_begins_with_the_weights_of_its_initial_model(recipe: Recipe, tmp_path: Path) -> None:
-    run = begun(recipe, tmp_path / "run", chat_file(tmp_path / "chat.jsonl", *ANSWERS))
-    expected = NviumForCausalLM.from_pretrained(recipe.initial).state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in run.model.state_dict().items())
-
-
-def test_tuning_learns_answers_and_leaves_a_model_with_its_template(recipe: Recipe, tmp_path: Path) -> None:
-    run = begun(recipe, tmp_path / "run", chat_file(tmp_path / "chat.jsonl", *ANSWERS))
-    losses = [report["mix_loss"] for report in run.steps()]
-    assert losses[-1] < losses[0] - 1
-    config = json.loads((run.export() / "tokenizer_config.json").read_text(encoding="utf-8"))
-    assert config["chat_template"] == CHAT_TEMPLATE
 
 
 def test_an_interrupted_tuning_ends_with_exactly_the_weights_of_an_uninterrupted_one(

@@ -33,17 +33,6 @@ def test_compressed_chats_and_line_endings_of_windows_change_nothing(tmp_path: P
     assert read_conversations(compressed) == read_conversations(windows) == {1: TALK}
 
 
-def test_a_separator_of_unicode_lines_does_not_end_a_line(tmp_path: Path) -> None:
-    path = written(tmp_path / "chat.jsonl", GOOD.replace("ran", "ran\u2028and sat"))
-    assert read_conversations(path)[1][2] == assistant("It ran\u2028and sat.")
-
-
-def test_blanks_around_a_text_are_removed(tmp_path: Path) -> None:
-    padded = [user("\n a  b "), assistant("c\n\n")]
-    path = written(tmp_path / "chat.jsonl", json.dumps({"messages": padded}))
-    assert read_conversations(path)[1] == [user("a  b"), assistant("c")]
-
-
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -75,9 +64,3 @@ def test_a_file_of_no_conversations_is_refused_by_name(content: bytes, tmp_path:
     (tmp_path / "chat.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=r"chat\.jsonl"):
         read_conversations(tmp_path / "chat.jsonl")
-
-
-@pytest.mark.parametrize("name", ["nowhere.jsonl", "nowhere.jsonl.xz"])
-def test_a_file_that_is_not_there_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=name):
-        read_conversations(tmp_path / name)

@@ -41,11 +41,6 @@ def test_all_of_a_plain_text_counts_as_the_server_would_read_it(tokenizer: PreTr
         example(f"the {END_OF_TEXT} cat", tokenizer)
 
 
-def test_a_special_token_in_a_message_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(DataError, match=r"special token <\|endoftext\|>"):
-        example([user(f"the {END_OF_TEXT} cat"), assistant("ran")], tokenizer)
-
-
 def test_a_template_that_forgets_what_was_said_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = "{{ bos_token + messages[-1].content }}"
     assert example([user("the cat"), assistant("ran")], tokenizer).is_answer.any()

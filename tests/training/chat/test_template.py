@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from nvium_core import load_model
 from nvium_core.text.chat_template import ChatTemplate
-from nvium_core.training.chat.conversations import assistant, parse_conversation, user
+from nvium_core.training.chat.conversations import assistant, user
 from nvium_core.training.chat.examples import example, prompt_tokens
 from nvium_core.training.chat.template import CHAT_TEMPLATE, give_chat_template
 from nvium_core.training.data.documents import END_OF_TEXT
@@ -104,12 +104,6 @@ def test_no_text_of_a_users_makes_a_turn(tokenizer: PreTrainedTokenizerFast, tex
     assert tokens.count(tokenizer.eos_token_id) == 2
 
 
-def test_the_end_of_text_ends_an_answer_at_the_server(tokenizer: PreTrainedTokenizerFast) -> None:
-    template = ChatTemplate(tokenizer)
-    assert template.stop_token_ids == (tokenizer.eos_token_id,)
-    assert template.stops == ()
-
-
 def test_plain_auto_tokenizer_and_the_server_find_the_template_in_a_saved_folder(tmp_path: Path) -> None:
     tokenizer = train_tokenizer([" ".join(WORDS)] * 20, 290, context=64)
     give_chat_template(tokenizer)
@@ -121,22 +115,8 @@ def test_plain_auto_tokenizer_and_the_server_find_the_template_in_a_saved_folder
     assert again.decode(prompt) == f"{END_OF_TEXT}User:\nso it ran{END_OF_TEXT}Assistant:\n"
 
 
-def test_a_template_that_is_there_is_kept(tokenizer: PreTrainedTokenizerFast) -> None:
-    own = train_tokenizer(["a"], 280, context=64)
-    own.chat_template = "{{ messages }}"
-    give_chat_template(own)
-    assert own.chat_template == "{{ messages }}"
-
-
 def test_a_tokenizer_of_another_kind_needs_its_own_template() -> None:
     other = train_tokenizer(["a"], 280, context=64)
     other.eos_token = "a"
     with pytest.raises(ValueError, match="own chat template"):
         give_chat_template(other)
-
-
-def test_conversations_as_they_are_read_keep_their_answers(tokenizer: PreTrainedTokenizerFast) -> None:
-    said = [("user", " a "), ("assistant", "\n b "), ("user", "c"), ("assistant", "d\n\n")]
-    conversation = parse_conversation({"messages": messages_of(said)})
-    tuned = example(conversation, tokenizer)
-    assert tokenizer.decode(tuned.tokens[tuned.is_answer]) == f"b{END_OF_TEXT}d{END_OF_TEXT}"

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.training.data import corpus as corpus_module
 from nvium_core.training.data import encoding, shards
-from nvium_core.training.data.corpus import corpus_files, is_corpus, stream_documents
+from nvium_core.training.data.corpus import is_corpus, stream_documents
 from nvium_core.training.data.documents import DataError, read_documents
 from nvium_core.training.data.source import prepare_text
 from nvium_core.training.data.tokenizer import train_tokenizer
@@ -54,39 +54,11 @@ def test_documents_are_the_same_however_a_file_holds_them(tmp_path: Path, name: 
     assert is_corpus(tmp_path) and is_corpus(tmp_path / name) == (name != "a.txt")
 
 
-def test_a_folders_files_are_read_in_order_of_their_names_and_others_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    for name in ("b/2.jsonl", "1.jsonl"):
-        (tmp_path / name).write_text(json.dumps({"text": name}), encoding="utf-8")
-    (tmp_path / "README.md").write_text("no text of the corpus", encoding="utf-8")
-    assert list(stream_documents(tmp_path)) == ["1.jsonl", "b/2.jsonl"]
-
-
-def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
-    (tmp_path / "1.jsonl").write_text(JSON_LINES + "not JSON", encoding="utf-8")
-    documents = stream_documents(tmp_path)
-    assert [next(documents) for _ in range(3)] == DOCUMENTS
-    with pytest.raises(DataError, match=r"1\.jsonl"):
-        next(documents)
-
-
-@pytest.mark.parametrize("line", ["[]", "{}", '{"text": 3}'])
-def test_a_line_without_text_is_named(tmp_path: Path, line: str) -> None:
-    (tmp_path / "a.jsonl").write_text(JSON_LINES + line, encoding="utf-8")
-    with pytest.raises(DataError, match=r"a\.jsonl, line 4: not an object with a 'text'"):
-        list(stream_documents(tmp_path))
-
-
 @pytest.mark.parametrize("name", ["a.json.gz", "a.jsonl.xz", "a.jsonl.zst", "a.parquet"])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"PAR1 and nothing else")
     with pytest.raises(DataError, match=name):
         list(stream_documents(tmp_path))
-
-
-def test_a_folder_without_a_corpus_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no files ending in \.txt"):
-        corpus_files(tmp_path)
 
 
 def test_shards_are_one_stream() -> None:
@@ -186,9 +158,6 @@ class OneTokenAWord:
 
 LARGE: dict[str, Callable[[Path, list[str]], object]] = {
     "a.jsonl": lambda path, texts: path.write_text(json_lines(texts)),
-    "a.json.gz": lambda path, texts: path.write_bytes(gzip.compress(json_lines(texts).encode(), 1)),
-    "a.jsonl.zst": lambda path, texts: path.write_bytes(zstandard.compress(json_lines(texts).encode())),
-    "a.txt.xz": lambda path, texts: path.write_bytes(lzma.compress("\n<|endoftext|>\n".join(texts).encode(), preset=0)),
     "a.parquet": lambda path, texts: pq.write_table(pa.table({"text": texts}), path, row_group_size=200),
 }
 

@@ -21,17 +21,8 @@ def test_simplicity_is_the_share_of_the_thousand_commonest_words() -> None:
     assert shares.tolist() == [1.0] * 200 + [0.0] * 200 + [0.5]
 
 
-def test_a_document_of_no_words_is_not_simple() -> None:
-    assert simplicity(["1 2 3", "the"]).tolist() == [0.0, 1.0]
-
-
 def readings(diet: Diet, seed: int = 0) -> Counter[str]:
     return Counter(text.split()[-1] for text in diet.readings([f"Title\n\ntale {n}" for n in range(400)], seed))
-
-
-def test_whole_epochs_read_every_document_that_often() -> None:
-    assert set(readings(Diet(other_epochs=3.0)).values()) == {3}
-    assert len(readings(Diet(other_epochs=3.0))) == 400
 
 
 def test_part_of_an_epoch_reads_that_share_of_documents() -> None:

@@ -15,22 +15,10 @@ def test_documents_are_what_stands_between_separator_lines(tmp_path: Path) -> No
     assert read_documents(path) == DOCUMENTS
 
 
-def test_compressed_text_reads_like_plain_text(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt.xz"
-    path.write_bytes(lzma.compress(TEXT.encode()))
-    assert read_documents(path) == DOCUMENTS
-
-
 def test_line_endings_of_windows_and_a_byte_order_mark_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
     assert read_documents(path) == DOCUMENTS
-
-
-def test_a_file_without_separators_is_one_document(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text("only this", encoding="utf-8")
-    assert read_documents(path) == ["only this"]
 
 
 def test_unusable_text_is_refused_naming_the_file(tmp_path: Path) -> None:

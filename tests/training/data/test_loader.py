@@ -1,14 +1,13 @@
 """Batches made ahead."""
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.training.data.loader import prefetched, timed
+from nvium_core.training.data.loader import prefetched
 
 
 @given(items=st.lists(st.integers()), num_ahead=st.integers(1, 4))
@@ -39,19 +38,3 @@ def test_what_making_an_item_raises_is_raised_in_its_turn() -> None:
     assert next(ahead) == 0
     with pytest.raises(ValueError, match="the second"):
         next(ahead)
-
-
-def test_what_is_waited_for_an_item_is_told_and_the_time_between_them_is_not() -> None:
-    def slow() -> Iterator[int]:
-        for item in range(2):
-            time.sleep(0.05)
-            yield item
-
-    found = []
-    started = time.monotonic()
-    for item, waited in timed(slow()):
-        time.sleep(0.2)
-        found.append((item, waited))
-    assert [item for item, _ in found] == [0, 1]
-    assert all(waited >= 0.05 for _, waited in found)
-    assert sum(waited for _, waited in found) <= time.monotonic() - started - 0.4

@@ -1,8 +1,5 @@
-from itertools import permutations
-
 import pytest
 
-from nvium_core.training.objective.beta import BetaSettings
 from nvium_core.training.recipes.catalogue import recipe_named
 from nvium_core.training.recipes.recipe import RecipeError
 
@@ -14,47 +11,15 @@ def test_settings_change_what_they_name_and_nothing_else() -> None:
     assert changed.learning_rate.warmup == recipe_named("tiny", []).learning_rate.warmup
 
 
-def test_whole_numbers_may_be_written_with_an_exponent() -> None:
-    recipe = recipe_named("tiny", ["total_tokens=1e5", "shape.exit_layers=1,4e0", "shape.num_exits=2.0"])
-    assert (recipe.total_tokens, recipe.shape.exit_layers, recipe.shape.num_exits) == (100_000, (1, 4), 2)
-    assert all(type(number) is int for number in (recipe.total_tokens, *recipe.shape.exit_layers))
-
-
-@pytest.mark.parametrize("order", list(permutations(["beta.adaptive=true", "beta.depth=0", "evaluations=20"])))
-def test_the_order_of_settings_does_not_matter(order: tuple[str, ...]) -> None:
-    assert recipe_named("tiny", [*order]).beta == BetaSettings(
-        initial=recipe_named("tiny", []).beta.initial, adaptive=True
-    )
-
-
 def test_settings_that_cannot_be_beside_one_another_are_named_together() -> None:
     with pytest.raises(RecipeError, match=r"^--set beta.adaptive=true --set beta.depth=0.5: β is either"):
         recipe_named("tiny", ["seed=3", "beta.adaptive=true", "beta.depth=0.5"])
-
-
-def test_the_last_of_two_settings_holds() -> None:
-    assert recipe_named("tiny", ["seed=1", "seed=2"]).seed == 2
-
-
-def test_words_and_truths_may_be_set_as_well_as_numbers() -> None:
-    changed = recipe_named("tiny", ["learning_rate.kind=wsd", "beta.depth=0", "beta.adaptive=true"])
-    assert (changed.learning_rate.kind, changed.beta.adaptive) == ("wsd", True)
 
 
 def test_layers_of_exits_may_be_set() -> None:
     shape = recipe_named("tiny", ["shape.exit_layers=1,4", "shape.num_exits=2"]).shape
     assert shape.config(512, end_token=0).exit_layers == [1, 4]
     assert recipe_named("small", ["shape.exit_layers="]).shape.exit_depths == [3, 6, 9, 12]
-
-
-def test_what_may_be_none_can_be_set_and_unset() -> None:
-    assert recipe_named("tiny", ["tokenizer=folder"]).tokenizer == "folder"
-    assert recipe_named("paper-retrofit", ["tokenizer=x", "initial=none"]).initial is None
-    assert recipe_named("paper-24x768", ["shape.router_width=none"]).shape.config(9, 0).router_hidden_size == 506
-
-
-def test_a_vocabulary_too_large_to_train_may_come_with_a_tokenizer() -> None:
-    assert recipe_named("tiny", ["tokenizer=x", "shape.vocab_size=100000"]).shape.vocab_size == 100_000
 
 
 @pytest.mark.parametrize(
@@ -76,7 +41,6 @@ def test_a_vocabulary_too_large_to_train_may_come_with_a_tokenizer() -> None:
         ("beta.adaptive=true", "either adaptive or steered: set beta.depth=0"),
         ("learning_rate.kind=step", "cosine, wsd"),
         ("optimizer.clip_norm=0", "clip_norm"),
-        ("method=dense", "nvium, retrofit, calm, layerskip"),
         ("text=poems", "documents, conversations"),
         ("shape.exit_layers=1,x", "expected a whole number"),
         ("shape.tied_head=maybe", "true or false"),
@@ -115,16 +79,6 @@ def test_settings_that_do_not_go_together_are_refused(setting: str, complaint: s
         recipe_named("tiny", [setting])
 
 
-def test_settings_need_to_go_together_only_in_the_end() -> None:
-    shape = recipe_named("tiny", ["shape.num_layers=6", "shape.num_exits=3"]).shape
-    assert (shape.num_layers, shape.num_exits) == (6, 3)
-
-
 def test_windows_are_long_only_in_the_last_share_of_a_run() -> None:
     recipe = recipe_named("tiny", ["shape.context=256", "short_context=64", "long_context_share=0.25"])
     assert [recipe.context_at(progress) for progress in (0.0, 0.74, 0.75, 1.0)] == [64, 64, 256, 256]
-
-
-def test_baselines_start_from_random_weights() -> None:
-    with pytest.raises(RecipeError, match="initial means nothing to calm"):
-        recipe_named("small-calm", ["initial=somewhere"])

@@ -26,6 +26,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("llama"), random_llama(**shape, max_position_embeddings=256).bfloat16()
     )
     PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT).save_pretrained(folder)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n", encoding="utf-8")
     return folder
 
 

@@ -1,5 +1,4 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,14 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_talk, "MAX_ROUND", 16)
 
 
-def talk(likes_to_end: float = 4.0, tell: Callable[[int], None] = lambda _: None) -> SelfTalk:
+def talk(likes_to_end: float = 4.0) -> SelfTalk:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
     tokenizer.chat_template = TEMPLATE
     model = random_model([4], vocab_size=257, context=512)
     with torch.no_grad():
         model.lm_head.weight[0] *= likes_to_end
     model.generation_config.eos_token_id = 0
-    return SelfTalk(model, tokenizer, tell)
+    return SelfTalk(model, tokenizer)
 
 
 def test_a_request_is_sampled_behind_the_template_and_then_its_answer() -> None:
@@ -38,17 +37,6 @@ def test_a_request_is_sampled_behind_the_template_and_then_its_answer() -> None:
     assert all([turn["role"] for turn in said] == ["user", "assistant"] for _, said, _ in first)
     assert list(talk().round(range(8))) + list(talk().round(range(8, 16))) == first
     assert len({str(said) for _, said, _ in first}) > 1
-
-
-def test_how_many_tokens_a_round_has_sampled_is_told_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_talk, "TELL_EVERY", 50)
-    sampled = list[int]()
-    talking = talk(tell=sampled.append)
-    for first in (0, 16):
-        sampled.clear()
-        num_written = sum(count for _, _, count in talking.round(range(first, first + 16)))
-        assert sampled == [*range(50, sampled[-1] + 1, 50)]
-        assert num_written > 50 and sampled[-1] > num_written - 50
 
 
 def test_a_file_is_gone_on_with_where_it_ends(tmp_path: Path) -> None:

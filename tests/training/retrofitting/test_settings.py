@@ -39,22 +39,11 @@ def test_exits_are_even_or_as_asked(exits: str, layers: list[int] | None) -> Non
         ({"exits": "0,12"}, "layers between 1 and the model's 30, in rising order, got 0,12"),
         ({"depth": 0.2}, r"depth must be between 0\.267, that of the first exit, and 1"),
         ({"depth": 1.0}, "depth must be between"),
-        ({"tokens": 0}, "tokens must be at least 1"),
-        ({"rank": 8}, "rank is of the updates of a low-rank backbone, and this one is frozen"),
-        ({"backbone": "low-rank", "rank": 0}, "rank must be between 1 and the model's width 64, got 0"),
-        ({"backbone": "low-rank", "rank": 65}, "rank must be between 1 and the model's width 64, got 65"),
-        ({"exits_learn": "all"}, "exits_learn must be one of original, text, got 'all'"),
-        ({"exits_learn": "text", "backbone": "low-rank"}, "on a frozen backbone alone"),
-        ({"backbone": "all"}, "backbone must be one of frozen, low-rank, got 'all'"),
     ],
 )
 def test_what_cannot_be_had_is_refused(wrong: dict[str, Any], reason: str) -> None:
     with pytest.raises(RetrofitError, match=reason):
         settings(**wrong).check(LLAMA)
-
-
-def test_a_model_whose_backbone_adapts_does_not_claim_to_sample_from_the_original() -> None:
-    assert settings(backbone="low-rank").check(LLAMA).default_sampling == "exits"
 
 
 def test_only_a_plain_llama_and_a_text_that_is_there() -> None:

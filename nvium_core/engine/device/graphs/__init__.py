@@ -1,7 +1,7 @@
-"""Steps of few rows on a GPU: fixed buffers, one copy there, CUDA graphs over them, one copy back.
+"""Steps of few rows on a GPU: one copy to fixed buffers, one CUDA graph over them, one copy back.
 
-What is replayed are functions of tensors that never move, for powers of two of rows. Without CUDA the functions are
-called, so everything but the replaying itself is tested anywhere.
+A graph is a function of tensors that never move, for a power of two of rows. Without CUDA the functions are called, so
+everything but the replay is tested anywhere.
 """
 
 from nvium_core.engine.device.graphs.backend import GraphsBackend

@@ -1,274 +1,228 @@
-"""Steps over fixed buffers: their block, and decisions for fronts that draw plainly; and whole passes. Long runs go
-through the layers alone.
+"""Steps over fixed buffers, by two kinds of graph: a block with its decisions, and a pass through all blocks with them.
 
-Shapes: R rows and F fronts with their padding, W pages of a table, D width, V vocabulary, S cache slots.
+While the host waits for the tokens of a pass, the device already runs the next pass, which takes them from where they
+are. A pass launched too many writes only rows beyond those of its sequences, which nobody reads before they are written
+again. Long runs and very many changed logits go through the layers.
+
+Shapes: R rows and F fronts with their padding, N blocks.
 """
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nvium_core.engine.device.attention import (
+    MAX_GATHERED_KEYS,
     RowAttention,
     best_attention,
     best_ragged,
     gathered,
-    max_table,
     power_of_two,
 )
-from nvium_core.engine.device.graphs.fence import Fence
-from nvium_core.engine.device.graphs.inputs import (
-    FRONT_SLOT,
-    MAX_ROWS,
-    POSITION,
-    SLOT,
-    TOKEN,
-    UNIFORM,
-    Inputs,
-    PaddedSizes,
-)
-from nvium_core.engine.device.graphs.passes import Passes
-from nvium_core.engine.device.graphs.replay import Graph, Replay
-from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.decide import EMITTED, NUM_ANSWERS, decide
+from nvium_core.engine.device.graphs.replay import Fence, Replay
+from nvium_core.engine.device.inputs import MAX_FRONTS, Field, Front, Variant
+from nvium_core.engine.device.layers.backend import Fronts, LayersBackend, Progress, take
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.device.sampling import MANY_CANDIDATES, NOT_DRAWN, draw_unread
-from nvium_core.engine.schedule.routed_front import RoutedFront
-from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN
-from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import NO_TOKEN, FrontDecision, Run, Step, StepResult
-from nvium_core.model.exits import CONTINUE, EXIT, Exit
+from nvium_core.engine.params import EngineConfig
+from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN, ways_of
+from nvium_core.engine.schedule.step import NO_TOKEN, BlockReport, Rows, Step
 from nvium_core.model.llama import Attend
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LINES = 5.0
-"""About progress."""
+TOKENS_AHEAD = 8
+MAX_ROWS = MAX_FRONTS
+MIN_CHANGES, MAX_CHANGES = 64, 4096
 
-LIGHT_HEAD_BYTES = 32 * 2**20
-"""A head that is read about as fast as an answer comes back, at 1.5 TB/s and 20 µs. Assumed, not measured."""
+MIN_WIDTH, WIDTH_RATIO = 8, 4
+"""Pages of a table whose keys are gathered: this many, or this many times as many, and so on."""
 
-MANY_FRONTS = 4
-"""So many fronts that one is likely to exit, which needs the head anyway."""
 
-LOG_CONTINUE, LOG_EXIT, EMITTED = range(3)
+@dataclass
+class Slot:
+    """A pass's inputs and answers on the host."""
+
+    buffer: Tensor
+    answers: Tensor
+    fence: Fence
+    """Recorded after the copy of the answers."""
+
+
+class Flight(NamedTuple):
+    """A launched pass: where its answers arrive, and for whom."""
+
+    slot: Slot
+    fronts: Fronts
 
 
 class GraphsBackend(LayersBackend):
-    """Drawing *at once* means that head and draw run for every front before the router's output is known here, and all
-    comes back in one copy; the tokens of those that go on are dropped. It costs reading the head where no front exits,
-    so it is done where all exit, where one most likely does and where the head is small. Otherwise the router's output
-    comes first, and a second copy brings the tokens if there are any.
-    """
+    tokens_ahead = TOKENS_AHEAD
 
-    def __init__(
-        self,
-        model: NviumForCausalLM,
-        cache: PagedCache,
-        *,
-        light_head_bytes: int = LIGHT_HEAD_BYTES,
-        num_candidates: int = MANY_CANDIDATES,
-        attention: RowAttention | None = None,
-        make_fence: Callable[[torch.device], Fence] = Fence,
-    ) -> None:
+    def __init__(self, model: Nvium, cache: PagedCache, *, make_fence: Callable[[torch.device], Fence] = Fence) -> None:
         super().__init__(model, cache)
         with torch.no_grad():
             model.model.pack()
             for exit_ in model.exits[:-1]:
                 exit_.router.to(torch.promote_types(model.dtype, torch.float32))  # converted once
-        config, head = model.config, model.lm_head.weight
-        self._last_block = config.num_exits - 1
-        self.attention = attention or best_attention(cache, config.num_attention_heads)
-        self.attend_runs = best_ragged(cache, config.num_attention_heads, self.attention)
+        config, device = model.config, cache.keys.device
+        self.attention: RowAttention = best_attention(cache, config.num_attention_heads)
+        self._attend_runs = best_ragged(cache, config.num_attention_heads, self.attention)
         max_pages = -(-min(config.max_position_embeddings, cache.null_slot) // cache.page_size)
-        self.inputs = Inputs(
-            cache,
-            num_blocks=config.num_exits,
-            max_pages=max_pages,
-            reads_in_place=self.attention is not gathered,
-            max_table=max_table(self.attention, cache.page_size),
-            num_candidates=num_candidates,
-            make_fence=make_fence,
-        )
-        self._x_FD = head.new_zeros(MAX_ROWS, config.hidden_size)
-        self.answers = torch.zeros(3, MAX_ROWS, dtype=torch.float64, device=head.device)
-        self.told = torch.zeros(3, MAX_ROWS, dtype=torch.float64, pin_memory=head.is_cuda)
-        """The answers, on the host."""
-        self._has_light_head = head.nbytes <= light_head_bytes
-        self.replay = Replay(head.device)
-        self.passes = Passes(model, cache, self.inputs, self.replay, self.attention)
+        is_gathered = self.attention is gathered
+        self.widths = widths(max_pages) if is_gathered else [max_pages]
+        self._max_table = MAX_GATHERED_KEYS // cache.page_size if is_gathered else MAX_ROWS * max_pages
+        most = Variant(MAX_ROWS, max_pages, MAX_CHANGES, has_masks=True)
+        self._buffer = torch.zeros(self.inputs.num_words(most), dtype=torch.long, device=device)
+        self.answers = torch.zeros(NUM_ANSWERS, MAX_ROWS, dtype=torch.float64, device=device)
+        self._previous = torch.zeros(MAX_ROWS, dtype=torch.float64, device=device)
+        """Tokens of the previous pass."""
+        self.slots = [
+            Slot(
+                torch.zeros(len(self._buffer), dtype=torch.long, pin_memory=device.type == "cuda"),
+                torch.zeros(NUM_ANSWERS, MAX_ROWS, dtype=torch.float64, pin_memory=device.type == "cuda"),
+                make_fence(device),
+            )
+            for _ in range(2)
+        ]
+        self.replay = Replay(device)
 
     @property
-    def is_ahead(self) -> bool:
-        return self.passes.is_ahead
+    def instructions(self) -> str | None:
+        return "graphs" if self.replay.captures and None not in self.replay.graphs.values() else None
 
     @torch.inference_mode()
-    def prepare(self, max_rows: int, max_sequences: int) -> None:
-        """Capture every graph that Steps of up to max_rows rows may need, so that none is captured while serving."""
+    def prepare(self, config: EngineConfig) -> None:
+        """Capture the graphs of plain and of ranked draws, the largest first, whose memory the others then share."""
         if not self.replay.captures:
             return
-        max_rows = min(max_rows, MAX_ROWS, MAX_SHORT_RUN * max_sequences)
-        graphs = list(self._graphs(power_of_two(max_rows), power_of_two(max_sequences)))
-        started = told_at = time.monotonic()
-        logger.info("capturing %d CUDA graphs", len(graphs))
-        for number, (sizes, name, function) in enumerate(graphs):
-            self.inputs.clear(sizes)
-            self.replay.run(name, function)
-            if time.monotonic() - told_at > SECONDS_BETWEEN_LINES:
-                told_at = time.monotonic()
-                logger.info("captured %d of %d CUDA graphs", number + 1, len(graphs))
-        logger.info("captured %d CUDA graphs in %.1f s", len(graphs), time.monotonic() - started)
+        ways, every = ways_of(config.schedule, self.num_blocks), range(self.num_blocks)
+        parts = [every] if "whole" in ways else []
+        parts += [range(block, block + 1) for block in every] if "sweep" in ways else []
+        powers = reversed(range(power_of_two(min(config.max_sequences, MAX_ROWS)).bit_length()))
+        sizes = [Variant(1 << power, width) for power in powers for width in self.widths]
+        variants = [size._replace(is_ranked=ranked) for size in sizes if self._fits(size) for ranked in (True, False)]
+        started, free = time.monotonic(), free_memory(self.cache.keys.device)
+        logger.info("capturing %d CUDA graphs", len(variants) * len(parts))
+        for variant in variants:
+            for blocks in parts:
+                self._send(variant, [], [])
+                self.slots[0].fence.set()
+                self.replay.capture((blocks, variant), partial(self.forward_and_decide, blocks, variant))
+        taken = (free - free_memory(self.cache.keys.device)) / 1e6
+        logger.info("captured CUDA graphs in %.1f s, %.0f MB", time.monotonic() - started, taken)
 
-    def _graphs(self, max_rows: int, max_fronts: int) -> Iterator[tuple[PaddedSizes, Hashable, Callable[[], None]]]:
-        """The largest first, whose memory the others then share."""
-        blocks, kinds = range(self._last_block + 1), (False, True)
-        for power in reversed(range(max_rows.bit_length())):
-            count = 1 << power
-            for width in self.inputs.widths:
-                sizes = PaddedSizes(count, width, count)
-                if self.inputs.fits(count, width * self.cache.page_size):
-                    for is_ranked in kinds if count <= max_fronts else ():
-                        yield sizes, *self.passes.graph(sizes, is_ranked)
-                    for block in blocks:
-                        yield sizes, *self._block_graph(block, sizes)
-            sizes = PaddedSizes(count, self.inputs.widths[0], count)
-            for block in blocks if count <= max_fronts else ():
-                yield sizes, *self.route_graph(block, count)
-                for is_ranked in kinds:
-                    yield sizes, *self.draw_graph(block, count, is_ranked)
-
-    def run(self, step: Step) -> list[StepResult]:
-        flight = self.passes.launched(step)
+    def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[BlockReport]:
+        """Launch each pass before the previous answers are read, until a limit, the time or a token ends the Step."""
+        started, num_passes = time.perf_counter(), 1
+        rows = [part.rows(blocks[-1]) for part in parts]
+        flight = self._launch(blocks, rows, self.fronts(blocks, parts))
         if flight is None:
-            return [StepResult(step, self._run_block(step))]
-        results = self.passes.results(step, flight)
-        self.has_waited = True
-        if len(flight.members.sequences) < len(step.runs):
-            self._run_others(results, {*flight.members.sequences})
-        return results
+            return super().pass_blocks(step, blocks, parts)
+        may_run_ahead = len(blocks) == self.num_blocks and all(part.run.sequence.changes is None for part in parts)
+        limit = min(part.run.limit for part in parts) if may_run_ahead else 1
+        while True:
+            is_in_time = num_passes < limit and time.perf_counter() - started < step.seconds
+            ahead = self._launch_ahead(blocks, parts, num_passes) if is_in_time else None
+            is_over = self._take_answers(flight)
+            if ahead is None or is_over:
+                break
+            flight, num_passes = ahead, num_passes + 1
+        for part in parts:
+            part.pass_rows(blocks, part.run.stop + num_passes - 1)
+        num_rows = sum(len(own.rows) for own in rows) + (num_passes - 1) * len(parts)
+        seconds = (time.perf_counter() - started) / len(blocks)
+        return [BlockReport(block, num_passes, num_rows, seconds) for block in blocks]
 
-    def _run_others(self, results: list[StepResult], riding: set[Sequence]) -> None:
-        """The rows that do not ride in a pass, block by block behind it. Nobody waits for them: their fronts are left
-        to the caller."""
-        for result in results:
-            runs = [run for run in result.step.runs if run.sequence not in riding]
-            self._run_block(Step(result.step.block, [run._replace(reaches_front=False) for run in runs]))
+    def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
+        return self._attend_runs(self.cache, rows, slot_R)
 
-    def _run_block(self, step: Step) -> dict[Sequence, FrontDecision]:
-        """And decisions for plain fronts, other than those of long runs."""
-        decisions: dict[Sequence, FrontDecision] = {}
-        parts = self.parts(step.runs)
-        for runs in parts:
-            decisions |= self._run_part(Step(step.block, runs))
-        known = {run.sequence for runs in parts for run in runs}
-        if rest := [run for run in step.runs if run.sequence not in known]:
-            super().run(Step(step.block, rest))
-            self.has_waited = False
-        return decisions
+    def _launch_ahead(self, blocks: range, parts: list[Progress], num_passes: int) -> Flight | None:
+        last = [part.run.stop - 1 + num_passes for part in parts]
+        rows = [Rows(part.run.sequence, range(row, row + 1)) for part, row in zip(parts, last, strict=True)]
+        fronts = [(part, self._front(part, row)) for part, row in zip(parts, last, strict=True)]
+        return self._launch(blocks, rows, fronts, is_ahead=True)
 
-    def parts(self, runs: list[Run]) -> list[list[Run]]:
-        """Runs that fit into the buffers together; long ones, and those that do not fit alone, are left out."""
-        lengths, longest = [len(run.rows) for run in runs], max([run.rows.stop for run in runs])
-        if max(lengths) <= MAX_SHORT_RUN and self.inputs.fits(sum(lengths), longest):
-            return [runs]
-        parts, num_rows = [list[Run]()], 0
-        for run in sorted(runs, key=lambda run: run.rows.stop):
-            own = len(run.rows)
-            if own <= MAX_SHORT_RUN and self.inputs.fits(own, run.rows.stop):
-                if not self.inputs.fits(num_rows + own, run.rows.stop):
-                    parts.append([])
-                    num_rows = 0
-                parts[-1].append(run)
-                num_rows += own
-        return [part for part in parts if part]
+    def _launch(self, blocks: range, rows: list[Rows], fronts: Fronts, *, is_ahead: bool = False) -> Flight | None:
+        """None if the rows do not fit."""
+        own = [front for _, front in fronts]
+        variant = self._padded(rows, self.inputs.variant(own, is_last=blocks.stop == self.num_blocks))
+        if variant is None:
+            return None
+        self.slots.reverse()
+        slot = self.slots[0]
+        self._send(variant, rows, own, is_ahead=is_ahead)
+        self._previous.copy_(self.answers[EMITTED])
+        self.replay.run((blocks, variant), partial(self.forward_and_decide, blocks, variant))
+        slot.answers.copy_(self.answers, non_blocking=True)
+        slot.fence.set()
+        return Flight(slot, fronts)
 
-    def _run_part(self, step: Step) -> dict[Sequence, FrontDecision]:
-        longest, sequences = max([run.rows.stop for run in step.runs]), plain_fronts(step)
-        sizes = self.inputs.sizes(step.num_rows, longest, len(step.runs))
-        self.inputs.send(step, sequences, sizes)
-        self.replay.run(*self._block_graph(step.block, sizes))
-        self.has_waited = bool(sequences)
-        return self._decisions(step.block, sequences, sizes.num_fronts) if sequences else {}
+    def _send(self, variant: Variant, rows: Items[Rows], fronts: Items[Front], *, is_ahead: bool = False) -> None:
+        slot = self.slots[0]
+        slot.fence.wait()  # the device has read what the slot had before
+        words = self.inputs.write(slot.buffer, variant, rows, fronts, is_ahead=is_ahead)
+        self._buffer[: len(words)].copy_(words, non_blocking=True)
 
-    def attend(self, runs: Items[Run], position_R: Tensor, slot_R: Tensor) -> Attend:
-        return self.attend_runs(self.cache, runs, slot_R)
+    def _padded(self, rows: Items[Rows], variant: Variant) -> Variant | None:
+        """The variant for these rows of one that is captured; None for rows or changed logits that do not fit."""
+        num_rows, num_changes = sum(len(own.rows) for own in rows), variant.num_changes
+        if num_rows > MAX_ROWS or num_changes > MAX_CHANGES or max(len(own.rows) for own in rows) > MAX_SHORT_RUN:
+            return None
+        num_pages = -(-max(own.rows.stop for own in rows) // self.cache.page_size)
+        padded = variant._replace(
+            num_rows=power_of_two(num_rows),
+            num_pages=self.widths[bisect_left(self.widths, num_pages)],
+            num_changes=max(MIN_CHANGES, power_of_two(num_changes)) if num_changes else 0,
+        )
+        return padded if self._fits(padded) else None
 
-    def _decisions(self, block: int, sequences: list[Sequence], num_fronts: int) -> dict[Sequence, FrontDecision]:
-        is_ranked = any(sequence.draw.is_ranked for sequence in sequences)
-        self.replay.run(*self.route_graph(block, num_fronts))
-        is_at_once = self._draws_at_once(block, len(sequences))
-        if is_at_once:
-            self.replay.run(*self.draw_graph(block, num_fronts, is_ranked))
-        fronts = self._routed(sequences, block)
-        if not is_at_once and any(front.is_sane and front.exits for front in fronts):
-            self.replay.run(*self.draw_graph(block, num_fronts, is_ranked))
-            self.told.copy_(self.answers)
-        decisions = {front.sequence: self._decision(front) for front in fronts}
-        return {sequence: each for sequence, each in decisions.items() if each.token_id != NOT_DRAWN}
+    def _fits(self, variant: Variant) -> bool:
+        return variant.num_rows * variant.num_pages <= self._max_table
 
-    def _block_graph(self, block: int, sizes: PaddedSizes) -> Graph:
-        return ("block", block, sizes.num_rows, sizes.num_pages), partial(self.replay_block, block, sizes)
+    def _take_answers(self, flight: Flight) -> bool:
+        """Wait for a pass and take what its fronts emit. True if no token may follow in this Step."""
+        flight.slot.fence.wait()
+        take(flight.fronts, flight.slot.answers)
+        return any(
+            emission.token_id == NO_TOKEN or emission.token_id in part.run.sequence.stop_token_ids
+            for part, _ in flight.fronts
+            for emission in part.emissions[-1:]
+        )
 
-    def route_graph(self, block: int, num_fronts: int) -> Graph:
-        return ("route", block, num_fronts), partial(self.replay_route, block, num_fronts)
-
-    def draw_graph(self, block: int, num_fronts: int, is_ranked: bool) -> Graph:
-        return ("draw", block, num_fronts, is_ranked), partial(self.replay_draw, block, num_fronts, is_ranked=is_ranked)
-
-    def replay_block(self, block: int, sizes: PaddedSizes) -> None:
-        """Everything between the inputs and the next boundary."""
-        backbone, num_rows = self.model.model, sizes.num_rows
-        slot_R, position_R = self.inputs.whole(SLOT, num_rows), self.inputs.whole(POSITION, num_rows)
-        if block:
-            h_RD = self.cache.states_behind(block - 1)[slot_R]
+    def forward_and_decide(self, blocks: range, variant: Variant) -> None:
+        """What a graph holds: everything between the inputs and the answers."""
+        inputs, backbone = self.inputs.layout(self._buffer, variant), self.model.model
+        slot_R, position_R, source_R = (inputs.whole_XR[field] for field in (Field.SLOT, Field.POSITION, Field.SOURCE))
+        if blocks.start:
+            h_RD = self.cache.states_behind(blocks.start - 1)[slot_R]
         else:
-            h_RD = backbone.embed_tokens(self.inputs.whole(TOKEN, num_rows))
-        attend = self.attention(self.cache, self.inputs.tables(sizes), position_R, slot_R)
+            emitted_R = self._previous[source_R.clamp(min=0)].clamp(min=0).long()
+            h_RD = backbone.embed_tokens(torch.where(source_R < 0, inputs.whole_XR[Field.TOKEN], emitted_R))
+        attend = self.attention(self.cache, inputs.table_RW, position_R, slot_R)
         rotary = backbone.rotary(position_R, h_RD.dtype)
-        h_RD = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)
-        self.cache.states_behind(block)[slot_R] = h_RD
-
-    def replay_route(self, block: int, num_fronts: int) -> None:
-        h_FD = self.cache.states_behind(block)[self.inputs.whole(FRONT_SLOT, num_fronts)]
-        exit_ = cast(Exit, self.model.exits[block])
-        x_FD = exit_.norm(h_FD)
-        log_w_F2 = exit_.route(x_FD)
-        self._x_FD[:num_fronts] = x_FD
-        self.answers[LOG_CONTINUE, :num_fronts] = log_w_F2[:, CONTINUE]
-        self.answers[LOG_EXIT, :num_fronts] = log_w_F2[:, EXIT]
-
-    def replay_draw(self, block: int, num_fronts: int, *, is_ranked: bool) -> None:
-        """A token for every front, whether it exits or not."""
-        o_FD = cast(Exit, self.model.exits[block]).adapter(self._x_FD[:num_fronts])
-        truncation = self.inputs.truncation(num_fronts, is_ranked=is_ranked)
-        token_F = draw_unread(self.model.lm_head(o_FD), truncation, self.inputs.real(UNIFORM + block, num_fronts))
-        self.answers[EMITTED, :num_fronts] = token_F
-
-    def _draws_at_once(self, block: int, num_fronts: int) -> bool:
-        return block == self._last_block or num_fronts >= MANY_FRONTS or self._has_light_head
-
-    def _routed(self, sequences: list[Sequence], block: int) -> list[RoutedFront]:
-        """Waits for the device."""
-        self.told.copy_(self.answers)
-        log_continue, log_exit, _ = self.told[:, : len(sequences)].tolist()
-        return [
-            RoutedFront(sequence, row, block, sequence.log_reached, log_exit[row], log_continue[row])
-            for row, sequence in enumerate(sequences)
-        ]
-
-    def _decision(self, front: RoutedFront) -> FrontDecision:
-        if not front.is_sane:
-            return FrontDecision(NO_TOKEN, front.log_exit, front.log_continue)
-        token = int(self.told[EMITTED, front.row]) if front.exits else None
-        return FrontDecision(token, front.log_exit, front.log_continue)
+        for block in blocks:
+            h_RD = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)
+            self.cache.states_behind(block)[slot_R] = h_RD
+        self.answers[:, : variant.num_rows] = decide(self.model, self.cache.states_NSD, blocks, inputs, variant)
 
 
-def plain_fronts(step: Step) -> list[Sequence]:
-    """Sequences whose fronts the Step reaches and whose tokens are drawn plainly."""
-    return [run.sequence for run in step.runs if run.reaches_front and run.sequence.draw.is_plain]
+def widths(max_pages: int) -> list[int]:
+    """Page-table widths, up to that of the longest sequence."""
+    found = [MIN_WIDTH]
+    while found[-1] < max_pages:
+        found.append(found[-1] * WIDTH_RATIO)
+    return [*found[:-1], max_pages]
+
+
+def free_memory(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0

@@ -1,98 +1,168 @@
 """PyTorch's layers, operator by operator: any device, any precision, any model. The reference for other backends.
 
-Shapes: R rows of a Step, F fronts, D width, V vocabulary.
+Shapes: R rows of a block, D width, V vocabulary.
 """
 
+import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from typing import cast
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nvium_core.engine.device.adjustments import adjust
 from nvium_core.engine.device.attention import ragged, sent
-from nvium_core.engine.device.paged_cache import PagedCache, positions
-from nvium_core.engine.device.sampling import draw_tokens
+from nvium_core.engine.device.decide import GOES_ON, decide
+from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
+from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload
 from nvium_core.engine.device.scoring import MAX_SCORED_ROWS, scores
 from nvium_core.engine.events import Score
+from nvium_core.engine.params import EngineConfig
+from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Run, Step, StepResult
-from nvium_core.model.exits import Exit
+from nvium_core.engine.schedule.step import BlockReport, Emission, Outcome, Rows, Run, Step, StepResult
 from nvium_core.model.llama import Attend
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
+
+
+@dataclass
+class Progress:
+    """A run on its way through the blocks."""
+
+    run: Run
+    filled: list[int]
+    log_reached: float
+    emissions: list[Emission] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, run: Run) -> "Progress":
+        return cls(run, list(run.sequence.filled), run.sequence.log_reached)
+
+    def rows(self, block: int) -> Rows:
+        return Rows(self.run.sequence, range(self.filled[block], max(self.filled[block], self.run.stop)))
+
+    def pass_rows(self, blocks: range, stop: int) -> None:
+        for block in blocks:
+            self.filled[block] = max(self.filled[block], stop)
+
+    def take(self, row: int, exit_taken: float, token_id: float, log_p: float, log_continue: float) -> None:
+        """Continue or emit; tokens after a rejected draft are dropped."""
+        sequence = self.run.sequence
+        if sequence.is_original:
+            drafts = sequence.token_ids[sequence.num_verified : row + 1]
+            if [emission.token_id for emission in self.emissions[: len(drafts)]] != drafts:
+                return
+        if token_id == GOES_ON:
+            self.log_reached += log_continue
+        else:
+            self.emissions.append(Emission(int(token_id), int(exit_taken), self.log_reached + log_p))
+            self.log_reached = 0.0
+
+
+Fronts = list[tuple[Progress, Front]]
 
 
 class LayersBackend:
-    max_native_rows = 0
-    max_scored_rows = MAX_SCORED_ROWS
-    instructions: str | None = None
-    has_waited = False
+    """Emits one token a run."""
 
-    def __init__(self, model: NviumForCausalLM, cache: PagedCache) -> None:
+    tokens_ahead = 0
+
+    def __init__(self, model: Nvium, cache: PagedCache) -> None:
         self.model = model
         self.cache = cache
+        self.num_blocks = model.config.num_exits
+        self.inputs = Inputs(cache, model.config)
 
     @property
-    def is_ahead(self) -> bool:
-        return False
+    def instructions(self) -> str | None:
+        return None
+
+    def prepare(self, config: EngineConfig) -> None:
+        """No preparation is needed."""
 
     @torch.inference_mode()
-    def run(self, step: Step) -> list[StepResult]:
-        tokens = np.array(tokens_of(step.runs) if step.block == 0 else [], np.int64)
-        rows = self.cache.slots(step.runs), positions(step.runs), tokens
-        self.forward(step, *sent(self.cache.keys.device, *rows))
-        return [StepResult(step)]
+    def run(self, step: Step, max_rows: int) -> StepResult:
+        parts, reports = [Progress.of(run) for run in step.runs], list[BlockReport]()
+        for blocks in [step.blocks] if step.whole else [range(block, block + 1) for block in step.blocks]:
+            going = [part for part in parts if not part.emissions and part.rows(blocks[-1]).rows]
+            num_rows = sum(len(part.rows(blocks[0]).rows) for part in going)
+            if not step.whole and blocks[0] > step.blocks[0] and num_rows > max_rows:
+                break
+            if going:
+                reports += self.pass_blocks(step, blocks, going)
+        return StepResult([self._outcome(part) for part in parts], reports)
 
-    def forward(self, step: Step, slot_R: Tensor, position_R: Tensor, token_R: Tensor) -> None:
-        """Take rows from the boundary before the block to the one behind it."""
+    def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[BlockReport]:
+        """Take the rows of these runs through blocks of the Step and decide at the fronts."""
+        started, num_rows = time.perf_counter(), list[int]()
+        fronts = self.fronts(blocks, parts)
+        for block in blocks:
+            rows = [each for part in parts if (each := part.rows(block)).rows]
+            if rows:
+                self.forward(block, rows)
+            num_rows.append(sum(len(each.rows) for each in rows))
+        for part in parts:
+            part.pass_rows(blocks, part.run.stop)
+        for first in range(0, len(fronts), MAX_FRONTS):
+            self._decide(blocks, fronts[first : first + MAX_FRONTS])
+        seconds = (time.perf_counter() - started) / len(blocks)
+        return [BlockReport(block, 1, rows, seconds) for block, rows in zip(blocks, num_rows, strict=True) if rows]
+
+    def forward(self, block: int, rows: Items[Rows]) -> None:
+        """Run rows through one block."""
         backbone, cache = self.model.model, self.cache
-        h_RD = cache.states_behind(step.block - 1)[slot_R] if step.block else backbone.embed_tokens(token_R)
+        tokens = np.array(tokens_of(rows) if block == 0 else [], np.int64)
+        slot_R, position_R, token_R = sent(cache.keys.device, cache.slots(rows), positions(rows), tokens)
+        h_RD = cache.states_behind(block - 1)[slot_R] if block else backbone.embed_tokens(token_R)
         rotary = backbone.rotary(position_R, h_RD.dtype)
-        attend = self.attend(step.runs, position_R, slot_R)
-        cache.states_behind(step.block)[slot_R] = backbone.run(
-            h_RD, self.model.config.blocks[step.block], rotary, attend
-        )
+        attend = self.attend(rows, slot_R)
+        cache.states_behind(block)[slot_R] = backbone.run(h_RD, self.model.config.blocks[block], rotary, attend)
 
-    def attend(self, runs: Items[Run], position_R: Tensor, slot_R: Tensor) -> Attend:
-        return ragged(self.cache, runs, slot_R)
+    def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
+        return ragged(self.cache, rows, slot_R)
 
-    @torch.inference_mode()
-    def route(self, block: int, slots: Items[int]) -> tuple[Tensor, list[list[float]]]:
-        exit_ = cast(Exit, self.model.exits[block])
-        x_FD = exit_.norm(self.cache.states_behind(block)[self.tensor(slots)])
-        return x_FD, exit_.route(x_FD).double().tolist()
+    def fronts(self, blocks: range, parts: Items[Progress]) -> Fronts:
+        """Rows at which a token is decided after these blocks: the fronts, or rows to be verified."""
+        return [(part, self._front(part, row)) for part in parts for row in self._asked(part.run, blocks)]
 
-    @torch.inference_mode()
-    def draw(
-        self, block: int, x_FD: Tensor, rows: Items[int], sequences: Items[Sequence], uniforms: Items[float]
-    ) -> list[int]:
-        logits_RV = self.logits(block, x_FD[self.tensor(rows)]).double()
-        adjust(logits_RV, sequences)
-        return draw_tokens(logits_RV, [sequence.draw for sequence in sequences], uniforms)
+    def _front(self, part: Progress, row: int) -> Front:
+        sequence, stop = part.run.sequence, part.run.stop
+        first = sum(done >= stop for done in sequence.filled) if row < stop else 0
+        return Front(sequence, row, self._slots(sequence, range(row, row + 1))[0], first)
 
-    @property
-    def draft_share(self) -> float:
-        return 1.0
+    def _asked(self, run: Run, blocks: range) -> range:
+        if run.sequence.is_original:
+            return range(run.sequence.first_verified, run.stop if blocks.stop == self.num_blocks else 0)
+        return range(run.stop - 1, run.stop if run.reaches_front else 0)
 
-    def draft(self, block: int, x_FD: Tensor, sequences: Items[Sequence], uniforms: Items[float]) -> list[int]:
-        return self.draw(block, x_FD, range(len(sequences)), sequences, uniforms)
+    def _decide(self, blocks: range, fronts: Fronts) -> None:
+        own = [front for _, front in fronts]
+        variant = self.inputs.variant(own, is_last=blocks.stop == self.num_blocks)
+        buffer = torch.zeros(self.inputs.num_words(variant), dtype=torch.long)
+        words = upload(self.inputs.write(buffer, variant, [], own), self.cache.keys.device)
+        take(fronts, decide(self.model, self.cache.states_NSD, blocks, self.inputs.layout(words, variant), variant))
 
-    @torch.inference_mode()
-    def logits(self, block: int, x_RD: Tensor) -> Tensor:
-        exit_ = cast(Exit, self.model.exits[block])
-        logits_RV: Tensor = self.model.lm_head(exit_.adapter(x_RD))
-        return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+    def _outcome(self, part: Progress) -> Outcome:
+        return Outcome(part.filled, part.log_reached, part.emissions, self._scored(part))
 
-    @torch.inference_mode()
-    def score(self, slots: Items[int], targets: Items[int], num_top: Items[int]) -> list[Score]:
-        return list(scores(self.model, self.cache.states_NSD, slots, targets, num_top, self.max_scored_rows))
+    def _scored(self, part: Progress) -> list[Score]:
+        """Scores of rows that have just passed the last block."""
+        sequence = part.run.sequence
+        rows = range(max(sequence.first_scored, sequence.filled[-1]), part.filled[-1])
+        if not rows:
+            return []
+        emitted = [max(0, emission.token_id) for emission in part.emissions[:1]]
+        targets = [*sequence.token_ids, *emitted][rows.start + 1 : rows.stop + 1]
+        num_top = [sequence.params.logprobs or 0] * len(rows)
+        states = self.cache.states_NSD
+        own = self._slots(sequence, rows)
+        return list(scores(self.model, states, own, targets, num_top, MAX_SCORED_ROWS, sequence.is_original))
 
-    def tensor(self, values: Iterable[int]) -> Tensor:
-        return torch.as_tensor(values, device=self.cache.keys.device, dtype=torch.long)
+    def _slots(self, sequence: Sequence, rows: range) -> list[int]:
+        return slots(sequence, rows, self.cache.page_size)
 
 
-def tokens_of(runs: Items[Run]) -> list[int]:
-    """Of every row of the runs, in order."""
-    return [token for run in runs for token in run.sequence.token_ids[run.rows.start : run.rows.stop]]
+def take(fronts: Fronts, answers_4F: Tensor) -> None:
+    for (part, front), answers in zip(fronts, answers_4F[:, : len(fronts)].T.tolist(), strict=True):
+        part.take(front.row, *answers)

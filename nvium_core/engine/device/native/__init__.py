@@ -5,15 +5,14 @@ Compiled where it runs; without a compiler, and for a model with parts that bloc
 """
 
 from nvium_core.choices import Instructions
-from nvium_core.engine.device.native.backend import NativeBackend
 from nvium_core.engine.device.native.instructions import available, instructions, limit
 from nvium_core.engine.device.native.library import native_library
 from nvium_core.engine.device.native.weights import is_plain
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 
-__all__ = ["NativeBackend", "available", "instructions", "knows", "limit", "native_library"]
+__all__ = ["available", "instructions", "knows", "limit", "native_library"]
 
 
-def knows(model: NviumForCausalLM, asked: Instructions = "auto") -> bool:
+def knows(model: Nvium, asked: Instructions = "auto") -> bool:
     """Whether this model can run natively here, with these instructions."""
     return is_plain(model) and native_library(instructions(asked)) is not None

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -90,6 +91,15 @@ template <typename E> inline ints widened(const E* from) {
 }
 #endif
 
+#if defined(__AVX512F__)
+inline doubles load_doubles(const float* from) { return (doubles)_mm512_maskz_cvtps_pd(0xFF, bits_at<__m256>(from)); }
+#elif defined(__AVX2__)
+inline doubles load_doubles(const float* from) { return (doubles)_mm256_cvtps_pd(bits_at<__m128>(from)); }
+#else
+inline doubles load_doubles(const float* from) { return __builtin_convertvector(bits_at<Narrow<float, double>>(from), doubles); }
+#endif
+inline doubles load_doubles(const double* from) { return load(from); }
+
 inline floats load(const BFloat16* from) { return bits_as<floats>(widened(&from->bits) << 16); }
 
 template <typename V, typename A> inline void store(const V& v, A* to) { std::memcpy(to, &v, sizeof v); }
@@ -114,11 +124,26 @@ template <int W, typename A> inline Vector<A> totals(Vector<A>* sums) {
     return totals<W / 2, A>(sums);
 }
 
-// The sum of a vector's lanes, in the order of `totals`.
-template <typename A> inline A total(Vector<A> v) {
-  for (int w = lanes<A> / 2; w; w /= 2)
-    for (int i = 0; i < w; ++i) v[i] += v[i + w];
-  return v[0];
+template <int W, typename V, size_t... I> inline V exchanged(const V& v, std::index_sequence<I...>) {
+  constexpr typename MaskOf<V>::type other{static_cast<int>(I ^ W)...};
+  return __builtin_shuffle(v, other);
+}
+
+// The sum of a vector's lanes in each of them, in the order of `totals`.
+template <typename A, int W = lanes<A> / 2> inline Vector<A> spread_total(const Vector<A>& v) {
+  if constexpr (W == 0)
+    return v;
+  else
+    return spread_total<A, W / 2>(v + exchanged<W>(v, std::make_index_sequence<lanes<A>>()));
+}
+
+template <typename A> inline A total(const Vector<A>& v) { return spread_total<A>(v)[0]; }
+
+// The same of numbers that fill vectors.
+template <typename A> inline Vector<A> total_everywhere(const A* x, int64_t length) {
+  Vector<A> sums{};
+  for (int64_t i = 0; i < length; i += lanes<A>) sums += load(x + i);
+  return spread_total<A>(sums);
 }
 
 // e^x, to within a few units of float32's last place, for x of at most 87 either way; NaN stays NaN.
@@ -140,22 +165,37 @@ inline floats exp(floats x) {
   return sum * bits_as<floats>(power);
 }
 
-// The same to within two units of float64's last place; nothing for x below -708, as far as 708 above.
-inline doubles exp(doubles x) {
-  const longs vanishes = x < -708.0;
-  const doubles bound = x - x + 708.0;
-  x = x < bound ? x : bound;
-  x = x > -bound ? x : -bound;
-  const doubles shifted = x * 1.44269504088896338700 + 6755399441055744.0;  // 1.5 · 2^52
-  const longs bits = bits_as<longs>(shifted);
+// The same to within two units of float64's last place; nothing for x below `least`, as far as 708 above. 2^(n / kRoots) comes
+// from a table that one instruction looks up, where there is one.
+inline doubles exp(doubles x, double least = -708.0) {
+  constexpr int kRoots = lanes<double> == 8 ? 8 : 1, kDegree = kRoots == 8 ? 8 : 13;
+  constexpr double eighths[] = {1.0,
+                                1.0905077326652576592,
+                                1.1892071150027210667,
+                                1.2968395546510096659,
+                                1.4142135623730950488,
+                                1.5422108254079408236,
+                                1.6817928305074290861,
+                                1.8340080864093424635};
+  constexpr double of_powers[] = {  // its Taylor series up to the 13th power
+      1 / 6227020800.0, 1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0, 1 / 40320.0, 1 / 5040.0,
+      1 / 720.0,        1 / 120.0,       1 / 24.0,       1 / 6.0,       1 / 2.0,      1.0,         1.0};
+  const longs vanishes = x < least;
+  x = x > 708.0 ? doubles{} + 708.0 : x;  // NaN stays NaN
+  x = bits_as<doubles>(bits_as<longs>(x) & ~vanishes);
+  const doubles shifted = x * (kRoots * 1.44269504088896338700) + 6755399441055744.0;  // 1.5 · 2^52
+  const longs bits = bits_as<longs>(shifted), root = bits & (kRoots - 1);
   const doubles whole = shifted - 6755399441055744.0;
-  const doubles rest = (x - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10;
-  doubles sum = rest * (1 / 6227020800.0) + 1 / 479001600.0;  // its Taylor series up to the 13th power
-  for (const double factorial :
-       {39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0})
-    sum = sum * rest + 1 / factorial;
-  const longs power = (bits - 0x4338000000000000 + 1023) << 52;
-  return vanishes ? doubles{} : sum * bits_as<doubles>(power);
+  const doubles rest =
+      (x - whole * (6.93147180369123816490e-01 / kRoots)) - whole * (1.90821492927058770002e-10 / kRoots);
+  doubles sum = doubles{} + of_powers[13 - kDegree];
+#pragma GCC unroll 16
+  for (int i = 14 - kDegree; i < 14; ++i) sum = sum * rest + of_powers[i];
+  doubles roots;
+  for (int i = 0; i < lanes<double>; ++i) roots[i] = kRoots == 1 ? 1.0 : eighths[i];
+  const longs power = (bits - root) << (52 - std::countr_zero(unsigned{kRoots}));
+  const doubles product = sum * bits_as<doubles>(bits_as<longs>(__builtin_shuffle(roots, root)) + power);
+  return bits_as<doubles>(bits_as<longs>(product) & ~vanishes);
 }
 
 // x y / (1 + e^-x), in place of x.
@@ -178,13 +218,31 @@ template <typename A> inline A exponentials(A* x, A offset, int64_t length) {
     sums += e;
   }
   A sum = total<A>(sums);
-  if (i < length) {  // as the others: equal numbers stay equal wherever they stand
+  if (i < length) {  // like the others: equal inputs give equal results at every position
     A rest[lanes<A>] = {};
     std::copy(x + i, x + length, rest);
     store(exp(load(rest) - offset), rest);
     for (A* e = rest; i < length; ++i) sum += x[i] = *e++;
   }
   return sum;
+}
+
+template <typename A> inline A largest(const A* x, int64_t length) {
+  A most = x[0];
+  int64_t i = 0;
+  if (constexpr int kChains = 4; length >= kChains * lanes<A>) {
+    Vector<A> mosts[kChains];
+    for (auto& each : mosts) each = Vector<A>{} + most;
+    for (; i + kChains * lanes<A> <= length; i += kChains * lanes<A>)
+      for (int n = 0; n < kChains; ++n) {
+        const Vector<A> x_i = load(x + i + n * lanes<A>);
+        mosts[n] = x_i > mosts[n] ? x_i : mosts[n];
+      }
+    for (const auto& each : mosts)
+      for (int n = 0; n < lanes<A>; ++n) most = std::max(most, each[n]);
+  }
+  for (; i < length; ++i) most = std::max(most, x[i]);
+  return most;
 }
 
 // log(1 + e^x)
@@ -215,6 +273,59 @@ template <typename A, typename T> inline Vector<A> products(const A* x, const T*
   for (; i < length; ++i)
     for (int n = 0; n < lanes<A>; ++n) out[n] += x[i] * static_cast<A>(matrix[n * stride + i]);
   return out;
+}
+
+template <int W, typename V, size_t... I> inline void swap_blocks(V& a, V& b, std::index_sequence<I...>) {
+  constexpr int L = sizeof...(I);
+  using Mask = typename MaskOf<V>::type;
+  constexpr Mask first{static_cast<int>(I & W ? L + I - W : I)...}, second{static_cast<int>(I & W ? L + I : I + W)...};
+  const V upper = __builtin_shuffle(a, b, first);
+  b = __builtin_shuffle(a, b, second), a = upper;
+}
+
+template <typename A, int W = lanes<A> / 2> inline void transpose_square(Vector<A>* rows) {
+  for (int i = 0; i < lanes<A>; ++i)
+    if (!(i & W)) swap_blocks<W>(rows[i], rows[i + W], std::make_index_sequence<lanes<A>>());
+  if constexpr (W > 1) transpose_square<A, W / 2>(rows);
+}
+
+// As many rows of a matrix as a vector has lanes, `stride` apart, into tile [length, lanes].
+template <typename A, typename T> inline void transpose(const T* matrix, int64_t stride, int64_t length, A* tile) {
+  int64_t i = 0;
+  for (; i + lanes<A> <= length; i += lanes<A>) {
+    Vector<A> rows[lanes<A>];
+    for (int n = 0; n < lanes<A>; ++n) rows[n] = load(matrix + n * stride + i);
+    transpose_square<A>(rows);
+    for (int n = 0; n < lanes<A>; ++n) store(rows[n], tile + (i + n) * lanes<A>);
+  }
+  for (; i < length; ++i)
+    for (int n = 0; n < lanes<A>; ++n) tile[i * lanes<A> + n] = static_cast<A>(matrix[n * stride + i]);
+}
+
+// The elements at `lane` of each vector's width, then those W further, in the order of `total`.
+template <int W, int R, typename A>
+inline void add_in_order(const A* const (&x)[R], const A* tile, int64_t whole, int64_t lane, Vector<A> (&sums)[R]) {
+  if constexpr (W == lanes<A>) {
+    for (int r = 0; r < R; ++r) sums[r] = Vector<A>{};
+    for (int64_t i = lane; i < whole; i += W) {
+      const Vector<A> element = load(tile + i * W);
+      for (int r = 0; r < R; ++r) sums[r] += x[r][i] * element;
+    }
+  } else {
+    Vector<A> others[R];
+    add_in_order<2 * W>(x, tile, whole, lane, sums);
+    add_in_order<2 * W>(x, tile, whole, lane + W, others);
+    for (int r = 0; r < R; ++r) sums[r] += others[r];
+  }
+}
+
+// `products` of R vectors and a transposed tile, to the bit.
+template <int R, typename A>
+inline void products_of_tile(const A* const (&x)[R], const A* tile, int64_t length, Vector<A> (&sums)[R]) {
+  const int64_t whole = length / lanes<A> * lanes<A>;
+  add_in_order<1>(x, tile, whole, 0, sums);
+  for (int64_t i = whole; i < length; ++i)
+    for (int r = 0; r < R; ++r) sums[r] += x[r][i] * load(tile + i * lanes<A>);
 }
 
 }  // namespace nvium

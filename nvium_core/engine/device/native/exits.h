@@ -34,7 +34,7 @@ template <typename A>
 void linear(const std::vector<A>& x, const Matrix& weight, const A* bias, int64_t num_rows, int64_t length, int64_t count,
             A* y, int num_threads) {
   Team::shared().run(num_threads, num_panels<A>(count), [&](int64_t begin, int64_t end) {
-    project_into(x.data(), weight, num_rows, length, count, begin, end, y);
+    project_into<A>({x.data(), num_rows, length}, weight, count, begin, end, y);
   });
   if (bias)
     for (int64_t i = 0; i < num_rows * count; ++i) y[i] += bias[i % count];
@@ -81,28 +81,6 @@ void adapt(const ExitShape& shape, const Exit<A>& exit, std::vector<A>& x, int n
   for (int64_t r = 0; r < num_rows; ++r) silu_times(&mid[r * inner], ones.data(), inner);
   linear<A>(mid, exit.down, nullptr, num_rows, inner, width, added.data(), num_threads);
   for (size_t i = 0; i < x.size(); ++i) x[i] += added[i];
-}
-
-// Of normed rows, [R, V].
-template <typename A>
-void logits(const ExitShape& shape, const Exit<A>& exit, const A* x, A* out, int64_t num_rows, int num_threads) {
-  std::vector<A> o(x, x + num_rows * shape.width);
-  adapt<A>(shape, exit, o, num_threads);
-  linear<A>(o, exit.head, nullptr, num_rows, shape.width, shape.vocab_size, out, num_threads);
-}
-
-// A token from each of these rows' logits.
-template <typename A>
-void sample(const ExitShape& shape, const Exit<A>& exit, const A* x, const int64_t* rows, int64_t num_rows,
-           const Draw* asked, int64_t* tokens, int num_threads) {
-  static thread_local std::vector<A> picked, out;
-  static thread_local std::vector<double> weights;
-  picked.resize(num_rows * shape.width);
-  out.resize(num_rows * shape.vocab_size);
-  for (int64_t r = 0; r < num_rows; ++r) std::copy_n(x + rows[r] * shape.width, shape.width, &picked[r * shape.width]);
-  logits<A>(shape, exit, picked.data(), out.data(), num_rows, num_threads);
-  for (int64_t r = 0; r < num_rows; ++r)
-    tokens[r] = draw_row(&out[r * shape.vocab_size], shape.vocab_size, asked[r], weights);
 }
 
 }  // namespace nvium

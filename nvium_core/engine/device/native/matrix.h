@@ -5,11 +5,11 @@
 // or two elements, so that memory is read in order. The last vector is padded with zeros.
 #pragma once
 
-#include "arithmetic.h"
+#include "tiles.h"
 
 namespace nvium {
 
-enum Kind : int64_t { kFloat64, kFloat32, kBFloat16, kQ8, kQ4 };
+enum Format : int64_t { kFloat64, kFloat32, kBFloat16, kQ8, kQ4, kQ4WithMin };
 
 struct Matrix {
   int64_t kind;
@@ -17,69 +17,6 @@ struct Matrix {
 
   explicit operator bool() const { return data; }
 };
-
-// Formats: how a step of one vector is unpacked. `kGroup` elements share a scale, stored before them for each lane as an
-// IEEE half; 0 for formats without scales.
-template <typename A> struct Plain {
-  static constexpr int64_t kLanes = lanes<A>;
-  static constexpr int kStep = 1, kBytes = kVectorBytes, kGroup = 0;
-  static Vector<A> unpack(const char* at, int) { return bits_at<Vector<A>>(at); }
-};
-
-template <typename A> struct Pairs;
-template <> struct Pairs<float> {  // two of bfloat16 in 32 bits, the first in the lower half
-  static constexpr int64_t kLanes = lanes<float>;
-  static constexpr int kStep = 2, kBytes = kVectorBytes, kGroup = 0;
-  static floats unpack(const char* at, int element) {
-    const ints both = bits_at<ints>(at);
-    return bits_as<floats>(element ? both & static_cast<int32_t>(0xFFFF0000) : both << 16);
-  }
-};
-
-template <typename A, typename E> inline Vector<A> whole_numbers(const E* from) {
-  if constexpr (std::is_same_v<A, float>)
-    return __builtin_convertvector(widened(from), floats);
-  else
-    return __builtin_convertvector(__builtin_convertvector(bits_at<Narrow<E, A>>(from), Narrow<int32_t, A>), Vector<A>);
-}
-
-template <typename A> struct Bytes {
-  static constexpr int64_t kLanes = lanes<A>;
-  static constexpr int kStep = 1, kBytes = lanes<A>, kGroup = 32;
-  static Vector<A> unpack(const char* at, int) { return whole_numbers<A>(reinterpret_cast<const int8_t*>(at)); }
-};
-
-template <typename A> struct Nibbles {  // of 4 bits less 8, the first in the lower half of a byte
-  static constexpr int64_t kLanes = lanes<A>;
-  static constexpr int kStep = 2, kBytes = lanes<A>, kGroup = 32;
-  static Vector<A> unpack(const char* at, int element) {
-    if constexpr (std::is_same_v<A, float>) {
-      const ints both = widened(reinterpret_cast<const uint8_t*>(at));
-      return __builtin_convertvector((element ? both >> 4 : both & 15) - 8, floats);
-    } else {
-      const auto both = bits_at<Narrow<uint8_t, A>>(at);
-      return __builtin_convertvector(element ? both >> 4 : both & 15, Vector<A>) - 8;
-    }
-  }
-};
-
-// Finite halves, exactly: their bits as those of a float are 2^112 times too small.
-template <typename A> inline Vector<A> halves(const char* at) {
-  if constexpr (std::is_same_v<A, float>) {
-    const ints bits = widened(reinterpret_cast<const uint16_t*>(at));
-    const floats size = bits_as<floats>((bits & 0x7FFF) << 13) * 0x1p112f;
-    return bits_as<floats>(bits_as<ints>(size) | (bits & 0x8000) << 16);
-  } else {
-    Vector<A> out{};
-    for (int i = 0; i < lanes<A>; ++i) {
-      uint16_t bits;
-      std::memcpy(&bits, at + 2 * i, 2);
-      const uint32_t scaled = (bits & 0x7FFF) << 13;
-      out[i] = bits_as<float>(scaled) * 0x1p112f * (bits & 0x8000 ? -1 : 1);
-    }
-    return out;
-  }
-}
 
 // Vectors of a panel; how many of them a product of many rows takes at once; and the rows whose sums then fit in registers.
 // Float64 is for checks: one vector and a few rows.
@@ -131,14 +68,22 @@ void panel_products(const A* x, int64_t length, const Panel& panel, Vector<A> (&
 
 template <typename F, int R, int K, typename A>
 void grouped_panel_products(const A* x, int64_t length, const Panel& panel, Vector<A> (&sums)[K][R]) {
-  constexpr int64_t scale_bytes = 2 * lanes<A>, steps = F::kGroup / F::kStep;
+  constexpr int64_t scale_bytes = 2 * lanes<A>, all_scales = F::kScales * scale_bytes, steps = F::kGroup / F::kStep;
   const char* group = panel.data;
-  for (int64_t i = 0; i < length; i += F::kGroup, group += panel.vectors * (scale_bytes + steps * F::kBytes)) {
+  for (int64_t i = 0; i < length; i += F::kGroup, group += panel.vectors * (all_scales + steps * F::kBytes)) {
     Vector<A> own[K][R] = {};
-    add_products<F>(x + i, length, group + panel.vectors * scale_bytes, panel, steps, own);
+    add_products<F>(x + i, length, group + panel.vectors * all_scales, panel, steps, own);
+    [[maybe_unused]] Vector<A> totals[R];
+    if constexpr (F::kScales == 2)
+      for (int r = 0; r < R; ++r) totals[r] = total_everywhere<A>(x + r * length + i, F::kGroup);
     for (int k = 0; k < K; ++k) {
-      const Vector<A> scale = halves<A>(group + (panel.first + k) * scale_bytes);
+      const char* at = group + (panel.first + k) * scale_bytes;
+      const Vector<A> scale = halves(at);
       for (int r = 0; r < R; ++r) sums[k][r] += scale * own[k][r];
+      if constexpr (F::kScales == 2) {
+        const Vector<A> offset = halves(at + panel.vectors * scale_bytes) + scale * 8;
+        for (int r = 0; r < R; ++r) sums[k][r] += offset * totals[r];
+      }
     }
   }
 }
@@ -190,46 +135,56 @@ void multiply_panel(int64_t num_rows, const A* x, int64_t length, Panel panel, U
 }
 
 template <typename F> constexpr int64_t vector_bytes(int64_t length) {
-  const int64_t of_scales = F::kGroup ? 2 * F::kLanes : 0, group = F::kGroup ? F::kGroup : F::kStep;
+  const int64_t of_scales = F::kScales * 2 * F::kLanes, group = F::kGroup ? F::kGroup : F::kStep;
   return (length + group - 1) / group * (of_scales + group / F::kStep * F::kBytes);
 }
 
 template <typename A> constexpr int64_t panel_rows = kAcross<A> * lanes<A>;
 template <typename A> constexpr int64_t num_panels(int64_t count) { return (count + panel_rows<A> - 1) / panel_rows<A>; }
 
+// Rows [R, length] to be multiplied; in tiles too, where they are to be used.
+template <typename A> struct Operand {
+  const A* x;
+  int64_t num_rows, length;
+  const TiledRows* tiled = nullptr;
+};
+
 template <typename F, typename A, typename Use>
-void project_as(const A* x, const char* data, int64_t num_rows, int64_t length, int64_t count, int64_t begin, int64_t end,
-                Use&& use) {
+void project_as(const Operand<A>& in, const char* data, int64_t count, int64_t begin, int64_t end, Use&& use) {
   const int64_t vectors = (count + lanes<A> - 1) / lanes<A>;
   for (int64_t panel = begin; panel < end; ++panel) {
     const int64_t before = panel * kAcross<A>, here = std::min<int64_t>(kAcross<A>, vectors - before);
-    multiply_panel<F>(num_rows, x, length, {data + before * vector_bytes<F>(length), here, 0},
-                      [&](int64_t r, int64_t vector, const Vector<A>& products) {
-                        const int64_t n = (before + vector) * lanes<A>;
-                        use(r, n, reinterpret_cast<const A*>(&products), std::min(lanes<A>, count - n));
-                      });
+    const char* at = data + before * vector_bytes<F>(in.length);
+    const auto use_vector = [&](int64_t r, int64_t vector, const Vector<A>& products) {
+      const int64_t n = (before + vector) * lanes<A>;
+      use(r, n, reinterpret_cast<const A*>(&products), std::min(lanes<A>, count - n));
+    };
+    if constexpr (kMayTile<A>)
+      if (in.tiled) {
+        multiply_tiled<F>(*in.tiled, in.num_rows, in.length, at, here, use_vector);
+        continue;
+      }
+    multiply_panel<F>(in.num_rows, in.x, in.length, {at, here, 0}, use_vector);
   }
 }
 
 // Σ_d x[r, d] W[n, d] for the n of panels [begin, end). Calls `use` with (r, n, products of n and those after it, how many).
 template <typename A, typename Use>
-void project(const A* x, const Matrix& matrix, int64_t num_rows, int64_t length, int64_t count, int64_t begin, int64_t end,
-             Use&& use) {
-  const auto as = [&](auto format) {
-    project_as<decltype(format)>(x, matrix.data, num_rows, length, count, begin, end, use);
-  };
-  if (matrix.kind == kQ8) return as(Bytes<A>{});
-  if (matrix.kind == kQ4) return as(Nibbles<A>{});
-  if constexpr (std::is_same_v<A, float>)
-    if (matrix.kind == kBFloat16) return as(Pairs<A>{});
+void project(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t begin, int64_t end, Use&& use) {
+  const auto as = [&](auto format) { project_as<decltype(format)>(in, matrix.data, count, begin, end, use); };
+  if constexpr (std::is_same_v<A, float>) {
+    if (matrix.kind == kQ8) return as(Bytes{});
+    if (matrix.kind == kQ4) return as(Nibbles{});
+    if (matrix.kind == kQ4WithMin) return as(NibblesWithMin{});
+    if (matrix.kind == kBFloat16) return as(Pairs{});
+  }
   as(Plain<A>{});
 }
 
 // The same, into y [R, N].
 template <typename A>
-void project_into(const A* x, const Matrix& matrix, int64_t num_rows, int64_t length, int64_t count, int64_t begin,
-                  int64_t end, A* y) {
-  project(x, matrix, num_rows, length, count, begin, end, [&](int64_t r, int64_t n, const A* products, int64_t num) {
+void project_into(const Operand<A>& in, const Matrix& matrix, int64_t count, int64_t begin, int64_t end, A* y) {
+  project(in, matrix, count, begin, end, [&](int64_t r, int64_t n, const A* products, int64_t num) {
     std::copy_n(products, num, y + r * count + n);
   });
 }

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nvium_core.model.quantized import GROUP, Groups
+from nvium_core.model.quantized import GROUP, LEAST, Groups
 
-GROUP_KINDS: dict[str, int] = {"q8": 3, "q4": 4}
+GROUP_KINDS: dict[str, int] = {"q8": 3, "q4": 4, "q4_1": 5}
 KINDS = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
 """As in matrix.h, with groups and without."""
 
@@ -49,15 +49,15 @@ def pack(weight_ND: Tensor, layout: Layout) -> Packed:
 
 
 def pack_groups(groups: Groups, layout: Layout) -> Packed:
-    """Of each panel, group by group: the scales of all its lanes, and then their numbers."""
+    """Of each panel, group by group: the scales of all its lanes, then their minima if they have some, then numbers."""
     numbers_NGX = groups.numbers_ND.unflatten(1, (-1, GROUP))
-    if groups.kind == "q4":
-        low, high = (numbers_NGX + 8).to(torch.uint8).unflatten(2, (-1, 2)).unbind(3)
+    if groups.kind != "q8":
+        low, high = (numbers_NGX - LEAST[groups.kind]).to(torch.uint8).unflatten(2, (-1, 2)).unbind(3)
         numbers_NGX = low | high << 4
-    scales = _grouped_panels(groups.scales_NG[..., None], layout)
-    numbers = _grouped_panels(numbers_NGX, layout)
-    both = (torch.cat(pair, 1).flatten() for pair in zip(scales, numbers, strict=True))
-    return Packed(GROUP_KINDS[groups.kind], torch.cat(list(both)))
+    minima = [] if groups.minima_NG is None else [groups.minima_NG[..., None]]
+    parts = [_grouped_panels(part, layout) for part in (groups.scales_NG[..., None], *minima, numbers_NGX)]
+    panels = [torch.cat(panel, 1).flatten() for panel in zip(*parts, strict=True)]
+    return Packed(GROUP_KINDS[groups.kind], torch.cat(panels))
 
 
 def _grouped_panels(groups_NGX: Tensor, layout: Layout) -> list[Tensor]:

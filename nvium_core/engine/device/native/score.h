@@ -17,7 +17,7 @@ constexpr int64_t kScoredAtOnce = 32;  // rows of the head's product
 // p_k [R, E].
 struct Scores {
   int64_t num_rows;
-  const int64_t *slots, *targets;
+  const int64_t *slots, *targets, *are_original;  // the last: by the last exit alone
   int64_t num_top;
   double* logprobs;
   int64_t* top_tokens;
@@ -27,7 +27,7 @@ struct Scores {
 
 // log Σ e^x; overwrites x.
 template <typename A> double log_sum_exp(A* x, int64_t length) {
-  const A peak = *std::max_element(x, x + length);
+  const A peak = largest(x, length);
   return peak + std::log(static_cast<double>(exponentials(x, peak, length)));
 }
 
@@ -37,19 +37,20 @@ template <typename A> class Mixture {
   Mixture(const A* logits, const double* shifts, int64_t num_exits, int64_t vocab_size)
       : logits_(logits), shifts_(shifts), num_exits_(num_exits), vocab_size_(vocab_size) {}
 
-  // The largest exit's share: at least this and at most log E more is what the mixture gives.
-  double largest(int64_t token) const {
+  // The largest exit's share of any of these tokens: at least this and at most log E more is what the mixture gives.
+  double most(int64_t token, int64_t count = 1) const {
     double most = -INFINITY;
-    for (int64_t e = 0; e < num_exits_; ++e) most = std::max(most, share(e, token));
+    for (int64_t e = 0; e < num_exits_; ++e)
+      most = std::max(most, largest(logits_ + e * vocab_size_ + token, count) + shifts_[e]);
     return most;
   }
 
   double log_probability(int64_t token) const {
-    const double most = largest(token);
-    if (std::isinf(most)) return most;
+    const double peak = most(token);
+    if (std::isinf(peak)) return peak;
     double sum = 0;
-    for (int64_t e = 0; e < num_exits_; ++e) sum += std::exp(share(e, token) - most);
-    return most + std::log(sum);
+    for (int64_t e = 0; e < num_exits_; ++e) sum += std::exp(share(e, token) - peak);
+    return peak + std::log(sum);
   }
 
   // The most probable ones, best first; of equals the lowest id.
@@ -60,14 +61,20 @@ template <typename A> class Mixture {
     };
     const double slack = std::log(static_cast<double>(num_exits_));
     std::vector<Candidate> heap;  // the worst of them in front
-    for (int64_t token = 0; count && token < vocab_size_; ++token) {
-      const bool is_full = static_cast<int64_t>(heap.size()) == count;
-      if (is_full && largest(token) + slack < heap.front().first) continue;
-      const Candidate found{log_probability(token), token};
-      if (is_full && !before(found, heap.front())) continue;
-      if (is_full) std::pop_heap(heap.begin(), heap.end(), before), heap.pop_back();
-      heap.push_back(found), std::push_heap(heap.begin(), heap.end(), before);
-    }
+    const auto is_full = [&] { return static_cast<int64_t>(heap.size()) == count; };
+    const auto is_beaten = [&](int64_t token, int64_t length) {
+      return is_full() && most(token, length) + slack < heap.front().first;
+    };
+    each_block(count ? vocab_size_ : 0, [&](int64_t first, int64_t length) {
+      if (is_beaten(first, length)) return;
+      for (int64_t token = first; token < first + length; ++token) {
+        if (is_beaten(token, 1)) continue;
+        const Candidate found{log_probability(token), token};
+        if (is_full() && !before(found, heap.front())) continue;
+        if (is_full()) std::pop_heap(heap.begin(), heap.end(), before), heap.pop_back();
+        heap.push_back(found), std::push_heap(heap.begin(), heap.end(), before);
+      }
+    });
     std::sort_heap(heap.begin(), heap.end(), before);
     return heap;
   }
@@ -114,6 +121,11 @@ void score(const ExitShape& shape, const Exit<Accumulator<T>>* const* exits, int
     A* const all_logits = logits.data();
     evaluate_exits<T>(shape, exits, num_exits, states, num_slots, asked.slots + first, num_rows, log_p.data(),
                       outputs.data(), num_threads);
+    for (int64_t r = 0; r < num_rows; ++r)
+      if (asked.are_original[first + r]) {
+        std::fill_n(&log_p[r * num_exits], num_exits - 1, -INFINITY);
+        log_p[(r + 1) * num_exits - 1] = 0;
+      }
     linear<A>(outputs, exits[0]->head, nullptr, of_exits, shape.width, vocab, all_logits, num_threads);
     Team::shared().run(num_threads, num_rows, [&](int64_t begin, int64_t end) {
       std::vector<A> scratch(vocab);

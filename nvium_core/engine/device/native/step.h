@@ -1,146 +1,163 @@
-// Steps, each of a block and of the junction behind it, one after another.
+// A Step in one call: rows through blocks, and what their fronts emit; several tokens a sequence where nobody waits for them.
 #pragma once
 
-#include <algorithm>
-#include <chrono>
-#include <vector>
-
-#include "block.h"
-#include "exits.h"
-#include "randomness.h"
+#include "decide.h"
+#include "score.h"
 
 namespace nvium {
 
-constexpr int64_t kGoesOn = -2;
-
-// What became of a front in Steps that ran one after another: the block behind which it was asked last, the token it emitted
-// there or kGoesOn, and log of the probability to exit there and to go on, from where the front stood before the first.
-struct Outcome {
-  int64_t block, token;
-  double log_exit, log_continue;
+struct BlockReport {
+  int64_t num_steps, num_rows;
+  double seconds;
 };
 
-// What a Step needs, and, from `outcomes` [F] on, what came of it; those of the first Step are of all that ran with it.
-struct Step {
-  const BlockShape* shape;
-  const void* layers;
-  const ExitShape* exit_shape;
-  const void* exit;
-  Rows rows;
-  int64_t num_fronts;
-  const int64_t* fronts;  // their rows [F]
-  Outcome* outcomes;
-  double layer_seconds, router_seconds, head_seconds;
+struct Call {
+  int64_t first, stop;  // of the blocks
+  int64_t whole;        // every row passes all of them; else a run ends where its front emits
+  int64_t num_runs;
+  Run* runs;
+  Seat* seats;
+  int64_t max_rows;  // of a later block in one call, unless whole
+  double seconds;    // no further token is begun after this long
+  int64_t num_threads;
+  int64_t is_tiled;  // products by tiles
+  Scores scores;
+  BlockReport* reports;  // [N]
+  double router_seconds, head_seconds;
 };
 
-// Seconds since the last time it was asked.
-class Clock {
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-
- public:
-  double lap() {
-    const auto before = last_;
-    last_ = std::chrono::steady_clock::now();
-    return std::chrono::duration<double>(last_ - before).count();
-  }
-};
-
-// The fronts of Steps that run one after another: the same in each, until they emit. Their draws come last, so that the head,
-// which all exits share, is read once for all of them.
-template <typename T> class Fronts {
+template <typename T> class Calls {
   using A = Accumulator<T>;
+  using F = Front<A>;
 
  public:
-  Fronts(int64_t count, Outcome* outcomes) : outcomes_(outcomes), left_(count) {
-    for (int64_t f = 0; f < count; ++f) left_[f] = f, outcomes_[f] = {0, kGoesOn, 0, 0};
-  }
+  Calls(const Model<T>& model, Call& call) : model_(model), call_(call) {}
 
-  // Whether any has not emitted.
-  bool are_left() const { return !left_.empty(); }
-
-  void ask(Step& step, const Pass<T>& pass, const T* states, int num_threads) {
+  void run() {
     Clock clock;
-    const Exit<A>& exit = *static_cast<const Exit<A>*>(step.exit);
-    const int64_t width = step.shape->width;
-    std::vector<int64_t> slots, going;
-    for (int64_t f : left_) slots.push_back(pass.own_slot(step.fronts[f]));
-    std::vector<A> x(left_.size() * width), emitting;
-    std::vector<double> log_w(2 * left_.size());
-    route<T>(*step.exit_shape, exit, states, slots.data(), left_.size(), x.data(), log_w.data(), num_threads);
-    for (size_t i = 0; i < left_.size(); ++i) {
-      const int64_t f = left_[i], row = step.fronts[f], block = step.shape->boundary;
-      const double log_continue = log_w[2 * i], log_exit = log_w[2 * i + 1], before = outcomes_[f].log_continue;
-      outcomes_[f] = {block, kNoToken, before + log_exit, before + log_continue};
-      if (std::isnan(log_exit + log_continue)) continue;
-      const Seat& seat = pass.seat(row);
-      const auto drawn = [&](const char* purpose) {
-        return uniform(seat.seed, seat.choice, pass.position(row), block, purpose);
-      };
-      if (drawn("route") >= std::exp(log_exit)) {
-        outcomes_[f].token = kGoesOn;
-        going.push_back(f);
-        continue;
-      }
-      draws_.push_back({&step, &outcomes_[f].token, {seat.manner, drawn("token")}});
-      emitting.insert(emitting.end(), &x[i * width], &x[i * width] + width);
-    }
-    left_.swap(going);
-    step.router_seconds = clock.lap();
-    adapt<A>(*step.exit_shape, exit, emitting, num_threads);
-    outputs_.insert(outputs_.end(), emitting.begin(), emitting.end());
-    step.head_seconds = clock.lap();
-  }
-
-  // Tokens for those that have emitted in these Steps, which share the time by how many.
-  void draw(Step* steps, int64_t count, int num_threads) {
-    if (draws_.empty()) return;
-    Clock clock;
-    const ExitShape& shape = *steps->exit_shape;
-    static thread_local std::vector<A> out;
-    static thread_local std::vector<double> weights;
-    out.resize(draws_.size() * shape.vocab_size);
-    linear<A>(outputs_, static_cast<const Exit<A>*>(steps->exit)->head, nullptr, draws_.size(), shape.width,
-              shape.vocab_size, out.data(), num_threads);
-    for (size_t i = 0; i < draws_.size(); ++i)
-      *draws_[i].token = draw_row(&out[i * shape.vocab_size], shape.vocab_size, draws_[i].asked, weights);
-    const double seconds_each = clock.lap() / draws_.size();
-    for (int64_t i = 0; i < count; ++i)
-      for (const Drawn& drawn : draws_)
-        if (drawn.step == steps + i) steps[i].head_seconds += seconds_each;
+    double seconds = 0;
+    do {
+      pass();
+      ++num_passes_;
+      call_.first = 0;
+      seconds += clock.lap();
+    } while (seconds < call_.seconds && all_go_on());
   }
 
  private:
-  struct Drawn {
-    const Step* step;
-    int64_t* token;
-    Draw asked;
-  };
+  int num_threads() const { return static_cast<int>(call_.num_threads); }
 
-  Outcome* outcomes_;
-  std::vector<int64_t> left_;
-  std::vector<A> outputs_;  // of those that emit, adapted, row by row
-  std::vector<Drawn> draws_;
-};
-
-// Returns how many Steps were run: all, or unless `goes_on_anyway` all up to the first behind which no front goes on. Fronts
-// that have emitted are asked no more.
-template <typename T>
-int64_t run(Step* steps, int64_t count, bool goes_on_anyway, const Tensors<T>* tensors, int num_threads) {
-  Fronts<T> fronts(steps->num_fronts, steps->outcomes);
-  int64_t i = 0;
-  for (; i < count && (i == 0 || goes_on_anyway || fronts.are_left()); ++i) {
-    Clock clock;
-    Step& step = steps[i];
-    Pass<T> pass(*step.shape, *tensors, step.rows);
-    pass.run(static_cast<const Layer<Accumulator<T>>*>(step.layers), num_threads);
-    pass.keep();
-    step.layer_seconds = clock.lap();
-    step.router_seconds = step.head_seconds = 0;
-    const T* states = tensors->states + step.shape->boundary * step.shape->num_slots * step.shape->width;
-    if (fronts.are_left()) fronts.ask(step, pass, states, num_threads);
+  // One token of each run at most.
+  void pass() {
+    const int64_t last = model_.num_blocks - 1;
+    std::vector<Run*> open;
+    std::vector<F> fronts;
+    std::vector<int64_t> first_scored;
+    fronts.reserve(call_.num_runs);
+    for (int64_t i = 0; i < call_.num_runs; ++i) {
+      Run& run = call_.runs[i];
+      open.push_back(&run);
+      first_scored.push_back(std::max(run.first_scored, run.filled[last]));
+      fronts.emplace_back(run, call_.seats[run.seat], model_.exit_shape->vocab_size);
+    }
+    Decisions<T> decisions(model_, num_threads());
+    int64_t passed = call_.first;
+    for (int64_t block = call_.first; block < call_.stop; ++block) {
+      const std::vector<Row> rows = rows_of(open, block);
+      if (rows.empty()) continue;
+      if (block > call_.first && !call_.whole && static_cast<int64_t>(rows.size()) > call_.max_rows) break;
+      forward(block, rows);
+      std::vector<F*> routed;
+      for (F& front : fronts)
+        if (!front.has_emitted && front.run->filled[block] < front.run->stop && is_routed(front)) routed.push_back(&front);
+      for (Run* run : open) run->filled[block] = std::max(run->filled[block], run->stop);
+      decisions.route_fronts(block, routed);
+      passed = block;
+      if (!call_.whole) decisions.emit(block, fronts);
+      std::erase_if(open, [&](const Run* run) { return !call_.whole && fronts[run - call_.runs].has_emitted; });
+    }
+    decisions.emit(passed, fronts);
+    call_.router_seconds += decisions.router_seconds, call_.head_seconds += decisions.head_seconds;
+    append_emitted();
+    score_rows(first_scored);
   }
-  fronts.draw(steps, i, num_threads);
-  return i;
-}
+
+  std::vector<Row> rows_of(const std::vector<Run*>& open, int64_t block) const {
+    std::vector<Row> rows;
+    for (const Run* run : open)
+      for (int64_t t = run->filled[block]; t < run->stop; ++t) rows.push_back({t, &call_.seats[run->seat]});
+    return rows;
+  }
+
+  void forward(int64_t block, const std::vector<Row>& rows) {
+    Clock clock;
+    BlockForward<T> block_forward(model_.shapes[block], *model_.tensors, rows, call_.is_tiled);
+    block_forward.run(model_.layers[block], num_threads());
+    block_forward.keep();
+    BlockReport& report = call_.reports[block];
+    ++report.num_steps;
+    report.num_rows += rows.size();
+    report.seconds += clock.lap();
+  }
+
+  // A front that has exited in a pass is not routed again.
+  static bool is_routed(const F& front) {
+    const bool has_exited = front.seat->kind == kExits && !front.pending.empty();
+    if (front.seat->kind == kRace) return front.run->first_verified < front.run->stop;
+    return front.run->reaches_front() && !has_exited;
+  }
+
+  void append_emitted() {
+    for (int64_t i = 0; i < call_.num_runs; ++i) {
+      Run& run = call_.runs[i];
+      if (run.num_emitted <= num_passes_) continue;  // in an earlier pass
+      run.log_reached = 0;
+      Seat& seat = call_.seats[run.seat];
+      if (seat.kind != kRace || run.first_verified + 1 == run.num_tokens)
+        seat.append(run.emissions[run.num_emitted - 1].token, run.num_tokens);
+    }
+  }
+
+  // Whether another token of everybody may follow in this call. Moves the runs on.
+  bool all_go_on() {
+    for (int64_t i = 0; i < call_.num_runs; ++i) {
+      const Run& run = call_.runs[i];
+      if (run.num_emitted >= run.limit || run.num_emitted < num_passes_) return false;
+      const int64_t token = run.emissions[run.num_emitted - 1].token;
+      if (token == kNoToken || call_.seats[run.seat].stops_at(token)) return false;
+    }
+    for (int64_t i = 0; i < call_.num_runs; ++i) {
+      Run& run = call_.runs[i];
+      run.first_verified = run.num_tokens;
+      run.stop = ++run.num_tokens;
+    }
+    return true;
+  }
+
+  // The rows that have passed the last block and are to be scored.
+  void score_rows(const std::vector<int64_t>& first_scored) {
+    const int64_t last = model_.num_blocks - 1;
+    std::vector<int64_t> slots, targets, are_original;
+    for (int64_t i = 0; i < call_.num_runs; ++i) {
+      Run& run = call_.runs[i];
+      const Seat& seat = call_.seats[run.seat];
+      for (int64_t row = first_scored[i]; row < run.filled[last]; ++row, ++run.num_scored) {
+        slots.push_back(seat.slot(row, model_.shapes->page_size));
+        targets.push_back(std::max(int64_t{0}, seat.tokens[row + 1]));
+        are_original.push_back(seat.is_original);
+      }
+    }
+    if (slots.empty()) return;
+    Scores& scores = call_.scores;
+    scores.num_rows = slots.size(), scores.slots = slots.data(), scores.targets = targets.data();
+    scores.are_original = are_original.data();
+    score<T>(*model_.exit_shape, model_.exits, model_.num_blocks, model_.states(0), model_.shapes->num_slots, scores,
+             num_threads());
+  }
+
+  const Model<T>& model_;
+  Call& call_;
+  int64_t num_passes_ = 0;
+};
 
 }  // namespace nvium

@@ -1,7 +1,9 @@
 // A loop shared by threads. Each free thread takes the next part, the caller too, so a descheduled thread delays only the
 // part it has. A thread without work polls for a moment, then sleeps and leaves its core to the rest of the process.
+// Where other programs hold the cores, waiting for a descheduled thread costs more than it helps: the caller then works alone.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -15,7 +17,10 @@
 namespace nvium {
 
 constexpr int64_t kPartsPerThread = 4;
-constexpr auto kPatience = std::chrono::microseconds(20);  // before a thread gives up its core
+constexpr std::chrono::microseconds kPatience{20};        // before a thread gives up its core
+constexpr std::chrono::milliseconds kAlone{200};          // before a caller that works alone tries the team again
+constexpr std::chrono::milliseconds kWaits{10};           // of stalls, after which a caller works alone
+constexpr int kWaitShare = 4;                             // a quarter of the time may be stalls
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -47,7 +52,7 @@ class Team {
   // all parts itself.
   template <typename F> void run(int num_threads, int64_t count, F&& f) {
     std::unique_lock lock(busy_, std::defer_lock);
-    if (num_threads <= 1 || count <= 1 || !lock.try_lock()) return f(int64_t{0}, count);
+    if (num_threads <= 1 || count <= 1 || !lock.try_lock() || is_alone()) return f(int64_t{0}, count);
     while (size_ < num_threads - 1) std::thread(&Team::wait_for_work, this, size_++).detach();
     const int64_t parts = std::min(count, num_threads * kPartsPerThread);
     call_ = [](void* work, int64_t begin, int64_t end) { (*static_cast<std::remove_reference_t<F>*>(work))(begin, end); };
@@ -60,10 +65,30 @@ class Team {
     job_.notify_all();
     take_parts(job);
     const auto all_done = [&] { return done_.load(std::memory_order_acquire) == parts; };
-    while (!comes_soon(all_done)) std::this_thread::yield();
+    if (!comes_soon(all_done)) wait_longer(all_done);
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  bool is_alone() {
+    if (waits_ < kWaits) return false;
+    if (Clock::now() < last_wait_ + kAlone) return true;
+    waits_ = kWaits / 2;  // one more stall is enough
+    return false;
+  }
+
+  // Adds the stall to those before, less what the time since then makes up for.
+  template <typename Condition> void wait_longer(Condition&& condition) {
+    const auto start = Clock::now();
+    do
+      std::this_thread::yield();
+    while (!comes_soon(condition));
+    const auto end = Clock::now();
+    waits_ = std::max(waits_ - (start - last_wait_) / kWaitShare, Clock::duration{0}) + (end - start);
+    last_wait_ = end;
+  }
+
   void wait_for_work(int number) {
     for (uint32_t seen = 0;;) {
       const auto is_new = [&] { return job_.load(std::memory_order_acquire) != seen; };
@@ -86,6 +111,8 @@ class Team {
   }
 
   std::mutex busy_;
+  Clock::duration waits_{0};  // recent stalls
+  Clock::time_point last_wait_{};
   int size_ = 0;
   void (*call_)(void*, int64_t, int64_t) = nullptr;
   void* work_ = nullptr;

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nvium_core.engine.device.native.packing import KINDS, NOTHING, Layout, Packed, pack, pack_groups
 from nvium_core.model.exits import Adapter, Exit
 from nvium_core.model.llama import Layer
-from nvium_core.model.nvium import NviumForCausalLM
+from nvium_core.model.nvium import Nvium
 from nvium_core.model.quantized import groups_of
 
 Weight = Tensor | Packed | bool | None
@@ -49,7 +49,7 @@ class ExitShape(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, model: NviumForCausalLM) -> "ExitShape":
+    def of(cls, model: Nvium) -> "ExitShape":
         config = model.config
         return cls(
             config.hidden_size,
@@ -61,13 +61,11 @@ class ExitShape(ctypes.Structure):
         )
 
 
-def is_plain(model: NviumForCausalLM) -> bool:
-    """Whether the native functions read every parameter of the model but its drafter's, know its other parts, and run
-    where it is."""
+def is_plain(model: Nvium) -> bool:
+    """Whether the native functions read every parameter of the model, know its other parts, and run where it is."""
     if model.device.type != "cpu" or model.config.hidden_act != "silu":
         return False
-    needed = (weight for name, weight in model.named_parameters() if not name.startswith("drafter."))
-    if {id(weight) for weight in needed} != {id(weight) for weight in _read(model)}:
+    if {id(weight) for weight in model.parameters()} != {id(weight) for weight in _read(model)}:
         return False
     precisions = {weight.dtype for weight in _weights(model)}
     return len(precisions) == 1 and precisions <= KINDS.keys()
@@ -79,12 +77,12 @@ def narrowed(weight: Tensor) -> Tensor:
     return narrow if weight.dtype != torch.float64 and torch.equal(narrow.to(weight.dtype), weight) else weight
 
 
-def _weights(model: NviumForCausalLM) -> Iterable[Tensor]:
+def _weights(model: Nvium) -> Iterable[Tensor]:
     """All but the routers' last biases, which are more precise than the rest."""
     return (weight for name, weight in model.named_parameters() if not name.endswith("router.head.bias"))
 
 
-def _read(model: NviumForCausalLM) -> Iterator[Tensor]:
+def _read(model: Nvium) -> Iterator[Tensor]:
     """Every parameter that the native functions read."""
     yield from (model.model.embed_tokens.weight, model.lm_head.weight)
     parts: list[Items[Tensor | bool | None]] = [layer_parts(cast(Layer, layer)) for layer in model.model.layers]
@@ -134,12 +132,13 @@ class Store:
     """A model's weights as one build reads them: vectors in float32 or better, matrices in groups if their layer holds
     some, or else in the narrowest precision that loses nothing."""
 
-    def __init__(self, model: NviumForCausalLM, vector_bytes: int) -> None:
+    def __init__(self, model: Nvium, vector_bytes: int) -> None:
         self._model = model
         self._precise = torch.promote_types(model.lm_head.weight.dtype, torch.float32)
         self._layout = Layout.of(vector_bytes, self._precise)
         layers = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
-        self._groups = {id(layer.weight): groups for layer in layers if (groups := groups_of(layer))}
+        is_grouped = self._precise == torch.float32
+        self._groups = {id(layer.weight): groups for layer in layers if is_grouped and (groups := groups_of(layer))}
 
     def block(self, block: range) -> Pointers:
         layers = (cast(Layer, self._model.model.layers[index]) for index in block)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nvium_core.engine.device.graphs.fence import Fence
+from nvium_core.engine.device.graphs.replay import Fence
 
 aten = torch.ops.aten
 NEEDS_VALUES = {aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default}
@@ -27,14 +27,11 @@ READS = {getattr(Tensor, name) for name in ("tolist", "numpy", "item", "__bool__
 class LateDevice:
     """While it is entered, tensors made are the device's unless they are given to the host.
 
-    To show what notices a wait that is missing: `waits_for_copies` and `waits_for_reads` False, and the numbers of
-    `deaf_fences`, in the order they are made, take waits away.
+    To show that a missing wait is noticed: `waits_for_reads` False and the numbers of `deaf_fences`, in the order they
+    are made, take waits away.
     """
 
-    def __init__(
-        self, *, waits_for_copies: bool = True, waits_for_reads: bool = True, deaf_fences: Sequence[int] = ()
-    ) -> None:
-        self.waits_for_copies = waits_for_copies
+    def __init__(self, *, waits_for_reads: bool = True, deaf_fences: Sequence[int] = ()) -> None:
         self.waits_for_reads = waits_for_reads
         self._deaf_fences = deaf_fences
         self._num_fences = 0
@@ -124,14 +121,14 @@ class Operators(TorchDispatchMode):
         device, kwargs = self._device, kwargs or {}
         is_late = any(device.has(leaf) for leaf in tree_leaves((args, kwargs)))
         is_copy_to_host = func is aten.copy_.default and not device.has(args[0])
-        is_blocking = is_copy_to_host and not (len(args) > 2 and args[2]) and device.waits_for_copies
+        is_blocking = is_copy_to_host and not (len(args) > 2 and args[2])
         if is_blocking or (func in NEEDS_VALUES and device.waits_for_reads):
             device.execute()
             return func(*args, **kwargs)
         if is_late and func._schema.is_mutable:
             device.queue(lambda: func(*args, **kwargs))
             return args[0]
-        out = func(*args, **kwargs)
+        out = self._shaped(func, args, kwargs) if is_late else func(*args, **kwargs)
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not device.has(leaf)]
         if is_late and made:
             for tensor in made:
@@ -140,6 +137,17 @@ class Operators(TorchDispatchMode):
         if is_late or device.takes_all:
             device.take(*made)
         return out
+
+    def _shaped(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the operator gives for values that are not there yet; those that are out of range as indices are 0."""
+        try:
+            return func(*args, **kwargs)
+        except IndexError:
+            harmless = [tree_map_only(Tensor, self._without_indices, each) for each in args]
+            return func(*harmless, **kwargs)
+
+    def _without_indices(self, tensor: Tensor) -> Tensor:
+        return torch.zeros_like(tensor) if tensor.dtype == torch.long and self._device.has(tensor) else tensor
 
 
 def fill(made: list[Tensor], out: Any) -> None:

@@ -1,24 +1,25 @@
-"""The pillar, where Steps of few rows are static: tokens and exits are Algorithm 1's."""
+"""The pillar over fixed buffers: tokens and exits are those of Algorithm 1."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
-from nvium_core.engine.device.graphs import GraphsBackend
+from nvium_core.engine.device.graphs import backend as graphs_backend
 from nvium_core.engine.device.graphs.replay import Replay
 from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.schedule.step import Rows
+from nvium_core.model.exits import Exit
+from tests.engine.automaton import Automaton, Rule
 from tests.engine.device.graphs.engines import backend_of, graphs_engine
 from tests.engine.driving import alone, drained
 from tests.engine.test_exactness import Request, check, configs, models, requests, served
-from tests.engine.test_whole_pass import Fickle
 from tests.random_models import random_model
 
 plain_requests = st.builds(
@@ -28,7 +29,8 @@ plain_requests = st.builds(
         SamplingParams,
         max_tokens=st.integers(1, 12),
         seed=st.integers(0, 999),
-        temperature=st.sampled_from([1.0, 0.7]),
+        sampling=st.sampled_from(["exits", "exits", "mixture"]),
+        temperature=st.sampled_from([1.0, 0.7, 0.0]),
         top_k=st.sampled_from([0, 0, 4]),
         stop_token_ids=st.sampled_from([(), (7,), (3, 5)]),
         ignore_eos=st.booleans(),
@@ -38,21 +40,11 @@ plain_requests = st.builds(
 )
 
 
-@given(models(), configs, st.lists(requests(), min_size=1, max_size=5), st.booleans())
+@given(models(), configs, st.lists(requests(), min_size=1, max_size=5))
 def test_tokens_and_exits_equal_algorithm_1_whatever_the_schedule(
-    model: NviumForCausalLM, config: EngineConfig, plan: list[Request], is_at_once: bool
+    model: NviumForCausalLM, config: EngineConfig, plan: list[Request]
 ) -> None:
-    engine = graphs_engine(model, replace(config, deterministic=False), is_at_once=is_at_once)
-    check(model, served(engine, plan), plan)
-
-
-@given(models(), configs, st.lists(requests(), min_size=1, max_size=5), st.integers(0, 99))
-def test_tokens_and_exits_equal_algorithm_1_however_passes_and_staircases_alternate(
-    model: NviumForCausalLM, config: EngineConfig, plan: list[Request], seed: int
-) -> None:
-    engine = graphs_engine(model, replace(config, deterministic=False))
-    engine.scheduler.policy = Fickle(seed)
-    check(model, served(engine, plan), plan)
+    check(model, served(graphs_engine(model, config), plan), plan)
 
 
 @settings(max_examples=settings().max_examples // 2)
@@ -60,14 +52,13 @@ def test_tokens_and_exits_equal_algorithm_1_however_passes_and_staircases_altern
 def test_tokens_and_exits_equal_algorithm_1_where_passes_are_launched_ahead(
     model: NviumForCausalLM, config: EngineConfig, plan: list[Request]
 ) -> None:
-    """Plain draws that are stopped, cancelled, preempted and joined by others in the middle."""
-    engine = graphs_engine(model, replace(config, deterministic=False, schedule="synchronous"))
-    check(model, served(engine, plan), plan)
+    """Plain draws that stop, are cancelled or preempted, and are joined by others."""
+    check(model, served(graphs_engine(model, config), plan), plan)
 
 
-def test_passes_are_launched_ahead_and_what_stops_leaves_nothing_in_kept_pages() -> None:
+def test_passes_launched_ahead_leave_nothing_in_shared_pages() -> None:
     model = random_model([1, 2, 4], seed=3, vocab_size=5, context=64)
-    config = EngineConfig(max_sequences=6, schedule="synchronous", page_size=4, cache_tokens=256)
+    config = EngineConfig(max_sequences=6, schedule="whole", page_size=4, cache_tokens=256)
     params = [SamplingParams(max_tokens=40, seed=seed, stop_token_ids=(3,)) for seed in range(12)]
     engine = graphs_engine(model, config)
     for _ in range(2):
@@ -76,95 +67,102 @@ def test_passes_are_launched_ahead_and_what_stops_leaves_nothing_in_kept_pages()
         found = drained(engine)
         for number, asked in enumerate(params):
             expected = alone(model, [1, 2, number % 3, 4, 1], asked)
-            told = found[str(number), 0]
-            assert (told.token_ids, told.exits) == (expected.token_ids, expected.exits)
+            completion = found[str(number), 0]
+            assert (completion.token_ids, completion.exits) == (expected.token_ids, expected.exits)
     assert engine.pool.num_rows_found > 0
-    assert backend_of(engine).passes.num_ahead > 5
+    assert max(backend_of(engine).most_emitted) > 1
 
 
-@pytest.mark.parametrize("is_at_once", [False, True])
-@pytest.mark.parametrize("num_sequences", [1, 3, 9])
-def test_plain_requests_draw_what_they_draw_elsewhere(num_sequences: int, is_at_once: bool) -> None:
-    model = random_model([1, 2, 4], seed=3)
-    config = EngineConfig(max_sequences=num_sequences)
-    params = [SamplingParams(max_tokens=20, seed=s, top_k=s % 3, temperature=0.5 + s / 9) for s in range(num_sequences)]
-    told = []
-    for engine in (Engine(model, config), graphs_engine(model, config, is_at_once=is_at_once)):
-        for number, asked in enumerate(params):
-            engine.add(str(number), [1, 2, 3, number], asked)
-        told.append({key: (each.token_ids, each.exits) for key, each in drained(engine).items()})
-    assert told[0] == told[1]
+def test_a_call_emits_as_many_tokens_as_its_limit_if_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", 60.0)
+    engine = graphs_engine(random_model([1, 2, 4], seed=3), EngineConfig(max_sequences=2, schedule="whole"))
+    engine.generate([[1, 2], [3]], SamplingParams(max_tokens=17, seed=1, ignore_eos=True))
+    assert Counter(backend_of(engine).most_emitted)[backend_of(engine).tokens_ahead] == 2
 
 
-@pytest.mark.parametrize("schedule", ["sweep", "synchronous"])
-def test_a_nucleus_that_is_larger_than_the_candidates_is_drawn_afterwards(
-    schedule: Schedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, config = random_model([1, 2, 4], seed=3), EngineConfig(max_sequences=4, schedule=schedule)
-    asked: list[dict[str, Any]] = [{"top_p": 0.5}, {"top_p": 0.9, "min_p": 0.1}, {"top_k": 3}, {}]
-    engines, told, afterwards = (Engine(model, config), graphs_engine(model, config)), list[object](), list[int]()
-    draw = LayersBackend.draw
-
-    def noting(backend: LayersBackend, block: int, x_FD: Tensor, rows: list[int], *more: Any) -> list[int]:
-        afterwards.append(len(rows))
-        return draw(backend, block, x_FD, rows, *more)
-
-    monkeypatch.setattr(GraphsBackend, "draw", noting)
-    for engine in engines:
-        for number, wishes in enumerate(asked):
-            engine.add(str(number), [1, 2, number], SamplingParams(max_tokens=20, seed=number, **wishes))
-        told.append({key: (each.token_ids, each.exits) for key, each in drained(engine).items()})
-    assert told[0] == told[1]
-    assert 5 < sum(afterwards) < 2 * 20
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"sampling": "mixture"},
+    {"sampling": "original", "top_k": 3},
+    {"logprobs": 2},
+    {"presence_penalty": 1.0, "logit_bias": {3: 1.0}, "min_tokens": 2},
+    {"constraint": Automaton(Rule(1, 17, 5, 3, 1.0))},
+]
 
 
-def test_an_engine_that_is_calibrated_says_the_same() -> None:
-    model = random_model([1, 2])
-    fresh, calibrated = (graphs_engine(model, EngineConfig(max_sequences=4)) for _ in range(2))
-    calibrated.calibrate()
-    params = SamplingParams(max_tokens=9, seed=1)
-    first, second = ([c.token_ids for c in engine.generate([[1, 2], [3]], params)] for engine in (fresh, calibrated))
-    assert first == second
+@pytest.mark.parametrize("schedule", ["sweep", "whole"])
+def test_every_kind_of_request_stays_in_the_graphs(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LayersBackend, "forward", None)
+    engine = graphs_engine(random_model([1, 2, 4]), EngineConfig(max_sequences=8, schedule=schedule))
+    for number, wishes in enumerate(KINDS):
+        engine.add(str(number), [1, 2, number], SamplingParams(max_tokens=9, seed=number, **wishes))
+    assert len(drained(engine)) == len(KINDS)
 
 
-def test_all_graphs_are_captured_before_anybody_is_served(caplog: pytest.LogCaptureFixture) -> None:
-    model = random_model([1, 2, 4])
-    engine = graphs_engine(model, EngineConfig(max_sequences=4, max_rows_per_step=48))
+def test_more_changed_logits_than_fit_go_through_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs_backend, "MAX_CHANGES", 4)
+    blocks, forward = list[int](), LayersBackend.forward
+
+    def noting(backend: LayersBackend, block: int, rows: list[Rows]) -> None:
+        blocks.append(block)
+        forward(backend, block, rows)
+
+    monkeypatch.setattr(LayersBackend, "forward", noting)
+    model, params = (
+        random_model([1, 2, 4]),
+        SamplingParams(max_tokens=12, seed=1, presence_penalty=1.0, ignore_eos=True),
+    )
+    (found,) = graphs_engine(model, EngineConfig()).generate([[1, 2]], params)
+    assert found.token_ids == alone(model, [1, 2], params).token_ids
+    assert blocks
+
+
+@pytest.mark.parametrize("schedule", ["sweep", "whole"])
+def test_graphs_of_plain_draws_are_captured_before_serving(schedule: Schedule) -> None:
+    engine = graphs_engine(random_model([1, 2, 4]), EngineConfig(max_sequences=4, schedule=schedule))
     backend = backend_of(engine)
-    replay = backend.replay = backend.passes.replay = Noting(torch.device("cpu"))
-    with caplog.at_level("INFO"):
-        engine.runner.prepare(48, 4)
-    assert [f"capturing {len(replay.names)} CUDA graphs" in caplog.text, "captured" in caplog.text] == [True, True]
-    cache, known = backend.cache, set(replay.names)
-    kept = [x[:, : cache.null_slot + 1] for x in (cache.keys, cache.values)]
+    replay = backend.replay = Noting()
+    engine.runner.prepare()
+    known = set(replay.names)
+    kept = [x[:, : backend.cache.null_slot + 1] for x in (backend.cache.keys, backend.cache.values)]
+    assert known
     assert not any(bool(x.any()) for x in kept)
-    for schedule, wishes in ((Fickle(1), {}), (Fickle(2), {"top_k": 3}), (Fickle(3), {"temperature": 0.0})):
-        engine.scheduler.policy = schedule
-        engine.generate([[1] * 40, [2], [3, 4]], SamplingParams(max_tokens=12, seed=1, **wishes))
-    assert set(replay.names) == known
+    decode_one_each(engine)
+    assert {name for name in replay.names if name[1].num_rows <= 4} == known  # type: ignore[index]
+
+
+def decode_one_each(engine: Engine) -> None:
+    for top_k in (0, 3):
+        engine.generate([[1], [2], [3, 4]], SamplingParams(max_tokens=12, seed=1, top_k=top_k))
 
 
 class Noting(Replay):
     """As if it captured."""
 
-    captures = True  # type: ignore[assignment]
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.captures = True
         self.names: dict[Hashable, None] = {}
+
+    def capture(self, name: Hashable, function: Callable[[], None]) -> None:
+        self.run(name, function)
 
     def run(self, name: Hashable, function: Callable[[], None]) -> None:
         self.names[name] = None
         function()
 
 
+@pytest.mark.parametrize("schedule", ["sweep", "whole"])
 @pytest.mark.parametrize("part", ["router", "head"])
-def test_a_model_that_is_broken_fails_its_sequences(part: str) -> None:
+def test_a_model_that_is_broken_fails_its_sequences(part: str, schedule: Schedule) -> None:
     model = random_model([1, 2])
-    weight = model.lm_head.weight if part == "head" else model.exits[0].router.head.weight
+    router = cast(Exit, model.exits[0]).router
+    assert router is not None
+    weight = model.lm_head.weight if part == "head" else router.head.weight
     with torch.no_grad():
         weight.fill_(torch.nan)
-    engine = graphs_engine(model, EngineConfig(max_sequences=2))
+    engine = graphs_engine(model, EngineConfig(max_sequences=2, schedule=schedule))
     engine.add("broken", [1, 2], SamplingParams(seed=0))
     events = [event for _ in range(5) for event in engine.step()]
     assert [type(event) for event in events] == [FailureEvent]

@@ -1,7 +1,7 @@
-"""Everything that runs on a device, run on the meta device: no operator sees tensors of two devices, and values come to
-the host only where they are asked for.
+"""Everything that runs on a device, on the meta device: no operator sees tensors of two devices, and values reach the
+host only by the copies meant for them.
 
-The meta device has no data. What is brought to the host is zeros, so every front exits where it may.
+The meta device has no data. The host gets zeros, so every front exits where it may.
 """
 
 from collections import Counter
@@ -14,18 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from nvium_core import Engine, EngineConfig, FailureEvent, SamplingParams
+from nvium_core import Engine, EngineConfig, FailureEvent, NviumForCausalLM, SamplingParams
 from nvium_core.choices import Schedule
 from nvium_core.engine.device.graphs import GraphsBackend
-from nvium_core.engine.device.layers import fixed_order
 from nvium_core.engine.device.layers.backend import LayersBackend
-from nvium_core.engine.device.layers.fixed_order import FixedOrderBackend
-from nvium_core.engine.device.runner import MakeBackend, Runner
+from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.device.runner import Runner
 from tests.engine.automaton import Automaton, Rule
-from tests.engine.device.graphs.test_host_traffic import Crossing
 from tests.engine.driving import events_of
-from tests.engine.test_original import Whims
 from tests.random_models import random_model
 
 VOCAB_SIZE = 17
@@ -34,23 +32,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "ranked": {"top_k": 3, "top_p": 0.8, "min_p": 0.1, "temperature": 0.7},
     "greedy": {"temperature": 0.0},
     "mixture": {"sampling": "mixture"},
+    "race": {"sampling": "original"},
+    "greedy race": {"sampling": "original", "temperature": 0.0},
     "scored": {"logprobs": 2, "prompt_logprobs": True},
     "adjusted": {"presence_penalty": 1.0, "repetition_penalty": 1.3, "logit_bias": {3: 1.0}, "min_tokens": 2},
     "constrained": {"constraint": Automaton(Rule(1, VOCAB_SIZE, 5, 3, 1.0))},
 }
 
 
-ORIGINALS: list[dict[str, Any]] = [
-    {"sampling": "original"},
-    {"sampling": "original", "temperature": 0.0},
-    {"sampling": "original", "top_k": 3, "top_p": 0.8},
-    {"sampling": "original", "logprobs": 2},
-    {},
-]
-
-
-class CrossingByCopy(Crossing):
-    """Tensors cross between devices as a whole, by name."""
+class Crossing(TorchDispatchMode):
+    """Refuses operators that see tensors of several devices, but for copies."""
 
     def __torch_dispatch__(
         self,
@@ -59,13 +50,16 @@ class CrossingByCopy(Crossing):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if str(func).startswith(("aten.to.", "aten._to_copy.", "aten.copy_.")):
-            return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        out = func(*args, **(kwargs or {}))
+        if not str(func).startswith(("aten.to.", "aten._to_copy.", "aten.copy_.")):
+            seen = torch.utils._pytree.tree_leaves((args, kwargs, out))
+            devices = {leaf.device for leaf in seen if isinstance(leaf, Tensor)}
+            assert len(devices) < 2, f"{func} is of {devices}"
+        return out
 
 
 class ToHost(TorchFunctionMode):
-    """Values that are asked for by name are zeros; whatever else needs one raises, as the meta device does."""
+    """Values copied to the host or read there are zeros; whatever else needs one raises, as the meta device does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,45 +73,51 @@ class ToHost(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is Tensor.tolist and args[0].is_meta:
-            self.counts["tolist"] += 1
-            return torch.zeros(args[0].shape, dtype=args[0].dtype).tolist()
+            self.counts["read"] += 1
+            make = torch.ones if args[0].dtype == torch.bool else torch.zeros  # so that all is sane
+            return make(args[0].shape, dtype=args[0].dtype).tolist()
         if func is Tensor.copy_ and args[1].is_meta and not args[0].is_meta:
-            self.counts["copy_"] += 1
+            self.counts["copied to the host"] += 1
             return args[0].zero_()
+        if func is Tensor.copy_ and args[0].is_meta and not args[1].is_meta:
+            self.counts["copied to the device"] += 1
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("schedule", ["sweep", "synchronous"])
-@pytest.mark.parametrize("make_backend", [LayersBackend, GraphsBackend, FixedOrderBackend])
-def test_drafts_and_those_who_verify_them_meet_no_others(
-    make_backend: MakeBackend, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of exits, of the drafter and of copies, beside a sequence that samples from exits."""
-    monkeypatch.setattr(fixed_order, "tile_size", lambda _: 4)
-    parts = {"context": 256, "dtype": torch.bfloat16, "drafter_hidden_size": 8}
-    model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE, **parts).to("meta")
-    config = EngineConfig(schedule=schedule, max_sequences=8, deterministic=make_backend is FixedOrderBackend)
-    engine = Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
-    engine.scheduler.drafting = Whims(3, seed=1)
-    check_tensors_meet_no_others(engine, ORIGINALS, max_tokens=8)
+def make_backend(
+    kind: type[LayersBackend], model: NviumForCausalLM, cache: PagedCache, config: EngineConfig
+) -> LayersBackend:
+    return kind(model, cache)
 
 
-@pytest.mark.parametrize("schedule", ["sweep", "synchronous"])
-@pytest.mark.parametrize("kind", ["plain", "all"])
-@pytest.mark.parametrize("make_backend", [LayersBackend, GraphsBackend], ids=["layers", "graphs"])
-def test_tensors_of_the_device_meet_no_others(make_backend: MakeBackend, kind: str, schedule: Schedule) -> None:
+@pytest.mark.parametrize("schedule", ["sweep", "whole"])
+@pytest.mark.parametrize("kind", [*KINDS, "all"])
+@pytest.mark.parametrize("backend", [LayersBackend, GraphsBackend])
+def test_tensors_of_the_device_meet_no_others(backend: type[LayersBackend], kind: str, schedule: Schedule) -> None:
     model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE, context=256, dtype=torch.bfloat16).to("meta")
     config = EngineConfig(schedule=schedule, max_sequences=16)
-    engine = Engine(model, config, make_runner=partial(Runner, make_backend=make_backend))
-    check_tensors_meet_no_others(engine, list(KINDS.values()) if kind == "all" else [KINDS[kind]] * 2, max_tokens=4)
-
-
-def check_tensors_meet_no_others(engine: Engine, kinds: Items[Mapping[str, Any]], max_tokens: int) -> None:
-    """Of a device that has no memory: a sequence of each kind, the first with a prompt of some length."""
-    for number, wishes in enumerate(kinds):
-        params = SamplingParams(max_tokens=max_tokens, seed=number, ignore_eos=True, **wishes)
+    engine = Engine(model, config, make_runner=partial(Runner, make_backend=partial(make_backend, backend)))
+    for number, wishes in enumerate(KINDS.values() if kind == "all" else [KINDS[kind]] * 2):
+        params = SamplingParams(max_tokens=4, seed=number, ignore_eos=True, **wishes)
         engine.add(str(number), [1] * (1 if number else 150), params)
-    with CrossingByCopy(), ToHost() as to_host:
+    with Crossing(), ToHost() as to_host:
         failed = [event for event in events_of(engine) if isinstance(event, FailureEvent)]
     assert not failed
     assert +to_host.counts
+
+
+@pytest.mark.parametrize(
+    "wishes", [KINDS[kind] for kind in ("plain", "ranked", "greedy", "mixture", "race", "adjusted")]
+)
+def test_a_pass_is_one_copy_to_the_device_and_one_back(wishes: dict[str, Any]) -> None:
+    model = random_model([1, 2, 4], vocab_size=VOCAB_SIZE).to("meta")
+    make = partial(Runner, make_backend=partial(make_backend, GraphsBackend))
+    engine = Engine(model, EngineConfig(schedule="whole", max_sequences=2, max_drafts=0), make_runner=make)
+    for number in range(2):
+        engine.add(str(number), [1, 2], SamplingParams(max_tokens=9, seed=number, ignore_eos=True, **wishes))
+    with ToHost() as to_host:
+        while engine.has_work:
+            engine.step()
+    passes = to_host.counts["copied to the host"]
+    assert to_host.counts == {"copied to the host": passes, "copied to the device": passes}
+    assert passes >= 9

@@ -12,20 +12,17 @@ BUILDS = [name for name in get_args(Instructions) if name != "auto"]
 
 
 @pytest.fixture(scope="session", params=BUILDS)
-def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    """The native functions for each kind of instructions."""
-    if request.param not in native.available():
+def instructions(request: pytest.FixtureRequest) -> Instructions:
+    name: Instructions = request.param
+    if name not in native.available():
         pytest.skip(f"this processor has only {', '.join(native.available())}")
-    return compiled(request.param)
+    if native.native_library(name) is None:
+        pytest.skip("no C++ compiler here")
+    return name
 
 
 @pytest.fixture(scope="session")
-def widest_library() -> ctypes.CDLL:
-    return compiled(native.instructions())
-
-
-def compiled(instructions: str) -> ctypes.CDLL:
+def library(instructions: Instructions) -> ctypes.CDLL:
     library = native.native_library(instructions)
-    if library is None:
-        pytest.skip("no C++ compiler here")
+    assert library is not None
     return library

@@ -1,26 +1,22 @@
-// Runs Steps and scores rows for a test, away from Python: where another processor is emulated, or under sanitizers.
+// Replays one call for a test, away from Python: where another processor is emulated, or under sanitizers.
 //
-// driver FILE: an image of memory, whose pointers are offsets until they are relocated, is read, worked on and written back.
+// driver FILE: an image of memory in which some words are pointers. They are set, the call is run, and the image is written
+// back with the words as they were.
 
 #include <cstdio>
 #include <cstdlib>
 
-#include "score.h"
 #include "step.h"
 
 namespace {
 
-struct Call {
-  nvium::Step* steps;
-  int64_t count;
-  const nvium::Tensors<float>* tensors;
-  int64_t num_threads;
-  const nvium::Exit<float>* const* exits;
-  const nvium::Scores* scores;
+struct Header {
+  int64_t vector_bytes, num_bytes, num_pointers, model, call;
 };
 
-struct Header {
-  int64_t vector_bytes, num_bytes, num_relocations, call;
+// A word of the image, and what it points to.
+struct Pointer {
+  int64_t at, to;
 };
 
 }  // namespace
@@ -29,19 +25,20 @@ int main(int, char** arguments) {
   Header header;
   std::FILE* file = std::fopen(arguments[1], "r+b");
   if (!file || std::fread(&header, sizeof header, 1, file) != 1 || header.vector_bytes != nvium::kVectorBytes) return 2;
-  std::vector<int64_t> relocations(header.num_relocations);
-  char* const memory = static_cast<char*>(std::aligned_alloc(64, header.num_bytes));
-  if (std::fread(relocations.data(), 8, relocations.size(), file) != relocations.size()) return 3;
+  std::vector<Pointer> pointers(header.num_pointers);
+  if (std::fread(pointers.data(), sizeof(Pointer), pointers.size(), file) != pointers.size()) return 3;
+  const size_t num_bytes = header.num_bytes;
+  char* const memory = static_cast<char*>(std::aligned_alloc(64, num_bytes));
   const long start = std::ftell(file);
-  if (std::fread(memory, 1, header.num_bytes, file) != static_cast<size_t>(header.num_bytes)) return 4;
-  for (int64_t at : relocations) *reinterpret_cast<char**>(memory + at) += reinterpret_cast<intptr_t>(memory);
-  const Call& call = *reinterpret_cast<Call*>(memory + header.call);
-  if (nvium::run<float>(call.steps, call.count, true, call.tensors, call.num_threads) != call.count) return 5;
-  const nvium::Step& last = call.steps[call.count - 1];
-  nvium::score<float>(*last.exit_shape, call.exits, call.count, call.tensors->states, last.shape->num_slots, *call.scores,
-                      call.num_threads);
+  if (std::fread(memory, 1, num_bytes, file) != num_bytes) return 4;
+  const auto word = [&](const Pointer& pointer) -> char*& { return *reinterpret_cast<char**>(memory + pointer.at); };
+  std::vector<char*> before;
+  for (const Pointer& each : pointers) before.push_back(word(each)), word(each) = memory + each.to;
+  const auto& model = *reinterpret_cast<const nvium::Model<float>*>(memory + header.model);
+  nvium::Calls<float>(model, *reinterpret_cast<nvium::Call*>(memory + header.call)).run();
+  for (size_t i = 0; i < pointers.size(); ++i) word(pointers[i]) = before[i];
   std::fseek(file, start, SEEK_SET);
-  if (std::fwrite(memory, 1, header.num_bytes, file) != static_cast<size_t>(header.num_bytes)) return 6;
+  if (std::fwrite(memory, 1, num_bytes, file) != num_bytes) return 5;
   std::free(memory);
   return std::fclose(file);
 }

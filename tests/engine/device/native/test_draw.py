@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from nvium_core.choices import Sampling
 from nvium_core.engine.device import sampling
-from nvium_core.engine.device.native.draw import draw_tokens
-from nvium_core.engine.device.sampling import NO_TOKEN
-from nvium_core.engine.params import SamplingParams
+from nvium_core.engine.params import Draw, Kind, SamplingParams
+from nvium_core.engine.schedule.step import NO_TOKEN
 
 logits = st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5]) | st.floats(-900, 900, width=32)
 logit_rows = st.lists(logits, min_size=21, max_size=21).filter(lambda row: max(row) > -math.inf)
@@ -26,9 +25,17 @@ wishes = st.fixed_dictionaries(
         "min_p": st.sampled_from([0.0, 0.03, 0.4, 1.0]),
     }
 )
-ways = st.sampled_from(["exits", "original"])
+ways = st.sampled_from(["mixture", "original"])
 uniforms = st.integers(0, 2**53 - 1).map(lambda bits: bits * 2.0**-53)
 rows = st.tuples(logit_rows, wishes, uniforms)
+
+
+def draw_tokens(library: ctypes.CDLL, logits_RV: torch.Tensor, draws: list[Draw], uniform_R: list[float]) -> list[int]:
+    asked = [(*draw[1:5], u, draw.kind is Kind.RACE) for draw, u in zip(draws, uniform_R, strict=True)]
+    asked_R6, token_R = torch.tensor(asked, dtype=torch.float64), torch.zeros(len(asked), dtype=torch.int64)
+    library.draw(logits_RV.contiguous().data_ptr(), *logits_RV.shape, asked_R6.data_ptr(), token_R.data_ptr())
+    tokens: list[int] = token_R.tolist()
+    return tokens
 
 
 @given(st.lists(rows, min_size=1, max_size=5), ways)
@@ -38,7 +45,9 @@ def test_tokens_are_those_that_pytorch_draws(
     logits, asked, uniform = zip(*rows, strict=True)
     logits_RV, params = torch.tensor(logits, dtype=torch.float64), [SamplingParams(**each) for each in asked]
     draws = [replace(each, sampling=way).draw for each in params]
-    expected = sampling.draw_tokens(logits_RV.clone(), draws, uniform)
+    truncation = sampling.Truncation.of(draws, logits_RV.device)
+    pick = sampling.race if way == "original" else sampling.draw
+    expected = pick(logits_RV, truncation, torch.tensor(uniform, dtype=torch.float64)).tolist()
     for row, (token, other) in enumerate(zip(draw_tokens(library, logits_RV, draws, uniform), expected, strict=True)):
         assert token == other or is_at_an_edge(logits_RV[row], params[row], uniform[row])
 
@@ -58,7 +67,7 @@ def test_of_a_large_vocabulary_those_are_kept_that_sorting_all_of_it_keeps(
         logits_RV = logits_RV.round(decimals=1)
     logits_RV, draws = logits_RV.repeat(40, 1), [SamplingParams(**asked).draw] * 120
     evenly = [(number + 0.4637) / 120 for number in range(120)]
-    truncation = replace(sampling.Truncation.of(draws, torch.device("cpu")), num_candidates=0)
+    truncation = sampling.Truncation.of(draws, torch.device("cpu"))
     tokens = sampling.draw(logits_RV, truncation, torch.tensor(evenly, dtype=torch.float64)).tolist()
     assert draw_tokens(library, logits_RV, draws, evenly) == tokens
 

@@ -21,6 +21,7 @@ def said(completions: list[Completion]) -> list[tuple[list[int], list[int]]]:
     return [(completion.token_ids, completion.exits) for completion in completions]
 
 
+@pytest.mark.slow
 @has_compiler
 def test_what_was_compiled_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = library.build("avx2", tmp_path)
@@ -30,12 +31,33 @@ def test_what_was_compiled_is_taken_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert library.build("avx2", tmp_path) == file
 
 
+@pytest.mark.slow
+@has_compiler
+def test_a_half_written_library_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "COMPILER", (*library.COMPILER, "-O0"))
+    file = library.build("baseline", tmp_path)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    library.build("baseline", tmp_path)
+    assert f"{file} is damaged and is compiled again" in caplog.text
+    assert ctypes.CDLL(str(file)).vector_bytes
+
+
+def test_a_library_that_was_not_compiled_here_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / library.file_name("baseline")).write_bytes(b"foreign")
+    monkeypatch.setattr(library, "COMPILER", ("false",))
+    with pytest.raises(subprocess.SubprocessError):
+        library.build("baseline", tmp_path)
+
+
 def test_a_library_is_named_after_its_sources_flags_and_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {library.file_name("avx2"), library.file_name("avx512"), library.file_name("baseline")}
-    for name in (library.SOURCE, *library.HEADERS):
-        (tmp_path / name).write_bytes((library.FOLDER / name).read_bytes())
+    for file in (library.FOLDER / library.SOURCE, *library.FOLDER.glob("*.h")):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "draw.h").write_text("// other\n")
     monkeypatch.setattr(library, "FOLDER", tmp_path)
     names.add(library.file_name("avx2"))
@@ -85,6 +107,7 @@ def test_engines_of_either_kind_say_the_same(monkeypatch: pytest.MonkeyPatch) ->
     assert said(Engine(model).generate(prompts, params)) == natively
 
 
+@pytest.mark.slow
 @has_compiler
 def test_the_compiler_says_nothing_of_our_sources(tmp_path: Path) -> None:
     source = str(library.FOLDER / library.SOURCE)

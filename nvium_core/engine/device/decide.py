@@ -1,0 +1,117 @@
+"""Decides at each exit whether a front row emits a token or continues. The reference for native/decide.h.
+
+All inputs are known before the call: uniforms depend on positions, changes to logits on earlier tokens, and the states
+of earlier exits are in the cache. The host reads no value, so CUDA graphs can capture decisions.
+
+Shapes: F fronts with padding, D width, V vocabulary, C changed logits, M mask words.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from nvium_core.engine.device.inputs import Field, Layout, Variant
+from nvium_core.engine.device.sampling import Truncation, certified_argmax, draw, race
+from nvium_core.engine.params import Kind
+from nvium_core.engine.schedule.step import NO_TOKEN
+from nvium_core.model.exits import CONTINUE, EXIT, Exit
+from nvium_core.model.nvium import Nvium
+
+GOES_ON = NO_TOKEN - 1
+"""Stands for a token where the front continues."""
+
+NUM_ANSWERS = 4
+EXIT_TAKEN, EMITTED, LOG_P, LOG_CONTINUE = range(NUM_ANSWERS)
+"""Answers, float64: the exit or -1; the token, `NO_TOKEN` or `GOES_ON`; log p of the exit and log Π (1 − w_j), both of
+these blocks alone, from the first that the front passes now."""
+
+Change = Callable[[Tensor], Tensor]
+
+
+def decide(model: Nvium, states_NSD: Tensor, blocks: range, inputs: Layout, variant: Variant) -> Tensor:
+    """The answers [4, F] of fronts that have just passed these blocks. Those drawn by a race are decided at the last
+    exit only."""
+    kind_F, first_F, real_XF = inputs.whole_XR[Field.KIND], inputs.whole_XR[Field.FIRST], inputs.real_XR
+    num_blocks = model.config.num_exits
+    is_exits_F, is_argmax_F, is_mixture_F, is_race_F = (kind_F == kind for kind in Kind)
+    states_NFD = states_NSD[: blocks.stop, inputs.whole_XR[Field.FRONT_SLOT]]
+    change = change_of(inputs, variant, model.config.vocab_size)
+    log_continue_F = log_mixed_F = log_p_F = uniform_F = torch.zeros_like(real_XF[Field.UNIFORM])
+    mixture_FV = torch.zeros_like(log_p_F)[:, None]
+    is_open_F = kind_F >= 0
+    is_sane_F, o_FD = is_open_F, torch.zeros_like(states_NFD[0])
+    exit_F, argmax_F = torch.full_like(kind_F, -1), torch.full_like(kind_F, GOES_ON)
+    for block in range(0 if variant.mixes else blocks.start, blocks.stop):
+        log_w_F2, own_FD = cast(Exit, model.exits[block])(states_NFD[block])
+        log_w_exit_F, log_w_continue_F = log_w_F2[:, EXIT].double(), log_w_F2[:, CONTINUE].double()
+        if variant.mixes:
+            p_F1 = (log_mixed_F + log_w_exit_F).exp()[:, None]
+            mixture_FV = mixture_FV + p_F1 * probabilities(model, own_FD, change, is_argmax_F)
+            log_mixed_F = log_mixed_F + log_w_continue_F
+        if block not in blocks:
+            continue
+        takes_F = is_exits_F & (real_XF[Field.UNIFORM + num_blocks + block] < log_w_exit_F.exp())
+        if block == num_blocks - 1:
+            takes_F = takes_F | ~is_exits_F
+        if variant.mixes:
+            most_probable_F, is_certain_F = certified_argmax(mixture_FV, log_mixed_F.exp())
+            takes_F = takes_F | (is_argmax_F & is_certain_F)
+            argmax_F = torch.where(is_open_F, most_probable_F, argmax_F)
+        is_finite_F = ~(log_w_exit_F + log_w_continue_F).isnan()
+        is_here_F = is_open_F & (first_F <= block)
+        takes_F = (takes_F | (~is_finite_F & ~is_race_F)) & is_here_F
+        is_sane_F = torch.where(takes_F, is_finite_F, is_sane_F)
+        o_FD = torch.where(takes_F[:, None], own_FD, o_FD)
+        exit_F = torch.where(takes_F, block, exit_F)
+        uniform_F = torch.where(takes_F, real_XF[Field.UNIFORM + block], uniform_F)
+        log_p_F = torch.where(takes_F & ~is_race_F, log_continue_F + log_w_exit_F, log_p_F)
+        log_continue_F = torch.where(is_here_F, log_continue_F + log_w_continue_F, log_continue_F)
+        is_open_F = is_open_F & ~takes_F
+    logits_FV = precise(model.lm_head(o_FD))
+    if variant.mixes:
+        logits_FV = torch.where(is_mixture_F[:, None], mixture_FV.log(), logits_FV)
+    truncation = Truncation(
+        real_XF[Field.TEMPERATURE],
+        real_XF[Field.LOG_MIN_P],
+        inputs.whole_XR[Field.TOP_K],
+        real_XF[Field.TOP_P],
+        is_ranked=variant.is_ranked,
+    )
+    logits_FV = change(logits_FV)
+    token_F = draw(logits_FV, truncation, uniform_F)
+    if variant.races:
+        token_F = torch.where(is_race_F, race(logits_FV, truncation, uniform_F), token_F)
+    token_F = torch.where(is_argmax_F, argmax_F, token_F)
+    token_F = torch.where(is_sane_F, token_F, NO_TOKEN).where(exit_F >= 0, GOES_ON)
+    return torch.stack([exit_F.double(), token_F.double(), log_p_F, log_continue_F])
+
+
+def probabilities(model: Nvium, o_FD: Tensor, change: Change, is_argmax_F: Tensor) -> Tensor:
+    """π of an exit, or g(π) for the argmax, in float64."""
+    logits_FV = model.lm_head(o_FD).double()
+    return torch.where(is_argmax_F[:, None], change(logits_FV.clone()), logits_FV).softmax(-1)
+
+
+def precise(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def change_of(inputs: Layout, variant: Variant, vocab_size: int) -> Change:
+    """g: `LogitChanges` and what constraints allow, in place."""
+    front_C, token_C, *_ = inputs.entries_5C
+    _, _, repetition_C, occurrence_C, bias_C = inputs.values_5C
+
+    def change(logits_FV: Tensor) -> Tensor:
+        if variant.num_changes:
+            x_C = logits_FV[front_C, token_C].double()
+            x_C = torch.where(x_C > 0, x_C / repetition_C, x_C * repetition_C) - occurrence_C + bias_C
+            logits_FV[front_C, token_C] = x_C.to(logits_FV.dtype)
+        if variant.has_masks:
+            bits_FMB = inputs.masks_RM[:, :, None] >> torch.arange(64, device=logits_FV.device)
+            is_allowed_FV = (bits_FMB & 1).bool().flatten(1)[:, :vocab_size]
+            logits_FV.masked_fill_(~is_allowed_FV, -torch.inf)
+        return logits_FV
+
+    return change

@@ -1,0 +1,298 @@
+// What front rows do behind a block: emit a token or go on. The reference is nvium_core/engine/device/decide.py.
+//
+// An exit's output waits until its front needs the head. The head is then read once for all outputs that wait.
+// Shapes: D width, V vocabulary.
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+#include "block.h"
+#include "randomness.h"
+#include "score.h"
+
+namespace nvium {
+
+constexpr double kMargin = 1e-9;  // ε of the certificate: more than rounding moves a sum of probabilities
+
+template <typename T> struct Model {
+  int64_t num_blocks;
+  const BlockShape* shapes;
+  const Layer<Accumulator<T>>* const* layers;
+  const ExitShape* exit_shape;
+  const Exit<Accumulator<T>>* const* exits;
+  const Tensors<T>* tensors;
+
+  const T* states(int64_t block) const {
+    return tensors->states + block * shapes->num_slots * shapes->width;
+  }
+};
+
+// A token, the block behind which it was emitted, and log p_k of that exit.
+struct Emission {
+  int64_t token, block;
+  double log_p;
+};
+
+// One sequence's part of a call: of block k the rows filled[k] … stop. Its front is the row of its last token.
+struct Run {
+  int64_t seat, stop, num_tokens;
+  int64_t limit;           // tokens it may emit
+  int64_t first_verified;  // kRace: the last exit draws the tokens behind the rows from here on
+  int64_t first_scored;    // rows from here on are scored
+  int64_t* filled;         // [N]
+  double log_reached;      // log Π (1 − w_j) of the front so far
+  int64_t num_emitted, num_scored;
+  Emission* emissions;
+
+  bool reaches_front() const { return stop == num_tokens; }
+};
+
+// Seconds between laps.
+class Clock {
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+
+ public:
+  double lap() {
+    const auto before = last_;
+    last_ = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(last_ - before).count();
+  }
+};
+
+// A front, the exits it has passed whose head has not been read, and for kArgmax and kMixture the sum m_k of the others.
+template <typename A> struct Front {
+  struct Pending {
+    int64_t block, row;
+    double log_p, remaining;
+  };
+
+  Run* run;
+  const Seat* seat;
+  int64_t only;  // the only token that may follow, or kNoToken
+  bool has_emitted = false;
+  int64_t num_exits = 0;  // evaluated, for kArgmax and kMixture
+  std::vector<Pending> pending;
+  std::vector<A> outputs;  // of those that wait, [·, D]
+  std::vector<double> mixture;
+  double mass = 0;
+
+  Front(Run& run, const Seat& seat, int64_t vocab_size) : run(&run), seat(&seat), only(seat.only_token(vocab_size)) {}
+
+  bool is_summed() const { return seat->kind == kArgmax || seat->kind == kMixture; }
+
+  bool may_be_certain() const { return std::exp(run->log_reached) < 0.5; }
+
+  void emit(int64_t token, int64_t block, double log_p) {
+    run->emissions[run->num_emitted++] = {token, block, log_p};
+    has_emitted = true;
+  }
+};
+
+template <typename T> class Decisions {
+  using A = Accumulator<T>;
+  using F = Front<A>;
+
+ public:
+  Decisions(const Model<T>& model, int num_threads)
+      : model_(model), last_(model.num_blocks - 1), width_(model.exit_shape->width), num_threads_(num_threads) {}
+
+  double router_seconds = 0, head_seconds = 0;
+
+  // Route the fronts, which have just passed this block, and compute the outputs of exits whose head is needed.
+  void route_fronts(int64_t block, const std::vector<F*>& fronts) {
+    std::vector<Routed> rows;
+    for (F* front : fronts) {
+      const Run& run = *front->run;
+      if (front->seat->kind != kRace)
+        rows.push_back({front, run.stop - 1});
+      else if (block == last_)
+        for (int64_t row = run.first_verified; row < run.stop; ++row) rows.push_back({front, row});
+    }
+    if (rows.empty()) return;
+    Clock clock;
+    std::vector<A> x(rows.size() * width_);
+    std::vector<double> log_w(2 * rows.size());
+    evaluate_routers(block, rows, x, log_w);
+    router_seconds += clock.lap();
+    std::vector<Routed> kept;
+    std::vector<A> outputs;
+    for (size_t i = 0; i < rows.size(); ++i)
+      if (needs_head(block, rows[i], log_w[2 * i], log_w[2 * i + 1])) {
+        kept.push_back(rows[i]);
+        outputs.insert(outputs.end(), &x[i * width_], &x[i * width_] + width_);
+      }
+    adapt<A>(*model_.exit_shape, *model_.exits[block], outputs, num_threads_);
+    for (size_t i = 0; i < kept.size(); ++i) {
+      F& front = *kept[i].front;
+      front.pending.push_back({block, kept[i].row, kept[i].log_p, kept[i].remaining});
+      front.outputs.insert(front.outputs.end(), &outputs[i * width_], &outputs[i * width_] + width_);
+      front.num_exits = block + 1;
+    }
+  }
+
+  // Those of the fronts that can emit now, `block` being the last one they have passed.
+  void emit(int64_t block, std::vector<F>& fronts) {
+    Clock clock;
+    std::vector<F*> ready;
+    std::vector<int64_t> offsets;
+    std::vector<A> outputs;
+    for (F& front : fronts) {
+      if (!can_emit(block, front)) continue;
+      ready.push_back(&front);
+      offsets.push_back(outputs.size() / width_);
+      if (front.only == kNoToken) outputs.insert(outputs.end(), front.outputs.begin(), front.outputs.end());
+    }
+    if (ready.empty()) return;
+    const int64_t vocab = model_.exit_shape->vocab_size, num_rows = outputs.size() / width_;
+    static thread_local std::vector<A> out;
+    out.resize(num_rows * vocab);
+    A* const logits = out.data();
+    if (num_rows) linear<A>(outputs, model_.exits[0]->head, nullptr, num_rows, width_, vocab, logits, num_threads_);
+    Team::shared().run(num_threads_, ready.size(), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) decide(*ready[i], logits + offsets[i] * vocab);
+    });
+    head_seconds += clock.lap();
+  }
+
+ private:
+  struct Routed {
+    F* front;
+    int64_t row;
+    double log_p = 0, remaining = 0;
+  };
+
+  void evaluate_routers(int64_t block, const std::vector<Routed>& rows, std::vector<A>& x,
+                        std::vector<double>& log_w) const {
+    std::vector<int64_t> slots;
+    for (const auto& each : rows) slots.push_back(each.front->seat->slot(each.row, model_.shapes->page_size));
+    route<T>(*model_.exit_shape, *model_.exits[block], model_.states(block), slots.data(), slots.size(), x.data(),
+             log_w.data(), num_threads_);
+  }
+
+  double drawn(const F& front, int64_t row, int64_t block, const char* purpose) const {
+    return uniform(front.seat->seed, front.seat->choice, row, block, purpose);
+  }
+
+  // Whether the exit's output is needed. Moves the front on.
+  bool needs_head(int64_t block, Routed& routed, double log_continue, double log_exit) {
+    F& front = *routed.front;
+    if (front.seat->kind == kRace) return true;
+    Run& run = *front.run;
+    routed.log_p = run.log_reached + log_exit;
+    run.log_reached += log_continue;
+    routed.remaining = std::exp(run.log_reached);
+    if (std::isnan(log_exit + log_continue)) {
+      front.emit(kNoToken, block, routed.log_p);
+      return false;
+    }
+    if (front.seat->kind == kExits) return drawn(front, run.stop - 1, block, "route") < std::exp(log_exit);
+    if (front.num_exits < block && (block == last_ || (front.seat->kind == kArgmax && front.may_be_certain())))
+      evaluate_earlier(front, block);
+    return front.num_exits == block;
+  }
+
+  // Evaluate earlier exits from the states that earlier calls kept.
+  void evaluate_earlier(F& front, int64_t block) {
+    const int64_t row = front.run->stop - 1, slot = front.seat->slot(row, model_.shapes->page_size);
+    std::vector<double> log_p(block);
+    front.pending.clear();
+    front.outputs.resize(block * width_);
+    evaluate_exits<T>(*model_.exit_shape, model_.exits, block, model_.states(0), model_.shapes->num_slots, &slot, 1,
+                      log_p.data(), front.outputs.data(), num_threads_);
+    for (int64_t e = 0; e < block; ++e) front.pending.push_back({e, row, log_p[e], 1});
+    front.num_exits = block;
+  }
+
+  bool can_emit(int64_t block, const F& front) const {
+    if (front.has_emitted || front.pending.empty()) return false;
+    if (front.seat->kind == kExits || block == last_) return true;
+    return front.seat->kind == kArgmax && front.may_be_certain();
+  }
+
+  void decide(F& front, const A* logits) const {
+    static thread_local std::vector<double> weights;
+    const int64_t vocab = model_.exit_shape->vocab_size;
+    for (size_t i = 0; i < front.pending.size() && !front.has_emitted; ++i) {
+      const auto& [block, row, log_p, remaining] = front.pending[i];
+      const A* own = logits + (front.only == kNoToken ? i * vocab : 0);
+      switch (front.seat->kind) {
+        case kExits:
+          front.emit(token(front, own, {front.seat->sampling, drawn(front, row, block, "token")}, weights), block, log_p);
+          break;
+        case kRace: {
+          const DrawRequest request{front.seat->sampling, drawn(front, row, 0, "token"), 1};
+          const int64_t next = token(front, own, request, weights);
+          front.emit(next, block, 0);
+          front.has_emitted = next == kNoToken || row + 1 >= front.run->num_tokens || next != front.seat->tokens[row + 1];
+          break;
+        }
+        case kArgmax:
+          add(front, own, std::exp(log_p), weights);
+          if (block == last_ || remaining < 0.5) emit_if_certain(front, block, log_p, remaining);
+          break;
+        case kMixture:
+          add(front, own, std::exp(log_p), weights);
+          if (block == last_) front.emit(of_mixture(front, drawn(front, row, block, "token"), weights), block, log_p);
+      }
+    }
+    front.pending.clear(), front.outputs.clear();
+  }
+
+  // From f of these logits.
+  int64_t token(const F& front, const A* logits, const DrawRequest& request, std::vector<double>& weights) const {
+    if (front.only != kNoToken) return front.only;
+    const int64_t vocab = model_.exit_shape->vocab_size;
+    if (!front.seat->changes_logits()) return draw_row(logits, vocab, request, weights);
+    static thread_local std::vector<double> changed;
+    changed.assign(logits, logits + vocab);
+    front.seat->change(changed.data(), vocab);
+    return draw_row(changed.data(), vocab, request, weights);
+  }
+
+  // m_k += p g(π), g being what a greedy request does to logits.
+  void add(F& front, const A* logits, double p, std::vector<double>& weights) const {
+    front.mass += p;
+    if (front.only != kNoToken) return;
+    const int64_t vocab = model_.exit_shape->vocab_size;
+    weights.assign(logits, logits + vocab);
+    if (front.seat->kind == kArgmax) front.seat->change(weights.data(), vocab);
+    const double total = exponentials(weights.data(), largest(weights.data(), vocab), vocab);
+    front.mixture.resize(vocab);
+    const double share = p / total;
+    for (int64_t v = 0; v < vocab; ++v) front.mixture[v] += share * weights[v];
+  }
+
+  void emit_if_certain(F& front, int64_t block, double log_p, double remaining) const {
+    const bool is_last = block == last_;
+    if (front.only != kNoToken) {
+      if (is_last || front.mass > remaining + kMargin) front.emit(front.only, block, log_p);
+      return;
+    }
+    std::vector<double>& m = front.mixture;
+    const double highest = largest(m.data(), m.size());
+    if (!std::isfinite(highest)) {  // one NaN makes all of them NaN
+      if (is_last) front.emit(kNoToken, block, log_p);
+      return;
+    }
+    const int64_t best = std::find(m.begin(), m.end(), highest) - m.begin();
+    m[best] = -INFINITY;
+    const double second = largest(m.data(), m.size());
+    m[best] = highest;
+    if (is_last || highest - second > remaining + kMargin) front.emit(best, block, log_p);
+  }
+
+  // From f of log π_mix.
+  int64_t of_mixture(F& front, double uniform, std::vector<double>& weights) const {
+    if (front.only != kNoToken) return front.only;
+    for (double& m : front.mixture) m = std::log(m);
+    front.seat->change(front.mixture.data(), front.mixture.size());
+    return draw_row(front.mixture.data(), front.mixture.size(), {front.seat->sampling, uniform}, weights);
+  }
+
+  const Model<T>& model_;
+  const int64_t last_, width_;
+  const int num_threads_;
+};
+
+}  // namespace nvium

@@ -1,0 +1,54 @@
+// How the numbers of a packed matrix are stored.
+#pragma once
+
+#include "arithmetic.h"
+
+namespace nvium {
+
+// Formats: how a step of one vector is unpacked. `kGroup` elements share a scale, or a scale and a minimum: `kScales` IEEE
+// halves, stored before them for each lane; 0 for formats without scales. Float64 is plain: it is for checks.
+template <typename A> struct Plain {
+  static constexpr int64_t kLanes = lanes<A>;
+  static constexpr int kStep = 1, kBytes = kVectorBytes, kGroup = 0, kScales = 0;
+  static Vector<A> unpack(const char* at, int) { return bits_at<Vector<A>>(at); }
+};
+
+struct OfFloats {
+  static constexpr int64_t kLanes = lanes<float>;
+};
+
+struct Pairs : OfFloats {  // two of bfloat16 in 32 bits, the first in the lower half
+  static constexpr int kStep = 2, kBytes = kVectorBytes, kGroup = 0, kScales = 0;
+  static floats unpack(const char* at, int element) {
+    const ints both = bits_at<ints>(at);
+    return bits_as<floats>(element ? both & static_cast<int32_t>(0xFFFF0000) : both << 16);
+  }
+};
+
+struct Bytes : OfFloats {
+  static constexpr int kStep = 1, kBytes = kLanes, kGroup = 32, kScales = 1;
+  static floats unpack(const char* at, int) {
+    return __builtin_convertvector(widened(reinterpret_cast<const int8_t*>(at)), floats);
+  }
+};
+
+struct Nibbles : OfFloats {  // of 4 bits less 8, the first in the lower half of a byte
+  static constexpr int kStep = 2, kBytes = kLanes, kGroup = 32, kScales = 1;
+  static floats unpack(const char* at, int element) {
+    const ints both = widened(reinterpret_cast<const uint8_t*>(at));
+    return __builtin_convertvector((element ? both >> 4 : both & 15) - 8, floats);
+  }
+};
+
+struct NibblesWithMin : Nibbles {  // the weight is min + scale · (number + 8)
+  static constexpr int kScales = 2;
+};
+
+// Finite halves, exactly: their bits as those of a float are 2^112 times too small.
+inline floats halves(const char* at) {
+  const ints bits = widened(reinterpret_cast<const uint16_t*>(at));
+  const floats size = bits_as<floats>((bits & 0x7FFF) << 13) * 0x1p112f;
+  return bits_as<floats>(bits_as<ints>(size) | (bits & 0x8000) << 16);
+}
+
+}  // namespace nvium

@@ -1,0 +1,184 @@
+// Products of many rows by the tiles of AMX, which multiply bfloat16 and add in float32.
+//
+// A float32 is exactly the sum of three bfloat16. A number of 8 bits, and a weight of bfloat16, is one. So the products are as
+// exact as those of float32, and two or three times as fast. Their sums have another order than in matrix.h.
+#pragma once
+
+#include <vector>
+
+#include "formats.h"
+
+#if defined(__AVX512F__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace nvium {
+
+constexpr int64_t kTile = 16, kTileDepth = 32, kTileParts = 3;
+
+// Rows x [R, length], each element in three parts: [R / 16, length / 32, part, 16, 32], and of each group of 32 the sum.
+struct TiledRows {
+  std::vector<uint16_t> parts;
+  std::vector<float> totals;
+
+  // For this many rows; the padding of the last two tiles is never read.
+  TiledRows& resized(int64_t num_rows, int64_t length) {
+    const int64_t padded = (num_rows + 2 * kTile - 1) / (2 * kTile) * 2 * kTile;
+    parts.resize(padded * length * kTileParts), totals.resize(padded * length / kTileDepth);
+    return *this;
+  }
+};
+
+#if defined(__AVX512F__) && defined(__linux__)
+
+template <typename A> constexpr bool kMayTile = std::is_same_v<A, float>;
+constexpr int64_t kTileNumbers = kTile * kTileDepth;
+
+// Whether this processor has tiles; asks the kernel for them.
+inline bool has_tiles() {
+  static const bool granted = __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, 0x1023, 18);
+  return granted;
+}
+
+// A thread's tiles for as long as this lives.
+class TilesInUse {
+ public:
+  __attribute__((target("amx-tile"))) TilesInUse() {
+    struct {
+      uint8_t palette = 1, start = 0, reserved[14] = {};
+      uint16_t bytes[16] = {};
+      uint8_t rows[16] = {};
+    } config;
+    for (int tile = 0; tile < 8; ++tile) config.bytes[tile] = 64, config.rows[tile] = kTile;
+    asm volatile("" : : "r"(&config) : "memory");
+    _tile_loadconfig(&config);
+  }
+  __attribute__((target("amx-tile"))) ~TilesInUse() { _tile_release(); }
+};
+
+// The next part of what is left of x: its first 8 bits, in the upper half of each lane.
+inline ints next_part(floats& left) {
+  const ints part = bits_as<ints>(left) & static_cast<int32_t>(0xFFFF0000);
+  left -= bits_as<floats>(part);
+  return part;
+}
+
+inline void split_rows(const float* x, int64_t length, int64_t begin, int64_t end, TiledRows& out) {
+  using Halves = VectorOf<uint16_t, kVectorBytes / 2>::type;
+  const int64_t groups = length / kTileDepth;
+  for (int64_t r = begin; r < end; ++r)
+    for (int64_t g = 0; g < groups; ++g) {
+      const float* at = x + r * length + g * kTileDepth;
+      uint16_t* to = &out.parts[((r / kTile * groups + g) * kTileParts * kTile + r % kTile) * kTileDepth];
+      out.totals[r * groups + g] = total<float>(load(at) + load(at + 16));
+      for (int half = 0; half < 2; ++half) {
+        floats left = load(at + 16 * half);
+        for (int part = 0; part < kTileParts; ++part)
+          store(__builtin_convertvector(bits_as<Vector<uint32_t>>(next_part(left)) >> 16, Halves),
+                to + part * kTileNumbers + 16 * half);
+      }
+    }
+}
+
+// Only float32 itself has numbers that bfloat16 does not hold.
+template <typename F> constexpr int64_t kPartsOf = std::is_same_v<F, Plain<float>> ? kTileParts : 1;
+
+// Two vectors of a panel as tiles: [group, part, vector, 16 pairs, 16 lanes].
+template <typename F>
+void unpack_tiles(const char* panel, int64_t vectors, int64_t first, int64_t groups, std::vector<ints>& tiles) {
+  constexpr int64_t parts = kPartsOf<F>, scales = F::kScales * 2 * F::kLanes;
+  tiles.assign(groups * parts * 2 * kTile, ints{});
+  const int64_t here = std::min<int64_t>(2, vectors - first);
+  for (int64_t g = 0; g < groups; ++g) {
+    const char* group = panel + g * vectors * (scales + kTileDepth / F::kStep * F::kBytes) + vectors * scales;
+    for (int64_t v = 0; v < here; ++v)
+      for (int64_t pair = 0; pair < kTile; ++pair) {
+        const auto element = [&](int64_t i) {
+          return F::unpack(group + (i / F::kStep * vectors + first + v) * F::kBytes, i % F::kStep);
+        };
+        floats even = element(2 * pair), odd = element(2 * pair + 1);
+        for (int64_t part = 0; part < parts; ++part)
+          tiles[((g * parts + part) * 2 + v) * kTile + pair] =
+              (next_part(even) >> 16 & 0xFFFF) | next_part(odd);
+      }
+  }
+}
+
+// Tiles 0 to 3 are the sums of two tiles of rows, 6 and 7, and two of weights, 4 and 5.
+template <int64_t Parts> inline void add_tiles(const uint16_t* rows, const uint16_t* next_rows, const ints* weights) {
+#pragma GCC unroll 3
+  for (int64_t q = 0; q < Parts; ++q) {
+    _tile_loadd(4, weights + q * 2 * kTile, 64);
+    _tile_loadd(5, weights + (q * 2 + 1) * kTile, 64);
+#pragma GCC unroll 3
+    for (int64_t p = 0; p < kTileParts - q; ++p) {
+      _tile_loadd(6, rows + p * kTileNumbers, 64);
+      _tile_loadd(7, next_rows + p * kTileNumbers, 64);
+      _tile_dpbf16ps(0, 6, 4);
+      _tile_dpbf16ps(1, 6, 5);
+      _tile_dpbf16ps(2, 7, 4);
+      _tile_dpbf16ps(3, 7, 5);
+    }
+  }
+}
+
+inline void zero_sums() { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
+
+inline void store_sums(floats* to) {
+  _tile_stored(0, to, 64); _tile_stored(1, to + 16, 64);
+  _tile_stored(2, to + 32, 64); _tile_stored(3, to + 48, 64);
+}
+
+// Calls `use` with (row, vector of the panel, its products).
+template <typename F, typename Use>
+void multiply_tiled(const TiledRows& x, int64_t num_rows, int64_t length, const char* panel, int64_t vectors, Use&& use) {
+  constexpr int64_t parts = kPartsOf<F>, scale_bytes = 2 * F::kLanes;
+  const int64_t groups = length / kTileDepth, row_tile = groups * kTileParts * kTileNumbers;
+  static thread_local std::vector<ints> weights;
+  const TilesInUse tiles;
+  for (int64_t first = 0; first < vectors; first += 2) {
+    const int64_t here = std::min<int64_t>(2, vectors - first);
+    unpack_tiles<F>(panel, vectors, first, groups, weights);
+    for (int64_t row = 0; row < num_rows; row += 2 * kTile) {
+      const uint16_t* rows = &x.parts[row / kTile * row_tile];
+      floats sums[2 * 2 * kTile] = {}, own[2 * 2 * kTile];  // [row tile, vector, row]
+      asm volatile("" : : : "memory");  // before tiles are loaded from it
+      zero_sums();
+      for (int64_t g = 0; g < groups; ++g, rows += kTileParts * kTileNumbers) {
+        add_tiles<parts>(rows, rows + row_tile, &weights[g * parts * 2 * kTile]);
+        if constexpr (F::kGroup) {
+          store_sums(own);
+          zero_sums();
+          const char* scales = panel + g * vectors * (F::kScales * scale_bytes + kTileDepth / F::kStep * F::kBytes);
+          for (int64_t v = 0; v < here; ++v) {
+            const char* at = scales + (first + v) * scale_bytes;
+            const floats scale = halves(at);
+            for (int64_t i : {v, 2 + v})
+              for (int64_t r = 0; r < kTile; ++r) sums[i * kTile + r] += scale * own[i * kTile + r];
+            if constexpr (F::kScales == 2) {
+              const floats offset = halves(at + vectors * scale_bytes) + scale * 8;
+              for (int64_t i : {v, 2 + v})
+                for (int64_t r = 0; r < kTile; ++r)
+                  sums[i * kTile + r] += offset * x.totals[(row + i / 2 * kTile + r) * groups + g];
+            }
+          }
+        }
+      }
+      if constexpr (!F::kGroup) store_sums(sums);
+      for (int64_t r = 0; r < std::min(2 * kTile, num_rows - row); ++r)
+        for (int64_t v = 0; v < here; ++v)
+          use(row + r, first + v, sums[(r / kTile * 2 + v) * kTile + r % kTile]);
+    }
+  }
+}
+
+#else
+
+template <typename A> constexpr bool kMayTile = false;
+
+inline bool has_tiles() { return false; }
+
+#endif
+
+}  // namespace nvium

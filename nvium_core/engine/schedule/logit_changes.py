@@ -1,0 +1,63 @@
+"""g: what a request does to logits before temperature and truncation. Torch-free.
+
+Penalties, `logit_bias` and `min_tokens`, as one entry for each token concerned, kept up to date as tokens come. A
+constraint's mask is applied behind them.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+
+from nvium_core.engine.params import SamplingParams
+
+NUM_FIELDS = 4
+"""Token, repetition, occurrence, bias: x becomes (x > 0 ? x / repetition : x · repetition) − occurrence + bias."""
+
+
+class LogitChanges:
+    """The changes of one sequence. `stop_token_ids` are forbidden until `min_tokens` tokens are generated."""
+
+    def __init__(self, params: SamplingParams, prompt: Items[int], stop_token_ids: Iterable[int]) -> None:
+        self.entries = array("d")
+        """`NUM_FIELDS` numbers each."""
+        self._params = params
+        self._index: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
+        self._early = frozenset(stop_token_ids) if params.min_tokens else frozenset[int]()
+        self._num_generated = 0
+        if params.repetition_penalty != 1:
+            for token in prompt:
+                self.entries[self._entry(token) + 1] = params.repetition_penalty
+        for token in (*params.logit_bias, *self._early):
+            self._entry(token)
+
+    def __len__(self) -> int:
+        return len(self.entries) // NUM_FIELDS
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether each further token changes only its own entry."""
+        return not self._early
+
+    def append(self, token_id: int) -> None:
+        """Take the next generated token."""
+        params = self._params
+        self._num_generated += 1
+        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
+            self._counts[token_id] = count = self._counts.get(token_id, 0) + 1
+            entry = self._entry(token_id)
+            self.entries[entry + 1] = params.repetition_penalty
+            self.entries[entry + 2] = params.presence_penalty + params.frequency_penalty * count
+        if self._early and self._num_generated == params.min_tokens:
+            for token in self._early:
+                self.entries[self._entry(token) + 3] = params.logit_bias.get(token, 0.0)
+            self._early = frozenset()
+
+    def _entry(self, token_id: int) -> int:
+        """Where the token's entry begins."""
+        if token_id not in self._index:
+            self._index[token_id] = len(self.entries)
+            bias = -math.inf if token_id in self._early else self._params.logit_bias.get(token_id, 0.0)
+            self.entries.extend((token_id, 1.0, 0.0, bias))
+        return self._index[token_id]

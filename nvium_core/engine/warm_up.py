@@ -1,0 +1,102 @@
+"""Generates for a moment at start-up, so that the race of schedules has results; they are kept on disk."""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from platformdirs import user_cache_path
+
+from nvium_core.engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from nvium_core.engine.engine import Engine
+
+SIZES = 1, 2
+"""Numbers of sequences that race. A second decides two; more sequences race while serving."""
+
+SECONDS = 1.0
+"""In total, unless less is allowed."""
+
+FIRST_TOKENS = 4
+"""Generated first, so that everything has run once."""
+
+PROMPT_TOKENS, MAX_TOKENS = 8, 512
+
+VERSION = 2
+"""Format of race files; others are ignored."""
+
+
+def warm_up(engine: "Engine", seconds: float = math.inf, *, remembers: bool = False) -> None:
+    """Race the schedules at the sizes without an earlier result."""
+    room = min(engine.context, engine.pool.num_pages * engine.pool.page_size) - 1
+    engine.generate([[0]], SamplingParams(max_tokens=min(FIRST_TOKENS, room), seed=0, ignore_eos=True))
+    race = engine.scheduler.schedules
+    if not race.is_open:
+        return
+    file = race_file(engine) if remembers else None
+    if file:
+        remember(engine, file)
+    sizes = [size for size in SIZES if size <= engine.config.max_sequences and not race.is_decided(size)]
+    until = time.monotonic() + min(seconds, SECONDS)
+    for size in sizes:
+        generate(engine, size, until)
+    if file and sizes:
+        keep(engine, file)
+
+
+def generate(engine: "Engine", num_sequences: int, until: float) -> None:
+    """Generate until the race is decided, at most until this time."""
+    race = engine.scheduler.schedules
+    room = min(engine.context, engine.pool.num_pages * engine.pool.page_size // num_sequences)
+    max_tokens = min(MAX_TOKENS, room - PROMPT_TOKENS)
+    while max_tokens > 0 and time.monotonic() < until and not race.is_decided(num_sequences):
+        for number in range(num_sequences):
+            prompt = [(number + t) % engine.limits.vocab_size for t in range(PROMPT_TOKENS)]
+            params = SamplingParams(max_tokens=max_tokens, seed=number, sampling="exits", ignore_eos=True)
+            engine.add(f"warm-up-{number}", prompt, params, cache_salt="warm-up")
+        while engine.has_work and time.monotonic() < until and not race.is_decided(num_sequences):
+            engine.step()
+        for number in range(num_sequences):
+            engine.cancel(f"warm-up-{number}")
+
+
+def race_file(engine: "Engine") -> Path:
+    """The file name is a digest of everything that affects the measurement, except the machine's load."""
+    model = engine.runner.model
+    shape = {
+        name: value for name, value in model.config.to_dict().items() if isinstance(value, int | float | str | list)
+    }
+    conditions = {
+        "version": VERSION,
+        "shape": shape,
+        "dtype": str(model.dtype),
+        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.machine(),
+        "instructions": [torch.backends.cpu.get_cpu_capability(), engine.runner.processor],
+        "torch": torch.__version__,
+        "engine": {name: value for name, value in asdict(engine.config).items() if isinstance(value, int | str | None)},
+    }
+    name = hashlib.sha256(json.dumps(conditions, sort_keys=True, default=str).encode()).hexdigest()
+    return (engine.config.calibrations or user_cache_path("nvium") / "calibration") / f"race-{name[:32]}.json"
+
+
+def remember(engine: "Engine", file: Path) -> None:
+    """Load earlier results, if there are any; a damaged file is ignored."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        engine.scheduler.schedules.remember(json.loads(file.read_text(encoding="utf-8")))
+
+
+def keep(engine: "Engine", file: Path) -> None:
+    """Save the result; an unwritable cache is ignored."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(engine.scheduler.schedules.as_dict()), encoding="utf-8")
+        scratch.replace(file)

@@ -1,0 +1,134 @@
+"""Exits stored apart from their base model: `exits.safetensors` and `exits.json` in a folder.
+
+The base keeps its weights and its file. Loading both gives an N-vium whose last exit is the base, bit for bit: the
+early exits come from the file, and the last exit's adapter is zero.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nvium_core.model.checkpoint import (
+    EXITS_WEIGHTS,
+    Checkpoint,
+    CheckpointError,
+    check_numbers,
+    one_line,
+    resolve_folder,
+)
+from nvium_core.model.config import NviumConfig
+
+ABOUT = "exits.json"
+SHAPE = ("num_hidden_layers", "hidden_size", "vocab_size")
+"""Fields of the base that must be equal; the digest covers its shapes."""
+
+EXIT_FIELDS = ("exit_layers", "router_hidden_size", "adapter_hidden_size", "router_temperature")
+VALUES = 4096
+"""Values of each tensor in the digest, so that a large base is not read twice."""
+
+BASE_NORM = "exits.0.norm.weight"
+"""The final norm of a model without early exits."""
+
+
+def digest_of(tensors: Mapping[str, Tensor], config: NviumConfig) -> str:
+    """SHA-256 of names, shapes and first values of a model's tensors, under our names.
+
+    Values are rounded to bfloat16, so that one model in two precisions has one digest.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensors[name].detach().flatten()[:VALUES].to(torch.bfloat16).contiguous()
+        digest.update(f"{name} {list(tensors[name].shape)}".encode())
+        digest.update(values.view(torch.int16).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def describe_exits(config: NviumConfig, base: str, digest: str, **more: Any) -> dict[str, Any]:
+    """The content of exits.json; `config` is that of base and exits together."""
+    shape = {name: getattr(config, name) for name in SHAPE}
+    exits = {name: getattr(config, name) for name in EXIT_FIELDS}
+    return {"nvium_format": config.nvium_format, **exits, "base": {"name": base, **shape, "digest": digest}, **more}
+
+
+def write_exits(tensors: Mapping[str, Tensor], about: Mapping[str, Any], folder: Path) -> None:
+    """Write both files, each atomically."""
+    partial = folder / "partial"
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)  # safetensors may make files for the owner only
+    partial.replace(folder / EXITS_WEIGHTS)
+    partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / ABOUT)
+
+
+def with_exits_of(base: Checkpoint, source: str | PathLike[str], **hub_options: Any) -> Checkpoint:
+    """The base with the exits of a folder or Hub name. Raises `CheckpointError` for exits made for another model."""
+    folder = resolve_folder(source, **hub_options)
+    about = read_about(folder / ABOUT)
+    check_base(base, about, folder)
+    try:
+        fields = {name: about[name] for name in (*EXIT_FIELDS, "nvium_format")} | {"default_sampling": "original"}
+        config = NviumConfig.from_dict(base.config.to_dict() | fields)
+    except (KeyError, TypeError, ValueError, StrictDataclassError) as error:
+        raise CheckpointError(f"{folder / ABOUT}: {one_line(error.__cause__ or error)}") from error
+    last = f"exits.{config.num_exits - 1}"
+    tensors = dict(base.tensors)
+    norm = tensors.pop(BASE_NORM)
+    width, inner = config.hidden_size, config.adapter_hidden_size or 0
+    return replace(
+        base,
+        config=config,
+        tensors=tensors
+        | read_weights(folder)
+        | {
+            f"{last}.norm.weight": norm,
+            f"{last}.adapter.up.weight": norm.new_zeros(inner, width),
+            f"{last}.adapter.down.weight": norm.new_zeros(width, inner),
+        },
+    )
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot read exits ({one_line(error)})") from error
+    if not isinstance(about, dict) or not isinstance(about.get("base"), dict):
+        raise CheckpointError(f"{path}: does not describe exits and their base")
+    return about
+
+
+def check_base(base: Checkpoint, about: dict[str, Any], folder: Path) -> None:
+    """Raise `CheckpointError` unless the exits were made for this model."""
+    meant = f"{folder}: made for {about['base'].get('name')}"
+    if base.config.num_exits > 1 or base.config.adapter_hidden_size:
+        raise CheckpointError(f"{meant}; {base.folder} has exits of its own")
+    for name in SHAPE:
+        expected, found = about["base"].get(name), getattr(base.config, name)
+        if expected != found:
+            raise CheckpointError(f"{meant}, with {name} {expected}; {base.folder} has {found}")
+    if about["base"].get("digest") != digest_of(base.tensors, base.config):
+        raise CheckpointError(f"{meant}; the weights of {base.folder} are another model's (digest)")
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    path = folder / EXITS_WEIGHTS
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: {one_line(error)}") from error
+    check_numbers(folder, tensors)
+    if others := [name for name in tensors if not name.startswith("exits.")]:
+        raise CheckpointError(f"{path}: holds {others[0]}, which is no exit's")
+    return tensors

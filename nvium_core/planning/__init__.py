@@ -1,1 +1,0 @@
-"""Schedules and replicas simulated from measured costs, without a model or PyTorch."""

@@ -1,0 +1,133 @@
+"""Estimates a run: parameters, FLOPs, tokens, and the time and memory of one real pass.
+
+A dry run writes nothing and reads no text: tokens and weights are random.
+"""
+
+import resource
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from rich.table import Table
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from nvium_core.training.data.windows import PackedStream
+from nvium_core.training.flops import token_flops, training_flops
+from nvium_core.training.objective.beta import BetaSettings
+from nvium_core.training.options import RunOptions
+from nvium_core.training.recipes.parameters import num_parameters
+from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.train import TrainingRun
+
+FIRST = "0"
+UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """`peak_bytes`: None if no pass was run."""
+
+    recipe: Recipe
+    flops: float
+    seconds: float
+    peak_bytes: int | None
+
+
+def dry_run(recipe: Recipe, options: RunOptions, flops_per_second: float | None = None) -> Estimate:
+    """Estimate from one pass on the options' device, or from a given rate without building the model."""
+    flops = training_flops(recipe, options.checkpoint_activations)
+    if flops_per_second is not None:
+        return Estimate(recipe=recipe, flops=flops, seconds=flops / flops_per_second, peak_bytes=None)
+    rows = pass_rows(recipe, options)
+    run = run_on_random_tokens(recipe, replace(options, compile=False), rows)
+    seconds = timed_step(run)
+    pass_flops = rows * token_flops(recipe, recipe.short_context, options.checkpoint_activations)
+    peak = peak_bytes(torch.device(options.device))
+    return Estimate(recipe=recipe, flops=flops, seconds=seconds * flops / pass_flops, peak_bytes=peak)
+
+
+def pass_rows(recipe: Recipe, options: RunOptions) -> int:
+    """Tokens of one forward pass: as many short windows as a step has and `rows_per_pass` allows, at least one."""
+    window = recipe.short_context
+    return max(1, min(recipe.tokens_per_step, options.rows_per_pass) // window) * window
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Peak memory of the device, or on a CPU of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def run_on_random_tokens(recipe: Recipe, options: RunOptions, tokens_per_step: int) -> TrainingRun:
+    vocab_size = recipe.shape.vocab_size
+    draws = np.random.default_rng(0)
+    tokens = draws.integers(1, min(vocab_size, 2**16), 4 * tokens_per_step + 1).astype(np.uint16)
+    stream = PackedStream(tokens, end_token=0)
+    return TrainingRun(from_scratch(recipe, tokens_per_step), options, made_up_tokenizer(vocab_size), stream)
+
+
+def made_up_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """Its tokens are numbers, the first of which is end-of-text."""
+    words = models.WordLevel({str(number): number for number in range(vocab_size)}, unk_token=FIRST)
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token=FIRST)
+
+
+def timed_step(run: TrainingRun) -> float:
+    started = time.perf_counter()
+    run.train_step(run.batches_of(run.step))
+    return time.perf_counter() - started
+
+
+def from_scratch(recipe: Recipe, tokens_per_step: int) -> Recipe:
+    """The recipe with steps of this size, and without an initial model."""
+    return replace(
+        recipe,
+        initial=None,
+        tokenizer="any",
+        text="documents",
+        tokens_per_step=tokens_per_step,
+        total_tokens=100 * tokens_per_step,
+        long_context_share=0.0,
+        beta=BetaSettings(initial=recipe.beta.initial),
+    )
+
+
+def table(estimate: Estimate) -> Table:
+    recipe, shape = estimate.recipe, estimate.recipe.shape
+    exits = ", ".join(map(str, shape.exit_depths))
+    parameters = num_parameters(recipe)
+    shown = Table("a run of this recipe", "takes")
+    shown.add_row("parameters", f"{parameters:,}: {shape.num_layers} layers × {shape.width}, exits after {exits}")
+    shown.add_row(
+        "text",
+        f"{quantity(recipe.total_tokens)} tokens, {recipe.total_tokens / parameters:.2g} per parameter, in "
+        f"{recipe.num_steps:,} steps of {recipe.tokens_per_step:,}",
+    )
+    per_token = token_flops(recipe, recipe.short_context)
+    shown.add_row("compute", f"{quantity(estimate.flops)}FLOP, {quantity(per_token)}FLOP a token")
+    rate, tokens_per_second = estimate.flops / estimate.seconds, recipe.total_tokens / estimate.seconds
+    shown.add_row(
+        "time", f"{hours_and_minutes(estimate.seconds)} at {quantity(rate)}FLOP/s, {tokens_per_second:,.0f} tokens/s"
+    )
+    if estimate.peak_bytes:
+        shown.add_row("memory", f"{quantity(estimate.peak_bytes)}B in one pass; --rows-per-pass bounds it")
+    return shown
+
+
+def quantity(number: float) -> str:
+    """Three digits and a decimal prefix."""
+    power = 0
+    while number >= 999.5 and power < len(UNITS) - 1:
+        number, power = number / 1000, power + 1
+    return f"{number:.3g} {UNITS[power]}"
+
+
+def hours_and_minutes(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -1,1 +1,0 @@
-"""What a run would take, computed from its recipe. Trains nothing."""

@@ -1,0 +1,199 @@
+"""CALM* and LayerSkip: train them on a recipe's dense twin, and measure their quality and speed over it.
+
+    python -m research.baselines train calm small --data train.txt.xz
+    python -m research.baselines evaluate runs/small-calm/model --twin runs/small-dense/model --data valid.txt.xz
+
+Evaluation gives a point for each of CALM*'s thresholds or LayerSkip's drafts; `--json` writes them for
+`python -m research.pareto`.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+
+from nvium_core.bench.harness import Figures
+from nvium_core.choices import Device, Precision
+from nvium_core.evaluation import perplexity
+from nvium_core.evaluation.paired import perplexity_gain
+from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.evaluation.suite import check_dense, description, twin_figures, write_json
+from nvium_core.loading import LoadedModel, load_model
+from nvium_core.model.nvium import Nvium
+from nvium_core.training.data.documents import read_documents
+from nvium_core.training.options import RunOptions
+from nvium_core.training.recipes.catalogue import recipe_named
+from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.recipes.twins import dense_twin
+from nvium_core.training.train import train
+from research import calm as calm_module
+from research import confidence, decoding, layerskip, pareto, plain_speed, speculation
+from research.calm import THRESHOLDS, CalmForCausalLM, is_calm
+from research.confidence import evaluate_calm
+from research.layerskip import DRAFTS
+from research.plain_speed import Answers, Generate
+from research.spec_bench import read_prompts
+from research.speed import DENSE, TRIALS, Prompts, Questions, openings, questions
+
+CALM, LAYERSKIP = "CALM*", "LayerSkip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One setting of a trained model: its name in the figure, its parameters, and how well it predicts."""
+
+    name: str
+    family: str
+    figures: Figures
+    generate: Generate
+
+
+def load_baseline(source: str, device: Device = "auto", dtype: Precision = "auto") -> LoadedModel:
+    """A CALM*, recognised by its configuration, or a Llama, LayerSkip's format. Raises `CheckpointError` naming what is
+    wrong with a folder, and `EvaluationError` if it holds an N-vium."""
+    loaded = load_model(source, device, dtype, CalmForCausalLM if is_calm(source) else Nvium)
+    if not isinstance(loaded.model, CalmForCausalLM) and loaded.model.config.num_exits > 1:
+        raise EvaluationError(f"{source}: neither a CALM* nor a Llama, but an N-vium, which `nvium evaluate` measures")
+    return loaded
+
+
+def evaluate_baseline(
+    loaded: LoadedModel,
+    twin: LoadedModel,
+    documents: Sequence[str],
+    prompts: Prompts,
+    *,
+    trials: int = TRIALS,
+    show_progress: bool = True,
+) -> list[Figures]:
+    """A point for each of CALM*'s `THRESHOLDS`, or of LayerSkip's `DRAFTS` whose exit the model has.
+
+    Raises `EvaluationError` for a twin that cannot be compared, or a model too shallow to draft.
+    """
+    check_dense(loaded, twin)
+    ways = calm_ways if isinstance(loaded.model, CalmForCausalLM) else layerskip_ways
+    measured = ways(loaded, documents, show_progress)
+    dense = twin_figures(twin, documents, show_progress)
+    context = min(each.model.config.max_position_embeddings for each in (loaded, twin))
+    asked = questions(loaded.tokenizer, prompts, context)
+    generators: dict[str, Generate] = {way.name: way.generate for way in measured}
+    generators[DENSE] = partial(decoding.generate, twin.model)
+    answers = plain_speed.measure(generators, asked, trials, show_progress)
+    return [quality(way, loaded, dense) | speed(way, loaded, answers) | protocol(asked, trials) for way in measured]
+
+
+def calm_ways(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Way]:
+    assert isinstance(loaded.model, CalmForCausalLM)
+    return [calm_way(loaded, loaded.model, documents, threshold, show_progress) for threshold in THRESHOLDS]
+
+
+def calm_way(
+    loaded: LoadedModel, model: CalmForCausalLM, documents: Sequence[str], threshold: float, show_progress: bool
+) -> Way:
+    figures = asdict(evaluate_calm(model, loaded.tokenizer, documents, threshold, show_progress))
+    return Way(
+        name=f"{CALM} τ {threshold}",
+        family=CALM,
+        figures=figures | {"theoretical_speed_up_percent": 100 * (1 / figures["mean_depth"] - 1)},
+        generate=partial(confidence.generate, model, threshold=threshold),
+    )
+
+
+def layerskip_ways(loaded: LoadedModel, documents: Sequence[str], show_progress: bool) -> list[Way]:
+    """They differ in speed only, since drafts are verified."""
+    depth = loaded.model.config.num_hidden_layers
+    drafts = [(exit_layer, length) for exit_layer, length in DRAFTS if exit_layer < depth]
+    if not drafts:
+        raise EvaluationError(f"{loaded.name}: {depth} layers are too few to draft after {min(DRAFTS)[0]} of them")
+    found = perplexity.evaluate(loaded.model, loaded.tokenizer, documents, show_progress)
+    figures = {field.name: getattr(found, field.name) for field in fields(perplexity.TextLoss)}
+    return [layerskip_way(loaded.model, figures, *draft) for draft in drafts]
+
+
+def layerskip_way(model: Nvium, figures: Figures, exit_layer: int, draft_length: int) -> Way:
+    return Way(
+        name=f"{LAYERSKIP} {exit_layer}, {draft_length}",
+        family=LAYERSKIP,
+        figures=figures | {"exit_layer": exit_layer, "draft_length": draft_length},
+        generate=partial(speculation.generate, model, exit_layer=exit_layer, draft_length=draft_length),
+    )
+
+
+def quality(way: Way, loaded: LoadedModel, dense: Figures) -> Figures:
+    """Which model, how well it predicts at this setting, and its gain over the dense one."""
+    return {
+        **description(loaded),
+        "folder": loaded.name,
+        "model": way.name,
+        "family": way.family,
+        **way.figures,
+        "twin": dense,
+        **perplexity_gain(way.figures, dense),
+    }
+
+
+def speed(way: Way, loaded: LoadedModel, answers: dict[str, Answers]) -> Figures:
+    """Times beside the dense model's. `early_share` is the share of tokens that left early, or of accepted drafts."""
+    ours, depth = answers[way.name], loaded.model.config.num_hidden_layers
+    return plain_speed.beside_dense(ours, answers[DENSE]) | {"early_share": plain_speed.early_share(ours, depth)}
+
+
+def protocol(asked: Questions, trials: int) -> Figures:
+    return {
+        "prompts": asked.counts,
+        "prompts_cut": asked.prompts_cut,
+        "max_new_tokens": asked.max_new_tokens,
+        "trials": trials,
+    }
+
+
+def baseline_recipe(method: str, name: str, settings: list[str]) -> Recipe:
+    """The dense twin of a recipe, with exits after every quarter for CALM*, every second layer for LayerSkip."""
+    dense = dense_twin(recipe_named(name, settings))
+    num_exits = 4 if method == "calm" else dense.shape.num_layers // 2
+    return replace(dense, shape=replace(dense.shape, num_exits=num_exits))
+
+
+def run_training(given: Namespace) -> None:
+    method = {"calm": calm_module.METHOD, "layerskip": layerskip.METHOD}[given.method]
+    folder = given.folder or Path("runs") / f"{given.recipe}-{given.method}"
+    options = RunOptions(data=given.data, folder=folder)
+    print(train(baseline_recipe(given.method, given.recipe, given.settings), options, method))
+
+
+def run_evaluation(given: Namespace) -> None:
+    documents = read_documents(given.data)
+    asked = read_prompts(given.questions, given.prompts) if given.questions else openings(documents)
+    loaded, twin = load_baseline(given.model, "cpu"), load_model(given.twin, "cpu")
+    points = evaluate_baseline(loaded, twin, documents, asked, trials=given.trials)
+    print(pareto.markdown(points))
+    if given.json:
+        write_json(points, given.json)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="python -m research.baselines", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    training = commands.add_parser("train")
+    training.add_argument("method", choices=["calm", "layerskip"])
+    training.add_argument("recipe", help="small or one of the paper's, such as paper-24x768")
+    training.add_argument("--data", type=Path, required=True)
+    training.add_argument("--folder", type=Path)
+    training.add_argument("--set", dest="settings", action="append", default=[], help="as of nvium train")
+    training.set_defaults(run=run_training)
+    evaluation = commands.add_parser("evaluate")
+    evaluation.add_argument("model")
+    evaluation.add_argument("--twin", required=True, help="the dense model's folder")
+    evaluation.add_argument("--data", type=Path, required=True)
+    evaluation.add_argument("--questions", type=Path, help="Spec-Bench's question.jsonl [openings of the text]")
+    evaluation.add_argument("--prompts", type=int, help="of each of its categories [all]")
+    evaluation.add_argument("--trials", type=int, default=TRIALS)
+    evaluation.add_argument("--json", type=Path)
+    evaluation.set_defaults(run=run_evaluation)
+    given = parser.parse_args(arguments)
+    given.run(given)
+
+
+if __name__ == "__main__":
+    main()

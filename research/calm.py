@@ -1,0 +1,113 @@
+"""CALM* (Schuster et al., arXiv 2207.07061, as the N-vium paper runs it): the model and its training.
+
+An N-vium with norms only: no adapters, and no routers, because the largest probability at each exit decides whether a
+row leaves (`confidence`).
+
+Shapes: X any row dimensions, B windows, T tokens, E exits, D width.
+"""
+
+import os
+from typing import Any, Self
+
+import torch
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from nvium_core.model.causal_lm import NviumForCausalLM
+from nvium_core.model.checkpoint import CheckpointError, resolve_folder
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.univium import shape_fields
+from nvium_core.training.data.windows import Batch
+from nvium_core.training.objective.loss import token_losses
+from nvium_core.training.objective.methods import Method
+from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
+
+THRESHOLDS = (0.9, 0.8, 0.7, 0.6)
+"""The confidences τ that the N-vium paper measures, with exits after 6, 12, 18 and 24 of 24 layers."""
+
+
+@strict
+class CalmConfig(NviumConfig):
+    """Llama's fields and `exit_layers`; fields of routers and adapters are ignored."""
+
+    model_type = "calm"
+
+    adapter_hidden_size: int | None = 0
+
+
+class Continue(nn.Module):
+    """Replaces a router: never exits, so the model's forward pass is that of its last exit."""
+
+    def forward(self, x_XD: Tensor) -> Tensor:
+        """log w, [X, 2]."""
+        dtype = torch.promote_types(x_XD.dtype, torch.float32)
+        return torch.tensor([0.0, -torch.inf], dtype=dtype, device=x_XD.device).expand(*x_XD.shape[:-1], 2)
+
+
+class CalmForCausalLM(NviumForCausalLM):
+    """Exits after layers `config.exit_layers`, an RMSNorm each, one shared head. `logits` are the last exit's;
+    `output_exit_logits` adds each exit's own."""
+
+    config: CalmConfig
+    config_class = CalmConfig
+
+    def __init__(self, config: CalmConfig) -> None:
+        super().__init__(config)
+        for exit_ in self.exits[:-1]:
+            exit_.router = Continue()
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, folder: str | os.PathLike[str], *, config: CalmConfig | None = None, **options: Any
+    ) -> Self:
+        """Load a saved folder. A missing, extra or misshapen tensor raises `CheckpointError` naming it."""
+        return super().from_pretrained(folder, config=config or read_config(folder), **options)
+
+
+def read_config(folder: str | os.PathLike[str]) -> CalmConfig:
+    """Raises `CheckpointError` if the folder holds anything but a CALM*."""
+    path, values = resolve_folder(folder), config_values(folder)
+    if (kind := values.pop("model_type", None)) != CalmConfig.model_type:
+        raise CheckpointError(f"{path}: model_type {kind!r} is not {CalmConfig.model_type}")
+    try:
+        return CalmConfig(**values)
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise CheckpointError(f"{path}: {error.__cause__ or error}") from error
+
+
+def is_calm(folder: str | os.PathLike[str]) -> bool:
+    """Raises `CheckpointError` if the folder holds no configuration."""
+    return config_values(folder).get("model_type") == CalmConfig.model_type
+
+
+def config_values(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    path = resolve_folder(folder)
+    try:
+        values, _ = CalmConfig.get_config_dict(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return values
+
+
+def build_calm(config: NviumConfig) -> CalmForCausalLM:
+    """A fresh model with an N-vium's shape and exits."""
+    return CalmForCausalLM(CalmConfig(**(shape_fields(config) | {"adapter_hidden_size": 0})))
+
+
+def calm_objective(model: CalmForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
+    """Σ l_k CE_k / Σ l_k, the same throughout training. `exit_losses` are the CE_k [E], `mix_loss` is the last."""
+    exit_losses_E = counted_mean(token_losses(model, batch).exit_nll, batch)
+    depths_E = torch.tensor(model.config.exit_layers, dtype=exit_losses_E.dtype, device=exit_losses_E.device)
+    loss = (depths_E * exit_losses_E).sum() / depths_E.sum()
+    told_E = exit_losses_E.detach()
+    return ObjectiveResult(loss, {"mix_loss": told_E[-1], "exit_losses": told_E})
+
+
+METHOD = Method(
+    lambda recipe, vocab_size, end_token: build_calm(recipe.shape.config(vocab_size, end_token)), calm_objective
+)
+
+AutoConfig.register("calm", CalmConfig)
+AutoModelForCausalLM.register(CalmConfig, CalmForCausalLM)

@@ -1,0 +1,269 @@
+"""How many replicas a load needs: `python -m research.capacity --pace pace.json --prefill 4000 --rate 20
+--target-ttft-ms 300`.
+
+A replica is a queue. At most `--max-sequences` requests run at once, and n of them share rate(n) tokens per second, as
+`nvium bench schedules --sequences 1,4,16 --json pace.json` measured on the machine; between these numbers the rate is
+interpolated, beyond them it stays. A prompt occupies the replica for its tokens at `--prefill` tokens per second.
+Requests arrive as a Poisson process, and replicas share them evenly. With `--against REPORT` of `python -m loadtest
+--rate … --json` the report's own requests are simulated on one replica, next to what its clients saw.
+"""
+
+import argparse
+import json
+import math
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from heapq import heappop, heappush
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.prompts import Lengths
+
+MEASURES = ("first_token", "between_tokens", "total")
+PERCENTILES = (50, 95, 99)
+NUM_REQUESTS = 2000
+IDLE = 0.01
+"""Utilization below which more replicas do not help."""
+
+SEVERAL = 8
+"""The number of replicas grows by one part in so many, at least by 1."""
+
+
+@dataclass(slots=True)
+class Request:
+    """When it was due and its lengths in tokens; when its first and last token came, in seconds."""
+
+    due: float
+    num_prompt_tokens: int
+    num_tokens: int
+    first: float = math.nan
+    last: float = math.nan
+
+    @property
+    def first_token(self) -> float:
+        return self.first - self.due
+
+    @property
+    def between_tokens(self) -> float:
+        """On average; 0 for a single token."""
+        return (self.last - self.first) / max(1, self.num_tokens - 1)
+
+    @property
+    def total(self) -> float:
+        return self.last - self.due
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """`pace` is tokens per second by number of running sequences; `prefill` is prompt tokens per second."""
+
+    pace: Mapping[int, float]
+    prefill: float
+    max_sequences: int = 32
+
+    def rate(self, num_sequences: int) -> float:
+        numbers = sorted(self.pace)
+        return float(np.interp(num_sequences, numbers, [self.pace[number] for number in numbers]))
+
+    def serve(self, requests: Sequence[Request]) -> None:
+        """Fill in when tokens came. Requests must be sorted by `due`.
+
+        All running sequences emit at the same pace, so each ends when `emitted`, the tokens that a sequence running
+        since the start would have emitted, has grown by its length.
+        """
+        waiting, running = deque(requests), list[tuple[float, int]]()
+        now = emitted = 0.0
+        rates = [0.0, *(self.rate(number) for number in range(1, self.max_sequences + 1))]
+        number = 0
+        while waiting or running:
+            has_room = bool(waiting) and len(running) < self.max_sequences
+            if has_room and (waiting[0].due <= now or not running):
+                request = waiting.popleft()
+                request.first = now = max(now, request.due) + request.num_prompt_tokens / self.prefill
+                heappush(running, (emitted + request.num_tokens - 1, number))
+                number += 1
+                continue
+            pace = rates[len(running)] / len(running)
+            end = now + (running[0][0] - emitted) / pace
+            if has_room and waiting[0].due < end:
+                emitted += (waiting[0].due - now) * pace
+                now = waiting[0].due
+            else:
+                now, (emitted, ended) = end, heappop(running)
+                requests[ended].last = now
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """Requests per second in total, and their lengths in tokens."""
+
+    rate: float
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+
+    def requests(self, replicas: int, count: int) -> list[Request]:
+        """Of one replica."""
+        draws = random.Random(0)
+        dues = accumulate(draws.expovariate(self.rate / replicas) for _ in range(count))
+        return [Request(due, self.prompt_tokens.draw(draws), self.output_tokens.draw(draws)) for due in dues]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Seconds that `percentile` percent of requests must keep."""
+
+    first_token: float = math.inf
+    between_tokens: float = math.inf
+    percentile: float = 95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What clients see, in seconds by measure and percentile, and each replica's utilization."""
+
+    replicas: int
+    utilization: float
+    seconds: dict[str, dict[int, float]]
+    meets_target: bool
+
+
+def saturation(replica: Replica, demand: Demand, count: int = NUM_REQUESTS) -> float:
+    """Requests per second of a replica that always has work."""
+    requests = [replace(request, due=0.0) for request in demand.requests(1, count)]
+    replica.serve(requests)
+    return count / max(request.last for request in requests)
+
+
+def outlook(replica: Replica, demand: Demand, target: Target, replicas: int, most: float) -> Outlook:
+    """`most` saturates a replica. The first tenth of requests, which an idle replica gets, is left out."""
+    requests = demand.requests(replicas, NUM_REQUESTS)
+    replica.serve(requests)
+    counted = requests[NUM_REQUESTS // 10 :]
+    kept = (
+        percentile(counted, "first_token", target.percentile) <= target.first_token
+        and percentile(counted, "between_tokens", target.percentile) <= target.between_tokens
+    )
+    utilization = demand.rate / replicas / most
+    return Outlook(
+        replicas=replicas,
+        utilization=utilization,
+        seconds=percentiles(counted),
+        meets_target=kept and utilization < 1,
+    )
+
+
+def percentile(requests: Sequence[Request], measure: str, share: float) -> float:
+    return float(np.percentile([getattr(request, measure) for request in requests], share))
+
+
+def percentiles(requests: Sequence[Request]) -> dict[str, dict[int, float]]:
+    return {measure: {p: percentile(requests, measure, p) for p in PERCENTILES} for measure in MEASURES}
+
+
+def plan(replica: Replica, demand: Demand, target: Target) -> Iterator[Outlook]:
+    """Ever more replicas from the fewest that can carry the rate, until the target is kept or they are idle."""
+    most = saturation(replica, demand)
+    replicas = math.ceil(demand.rate / most)
+    while True:
+        seen = outlook(replica, demand, target, replicas, most)
+        yield seen
+        if seen.meets_target or seen.utilization < IDLE:
+            return
+        replicas += max(1, replicas // SEVERAL)
+
+
+def table(seen: Sequence[Outlook], most: float) -> Table:
+    answer = f"{seen[-1].replicas} replicas keep the target" if seen[-1].meets_target else "No number keeps the target"
+    caption = f"A replica is saturated by {most:.2f} requests/s. {answer}. Times are p50 / p95 / p99."
+    result = Table("replicas", "busy", "first token ms", "between tokens ms", "total ms", caption=caption)
+    for each in seen:
+        times = (spread(each.seconds[measure]) for measure in MEASURES)
+        result.add_row(str(each.replicas), f"{each.utilization:.0%}", *times)
+    return result
+
+
+def spread(seconds: Mapping[int, float]) -> str:
+    return " / ".join(f"{1000 * seconds[p]:.3g}" for p in PERCENTILES)
+
+
+def against(replica: Replica, report: Path) -> list[dict[str, Any]]:
+    """For each load of a report, what was simulated and what its clients saw."""
+    rows = []
+    for point in json.loads(report.read_text(encoding="utf-8"))["points"]:
+        answered = [each for each in point["requests"] if each["error"] is None]
+        measured = [
+            Request(
+                each["due"],
+                each["num_prompt_tokens"],
+                each["num_tokens"],
+                each["due"] + each["time_to_first_token"],
+                each["due"] + each["latency"],
+            )
+            for each in answered
+        ]
+        simulated = [replace(each, first=math.nan, last=math.nan) for each in measured]
+        replica.serve(simulated)
+        rows.append({"rate": point["rate"], "simulated": percentiles(simulated), "measured": percentiles(measured)})
+    return rows
+
+
+def comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
+    result = Table("requests/s", "ms", "simulated", "measured", caption="p50 / p95 / p99 of each.")
+    for row in rows:
+        for measure in MEASURES:
+            times = (spread(row[side][measure]) for side in ("simulated", "measured"))
+            result.add_row(f"{row['rate']:g}", measure.replace("_", " "), *times, end_section=measure == MEASURES[-1])
+    return result
+
+
+def read_pace(text: str) -> dict[int, float]:
+    """From `1:120,8:400`, or from the JSON file of `nvium bench schedules`, whose fastest schedule counts."""
+    if not text.endswith(".json"):
+        pairs = (part.split(":") for part in text.split(","))
+        return {int(number): float(rate) for number, rate in pairs}
+    rows = json.loads(Path(text).read_text(encoding="utf-8"))["rows"]
+    return {row["sequences"]: max(each["tokens_per_second"] for each in row["schedules"].values()) for row in rows}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="research.capacity", description=__doc__)
+    add = parser.add_argument
+    add("--pace", type=read_pace, required=True, help="N:RATE,… or a JSON file of `nvium bench schedules`")
+    add("--prefill", type=float, required=True, help="prompt tokens per second")
+    add("--max-sequences", type=int, default=32, help="that run at once")
+    add("--rate", type=float, default=1.0, help="requests per second [1]")
+    add("--prompt-tokens", type=Lengths.parse, default="64", help="N or N:N")
+    add("--output-tokens", type=Lengths.parse, default="128", help="N or N:N")
+    add("--target-ttft-ms", type=float, default=math.inf)
+    add("--target-itl-ms", type=float, default=math.inf)
+    add("--percentile", type=float, default=95.0, help="of requests that keep the targets [95]")
+    add("--against", type=Path, help="a load test's report: simulate its requests instead")
+    add("--json", type=Path, help="write the figures here too")
+    asked = parser.parse_args(arguments)
+    replica = Replica(pace=asked.pace, prefill=asked.prefill, max_sequences=asked.max_sequences)
+    figures: dict[str, Any] = asdict(replica)
+    if asked.against:
+        figures["loads"] = against(replica, asked.against)
+        Console().print(comparison(figures["loads"]))
+    else:
+        demand = Demand(rate=asked.rate, prompt_tokens=asked.prompt_tokens, output_tokens=asked.output_tokens)
+        first, between = asked.target_ttft_ms / 1000, asked.target_itl_ms / 1000
+        target = Target(first_token=first, between_tokens=between, percentile=asked.percentile)
+        seen, most = list(plan(replica, demand, target)), saturation(replica, demand)
+        Console().print(table(seen, most))
+        kept = {name: value for name, value in asdict(target).items() if value < math.inf}
+        figures |= {"target": kept, "demand": asdict(demand), "saturated_by": most}
+        figures["rows"] = [asdict(each) for each in seen]
+    if asked.json:
+        asked.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""How well a model answers: the loss of written answers, and whether its own answers end.
+
+Shapes: T tokens of a conversation, A of them in answers, E exits.
+
+    python -m research.chat MODEL --data chats.jsonl
+"""
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.events import Completion, FailureEvent
+from nvium_core.engine.failures import EngineError
+from nvium_core.engine.params import SamplingParams
+from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.evaluation.report import table
+from nvium_core.evaluation.suite import description, write_json
+from nvium_core.loading import LoadedModel, load_model
+from nvium_core.model import mixture
+from nvium_core.model.nvium import Nvium
+from nvium_core.training.chat.chat_data import chat_examples
+from nvium_core.training.chat.examples import Example
+from nvium_core.training.data.windows import packed_batch
+from nvium_core.training.objective.loss import token_losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatEvaluation:
+    """Means over written answers, and over sampled ones.
+
+    `answer_loss` is the mean −log π_mix, in nats, of the tokens of written answers, including their end-of-text;
+    `exit_shares` and `mean_depth` (Σ p_k l_k / L) are theirs. Of the sampled answers, one to each conversation's first
+    question, `ended_share` end before the context is full; `sampled_tokens` is their mean length and `sampled_depth`
+    the mean l_k / L of their tokens.
+    """
+
+    num_conversations: int
+    num_answer_tokens: int
+    answer_loss: float
+    exit_shares: list[float]
+    mean_depth: float
+    ended_share: float
+    sampled_tokens: float
+    sampled_depth: float
+
+
+def held_out(loaded: LoadedModel, data: Path, count: int) -> list[Example]:
+    """About `count` conversations, spread over a chat file.
+
+    Raises `EvaluationError` for a model without a chat template, and `DataError` naming what is wrong in a file.
+    """
+    if not loaded.tokenizer.chat_template:
+        raise EvaluationError(f"{loaded.name}: has no chat template, so it was not taught to answer")
+    examples = chat_examples(data, loaded.tokenizer, loaded.model.config.max_position_embeddings)
+    return examples[:: max(1, len(examples) // count)][:count]
+
+
+def evaluate_chat(
+    model: Nvium, examples: Sequence[Example], seed: int = 0, show_progress: bool = False
+) -> ChatEvaluation:
+    """Score every answer of the conversations, and sample one to each first question at temperature 1."""
+    scores = [score(model, each) for each in track(examples, "scoring", disable=not show_progress)]
+    log_p_AE, nll_A = (torch.cat(parts) for parts in zip(*scores, strict=True))
+    depths = model.config.exit_layers or []
+    sampled = sample_answers(model, examples, seed)
+    exits = [exit_ for completion in sampled for exit_ in completion.exits]
+    return ChatEvaluation(
+        num_conversations=len(examples),
+        num_answer_tokens=len(nll_A),
+        answer_loss=float(nll_A.mean()),
+        exit_shares=log_p_AE.exp().mean(0).tolist(),
+        mean_depth=float(mixture.mean_depth(log_p_AE, depths).mean()),
+        ended_share=fmean(completion.finish_reason == "stop" for completion in sampled),
+        sampled_tokens=len(exits) / len(sampled),
+        sampled_depth=fmean(depths[exit_ - 1] / depths[-1] for exit_ in exits),
+    )
+
+
+@torch.inference_mode()
+def score(model: Nvium, example: Example) -> tuple[Tensor, Tensor]:
+    """log p [A, E] and −log π_mix [A] of a conversation's answers."""
+    ids_BT = torch.from_numpy(example.tokens).to(model.device)[None]
+    is_answer_T = torch.from_numpy(example.is_answer[1:])
+    losses = token_losses(model, packed_batch(ids_BT[:, :-1], ids_BT[:, 1:], end_token=-1))
+    log_p_AE, nll_AE = (x[0].double().cpu()[is_answer_T] for x in (losses.log_p, losses.exit_nll))
+    return log_p_AE, mixture.mixture_nll(log_p_AE, nll_AE)
+
+
+def sample_answers(model: Nvium, examples: Sequence[Example], seed: int) -> list[Completion]:
+    """An answer to each conversation's first question, up to its end or that of the context."""
+    engine = Engine(model)
+    prompts = [each.tokens[: int(each.is_answer.argmax())].tolist() for each in examples]
+    return sampled(
+        engine,
+        [
+            (prompt, SamplingParams(max_tokens=engine.context - len(prompt), seed=seed + number))
+            for number, prompt in enumerate(prompts)
+        ],
+    )
+
+
+def sampled(engine: Engine, asked: Sequence[tuple[list[int], SamplingParams]]) -> list[Completion]:
+    """Of each prompt as its parameters say."""
+    for number, (prompt, params) in enumerate(asked):
+        engine.add(str(number), prompt, params)
+    completions = [Completion() for _ in asked]
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, FailureEvent):
+                raise EngineError(event.message)
+            completions[int(event.sequence_id)].append(event)
+    return completions
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="python -m research.chat", description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", help="a folder or Hub name [the bundled model]")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--conversations", type=int, default=100)
+    given = parser.parse_args(arguments)
+    loaded = load_model(given.model, "cpu")
+    found = evaluate_chat(loaded.model, held_out(loaded, given.data, given.conversations), show_progress=True)
+    figures = description(loaded) | asdict(found)
+    print(table(["figure", "value"], figures.items()))
+    if given.json:
+        write_json(figures, given.json)
+
+
+if __name__ == "__main__":
+    main()

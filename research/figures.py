@@ -1,0 +1,138 @@
+"""The paper's figures for any evaluated model, from the JSON of `nvium evaluate`.
+
+    python -m research.figures evaluation.json FOLDER [--model MODEL --data valid.txt.xz]
+
+With a model and a text, samples.html has openings continued by the model, each token in the colour of its exit.
+"""
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nvium_core.bench.harness import Figures
+from nvium_core.evaluation.perplexity import QUANTILES
+from nvium_core.loading import load_model
+from nvium_core.training.data.documents import read_documents
+from research.coloured_text import samples
+from research.plots import label, sheet
+
+
+def exit_names(figures: Figures) -> list[str]:
+    return [f"exit {k}\nlayer {depth}" for k, depth in enumerate(figures["exit_layers"], 1)]
+
+
+def routing(figures: Figures) -> Figure:
+    """Mean p_k beside the mean posterior, and the distribution of w_k."""
+    figure, [shares, spread] = sheet(figures, 2, share_y=True)
+    places, width = range(len(figures["exit_layers"])), 0.4
+    shares.bar([x - width / 2 for x in places], figures["exit_shares"], width, label="mean p_k")
+    posteriors = figures["exit_posteriors"]
+    shares.bar([x + width / 2 for x in places], posteriors, width, label="posterior of the token that came", alpha=0.6)
+    shares.set_xticks(places, exit_names(figures))
+    label(shares, f"mean depth {figures['mean_depth']:.2f}", "share of tokens")
+    marks = ("whislo", "q1", "med", "q3", "whishi")
+    boxes = [dict(zip(marks, row, strict=True)) for row in figures["router_quantiles"]]
+    if boxes:
+        spread.bxp(boxes, positions=places[:-1], showfliers=False)
+    spread.set_xticks(places[:-1], exit_names(figures)[:-1])
+    label(spread, "w_k: quantiles " + ", ".join(f"{q:g}" for q in QUANTILES), "")
+    return figure
+
+
+def perplexity(figures: Figures) -> Figure:
+    """Of each exit alone, the mixture, an oracle router and the dense twin."""
+    figure, [panel] = sheet(figures)
+    bars = dict(zip(exit_names(figures), figures["exit_perplexities"], strict=True))
+    bars |= {"π_mix": figures["perplexity"], "oracle\nrouter": figures["oracle_perplexity"]}
+    if "twin" in figures:
+        bars["dense\ntwin"] = figures["twin"]["perplexity"]
+    colours = ["tab:blue"] * len(figures["exit_layers"]) + ["tab:green", "tab:gray", "tab:orange"]
+    drawn = panel.bar(list(bars), list(bars.values()), color=colours[: len(bars)])
+    panel.bar_label(drawn, fmt="%.4g")
+    panel.set_yscale("log")
+    panel.tick_params(axis="y", which="minor", labelleft=False)
+    label(panel, "", "perplexity")
+    return figure
+
+
+def reliability(figures: Figures) -> Figure:
+    """How often the most probable token came, by its probability."""
+    figure, [panel] = sheet(figures)
+    rows = figures["reliability"]
+    panel.plot([0, 1], [0, 1], color="black", linewidth=1)
+    panel.plot([row["confidence"] for row in rows], [row["accuracy"] for row in rows], "o-", label="π_mix")
+    error = f"expected calibration error {figures['calibration_error']:.3f}"
+    label(panel, f"probability of the most probable token; {error}", "how often it came")
+    return figure
+
+
+def staircase(figures: Figures) -> Figure:
+    """Time since the previous token by exit: median and middle half; and the other contenders' means."""
+    figure, [panel] = sheet(figures)
+    steps = [step for step in figures["latency"]["staircase"] if step["tokens"]]
+    layers, medians = [step["layer"] for step in steps], [step["median"] for step in steps]
+    ranges = [[step["median"] - step["low"] for step in steps], [step["high"] - step["median"] for step in steps]]
+    panel.errorbar(layers, medians, yerr=ranges, fmt="o-", capsize=4, label="by exit")
+    for name, colour in (("early exits", "tab:green"), ("full depth", "tab:gray"), ("dense", "tab:orange")):
+        times = [each["decoding_milliseconds"].get(name) for each in figures["latency"]["categories"].values()]
+        if all(times):
+            panel.axhline(sum(times) / len(times), color=colour, linestyle="--", label=f"{name}, mean")
+    panel.set_xticks(layers)
+    panel.set_ylim(bottom=0)
+    label(panel, "layer of the exit", "ms since the token before")
+    return figure
+
+
+def retrofit_curve(figures: Figures) -> Figure:
+    """The mixture's price over the original, and how often both have the same argmax, by mean depth."""
+    figure, [price, same] = sheet(figures, 2)
+    for name, text in figures["texts"].items():
+        points = [point for point in text["points"] if point["asked_depth"]]
+        bars(price, name, points, "price_percent", "price_interval_percent")
+        bars(same, name, points, "same_argmax", "same_argmax_interval")
+    price.axhline(0, color="black", linewidth=1)
+    label(price, "mean depth", "perplexity above the original, %")
+    label(same, "mean depth", "argmax of π_mix is the original's, share")
+    return figure
+
+
+def bars(panel: Axes, name: str, points: Sequence[Figures], what: str, bounds: str) -> None:
+    """A line with its intervals."""
+    values = [point[what] for point in points]
+    sides = [[value - point[bounds][0] for point, value in zip(points, values, strict=True)]]
+    sides += [[point[bounds][1] - value for point, value in zip(points, values, strict=True)]]
+    panel.errorbar([point["depth"] for point in points], values, yerr=sides, fmt="o-", capsize=4, label=name)
+
+
+PLOTS: dict[str, tuple[str, Callable[[Figures], Figure]]] = {
+    "routing": ("exit_shares", routing),
+    "perplexity": ("exit_perplexities", perplexity),
+    "reliability": ("reliability", reliability),
+    "staircase": ("latency", staircase),
+}
+"""By file name: the figure it needs, and its function."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="python -m research.figures", description=__doc__.splitlines()[0])
+    parser.add_argument("evaluation", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model")
+    parser.add_argument("--data", type=Path)
+    given = parser.parse_args(arguments)
+    figures = json.loads(given.evaluation.read_text(encoding="utf-8"))
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for name, (key, draw) in PLOTS.items():
+        if key in figures:
+            draw(figures).savefig(given.folder / f"{name}.png")
+    if given.data:
+        page = samples(load_model(given.model, "cpu"), read_documents(given.data))
+        (given.folder / "samples.html").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

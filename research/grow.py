@@ -1,0 +1,100 @@
+"""A wider and deeper copy of a model that computes the same function, to be trained on (Chen et al. 1511.05641).
+
+    python -m research.grow SOURCE TARGET --layers 24 --width 256 --heads 4 --mlp-width 704
+
+What writes into a new channel starts at zero and what reads it at random, so that outputs stay and gradients flow. A
+new layer follows each old one and adds nothing yet.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor, nn
+from transformers import AutoTokenizer
+
+from nvium_core.model.causal_lm import NviumForCausalLM
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.exits import Adapter, Router
+from nvium_core.model.llama import Attention, FeedForward, RMSNorm
+from nvium_core.training.run_folder import write_model
+
+
+def grown(
+    model: NviumForCausalLM, *, layers: int, width: int, heads: int, mlp_width: int, seed: int = 0
+) -> NviumForCausalLM:
+    """Raises ValueError unless `layers` is a multiple of the model's and every other size at least as large."""
+    torch.manual_seed(seed)
+    old = model.config
+    repeats, remainder = divmod(layers, old.num_hidden_layers)
+    if remainder or width < old.hidden_size or heads < old.num_attention_heads or mlp_width < old.intermediate_size:
+        raise ValueError("a model grows to a multiple of its layers and to sizes no smaller than its own")
+    sizes = old.to_dict() | {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": mlp_width,
+        "exit_layers": [layer * repeats for layer in old.exit_layers or ()],
+        "adapter_hidden_size": width,
+        "router_hidden_size": None,
+    }
+    new = NviumForCausalLM(NviumConfig(**sizes))
+    with torch.no_grad():
+        silence(new)
+        copy(model.model.embed_tokens.weight, new.model.embed_tokens.weight)
+        copy(model.lm_head.weight, new.lm_head.weight)
+        for number, layer in enumerate(model.model.layers):
+            copy_module(layer, new.model.layers[number * repeats])
+        for exit_, larger in zip(model.exits, new.exits, strict=True):
+            copy_module(exit_, larger)
+    return new
+
+
+def silence(model: NviumForCausalLM) -> None:
+    """Set to zero what writes into a residual stream or a router's norm."""
+    model.model.embed_tokens.weight.zero_()
+    for module in model.modules():
+        match module:
+            case Attention():
+                module.o_proj.weight.zero_()
+            case FeedForward():
+                module.down_proj.weight.zero_()
+            case Adapter():
+                module.down.weight.zero_()
+            case Router():
+                module.fc2.weight.zero_()
+
+
+def copy_module(source: nn.Module, target: nn.Module) -> None:
+    for (_, part), (_, larger) in zip(source.named_modules(), target.named_modules(), strict=True):
+        for weight, place in zip(part.parameters(recurse=False), larger.parameters(recurse=False), strict=True):
+            # the mean square of a row with zeros appended is smaller
+            scale = (len(weight) / len(place)) ** 0.5 if isinstance(part, RMSNorm) else 1.0
+            copy(weight * scale, place)
+
+
+def copy(weight: Tensor, place: Tensor) -> None:
+    place[tuple(slice(size) for size in weight.shape)] = weight.to(place.dtype)
+
+
+def main(
+    source: Annotated[Path, typer.Argument(help="The folder of a model with as many key heads as heads.")],
+    target: Annotated[Path, typer.Argument(help="The folder to write.")],
+    layers: Annotated[int, typer.Option(help="A multiple of the model's.")],
+    width: Annotated[int, typer.Option(help="Of the residual stream.")],
+    heads: Annotated[int, typer.Option(help="Of the same size as the model's.")],
+    mlp_width: Annotated[int, typer.Option(help="Of each layer's MLP.")],
+) -> None:
+    """Write a larger model of the same function."""
+    model = NviumForCausalLM.from_pretrained(source, dtype=torch.float32)
+    try:
+        larger = grown(model, layers=layers, width=width, heads=heads, mlp_width=mlp_width)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    write_model(larger.bfloat16(), AutoTokenizer.from_pretrained(source), target)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,95 @@
+"""Time and peak memory of the exits' losses in training, logits whole and in chunks: `python -m research.heads`.
+
+Each forward and backward pass through the heads of all exits runs in its own process, so that peaks do not mix.
+"""
+
+import json
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nvium_core.bench.harness import Figures, median_ratio
+from nvium_core.bench.shapes import shape_config
+from nvium_core.model.nvium import token_nll
+from nvium_core.training.objective.cross_entropy import chunked_head_nll, min_chunked_rows
+
+WHOLE, CHUNKED = "whole", "chunked"
+
+
+def whole_head_nll(output_XD: Tensor, head_VD: Tensor, target_X: Tensor) -> Tensor:
+    return token_nll(F.linear(output_XD, head_VD), target_X)
+
+
+WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {WHOLE: whole_head_nll, CHUNKED: chunked_head_nll}
+
+
+def measure(shape: str, tokens: int, repeats: int, device: str) -> Figures:
+    """Medians, and median ratios of chunks over whole logits. Training chunks from `chunked_from_tokens` on."""
+    config, threads = shape_config(shape), torch.get_num_threads()
+    sizes = (config.num_exits, tokens, config.hidden_size, config.vocab_size)
+    turns: dict[str, list[Figures]] = {way: [] for way in WAYS}
+    for _ in range(repeats):
+        for way, taken in turns.items():
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+                taken.append(process.submit(pass_cost, way, sizes, device, threads).result())
+    found = {name: {way: [turn[name] for turn in turns[way]] for way in WAYS} for name in ("seconds", "peak_bytes")}
+    return {
+        "shape": shape,
+        "tokens": tokens,
+        "chunked_from_tokens": min_chunked_rows(config.vocab_size),
+        **{name: {way: median(values) for way, values in by_way.items()} for name, by_way in found.items()},
+        **{f"{name}_ratio": median_ratio(by_way[CHUNKED], by_way[WHOLE]) for name, by_way in found.items()},
+    }
+
+
+def pass_cost(way: str, sizes: tuple[int, int, int, int], device: str, threads: int) -> Figures:
+    """Seconds of the second of two passes, and peak bytes of both above the start."""
+    torch.set_num_threads(threads)
+    num_exits, num_rows, width, vocab_size = sizes
+    head_VD = torch.randn(vocab_size, width, device=device, requires_grad=True)
+    outputs = [torch.randn(num_rows, width, device=device, requires_grad=True) for _ in range(num_exits)]
+    target_R = torch.randint(vocab_size, (num_rows,), device=device)
+    is_cuda = device.startswith("cuda")
+    before = torch.cuda.memory_allocated() if is_cuda else process_bytes("VmRSS")
+    seconds = 0.0
+    for _ in range(2):
+        started = time.perf_counter()
+        nll = torch.stack([WAYS[way](output_RD, head_VD, target_R) for output_RD in outputs], dim=-1)
+        torch.logsumexp(-nll, dim=-1).mean().backward()
+        if is_cuda:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+    peak = torch.cuda.max_memory_allocated() if is_cuda else process_bytes("VmHWM")
+    return {"seconds": seconds, "peak_bytes": peak - before}
+
+
+def process_bytes(name: str) -> int:
+    """A field of this process's /proc status. `getrusage`'s peak would start from the parent's."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="python -m research.heads", description=__doc__)
+    parser.add_argument("--shape", default="24x768", help="layers x width")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    asked = parser.parse_args(arguments)
+    found = json.dumps(measure(asked.shape, asked.tokens, asked.repeats, asked.device), indent=1)
+    print(found)
+    if asked.json:
+        asked.json.write_text(found + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""LayerSkip's training (Elhoushi et al., arXiv 2404.16710): layer dropout, and losses of one head at many depths.
+
+The model is a plain Llama; `speculation` uses what it has learnt.
+
+Shapes: B windows, T tokens, D width, L layers. A depth is counted in layers: 6 means after six of them.
+"""
+
+import os
+import zlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nvium_core.model.causal_lm import NviumForCausalLM
+from nvium_core.model.config import NviumConfig
+from nvium_core.model.llama import causal_attention
+from nvium_core.model.univium import as_llama, univium_config
+from nvium_core.training.data.windows import Batch
+from nvium_core.training.objective.cross_entropy import head_nll
+from nvium_core.training.objective.methods import Method
+from nvium_core.training.objective.objective import ObjectiveResult, Phase, counted_mean
+
+Curriculum = Literal["gradual", "rotational"]
+DropoutInTime = Literal["exponential", "constant"]
+
+DRAFTS = ((6, 12), (4, 12), (4, 8), (6, 5), (2, 5), (2, 8))
+"""The (exit layer, draft length) that the N-vium paper measures, with early exits after layers 2, 4 … 22 of 24."""
+
+
+class LayerSkipForCausalLM(NviumForCausalLM):
+    """A Llama trained with additional losses after the layers `early_exits`, and saved as a Llama."""
+
+    def __init__(self, config: NviumConfig, early_exits: Sequence[int] = ()) -> None:
+        super().__init__(config)
+        self.early_exits = tuple(early_exits)
+
+    def save_pretrained(  # type: ignore[override]
+        self, save_directory: str | os.PathLike[str], **options: Any
+    ) -> None:
+        """Write a folder of `LlamaForCausalLM`, which `NviumForCausalLM` loads too. `options` are transformers'."""
+        as_llama(self).save_pretrained(save_directory, **options)
+
+
+def build_layerskip(config: NviumConfig) -> LayerSkipForCausalLM:
+    """A fresh Llama with an N-vium's shape, to be trained at its exits."""
+    return LayerSkipForCausalLM(univium_config(config), (config.exit_layers or [])[:-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSkip:
+    """The method's settings; defaults are the N-vium paper's.
+
+    `max_dropout` is the last layer's: at the end of training, or throughout with `dropout_in_time` constant, for models
+    that are not trained from scratch. `early_loss_scale` is e_scale, from 0 (no early losses) to 1. Which early exits
+    have a loss is the curriculum's: gradual enables them from the deepest to the shallowest during the first half of
+    training, rotational each in turn, for `rotation_period` steps.
+    """
+
+    max_dropout: float = 0.3
+    dropout_in_time: DropoutInTime = "exponential"
+    early_loss_scale: float = 1.0
+    curriculum: Curriculum = "gradual"
+    rotation_period: int = 8
+
+    def __post_init__(self) -> None:
+        for name, words in (("dropout_in_time", get_args(DropoutInTime)), ("curriculum", get_args(Curriculum))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, got {getattr(self, name)!r}")
+        if self.rotation_period < 1:
+            raise ValueError(f"rotation_period must be at least 1, got {self.rotation_period}")
+        if not (0 <= self.max_dropout < 1 and 0 <= self.early_loss_scale <= 1):
+            raise ValueError(
+                "max_dropout must be in [0, 1) and early_loss_scale in [0, 1], got "
+                f"{self.max_dropout} and {self.early_loss_scale}"
+            )
+
+    # Exits come and go with the steps, and each change would be compiled anew.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch's
+    def objective(self, model: LayerSkipForCausalLM, batch: Batch, phase: Phase) -> ObjectiveResult:
+        """Σ ẽ(t, l) CE_l (LayerSkip, equation 5), or a Llama's loss outside training mode.
+
+        `mix_loss` is the last exit's cross-entropy, `dropped_share` that of the layers' rows.
+        """
+        num_layers, num_windows = model.config.num_hidden_layers, len(batch.inputs)
+        weights, kept_LB = {num_layers: 1.0}, torch.ones(num_layers, num_windows, dtype=torch.bool)
+        if model.training:
+            weights = self.loss_weights([*model.early_exits, num_layers], phase)
+            kept_LB = kept_layers(batch, phase.step, self.dropout(num_layers, phase.progress))
+        kept_LB = kept_LB.to(batch.inputs.device)
+        losses = exit_losses(model, batch, kept_LB, weights)
+        loss = torch.stack([weights[depth] * loss for depth, loss in losses.items()]).sum()
+        return ObjectiveResult(
+            loss, {"mix_loss": losses[num_layers].detach(), "dropped_share": (~kept_LB).float().mean()}
+        )
+
+    def dropout(self, num_layers: int, progress: float) -> list[float]:
+        """p_l = S · D_l · p_max (equation 2): D rises over the layers and S in time, each from 0 to 1 as 2^x − 1."""
+        in_time = 2**progress - 1 if self.dropout_in_time == "exponential" else 1
+        return [in_time * (2 ** (layer / max(1, num_layers - 1)) - 1) * self.max_dropout for layer in range(num_layers)]
+
+    def loss_weights(self, depths: Sequence[int], phase: Phase) -> dict[int, float]:
+        """ẽ (equation 6) by depth, the last at full depth: the enabled exits' weights, with sum 1."""
+        *early, last = depths
+        scales = {depth: self.early_loss_scale * sum(range(depth)) for depth in self.active(early, last, phase)}
+        scales[last] = max(1, last - 1) + self.early_loss_scale * sum(range(last - 1))
+        return {depth: scale / sum(scales.values()) for depth, scale in scales.items()}
+
+    def active(self, early: Sequence[int], num_layers: int, phase: Phase) -> list[int]:
+        """C: the early exits that the curriculum enables at this time. The last exit is always enabled."""
+        if self.curriculum == "rotational":
+            turn = phase.step // self.rotation_period % max(1, len(early))
+            return list(early[turn : turn + 1])
+        return [depth for depth in early if phase.progress >= (num_layers - depth) / (2 * num_layers)]
+
+
+def kept_layers(batch: Batch, step: int, dropout: list[float]) -> Tensor:
+    """Which windows pass which layers, bool [L, B]; each window is drawn separately.
+
+    Draws depend on the step and the window's tokens only, so neither resuming nor the size of a pass changes them.
+    """
+    digests = [zlib.crc32(window_T.tobytes()) for window_T in batch.inputs.numpy(force=True)]
+    uniforms_BL = np.stack([np.random.default_rng((step, digest)).random(len(dropout)) for digest in digests])
+    return torch.from_numpy(uniforms_BL >= np.array(dropout)).T
+
+
+def exit_losses(model: NviumForCausalLM, batch: Batch, kept_LB: Tensor, depths: Collection[int]) -> dict[int, Tensor]:
+    """The shared head's cross-entropy at these depths. A window that drops a layer passes it unchanged and unscaled."""
+    h_BTD = model.model.embed_tokens(batch.inputs)
+    rotary, attend = model.model.rotary(batch.positions, h_BTD.dtype), causal_attention(batch.mask())
+    losses = dict[int, Tensor]()
+    for layer, kept_B in enumerate(kept_LB):
+        passed_BTD = model.model.run(h_BTD, [layer], rotary, attend)
+        h_BTD = torch.where(kept_B[:, None, None], passed_BTD, h_BTD)
+        if layer + 1 in depths:
+            _, (o_BTD,) = model.exit_outputs([h_BTD])
+            losses[layer + 1] = counted_mean(head_nll(o_BTD, model.lm_head.weight, batch.targets), batch)
+    return losses
+
+
+METHOD = Method(
+    lambda recipe, vocab_size, end_token: build_layerskip(recipe.shape.config(vocab_size, end_token)),
+    LayerSkip().objective,
+)

@@ -1,0 +1,57 @@
+"""The mean of models' weights: a model and what it was tuned into keep something of both (Wortsman et al. 2109.01903).
+
+    python -m research.mean_weights runs/stories-chat/model runs/stories-asked/model TARGET
+
+Configuration and tokenizer are those of the first.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nvium_core.training.errors import TrainingError
+
+WEIGHTS = "model.safetensors"
+
+
+def write_mean(models: Sequence[Path], target: Path) -> None:
+    """Raises `TrainingError` if a weight of one model is missing in another or has another shape."""
+    all_weights = [load_file(model / WEIGHTS) for model in models]
+    for model, weights in zip(models[1:], all_weights[1:], strict=True):
+        if shapes(weights) != shapes(all_weights[0]):
+            raise TrainingError(f"{model}: weights of other names or shapes than those of {models[0]}")
+    shutil.copytree(models[0], target, ignore=shutil.ignore_patterns(WEIGHTS))
+    means = {name: mean([each[name] for each in all_weights]) for name in all_weights[0]}
+    save_file(means, target / WEIGHTS, metadata={"format": "pt"})
+
+
+def shapes(weights: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in weights.items()}
+
+
+def mean(weights: Sequence[Tensor]) -> Tensor:
+    """In float32, rounded once."""
+    return torch.stack([weight.float() for weight in weights]).mean(0).to(weights[0].dtype)
+
+
+def main(
+    models: Annotated[list[Path], typer.Argument(help="Folders of models of one shape, and the folder to write.")],
+) -> None:
+    """Write a model of the mean of others' weights."""
+    *sources, target = models
+    if len(sources) < 2:
+        raise typer.BadParameter("two models and a folder to write are needed")
+    try:
+        write_mean(sources, target)
+    except (OSError, TrainingError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,53 @@
+"""What the speed measurements share: options that load a model, requests, and where results go."""
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from nvium_core.bench.harness import Figures, Request, Subject, subject_of
+from nvium_core.choices import Device, Precision, Weights
+from nvium_core.engine.device.processor import use_processor
+from nvium_core.engine.params import SamplingParams
+from nvium_core.loading import load_model
+
+
+def parser(name: str, description: str | None) -> ArgumentParser:
+    options = ArgumentParser(prog=f"python -m research.{name}", description=description)
+    add = options.add_argument
+    add("--model", help="a folder, Hub name or GGUF file [the bundled model]")
+    add("--device", choices=get_args(Device), default="auto")
+    add("--dtype", choices=get_args(Precision), default="auto")
+    add("--weights", choices=get_args(Weights), default="auto")
+    add("--threads", default="1", help="a number, or auto")
+    add("--repeats", type=int, default=5, help="turns that count; contenders alternate")
+    add("--json", type=Path, help="write the figures here too")
+    return options
+
+
+def load(asked: Namespace) -> Subject:
+    use_processor("auto", asked.threads)
+    return subject_of(load_model(asked.model, asked.device, asked.dtype, weights=asked.weights))
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def requests(prompt: Sequence[int], params: Sequence[SamplingParams]) -> list[Request]:
+    return [(list(prompt), each) for each in params]
+
+
+def seeds(turn: int, count: int) -> range:
+    """Different in every turn."""
+    return range(turn * count, (turn + 1) * count)
+
+
+def report(subject: Subject, figures: Figures, table: Table, file: Path | None) -> None:
+    Console().print(table)
+    if file:
+        file.write_text(json.dumps({**subject.as_dict(), **figures}, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,225 @@
+"""All measurements on a GPU, in order of their worth: `python -m research.on_gpu`.
+
+Each part is a process with a time limit; all together take half an hour, and transformers' `generate`, which compiles
+for minutes, comes last. Results are added to one JSON file at once, and a part that is in it is not run again. What a
+part prints goes to a log next to the file. `--seconds` is for a machine that limits a command's time: parts that may
+take longer are not started. `--tiny` tries the list on any machine.
+"""
+
+import argparse
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.error import URLError
+
+PYTHON = sys.executable
+NVIUM = (PYTHON, "-m", "nvium_core.cli")
+READY_SECONDS, STOP_SECONDS = 120, 20
+CUDA_TESTS, SOME_FAILED = "tests/engine/device/graphs/test_cuda.py", 1
+SHAPES, DENSE_1B = ("24x768", "36x768", "48x768"), "22x2048"
+COUNTS, DENSE_COUNTS, STREAMS = (8, 32, 64, 128, 256), (1, 32, 256), "32,256"
+PORT = 8765
+SHOWN = 3000
+"""Characters printed of a part that failed; the log has all."""
+
+OF_ALL, OF_TESTS = ("platformdirs", "annotated_types", "typer", "rich"), ("pytest", "hypothesis")
+OF_SERVER = ("fastapi", "httpx", "llguidance", "opentelemetry", "pydantic_settings", "structlog", "uvicorn")
+"""Packages that a machine with PyTorch may lack."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command; what it prints is kept unless it takes --json. `before` runs to its end first, `served` is a server
+    that runs meanwhile. `seconds` limits all of it; `statuses` are exit codes that count as done."""
+
+    name: str
+    command: tuple[str, ...]
+    seconds: int
+    writes_json: bool = True
+    served: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    statuses: tuple[int, ...] = (0,)
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages that it needs and that are not installed."""
+        return [package for package in (*OF_ALL, *self.needs) if find_spec(package) is None]
+
+
+def parts(device: str, scratch: Path, *, is_tiny: bool) -> Iterator[Part]:
+    """`scratch` is a folder."""
+    dtype, tokens, repeats = ("bfloat16", "256", "5") if not is_tiny else ("float32", "4", "1")
+    shapes, dense = (SHAPES, DENSE_1B) if not is_tiny else (("4x128",), "2x128")
+    counts, dense_counts = (COUNTS, DENSE_COUNTS) if not is_tiny else ((1, 2), (1,))
+    where = ("--device", device, "--dtype", dtype)
+    timed = ("--tokens", tokens, "--repeats", repeats)
+
+    def peers(shape: str, count: int, against: str, seconds: int, *more: str) -> tuple[str, ...]:
+        race = ("--sequences", str(count), "--against", against, "--seconds", str(seconds if not is_tiny else 1))
+        return (*NVIUM, "bench", "peers", "--shape", shape, *where, *timed, *race, *more)
+
+    without_plugins = ("-c", os.devnull, "--rootdir", ".", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=90")
+    tests = ("-v", "-rs", "--tb=short", "--durations=5", *without_plugins, "-m", "cuda", CUDA_TESTS)
+    command = (PYTHON, "-m", "pytest", *tests)
+    yield Part("tests", command, 270, writes_json=False, needs=OF_TESTS, statuses=(0, SOME_FAILED))
+    for shape in shapes:
+        yield Part(f"gain-{shape}", peers(shape, 1, "sweep,dense twin", 40), 80)
+    for count in counts:
+        yield Part(f"sequences-{count}", peers(shapes[0], count, "sweep,dense twin", 30), 70)
+    profiled = ("--sequences", "1,64" if not is_tiny else "1", "--tokens", tokens)
+    yield Part("profile", (*NVIUM, "bench", "profile", "--shape", shapes[0], *where, *profiled), 60)
+    for count in dense_counts:
+        yield Part(f"dense-{dense}-{count}", peers(dense, count, "whole", 20, "--routing", "1"), 60)
+    folder = str(scratch / "dense")
+    load = ("--concurrency", STREAMS if not is_tiny else "1", "--requests", "512" if not is_tiny else "1")
+    yield Part(
+        "http",
+        (PYTHON, "-m", "loadtest", "--base-url", f"http://127.0.0.1:{PORT}", "--max-tokens", tokens, *load),
+        200,
+        served=(*NVIUM, "serve", folder, "--port", str(PORT), *where, "--max-sequences", "256" if not is_tiny else "2"),
+        before=(PYTHON, "-m", "research.random_folder", folder, *(("--layers", "2") if is_tiny else ())),
+        needs=OF_SERVER,
+    )
+    steps, recipe = ("10", "paper-24x768") if not is_tiny else ("1", "tiny")
+    training = (PYTHON, "-m", "research.training_speed", "--recipe", recipe, "--device", device, "--steps", steps)
+    eager = ("--eager", *(("--rows", "1024") if is_tiny else ()))
+    yield Part("training-eager", (*training, *eager), 50)
+    yield Part("training", training if not is_tiny else (*training, *eager), 200)
+    for shape in shapes:
+        yield Part(f"generate-{shape}", peers(shape, 1, "generate", 30), 180)
+    yield Part(f"generate-{dense}", peers(dense, 1, "generate", 30, "--routing", "1"), 180)
+
+
+def run(part: Part, scratch: Path, log: Path) -> Any:
+    """The part's figures, or None if it failed."""
+    file = scratch / f"{part.name}.json"
+    command = (*part.command, "--json", str(file)) if part.writes_json else part.command
+    started = time.monotonic()
+    end = started + part.seconds
+    with log.open("a") as output:
+        output.write(f"\n=== {part.name}\n")
+        begun = output.tell()
+    try:
+        if part.before:
+            finish(part.before, log, end)
+        with served(part.served, log) if part.served else nullcontext():
+            finish(command, log, end, part.statuses)
+    except subprocess.SubprocessError as error:
+        print(f"{part.name}: {error}\n{printed(log, begun)[-SHOWN:]}", flush=True)
+        return None
+    print(f"{part.name}: {time.monotonic() - started:.0f} s", flush=True)
+    return json.loads(file.read_text("utf-8")) if part.writes_json else {"lines": printed(log, begun).splitlines()}
+
+
+def printed(log: Path, begun: int) -> str:
+    """From this byte on."""
+    return log.read_bytes()[begun:].decode(errors="replace")
+
+
+def finish(command: tuple[str, ...], log: Path, end: float, statuses: tuple[int, ...] = (0,)) -> None:
+    """Run the command. Raises `SubprocessError` if it fails or is not done by `end`: then it is killed with all its
+    children, such as a compiler's workers."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)  # noqa: S603 (our own)
+    try:
+        status = process.wait(max(0.0, end - time.monotonic()))
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if status not in statuses:
+        raise subprocess.CalledProcessError(status, command)
+
+
+@contextmanager
+def served(command: tuple[str, ...], log: Path) -> Iterator[None]:
+    """A server until the end of the block. Raises `SubprocessError` if it does not become ready."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 (our own)
+    try:
+        wait_until_ready(process, time.monotonic() + READY_SECONDS)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], end: float) -> None:
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/readyz", timeout=5):
+                return
+        except (URLError, OSError):
+            time.sleep(0.5)
+    raise subprocess.TimeoutExpired(process.args, READY_SECONDS)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 if all parts are done."""
+    parser = argparse.ArgumentParser(prog="research.on_gpu", description=__doc__)
+    parser.add_argument("--file", type=Path, default=Path("benchmarks/gpu.json"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", nargs="*", help="names of parts")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing that may take longer")
+    parser.add_argument("--list", action="store_true", help="print the commands")
+    parser.add_argument("--tiny", action="store_true")
+    asked = parser.parse_args(arguments)
+    end = time.monotonic() + asked.seconds
+    with TemporaryDirectory() as scratch:
+        open_parts = [
+            part
+            for part in parts(asked.device, Path(scratch), is_tiny=asked.tiny)
+            if part.name not in known(asked.file) and (not asked.only or part.name in asked.only)
+        ]
+        if asked.list:
+            for part in open_parts:
+                print(part.name, f"({part.seconds} s)", *part.command[1:])
+            return 0
+        return min(1, sum(not is_done(part, asked.file, Path(scratch), end) for part in open_parts))
+
+
+def is_done(part: Part, file: Path, scratch: Path, end: float) -> bool:
+    """Run the part and add its figures to the file."""
+    if part.missing:
+        print(f"{part.name}: skipped, {', '.join(part.missing)} cannot be imported", flush=True)
+        return False
+    if part.seconds > end - time.monotonic():
+        print(f"{part.name}: skipped, it may take {part.seconds} s", flush=True)
+        return False
+    file.parent.mkdir(parents=True, exist_ok=True)
+    found = run(part, scratch, file.with_suffix(".log"))
+    if found is None:
+        return False
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps({**known(file), part.name: found}, indent=1) + "\n", encoding="utf-8")
+    partial.replace(file)
+    return True
+
+
+def known(file: Path) -> dict[str, Any]:
+    """Figures by part."""
+    found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

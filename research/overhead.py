@@ -1,0 +1,205 @@
+"""What serving costs: streamed tokens per second over the engine alone, `python -m research.overhead`, or over another
+server, `python -m research.overhead NAME,URL,PID …`.
+
+Contenders take turns. The engine alone runs in its own process with `--threads`; the server must run the same model
+with as many threads. With a process id (Linux) also a token's processor time: of the process and its descendants, of
+the process alone, and of its first thread, which is the event loop. The client parses only the end of a stream:
+`loadtest.client` spends about as much on a token as a server does.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from loadtest.client import DONE
+from nvium_core.bench.harness import PROMPT, subject_of, timed
+from nvium_core.engine.device.processor import use_processor
+from nvium_core.engine.params import SamplingParams
+from nvium_core.loading import load_model
+
+ENGINE = "engine"
+WARM_UP_RUNS = 3
+CLOCKS = ("processor", "first_process", "event_loop")
+USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+TAIL_BYTES = 2_000
+"""More than a stream's last chunk, usage and end take."""
+
+
+class StreamError(Exception):
+    """A stream that was refused or cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    name: str
+    url: str
+    pid: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Server":
+        """From NAME,URL,PID. Raises `ValueError`."""
+        name, url, pid = text.split(",")
+        return cls(name, url, int(pid))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Tokens per second, and µs of processor time per token by clock, where known."""
+
+    rate: float
+    us_per_token: dict[str, float] = field(default_factory=dict)
+
+
+def engine_rate(model: str | None, num_streams: int, num_tokens: int, num_threads: str) -> float:
+    """Tokens per second of the engine, prefill included, after warm-up runs. Runs in its own process."""
+    use_processor("auto", num_threads)
+    subject = subject_of(load_model(model))
+    engine = subject.engine(max_sequences=max(32, num_streams))
+    params = [SamplingParams(max_tokens=num_tokens, seed=seed, ignore_eos=True) for seed in range(num_streams)]
+    for _ in range(WARM_UP_RUNS):
+        timed(engine, [(subject.prompt, each) for each in params])
+    return timed(engine, [(subject.prompt, each) for each in params]).tokens_per_second
+
+
+async def stream(base_url: str, body: dict[str, Any]) -> int:
+    """Tokens of one completion, from its usage. Raises `StreamError`."""
+    address = urlsplit(base_url)
+    content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+    reader, writer = await asyncio.open_connection(address.hostname, address.port or 80)
+    try:
+        writer.write(f"{head}Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode() + content)
+        status, tail = await reader.readline(), b""
+        while piece := await reader.read(2**16):
+            tail = (tail + piece)[-TAIL_BYTES:]
+            if DONE.encode() in tail:
+                break
+    finally:
+        writer.close()
+    usage = USAGE.search(tail)
+    if b" 200 " not in status or DONE.encode() not in tail or not usage:
+        raise StreamError(f"{base_url}: {status.decode('latin-1').strip()}, without usage or {DONE}")
+    return int(usage[1])
+
+
+async def served(server: Server, num_streams: int, num_tokens: int, seed: int) -> Measured:
+    """Streams that start together. Raises `StreamError`."""
+    fields = {"model": "default", "prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True}
+    pids = list(family(server.pid)) if server.pid else []
+    started, before = time.perf_counter(), clocks(pids)
+    streams = (stream(server.url, {**fields, "seed": seed + number}) for number in range(num_streams))
+    num_received = sum(await asyncio.gather(*streams))
+    seconds, after = time.perf_counter() - started, clocks(pids)
+    return Measured(num_received / seconds, {name: 1e6 * (after[name] - before[name]) / num_received for name in after})
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and its descendants."""
+    yield pid
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in (thread / "children").read_text(encoding="ascii").split():
+            yield from family(int(child))
+
+
+def clocks(pids: Sequence[int]) -> dict[str, float]:
+    """Processor seconds so far, by `CLOCKS`; empty without processes."""
+    if not pids:
+        return {}
+    nanoseconds, *_ = Path(f"/proc/{pids[0]}/task/{pids[0]}/schedstat").read_text(encoding="ascii").split()
+    first = processor_seconds(pids[:1])
+    return dict(zip(CLOCKS, (first + processor_seconds(pids[1:]), first, int(nanoseconds) / 1e9), strict=True))
+
+
+def processor_seconds(pids: Iterable[int]) -> float:
+    """User and system time of processes."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+Turn = Mapping[tuple[int, str], Measured]
+"""By streams and contender."""
+
+
+def take_turn(asked: argparse.Namespace, servers: Sequence[Server | None], number: int) -> Turn:
+    """Every contender (None is the engine) at every number of streams; every other turn in reverse order."""
+    found: dict[tuple[int, str], Measured] = {}
+    for server in servers[:: -1 if number % 2 else 1]:
+        for streams in asked.streams:
+            if server:
+                coroutine = served(server, streams, asked.tokens, number * streams)
+                found[streams, server.name] = asyncio.run(coroutine)
+            else:
+                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+                    rate = process.submit(engine_rate, asked.model, streams, asked.tokens, asked.threads).result()
+                found[streams, ENGINE] = Measured(rate)
+    return found
+
+
+def row(turns: Sequence[Turn], streams: int, name: str, baseline: str) -> dict[str, Any]:
+    """Medians over the turns."""
+    found = [turn[streams, name] for turn in turns]
+    shares = [turn[streams, name].rate / turn[streams, baseline].rate for turn in turns]
+    times = {clock: median(each.us_per_token[clock] for each in found) for clock in found[0].us_per_token}
+    return {
+        "streams": streams,
+        "server": name,
+        "tokens_per_second": median(each.rate for each in found),
+        "share": median(shares),
+        "shares": shares,
+        **{f"{clock}_us_per_token": time for clock, time in times.items()},
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    result = Table("streams", "server", "tokens/s", "share", *CLOCKS, caption="Processor time in µs per token.")
+    for each in rows:
+        times = (f"{each[f'{clock}_us_per_token']:.0f}" if f"{clock}_us_per_token" in each else "" for clock in CLOCKS)
+        rate = f"{each['tokens_per_second']:.0f}", f"{each['share']:.3f}"
+        result.add_row(str(each["streams"]), each["server"], *rate, *times)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="research.overhead", description=__doc__)
+    add = parser.add_argument
+    add("servers", type=Server.parse, nargs="*", metavar="NAME,URL,PID", help="compare these with the first of them")
+    add("--base-url", default="http://127.0.0.1:8000", help="without /v1; compare this server with the engine")
+    add("--pid", type=int, help="process of that server (Linux)")
+    add("--model", help="the engine's [the bundled model]")
+    add("--threads", default="1", help="the engine's")
+    add("--streams", type=int, nargs="+", default=[1, 8, 32], help="concurrent streams")
+    add("--tokens", type=int, default=128, help="per stream")
+    add("--turns", type=int, default=5, help="that count; one more warms up")
+    add("--json", type=Path, help="write the figures here too")
+    asked = parser.parse_args(argv)
+    servers = asked.servers or [None, Server("server", asked.base_url, asked.pid)]
+    numbers = track(range(asked.turns + 1), "turns", transient=True)
+    _, *turns = (take_turn(asked, servers, number) for number in numbers)
+    names = [server.name if server else ENGINE for server in servers]
+    rows = [row(turns, streams, name, names[0]) for streams in asked.streams for name in names]
+    Console().print(table(rows))
+    if asked.json:
+        settings = {name: getattr(asked, name) for name in ("tokens", "turns", "threads")}
+        asked.json.write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

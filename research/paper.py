@@ -1,0 +1,86 @@
+"""The paper's own figures (arXiv 2605.13190), for comparison. Percentages are in percent."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Point(NamedTuple):
+    """Measured speed-up over dense, and perplexity reduction against dense, both in percent."""
+
+    speed_up: float
+    perplexity_gain: float
+
+
+def points(*figures: tuple[float, float]) -> list[Point]:
+    return [Point(*figure) for figure in figures]
+
+
+PARETO = {
+    "β 0, .1, .2, .3, .4": points((6.4, 3.73), (21.5, 3.54), (31.4, 2.37), (47.9, 1.09), (57.7, -0.70)),
+    "2, 3, 4, 6, 8, 12 exits": points(
+        (18.9, 2.28), (25.6, 3.73), (19.6, 3.54), (15.7, 3.72), (14.1, 3.01), (4.1, 3.20)
+    ),
+    "early exit at 2, 6, 10, 14, 18, 22": points(
+        (17.1, 1.93), (24.6, 1.24), (22.3, 1.57), (14.9, 1.72), (8.9, 1.77), (1.5, 1.46)
+    ),
+    "1.5B": points((57.9, 0.55)),
+    "CALM*": points((10.71, -1.54), (14.38, -2.46), (17.29, -3.80), (19.68, -5.58)),
+    "LayerSkip": points(*((speed_up, -3.15) for speed_up in (-5.49, -1.21, 12.36, 21.75, 43.59, 46.41))),
+}
+"""The quality-speed figure, 24 layers of width 768 except the 1.5B."""
+
+RECIPE = "paper-24x768"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A row of the scaling tables: cross-entropies in nats, speed-ups in percent."""
+
+    million_parameters: float
+    dense_loss: float
+    loss: float
+    theoretical_speed_up: float
+    speed_up: float
+
+    @property
+    def perplexity_gain(self) -> float:
+        """In percent of the dense perplexity."""
+        return 100 * (1 - math.exp(self.loss - self.dense_loss))
+
+
+class Iso(NamedTuple):
+    """A row of the table of equal cost; FLOPs are of a token in a forward pass."""
+
+    layers: int
+    num_parameters: float
+    perplexity: float
+    milliseconds: float
+    flops: float
+    tokens: float
+
+
+def iso(layers: int, millions: float, perplexity: float, tokens_per_second: float, gflops: float, steps: int) -> Iso:
+    """As printed, in steps of 262,144 tokens."""
+    return Iso(layers, millions * 1e6, perplexity, 1000 / tokens_per_second, gflops * 1e9, steps * 2.0**18)
+
+
+ISO = {
+    (36, 768): (iso(36, 311, 16.25, 48.86, 0.834, 23_731), iso(26, 233, 16.51, 48.36, 0.499, 39_646)),
+    (48, 768): (iso(48, 396, 15.18, 38.80, 1.041, 30_211), iso(33, 283, 15.50, 39.23, 0.620, 50_729)),
+}
+"""4-viums by layers and width, each with the dense model of equal FLOPs and speed."""
+
+SCALES = {
+    (24, 128): Scale(13, 4.357, 4.188, 24.3, 53.8),
+    (24, 256): Scale(36, 3.579, 3.524, 62.3, 35.3),
+    (24, 512): Scale(112, 3.103, 3.058, 45.3, 25.0),
+    (24, 1024): Scale(381, 2.862, 2.840, 43.4, 23.8),
+    (24, 1536): Scale(806, 2.59119, 2.59073, 56.7, 32.0),
+    (6, 768): Scale(99, 3.332, 3.319, 33.3, -8.3),
+    (12, 768): Scale(141, 3.135, 3.104, 41.4, 10.9),
+    (24, 768): Scale(226, 2.939, 2.902, 48.0, 26.8),
+    (36, 768): Scale(311, 2.826, 2.788, 53.6, 36.4),
+    (48, 768): Scale(396, 2.769, 2.720, 58.2, 41.6),
+}
+"""4-viums by layers and width."""

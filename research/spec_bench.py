@@ -1,0 +1,216 @@
+"""Speed on Spec-Bench's prompts by category, in our protocol and in that of the authors' scripts.
+
+    python -m research.spec_bench MODEL --twin DENSE --questions question.jsonl --json spec-bench.json
+
+Prompts are the first turns of Spec-Bench's `question.jsonl`. The eight kinds of MT-Bench questions are one category,
+multi-turn, as in the benchmark's own tables. `--clock processor` counts the processor's time, so that other programs
+on the machine do not matter; it needs one thread.
+"""
+
+import json
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nvium_core.bench.harness import Figures
+from nvium_core.engine.device.processor import use_processor
+from nvium_core.engine.params import SamplingParams
+from nvium_core.evaluation.paired import Interval, Sample, interval
+from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.evaluation.report import table
+from nvium_core.evaluation.suite import check_dense, description, write_json
+from nvium_core.loading import LoadedModel, load_model
+from research.speed import (
+    DENSE,
+    FULL_DEPTH,
+    OURS,
+    TRIALS,
+    Answers,
+    Clock,
+    Prompts,
+    as_markdown,
+    engines,
+    generators,
+    measure,
+    questions,
+    ratios_shown,
+    speed_up,
+    take_turns,
+)
+
+PAPER_TOP_K = 50
+CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
+MULTI_TURN = "multi-turn"
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+
+
+def read_prompts(path: Path, per_category: int | None = None) -> Prompts:
+    """The first `per_category` prompts of every category, all if None. Raises `EvaluationError` naming file and
+    line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvaluationError(f"{path}: {error}") from error
+    prompts: dict[str, list[str]] = {}
+    for number, line in enumerate(lines, 1):
+        category, text = first_turn(line, f"{path}, line {number}")
+        prompts.setdefault(MULTI_TURN if category in MT_BENCH else category, []).append(text)
+    if not prompts:
+        raise EvaluationError(f"{path}: no questions")
+    return {category: texts[:per_category] for category, texts in prompts.items()}
+
+
+def first_turn(line: str, place: str) -> tuple[str, str]:
+    """Category and text."""
+    try:
+        question: Any = json.loads(line)
+        category, text = question["category"], question["turns"][0]
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise EvaluationError(f"{place}: not a question with a category and turns ({error!r})") from error
+    if not (isinstance(category, str) and isinstance(text, str)):
+        raise EvaluationError(f"{place}: category and turns must be text")
+    return category, text
+
+
+Totals = Mapping[str, Sequence[tuple[int, float]]]
+"""By category, tokens and seconds of every answer."""
+
+
+def rate(answers: Sequence[tuple[int, float]]) -> float:
+    """All tokens over all seconds."""
+    return sum(count for count, _ in answers) / sum(seconds for _, seconds in answers)
+
+
+def rate_ratio(ours: Totals, others: Totals) -> float:
+    """Our rate over the other's, of all categories together."""
+    return rate(list(chain(*ours.values()))) / rate(list(chain(*others.values())))
+
+
+def category_rate_ratio(ours: Totals, others: Totals) -> float:
+    """The mean over categories of our rate over the other's."""
+    return fmean(rate(ours[name]) / rate(others[name]) for name in ours)
+
+
+def rate_ratio_interval(ours: Totals, others: Totals) -> Interval | None:
+    return totals_interval(ours, others, lambda our_2CS, other_2CS: rates(our_2CS.sum(1)) / rates(other_2CS.sum(1)))
+
+
+def category_rate_ratio_interval(ours: Totals, others: Totals) -> Interval | None:
+    return totals_interval(ours, others, lambda our_2CS, other_2CS: (rates(our_2CS) / rates(other_2CS)).mean(0))
+
+
+def rates(total_2: NDArray[np.float64]) -> NDArray[np.float64]:
+    tokens, seconds = total_2
+    found: NDArray[np.float64] = tokens / seconds
+    return found
+
+
+def totals_interval(
+    ours: Totals,
+    others: Totals,
+    statistic: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
+) -> Interval | None:
+    """Of a statistic of both models' tokens and seconds by category, [2, categories, resamples]. Pairs are answers to
+    the same prompt in the same trial."""
+
+    def resampled(of: Totals, samples: list[Sample]) -> NDArray[np.float64]:
+        pairs = zip(of.values(), samples, strict=True)
+        return np.stack([np.asarray(answers)[sample].sum(1).T for answers, sample in pairs], axis=1)
+
+    counts = [len(answers) for answers in ours.values()]
+    return interval(counts, lambda samples: statistic(resampled(ours, samples), resampled(others, samples)))
+
+
+def as_paper(
+    loaded: LoadedModel,
+    twin: LoadedModel | None,
+    prompts: Prompts,
+    trials: int = TRIALS,
+    clock: Clock = time.perf_counter,
+) -> Figures:
+    """Speed as the authors' scripts measure it: a prompt's first tokens, as many as leave room for the answer (896 of
+    1,024); top-k 50; answers that end at end-of-text. Speed is all tokens over all seconds, of a category and of all
+    together; ratios are of the latter, and on average over categories."""
+    running = engines(loaded, twin)
+    context = min(each.context for each in running.values())
+    asked = questions(loaded.tokenizer, prompts, context, cut_end=True)
+    params = partial(SamplingParams, max_tokens=asked.max_new_tokens, top_k=PAPER_TOP_K)
+    answers = take_turns(generators(running, params, clock), asked, trials)
+    totals = {name: totals_of(each) for name, each in answers.items()}
+    others = {name: each for name, each in totals.items() if name != OURS}
+    return {
+        "prompt_tokens": context - asked.max_new_tokens,
+        "prompts_cut": asked.prompts_cut,
+        "max_new_tokens": asked.max_new_tokens,
+        "top_k": PAPER_TOP_K,
+        "trials": trials,
+        "tokens": {name: sum(count for part in each.values() for count, _ in part) for name, each in totals.items()},
+        "tokens_per_second": {
+            category: {name: rate(each[category]) for name, each in totals.items()} for category in asked.prompts
+        },
+        "ratios": {name: rate_ratio(totals[OURS], each) for name, each in others.items()},
+        "ratio_intervals": {name: rate_ratio_interval(totals[OURS], each) for name, each in others.items()},
+        "category_ratios": {name: category_rate_ratio(totals[OURS], each) for name, each in others.items()},
+        "category_ratio_intervals": {
+            name: category_rate_ratio_interval(totals[OURS], each) for name, each in others.items()
+        },
+    }
+
+
+def totals_of(answers: Answers) -> dict[str, list[tuple[int, float]]]:
+    """Tokens and seconds of every answer."""
+    return {
+        category: [(len(answer), sum(token.seconds for token in answer)) for answer in of_category]
+        for category, of_category in answers.items()
+    }
+
+
+def as_paper_section(measured: Figures) -> str:
+    """Tokens per second by category, and the ratios."""
+    names = list(measured["tokens"])
+    rows = [[category, *(of[name] for name in names)] for category, of in measured["tokens_per_second"].items()]
+    for title, kind in (("**early exits over it, all tokens**", "ratio"), ("mean over categories", "category_ratio")):
+        ratios = measured[f"{kind}s"]
+        shown_of = dict(zip(ratios, ratios_shown(ratios, measured[f"{kind}_intervals"]), strict=True))
+        rows.append([title, *(shown_of.get(name) for name in names)])
+    return f"## Tokens per second as the paper measures\n\n{table(['category', *names], rows)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="python -m research.spec_bench", description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", help="a folder or Hub name [the bundled model]")
+    parser.add_argument("--twin", help="a dense model's folder")
+    parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
+    parser.add_argument("--prompts", type=int, help="of each category [all]")
+    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
+    parser.add_argument("--threads", default="auto")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    if given.clock == "processor" and given.threads != "1":
+        parser.error("--clock processor adds up the time of all threads, so it needs --threads 1")
+    use_processor("auto", given.threads)
+    loaded = load_model(given.model, "cpu")
+    twin = load_model(given.twin, "cpu") if given.twin else None
+    if twin:
+        check_dense(loaded, twin)
+    prompts, clock = read_prompts(given.questions, given.prompts), CLOCKS[given.clock]
+    measured = measure(loaded, twin, prompts, trials=given.trials, clock=clock)
+    papers = as_paper(loaded, twin, prompts, given.trials, clock)
+    figures = description(loaded) | speed_up(measured, DENSE if twin else FULL_DEPTH)
+    figures |= {"clock": given.clock, "latency_as_paper": papers}
+    print(f"{as_markdown(figures)}\n\n{as_paper_section(papers)}")
+    if given.json:
+        write_json(figures, given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""LayerSkip's self-speculative decoding: an early exit drafts, the remaining layers verify, one cache serves both.
+
+Drafted rows wait at the draft's exit, and the layers above take them all at once. The result is the last exit's: the
+same tokens when greedy, the same distribution when sampled.
+
+Shapes: K drafted tokens, R = K + 1 rows, D width, V vocabulary.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nvium_core.model.nvium import Nvium
+from research.decoding import Decoding, Generated, choose, draw, head_logits
+
+
+@torch.inference_mode()
+def generate(
+    model: Nvium,
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    *,
+    exit_layer: int,
+    draft_length: int,
+    rng: random.Random | None = None,
+) -> Generated:
+    """Exactly `max_tokens` tokens, `draft_length` of them drafted at a time after `exit_layer` layers.
+
+    Greedy without a generator, else sampled. `exit_layers` says which tokens were drafted. Raises `ValueError` for an
+    unknown early exit, or if the tokens do not fit into the context.
+    """
+    depth = model.config.num_hidden_layers
+    if not (0 < exit_layer < depth and draft_length >= 1):
+        raise ValueError(f"cannot draft {draft_length} tokens after {exit_layer} of {depth} layers")
+    started = time.perf_counter()
+    decoding, exit_layers = Decoding(model, prompt_ids, max_tokens), list[int]()
+    decoding.read_prompt()
+    while len(exit_layers) < max_tokens:
+        num_drafts = min(draft_length, max_tokens - len(exit_layers) - 1)
+        token_ids = draft_and_verify(decoding, exit_layer, num_drafts, rng)
+        decoding.token_ids += token_ids
+        exit_layers += [exit_layer] * (len(token_ids) - 1) + [depth]
+    return Generated(decoding.token_ids[len(prompt_ids) :], exit_layers, time.perf_counter() - started)
+
+
+def draft_and_verify(decoding: Decoding, exit_layer: int, num_drafts: int, rng: random.Random | None) -> list[int]:
+    """The accepted drafts, and one more token from the last exit."""
+    model, front = decoding.model, decoding.front
+    drafts, draft_logits, states = list[int](), list[Tensor](), list[Tensor]()
+    for number in range(num_drafts + 1):
+        newest = decoding.embed([*decoding.token_ids[-1:], *drafts][-1:])
+        states.append(decoding.run(newest, range(exit_layer), front + number))
+        if number < num_drafts:
+            draft_logits.append(head_logits(model, -1, states[-1][0]))
+            drafts.append(choose(draft_logits[-1], rng))
+    h_RD = decoding.run(torch.cat(states), range(exit_layer, model.config.num_hidden_layers), front)
+    logits_RV = head_logits(model, -1, h_RD)
+    if rng is None:
+        return agreed(drafts, logits_RV.argmax(-1).tolist())
+    draft_probs = [logits_V.softmax(-1) for logits_V in draft_logits]
+    return accepted(drafts, draft_probs, list(logits_RV.softmax(-1)), rng)
+
+
+def agreed(drafts: Sequence[int], best: Sequence[int]) -> list[int]:
+    """The last exit's tokens as far as the draft agrees, and the next one."""
+    num_agreed = next((i for i, draft in enumerate(drafts) if draft != best[i]), len(drafts))
+    return list(best[: num_agreed + 1])
+
+
+def accepted(
+    drafts: Sequence[int], draft_probs: Sequence[Tensor], probs: Sequence[Tensor], rng: random.Random
+) -> list[int]:
+    """Speculative sampling (Leviathan et al., arXiv 2211.17192): tokens distributed as `probs`, R times [V].
+
+    A draft x is accepted with probability min(1, p(x) / q(x)). The first rejected is replaced by a draw from max(0, p −
+    q).
+    """
+    for number, (draft, q_V, p_V) in enumerate(zip(drafts, draft_probs, probs, strict=False)):
+        if rng.random() * float(q_V[draft]) >= float(p_V[draft]):
+            rest_V = (p_V - q_V).clamp(min=0)
+            return [*drafts[:number], draw(rest_V if rest_V.any() else p_V, rng)]  # none is left if p is q but rounded
+    return [*drafts, draw(probs[-1], rng)]

@@ -1,0 +1,320 @@
+"""Milliseconds per token by category of prompt: a model, the same model at full depth, and its dense twin.
+
+One request at a time, 128 new tokens, three trials; a token has its share of the total time, prefill included. Every
+answer has the same length, end-of-text or not. Models take turns at every prompt. A category's time is the median over
+its answers and its ratio the median over pairs measured in the same turn; the speed-up is the mean over categories.
+
+    python -m research.speed MODEL DENSE --data valid.txt.xz --json evaluation.json
+
+The JSON of `nvium evaluate MODEL --twin DENSE` gets the figures of speed too.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated, TypeVar
+
+import numpy as np
+import typer
+from rich.progress import track
+from transformers import PreTrainedTokenizerBase
+
+from nvium_core.bench.harness import Figures, checked
+from nvium_core.choices import Schedule
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.evaluation.paired import Interval, interval, resolved
+from nvium_core.evaluation.report import table
+from nvium_core.evaluation.suite import check_dense, write_json
+from nvium_core.loading import LoadedModel, load_model
+from nvium_core.model.nvium import Nvium
+from nvium_core.training.data.corpus import documents_of
+
+OURS, FULL_DEPTH, DENSE = "early exits", "full depth", "dense"
+MILLISECONDS = 1000
+MAX_NEW_TOKENS = 128
+TRIALS = 3
+OPENINGS, OPENING_CHARACTERS, NUM_OPENINGS = "openings", 200, 8
+
+Prompts = Mapping[str, Sequence[str]]
+"""Texts by category."""
+
+Ratios = Mapping[str, Sequence[float]]
+"""By category, the other's time over ours for every pair."""
+
+Clock = Callable[[], float]
+"""In seconds."""
+
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedToken:
+    """A token, its exit (from 1) with p_k, and the seconds since the previous token, or since the request."""
+
+    token_id: int
+    exit: int
+    exit_probability: float
+    seconds: float
+
+
+Answer = list[TimedToken]
+Answers = Mapping[str, Sequence[Answer]]
+"""By category, one for every prompt and trial."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """Prompts by category as tokens, the length of answers, and the number of truncated prompts."""
+
+    prompts: dict[str, list[list[int]]]
+    max_new_tokens: int
+    prompts_cut: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Prompts by category."""
+        return {category: len(of_category) for category, of_category in self.prompts.items()}
+
+
+def questions(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Prompts,
+    context: int,
+    num_tokens: int = MAX_NEW_TOKENS,
+    cut_end: bool = False,
+) -> Questions:
+    """Answers take at most half of the context. Prompts that leave no room lose their beginning, or their end."""
+    num_tokens = min(num_tokens, context // 2)
+    room = context - num_tokens
+    kept = slice(room) if cut_end else slice(-room, None)
+    whole = {category: [tokens(tokenizer, text) for text in texts] for category, texts in prompts.items()}
+    cut = {category: [ids[kept] for ids in of_category] for category, of_category in whole.items()}
+    num_cut = sum(len(ids) > room for of_category in whole.values() for ids in of_category)
+    return Questions(prompts=cut, max_new_tokens=num_tokens, prompts_cut=num_cut)
+
+
+def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """At least one: end-of-text for an empty text."""
+    return list(tokenizer(text, verbose=False).input_ids) or [tokenizer.eos_token_id]
+
+
+def take_turns(
+    generators: Mapping[str, Callable[[list[int], int], Reply]],
+    asked: Questions,
+    trials: int = TRIALS,
+    show_progress: bool = True,
+) -> dict[str, dict[str, list[Reply]]]:
+    """Every generator's answers to every prompt in every trial, by category. All answer a prompt before the next one,
+    every other time in reverse order."""
+    answers: dict[str, dict[str, list[Reply]]] = {
+        name: {category: [] for category in asked.prompts} for name in generators
+    }
+    once = [(category, prompt) for category, of_category in asked.prompts.items() for prompt in of_category]
+    turns: cycle[Sequence[str]] = cycle((list(generators), list(generators)[::-1]))
+    rounds = list(enumerate(once * trials))
+    for seed, (category, prompt) in track(rounds, "generating", transient=True, disable=not show_progress):
+        for name in next(turns):
+            answers[name][category].append(generators[name](prompt, seed))
+    return answers
+
+
+def generate(engine: Engine, prompt: Sequence[int], params: SamplingParams, clock: Clock = time.perf_counter) -> Answer:
+    """Continue a prompt on an idle engine. Raises `EngineError` if it fails."""
+    last = clock()
+    engine.add("answer", list(prompt), params)
+    answer = Answer()
+    while engine.has_work:
+        events, now = engine.step(), clock()
+        for event in map(checked, events):  # tokens of one Step share its time
+            each = (now - last) / len(events)
+            answer.append(TimedToken(event.token_id, event.exit, event.exit_probability, each))
+        last = now if events else last
+    return answer
+
+
+def warm_engine(model: Nvium, schedule: Schedule) -> Engine:
+    """For one sequence, without prefix caching. A lone sequence has one next block, so all schedules with early exits
+    are the same."""
+    engine = Engine(model, EngineConfig(schedule=schedule, max_sequences=1, prefix_caching=False))
+    generate(engine, [0], SamplingParams(max_tokens=16, seed=0, ignore_eos=True))
+    return engine
+
+
+def engines(loaded: LoadedModel, twin: LoadedModel | None) -> dict[str, Engine]:
+    found = {OURS: warm_engine(loaded.model, "sweep"), FULL_DEPTH: warm_engine(loaded.model, "synchronous")}
+    return found | {DENSE: warm_engine(twin.model, "sweep")} if twin else found
+
+
+def generators(
+    running: Mapping[str, Engine], params: Callable[..., SamplingParams], clock: Clock = time.perf_counter
+) -> dict[str, Callable[[list[int], int], Answer]]:
+    """For each engine a function from a prompt and a seed to an answer."""
+
+    def answer(engine: Engine, prompt: list[int], seed: int) -> Answer:
+        return generate(engine, prompt, params(seed=seed), clock)
+
+    return {name: partial(answer, engine) for name, engine in running.items()}
+
+
+def measure(
+    loaded: LoadedModel,
+    twin: LoadedModel | None,
+    prompts: Prompts,
+    *,
+    num_tokens: int = MAX_NEW_TOKENS,
+    trials: int = TRIALS,
+    clock: Clock = time.perf_counter,
+) -> Figures:
+    """Times per token of every model by category, and the ratios to ours."""
+    running = engines(loaded, twin)
+    asked = questions(loaded.tokenizer, prompts, min(each.context for each in running.values()), num_tokens)
+    params = partial(SamplingParams, max_tokens=asked.max_new_tokens, ignore_eos=True)
+    answers = take_turns(generators(running, params, clock), asked, trials)
+    return {
+        "max_new_tokens": asked.max_new_tokens,
+        "trials": trials,
+        "prompts_cut": asked.prompts_cut,
+        **compared(answers, asked.counts),
+        "staircase": staircase(answers[OURS], loaded.model.config.exit_layers or []),
+    }
+
+
+def compared(answers: Mapping[str, Answers], num_prompts: Mapping[str, int]) -> Figures:
+    """Medians over the answers of each category, and mean ratios over categories."""
+    parts = {"": 0, "decoding_": 1}
+    categories = {
+        category: {"prompts": number}
+        | {f"{part}milliseconds": medians(answers, category, first) for part, first in parts.items()}
+        for category, number in num_prompts.items()
+    }
+    figures: Figures = {"categories": categories}
+    for part, first in parts.items():
+        ratios = {name: ratios_of(each, answers[OURS], first) for name, each in answers.items() if name != OURS}
+        figures[f"{part}ratios"] = {name: mean_ratio(each) for name, each in ratios.items()}
+        figures[f"{part}ratio_intervals"] = {name: ratio_interval(each) for name, each in ratios.items()}
+    return figures
+
+
+def milliseconds(answers: Sequence[Answer], first: int = 0) -> list[float]:
+    """Per token of each answer, from its token `first` on; from 0 prefill is included."""
+    return [MILLISECONDS * fmean(token.seconds for token in answer[first:]) for answer in answers]
+
+
+def medians(answers: Mapping[str, Answers], category: str, first: int) -> dict[str, float]:
+    return {name: median(milliseconds(each[category], first)) for name, each in answers.items()}
+
+
+def ratios_of(other: Answers, ours: Answers, first: int) -> dict[str, list[float]]:
+    """The other's time per token over ours, of every pair measured in the same turn."""
+    return {name: pairwise(milliseconds(other[name], first), milliseconds(ours[name], first)) for name in ours}
+
+
+def staircase(ours: Answers, exit_layers: Sequence[int]) -> list[dict[str, float | None]]:
+    """Time since the previous token, by exit; first tokens left out. None for an unused exit."""
+    answers = [answer for of_category in ours.values() for answer in of_category]
+    steps: list[dict[str, float | None]] = []
+    for exit_, depth in enumerate(exit_layers, 1):
+        times = [MILLISECONDS * token.seconds for answer in answers for token in answer[1:] if token.exit == exit_]
+        low, middle, high = np.percentile(times, (25, 50, 75)).tolist() if times else (None, None, None)
+        steps.append({"exit": exit_, "layer": depth, "tokens": len(times), "median": middle, "low": low, "high": high})
+    return steps
+
+
+def pairwise(others: Sequence[float], ours: Sequence[float]) -> list[float]:
+    return [other / our for other, our in zip(others, ours, strict=True)]
+
+
+def mean_ratio(ratios: Ratios) -> float:
+    """The mean over categories of the median over pairs."""
+    return fmean(median(of_category) for of_category in ratios.values())
+
+
+def ratio_interval(ratios: Ratios) -> Interval | None:
+    """Answers to the same prompt count as independent."""
+    values = [np.asarray(of_category) for of_category in ratios.values()]
+    return interval(
+        [len(of_category) for of_category in values],
+        lambda samples: np.mean(
+            [np.median(value[sample], axis=1) for value, sample in zip(values, samples, strict=True)], axis=0
+        ),
+    )
+
+
+def speed_up_percent(ratios: Ratios) -> Figures:
+    """For an evaluation's JSON: by how many percent ours is faster, with its interval."""
+    found = ratio_interval(ratios)
+    return {
+        "speed_up_percent": 100 * (mean_ratio(ratios) - 1),
+        "speed_up_interval_percent": found and [100 * (bound - 1) for bound in found],
+    }
+
+
+def openings(documents: Sequence[str], number: int = NUM_OPENINGS) -> dict[str, list[str]]:
+    """Openings of that many documents, as one category of prompts."""
+    spread = documents[:: max(1, len(documents) // number)][:number]
+    return {OPENINGS: [document[:OPENING_CHARACTERS] for document in spread]}
+
+
+def speed_up(measured: Figures, over: str) -> Figures:
+    """Times per token, and the speed-up over another contender with its interval, in percent."""
+    interval = measured["ratio_intervals"][over]
+    return {
+        "latency": measured,
+        "speed_up_over": over,
+        "speed_up_percent": 100 * (measured["ratios"][over] - 1),
+        "speed_up_interval_percent": interval and [100 * (bound - 1) for bound in interval],
+    }
+
+
+def as_markdown(figures: Figures) -> str:
+    """Milliseconds by category, and the ratios."""
+    measured = figures["latency"]
+    names = ["early exits", *measured["ratios"]]
+    rows = [
+        [category, each["prompts"], *(f"{each['milliseconds'][name]:.3f}" for name in names)]
+        for category, each in measured["categories"].items()
+    ]
+    rows += [
+        [title, None, None, *ratios_shown(measured[f"{name}s"], measured.get(f"{name}_intervals", {}))]
+        for title, name in (("**over early exits**", "ratio"), ("after the first token", "decoding_ratio"))
+    ]
+    protocol = (
+        f"Milliseconds per token, prompts included; {measured['max_new_tokens']} new tokens, "
+        f"{measured['trials']} trials, in turns; medians over answers. Ratios are medians of answers in the same turn, "
+        "on average over categories, in brackets where they are in 95% of bootstrap samples of the pairs. "
+        f"{measured['prompts_cut']} prompts were too long and lost their beginning."
+    )
+    columns = ["category", "prompts", *names]
+    steps = [[s["exit"], s["layer"], s["tokens"], s["low"], s["median"], s["high"]] for s in measured["staircase"]]
+    stairs = table(["exit", "layer", "tokens", "ms, 25%", "median", "75%"], steps)
+    return f"## Speed\n\n{protocol}\n\n{table(columns, rows)}\n\nTime since the token before, by exit:\n\n{stairs}"
+
+
+def ratios_shown(ratios: Mapping[str, float], intervals: Mapping[str, Sequence[float] | None]) -> list[str]:
+    return [resolved(f"{ratio:.3f}", intervals.get(name), nothing=1) for name, ratio in ratios.items()]
+
+
+def main(
+    model: str,
+    twin: str,
+    data: Annotated[Path, typer.Option(help="Text whose openings are continued.")],
+    json_file: Annotated[Path | None, typer.Option("--json", help="An evaluation to add to, or a new file.")] = None,
+) -> None:
+    """Time per token of a model, of the same model at full depth, and of its dense twin."""
+    loaded, dense = load_model(model), load_model(twin)
+    check_dense(loaded, dense)
+    figures = speed_up(measure(loaded, dense, openings(list(documents_of(data)))), DENSE)
+    print(as_markdown(figures))
+    if json_file:
+        known = json.loads(json_file.read_text(encoding="utf-8")) if json_file.exists() else {}
+        write_json(known | figures, json_file)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,165 @@
+"""A story-teller read: what it makes of openings that it was not trained on, all of it, and whether it keeps to what it
+is asked for.
+
+    python -m research.stories MODEL [OTHER] --markdown stories.md --json stories.json
+
+Several models tell the same stories, side by side. Without a model it is the embedded one. With `--material
+fresh_stories.yaml` openings and subjects are others, by which no model was chosen.
+"""
+
+import re
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from nvium_core.bench.harness import Figures
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.events import Completion
+from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.evaluation.suite import description, write_json
+from nvium_core.loading import LoadedModel, load_model
+from nvium_core.training.chat.conversations import user
+from nvium_core.training.chat.examples import prompt_tokens
+from research.chat import sampled
+from research.tales.filters import WORD, repeats_a_sentence
+
+MATERIAL = Path(__file__).with_name("stories.yaml")
+TEMPERATURE = 0.7
+MAX_TOKENS = 400
+PLURALS = {"mouse": "mice"}
+END = 1 / 3
+"""The last part of a story, in words, where its hero is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """`opening` was given. `ended` of its own accord."""
+
+    hero: str
+    opening: str
+    text: str
+    ended: bool
+
+    @property
+    def keeps_its_hero(self) -> bool:
+        words = WORD.findall(self.text)
+        return self.hero in {word.removesuffix("'s") for word in words[-max(1, round(len(words) * END)) :]}
+
+
+@cache
+def material(file: Path = MATERIAL) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return read
+
+
+def tell(loaded: LoadedModel, openings: dict[str, str], max_tokens: int = MAX_TOKENS) -> list[Story]:
+    """A story for each hero's opening."""
+    prompts = [list(loaded.tokenizer(opening).input_ids) for opening in openings.values()]
+    told = said(loaded, prompts, max_tokens)
+    return [
+        Story(hero, opening, spoken(loaded, each), each.finish_reason == "stop")
+        for (hero, opening), each in zip(openings.items(), told, strict=True)
+    ]
+
+
+def answers(loaded: LoadedModel, subjects: Sequence[str], max_tokens: int = MAX_TOKENS) -> list[str]:
+    """To the request for a story about each subject."""
+    requests = [user(material()["request"].format(subject=subject)) for subject in subjects]
+    prompts = [prompt_tokens([request], loaded.tokenizer) for request in requests]
+    return [spoken(loaded, each) for each in said(loaded, prompts, max_tokens)]
+
+
+def said(loaded: LoadedModel, prompts: Sequence[list[int]], max_tokens: int) -> list[Completion]:
+    """With a seed each: the same draws would make them alike."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=TEMPERATURE)
+    asked = [(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts)]
+    return sampled(Engine(loaded.model, EngineConfig(max_sequences=8)), asked)
+
+
+def spoken(loaded: LoadedModel, completion: Completion) -> str:
+    return str(loaded.tokenizer.decode(completion.token_ids, skip_special_tokens=True)).strip()
+
+
+def keeps_to(subject: str, answer: str) -> bool:
+    """The answer has the subject's noun, or its plural."""
+    *_, noun = subject.split()
+    forms = {noun, PLURALS.get(noun, ""), f"{noun}s", f"{noun}es", f"{noun[:-1]}ies", f"{noun[:-1]}ves"} - {""}
+    return not forms.isdisjoint(word.lower().removesuffix("'s") for word in WORD.findall(answer))
+
+
+COUNTS: dict[str, Callable[[Story], bool]] = {
+    "keep_their_hero": lambda story: story.keeps_its_hero,
+    "end": lambda story: story.ended,
+    "repeat_a_sentence": lambda story: repeats_a_sentence(story.text),
+}
+
+
+def figures(loaded: LoadedModel, stories: Sequence[Story], asked: Sequence[str], given: Sequence[str]) -> Figures:
+    kept = sum(keeps_to(subject, answer) for subject, answer in zip(asked, given, strict=True))
+    return {
+        **description(loaded),
+        "temperature": TEMPERATURE,
+        "num_stories": len(stories),
+        **{name: sum(map(holds, stories)) for name, holds in COUNTS.items()},
+        "median_words": median(len(WORD.findall(story.text)) for story in stories),
+        "num_asked": len(asked),
+        "keep_to_their_subject": kept,
+    }
+
+
+def as_markdown(told: dict[str, list[Story]], answered: dict[str, dict[str, str]]) -> str:
+    """Every story of every model under its opening, then every answer under its subject."""
+    first, *_ = told.values()
+    parts = ["# Stories\n\nAll that were told, none left out.\n"]
+    for number, story in enumerate(first):
+        parts.append(f"\n## {number + 1}. {story.opening}\n")
+        for name, stories in told.items():
+            own = stories[number]
+            parts.append(f"\n**{name}**{'' if own.ended else ', cut off'}\n\n> … {quoted(own.text)}\n")
+    for subject in next(iter(answered.values())):
+        parts.append(f"\n## A story about {subject}\n")
+        parts += [f"\n**{name}**\n\n> {quoted(given[subject])}\n" for name, given in answered.items()]
+    return "".join(parts)
+
+
+def quoted(text: str) -> str:
+    return re.sub(r"\s*\n\s*", "\n> \n> ", text)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="python -m research.stories", description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", default=[None])
+    parser.add_argument("--material", type=Path, default=MATERIAL, help="openings and subjects [stories.yaml]")
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--openings", type=int, help="the first so many [all]")
+    parser.add_argument("--subjects", type=int, help="the first so many [all]")
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
+    given = parser.parse_args(arguments)
+    asked = material(given.material)
+    openings = dict([*asked["openings"].items()][: given.openings])
+    subjects = asked["subjects"][: given.subjects]
+    told, answered, found = dict[str, list[Story]](), dict[str, dict[str, str]](), list[Figures]()
+    for name in given.models:
+        loaded = load_model(name, "cpu")
+        told[loaded.name] = tell(loaded, openings, given.max_tokens)
+        texts = answers(loaded, subjects, given.max_tokens)
+        answered[loaded.name] = dict(zip(subjects, texts, strict=True))
+        own = figures(loaded, told[loaded.name], subjects, texts)
+        found.append({**own, "max_tokens": given.max_tokens})
+        Console().print(loaded.name, {name: found[-1][name] for name in (*COUNTS, "keep_to_their_subject")})
+    if given.markdown:
+        given.markdown.write_text(as_markdown(told, answered), encoding="utf-8")
+    if given.json:
+        write_json(found, given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The filters of tales; each reason to drop one has a name, under which it is counted."""
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from research.tales.narrator import Tale
+from research.tales.plots import WORDS
+
+MIN_WORDS, MAX_WORDS = 60, 320
+LONG_SENTENCE_WORDS = 4
+"""Shorter sentences may be repeated, as in a refrain."""
+
+MAX_STRANGE_WORD_SHARE = 0.02
+MIN_COUNT = 20
+"""A word is simple if the reference text has it so often."""
+
+MAX_STRANGERS = 2
+"""Names in a tale besides its hero's."""
+
+SHINGLE_WORDS, NUM_HASHES, HASHES_PER_BAND = 5, 32, 4
+MAX_SIMILARITY = 0.6
+"""Share of equal hashes from which the later of two tales is a near-duplicate."""
+
+WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
+SENTENCE_END = re.compile(r'(?<=[.!?])["\']?\s+|\n+')
+NAME_INSIDE = re.compile(r"(?<=[a-z,] )[A-Z][a-z]+")
+TITLES = frozenset(
+    [
+        "Mr",
+        "Mrs",
+        "Miss",
+        "Dr",
+        "Mama",
+        "Papa",
+        "Mom",
+        "Dad",
+        "Mother",
+        "Father",
+        "Grandma",
+        "Grandpa",
+        "Mommy",
+        "Daddy",
+    ]
+)
+
+Reason = str
+
+
+def simple_words(text: str) -> frozenset[str]:
+    """Those that the text says often, and those that plots are made of."""
+    counts = Counter(word.lower() for word in WORD.findall(text))
+    given = {word.lower() for word in WORD.findall(WORDS.read_text(encoding="utf-8"))}
+    return frozenset(given.union(word for word, count in counts.items() if count >= MIN_COUNT))
+
+
+class Filter:
+    def __init__(self, simple: Iterable[str]) -> None:
+        self._simple = frozenset(simple)
+        self._signatures: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
+        self._bands: dict[tuple[int, bytes], list[int]] = {}
+        self._checks: dict[Reason, Callable[[Tale], bool]] = {
+            "no end": lambda tale: not tale.is_whole or tale.text[-1] not in '.!?"',
+            "length": lambda tale: not MIN_WORDS <= len(tale.text.split()) <= MAX_WORDS,
+            "not plain English letters": lambda tale: not tale.text.isascii(),
+            "open quotation": lambda tale: any(part.count('"') % 2 for part in tale.text.split("\n")),
+            "repeated sentence": lambda tale: repeats_a_sentence(tale.text),
+            "strange words": lambda tale: self._strange_words(tale) > MAX_STRANGE_WORD_SHARE,
+            "too many names": lambda tale: num_strangers(tale) > MAX_STRANGERS,
+            "near-duplicate": lambda tale: self._is_known(tale.text),
+        }
+
+    @property
+    def reasons(self) -> list[Reason]:
+        return list(self._checks)
+
+    def reason_against(self, tale: Tale) -> Reason | None:
+        """The first reason to drop the tale, if any; otherwise it is remembered for later comparisons."""
+        return next((reason for reason, is_so in self._checks.items() if is_so(tale)), None)
+
+    def _strange_words(self, tale: Tale) -> float:
+        words = [word.lower() for word in WORD.findall(tale.text)]
+        return sum(not self._knows(word, tale.name.lower()) for word in words) / len(words)
+
+    def _knows(self, word: str, name: str) -> bool:
+        return word in self._simple or word.removesuffix("'s") in self._simple or word.removesuffix("'s") == name
+
+    def remember(self, text: str) -> None:
+        """For later comparisons."""
+        self._is_known(text)
+
+    def _is_known(self, text: str) -> bool:
+        signature = minhash(text)
+        bands = [(place, band.tobytes()) for place, band in enumerate(signature.reshape(-1, HASHES_PER_BAND))]
+        alike = {other for band in bands for other in self._bands.get(band, ())}
+        if any((self._signatures[other] == signature).mean() >= MAX_SIMILARITY for other in alike):
+            return True
+        for band in bands:
+            self._bands.setdefault(band, []).append(len(self._signatures))
+        self._signatures.append(signature)
+        return False
+
+
+def repeats_a_sentence(text: str) -> bool:
+    sentences = [sentence.strip(" \"'").lower() for sentence in SENTENCE_END.split(text)]
+    long = [sentence for sentence in sentences if len(sentence.split()) >= LONG_SENTENCE_WORDS]
+    return len(set(long)) < len(long) or any(one == other for one, other in pairwise(sentences))
+
+
+def num_strangers(tale: Tale) -> int:
+    """Names inside sentences that are not the hero's."""
+    return len(set(NAME_INSIDE.findall(tale.text)) - TITLES - {tale.name})
+
+
+def minhash(text: str) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+    """[NUM_HASHES]; two texts agree in each number with the probability that a shingle is in both."""
+    words = [word.lower() for word in WORD.findall(text)]
+    shingles = [" ".join(words[start : start + SHINGLE_WORDS]) for start in range(len(words) - SHINGLE_WORDS + 1)]
+    hashes = np.array([zlib.crc32(shingle.encode()) for shingle in shingles], dtype=np.uint64)
+    factors, offsets = np.random.default_rng(0).integers(1, 2**31, (2, NUM_HASHES, 1), dtype=np.uint64)
+    lowest: np.ndarray[tuple[int], np.dtype[np.uint64]] = ((hashes * factors + offsets) % PRIME).min(axis=1)
+    return lowest
+
+
+PRIME = np.uint64(2**31 - 1)

@@ -1,0 +1,181 @@
+"""Instruction data made from stories: a user asks for a tale, and the assistant tells it.
+
+A tale is asked for by its title, its subject, its first sentences, as a short one, or without any hint. A short tale,
+or one that fits, is told whole; a long one up to the end of a paragraph, and continued on request. Uses a tokenizer to
+stay within the context.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from nvium_core.training.chat.conversations import Conversation, assistant, system, user
+from nvium_core.training.chat.examples import prompt_tokens
+from nvium_core.training.data.documents import Diet, without_title
+from research.tales import wordings
+from research.tales.subjects import Subjects
+
+SHORT_CHARACTERS = 1500
+"""A tale up to this length is short, and told whole."""
+
+BEGINNING_CHARACTERS = 6000
+"""Read of a tale to find its subjects."""
+
+MAX_TITLE_CHARACTERS = 80
+MIN_TOKENS = 64
+"""An answer with less room is not begun."""
+
+CHARACTERS_PER_TOKEN = 6  # at most, or less is told; a novel need not be tokenized whole
+
+WAYS_OF_ASKING = {"title": 0.2, "subject": 0.4, "short": 0.15, "opening": 0.15, "anything": 0.1}
+SMALL_TALK_SHARE = 0.04
+SYSTEM_SHARE = 0.1
+GREETING_SHARE = 0.05
+TWO_SUBJECTS_SHARE = 0.3
+CARELESS_SHARE = 0.2
+PART_SHARE = 0.3
+"""How often only a part of a tale that fits is told before the next question."""
+
+OPENING = re.compile(r"[^\n]{20,240}?[.!?][\"']?(?=\s)")
+PARAGRAPH_END = re.compile(r"(?<=\S)(?=\n\n)")
+SENTENCE_END = re.compile(r"[.!?][\"')]*(?=\s)")
+
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Tale:
+    """`title` is None where it does not identify the tale."""
+
+    title: str | None
+    subjects: Sequence[str]
+    text: str
+
+    @property
+    def is_short(self) -> bool:
+        return len(self.text) <= SHORT_CHARACTERS
+
+
+def tales(documents: Sequence[str]) -> list[Tale]:
+    """Documents (a title line, a blank one, text) as tales. A title shared by several, such as a book's, is dropped."""
+    texts = [without_title(document).strip() for document in documents]
+    titles = [document.strip().removesuffix(text).strip() for document, text in zip(documents, texts, strict=True)]
+    beginnings = [text[:BEGINNING_CHARACTERS] for text in texts]
+    times, subjects = Counter(titles), Subjects(beginnings)
+    usable = [title if times[title] == 1 and 0 < len(title) <= MAX_TITLE_CHARACTERS else None for title in titles]
+    return [Tale(title, subjects.of(begun), text) for title, begun, text in zip(usable, beginnings, texts, strict=True)]
+
+
+def instructions(
+    documents: Sequence[str], diet: Diet, tokenizer: PreTrainedTokenizerBase, context: int, seed: int
+) -> Iterator[Conversation]:
+    """Conversations about documents, each as often as the diet says, of at most `context` tokens.
+
+    Depends on its arguments only. A document of which nothing fits is left out.
+    """
+    known, teller = tales(documents), Teller(tokenizer, context)
+    for number, index in enumerate(diet.order(documents, np.random.default_rng(seed))):
+        conversation = teller.conversation(known[index], np.random.default_rng((seed, number)))
+        if conversation:
+            yield conversation
+
+
+@dataclass(frozen=True)
+class Teller:
+    """Makes conversations that fit into a context."""
+
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+
+    def conversation(self, tale: Tale, rng: Rng) -> Conversation:
+        """A request for the tale or, now and then, something else; empty where nothing of the tale fits."""
+        if rng.random() < SMALL_TALK_SHARE:
+            return exchange(wordings.SMALL_TALK[rng.integers(len(wordings.SMALL_TALK))], rng)
+        question, text = asked(tale, rng)
+        return self.told([*opened(rng), user(question)], text, rng, in_parts=not tale.is_short)
+
+    def told(self, said: Conversation, text: str, rng: Rng, *, in_parts: bool) -> Conversation:
+        """The conversation after a text is told, in one part or several, as far as there is room."""
+        told: Conversation = []
+        while text and (room := self.room(said)) >= MIN_TOKENS:
+            is_part = in_parts and rng.random() < PART_SHARE
+            part, text = divided(text, int(rng.integers(MIN_TOKENS, room + 1)) if is_part else room, self.tokenizer)
+            if not part:
+                break
+            told = [*said, assistant(part)]
+            said = [*told, user(worded(wordings.GO_ON, rng))]
+        return told
+
+    def room(self, said: Conversation) -> int:
+        """Tokens left for an answer, without its end."""
+        return self.context - len(prompt_tokens(said, self.tokenizer)) - 1
+
+
+def divided(text: str, most_tokens: int, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """Splits a text; the first part has at most `most_tokens` tokens: all of it if possible, else up to the last end of
+    a paragraph or, if that would leave half of the room, of a sentence. ("", text) if neither ends in time."""
+    begun = text[: most_tokens * CHARACTERS_PER_TOKEN]
+    offsets = tokenizer(begun, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    if begun == text and len(offsets) <= most_tokens:
+        return text, ""
+    limit = offsets[min(most_tokens, len(offsets)) - 1][1]
+    end = last_end(PARAGRAPH_END, begun, limit)
+    if end < limit // 2:
+        end = max(end, last_end(SENTENCE_END, begun, limit))
+    return text[:end], text[end:].lstrip()
+
+
+def last_end(pattern: re.Pattern[str], text: str, limit: int) -> int:
+    """Where the last match within `limit` characters ends; 0 if there is none."""
+    return max((match.end() for match in pattern.finditer(text) if match.end() <= limit), default=0)
+
+
+def opened(rng: Rng) -> Conversation:
+    """The conversation before a tale is asked for: mostly empty."""
+    ordered = [system(chosen(wordings.SYSTEM, rng))] if rng.random() < SYSTEM_SHARE else []
+    greeted = exchange(wordings.SMALL_TALK[0], rng) if rng.random() < GREETING_SHARE else []
+    return ordered + greeted
+
+
+def exchange(talk: tuple[Sequence[str], Sequence[str]], rng: Rng) -> Conversation:
+    questions, answers = talk
+    return [user(worded(questions, rng)), assistant(chosen(answers, rng))]
+
+
+def asked(tale: Tale, rng: Rng) -> tuple[str, str]:
+    """A suitable request for a tale, and the text to tell."""
+    opening = OPENING.match(tale.text)
+    suits = {"title": tale.title, "subject": tale.subjects, "short": tale.is_short, "opening": opening}
+    ways = {way: share for way, share in WAYS_OF_ASKING.items() if suits.get(way, True)}
+    way = chosen(list(ways), rng, list(ways.values()))
+    if way == "opening" and opening:
+        return worded(wordings.CONTINUE, rng, opening=opening.group()), tale.text[opening.end() :].lstrip()
+    if way == "title":
+        return worded(wordings.BY_TITLE, rng, title=tale.title), tale.text
+    if way == "anything" or not tale.subjects:
+        return worded(wordings.SHORT if way == "short" else wordings.ANYTHING, rng), tale.text
+    by_subject = wordings.SHORT_BY_SUBJECT if way == "short" else wordings.BY_SUBJECT
+    return worded(by_subject, rng, subject=some_subjects(tale, rng)), tale.text
+
+
+def some_subjects(tale: Tale, rng: Rng) -> str:
+    """One or two: "a fox and a crow"."""
+    number = 2 if len(tale.subjects) > 1 and rng.random() < TWO_SUBJECTS_SHARE else 1
+    return " and ".join(rng.permutation(tale.subjects)[:number])
+
+
+def worded(wordings_: Sequence[str], rng: Rng, **blanks: str | None) -> str:
+    """A random wording with its blanks filled; some are written carelessly, as people do."""
+    wording = chosen(wordings_, rng)
+    if rng.random() < CARELESS_SHARE and not wording.startswith("{"):
+        wording = wording[0].lower() + wording[1:].rstrip(".!?")
+    return wording.format(**blanks)
+
+
+def chosen(words: Sequence[str], rng: Rng, shares: Sequence[float] | None = None) -> str:
+    weights = np.array(shares or [1.0] * len(words))
+    return words[rng.choice(len(words), p=weights / weights.sum())]

@@ -1,0 +1,228 @@
+"""Generates many tales in one batch, each row led by its own plot.
+
+All rows have the same number of tokens at any time, so there is no padding or mask: the rest of a longer prompt is
+given token by token while shorter rows generate. Finished rows leave the batch now and then.
+
+Shapes: B rows, T tokens, S positions, D width, H query heads, G key heads, P head size, V vocabulary, C candidates.
+"""
+
+import math
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
+
+from nvium_core.model.exits import Exit
+from nvium_core.model.llama import dense_attention
+from nvium_core.model.nvium import Nvium
+from research.tales.plots import Plot
+
+SYSTEM = "You tell simple stories."
+MIN_PART_TOKENS, ENOUGH, MAX_PART_TOKENS = 8, 20, 64
+"""Generated tokens of a part: a new line may begin from the first number on, a sentence may end the part from the
+second on, and must have by the third."""
+
+NGRAM = 5
+"""No n-gram of this length is repeated in a tale."""
+
+TEMPERATURE, MIN_P = 0.75, 0.08
+"""Tokens below this share of the largest probability are not sampled."""
+
+MAX_POSITIONS = 640
+KEPT_ROWS = 0.75
+"""The batch is compacted when at most this share of it is unfinished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tale:
+    """`is_whole` unless a part did not end. `num_own` counts the generated tokens."""
+
+    text: str
+    name: str
+    is_whole: bool
+    num_tokens: int
+    num_own: int
+
+
+class Punctuation:
+    """Token sets: ends of sentences, odd numbers of quotation marks, ends of parts, and tokens never sampled."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        texts = [str(tokenizer.decode([token])) for token in range(len(tokenizer))]
+        self.ends = {token for token, text in enumerate(texts) if text.rstrip('" ')[-1:] in tuple(".!?")}
+        self.quotes = {token for token, text in enumerate(texts) if text.count('"') % 2}
+        self.breaks = {token for token, text in enumerate(texts) if "\n" in text} | set(tokenizer.all_special_ids)
+        strange = {token for token, text in enumerate(texts) if not (text.isascii() and text.isprintable())}
+        self.never = strange - self.breaks
+
+
+@dataclass(kw_only=True, slots=True)
+class Row:
+    """A tale in progress. `given` are the next forced tokens."""
+
+    given: deque[int]
+    parts: deque[list[int]]
+    num_request_tokens: int
+    said: list[int] = field(default_factory=list)
+    num_own: int = 0
+    num_own_in_part: int = 0
+    is_quoting: bool = False
+    is_whole: bool = True
+    followers: defaultdict[tuple[int, ...], set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    @property
+    def is_done(self) -> bool:
+        return not self.is_whole or not (self.given or self.parts)
+
+    def banned(self, punctuation: Punctuation) -> set[int]:
+        """Tokens that would repeat an n-gram, or end a part too early."""
+        repeated = self.followers.get(tuple(self.said[1 - NGRAM :]), set())
+        return repeated | punctuation.breaks if self.num_own_in_part < MIN_PART_TOKENS else repeated
+
+    def give(self) -> int:
+        """The next forced token."""
+        token = self.given.popleft()
+        if self.num_request_tokens:
+            self.num_request_tokens -= 1
+        else:
+            self.say(token)
+        return token
+
+    def say(self, token: int) -> None:
+        self.followers[tuple(self.said[1 - NGRAM :])].add(token)
+        self.said.append(token)
+
+    def choose(self, token: int, punctuation: Punctuation) -> int:
+        """Append the sampled token, or the next part's beginning where this part is over."""
+        if token in punctuation.breaks:
+            self.is_whole = not self.is_quoting and self.said[-1] in punctuation.ends
+            self.next_part()
+            return self.give()
+        self.say(token)
+        self.num_own += 1
+        self.num_own_in_part += 1
+        self.is_quoting ^= token in punctuation.quotes
+        if token in punctuation.ends and not self.is_quoting and self.num_own_in_part >= ENOUGH:
+            self.next_part()
+        elif self.num_own_in_part >= MAX_PART_TOKENS:
+            self.is_whole = False
+        return token
+
+    def next_part(self) -> None:
+        self.num_own_in_part, self.is_quoting = 0, False
+        self.given.extend(self.parts.popleft())
+
+
+class Memory:
+    """Keys and values of a batch whose rows are all at the same position."""
+
+    def __init__(self, model: Nvium, num_rows: int) -> None:
+        config = model.config
+        heads, size = config.num_key_value_heads or config.num_attention_heads, config.head_dim or 0
+        shape = (2, num_rows, heads, MAX_POSITIONS, size)
+        self.layers = [torch.empty(shape, dtype=model.dtype) for _ in range(config.num_hidden_layers)]
+        self.length = 0
+
+    def attend(self, q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
+        start, end = self.length, self.length + q_BTHP.shape[1]
+        keys_BGSP, values_BGSP = self.layers[layer_index]
+        keys_BGSP[:, :, start:end] = k_BTGP.transpose(1, 2)
+        values_BGSP[:, :, start:end] = v_BTGP.transpose(1, 2)
+        if start == 0:
+            q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
+            return dense_attention(q_BHTP, k_BGTP, v_BGTP, None, is_causal=True).transpose(1, 2)
+        rows, num_heads = k_BTGP.shape[0], k_BTGP.shape[2]
+        queries = q_BTHP.reshape(rows, num_heads, -1, q_BTHP.shape[-1])  # those of one key head attend together
+        seen = F.scaled_dot_product_attention(queries, keys_BGSP[:, :, :end], values_BGSP[:, :, :end])
+        return seen.reshape(q_BTHP.shape)
+
+    def keep(self, rows: list[int]) -> None:
+        self.layers = [layer[:, rows] for layer in self.layers]
+
+
+class Narrator:
+    def __init__(self, model: Nvium, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self._last_exit = cast(Exit, model.exits[-1])
+        self.punctuation = Punctuation(tokenizer)
+
+    @torch.inference_mode()
+    def tell(self, plots: list[Plot], seed: int) -> list[Tale]:
+        """A tale for each plot."""
+        noise = torch.Generator().manual_seed(seed)
+        rows = [self._row(plot) for plot in plots]
+        active, memory = rows, Memory(self.model, len(rows))
+        shortest = min(len(row.given) for row in rows)
+        tokens = [[row.give() for _ in range(shortest)] for row in rows]
+        while memory.length + len(tokens[0]) < MAX_POSITIONS:
+            h_BD = self._forward(torch.tensor(tokens), memory)
+            drawn = self._draw([not (row.given or row.is_done) for row in active], h_BD, active, noise)
+            tokens = [[self._next(row, token)] for row, token in zip(active, drawn, strict=True)]
+            kept = [index for index, row in enumerate(active) if not row.is_done]
+            if not kept:
+                break
+            if len(kept) <= KEPT_ROWS * len(active):
+                memory.keep(kept)
+                active, tokens = [active[index] for index in kept], [tokens[index] for index in kept]
+        return [self._tale(row, plot) for row, plot in zip(rows, plots, strict=True)]
+
+    def _row(self, plot: Plot) -> Row:
+        conversation = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": plot.request}]
+        request = self.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
+        opening, *others = plot.parts
+        parts = [opening, *(f"\n\n{part}" for part in others)]
+        first, *rest = [self.tokenizer(part, add_special_tokens=False).input_ids for part in parts]
+        return Row(given=deque([*request, *first]), parts=deque(rest), num_request_tokens=len(request))
+
+    def _forward(self, tokens_BT: Tensor, memory: Memory) -> Tensor:
+        """The last hidden states, [B, D]."""
+        llama = self.model.model
+        h_BTD = llama.embed_tokens(tokens_BT)
+        positions_T = torch.arange(memory.length, memory.length + tokens_BT.shape[1])
+        rotary = llama.rotary(positions_T[None], h_BTD.dtype)
+        h_BTD = llama.run(h_BTD, range(len(llama.layers)), rotary, memory.attend)
+        memory.length += tokens_BT.shape[1]
+        return h_BTD[:, -1]
+
+    def _draw(self, wanted: list[bool], h_BD: Tensor, rows: list[Row], noise: torch.Generator) -> list[int]:
+        """A token for each row that wants one, −1 for the others."""
+        chosen = torch.full((len(rows),), -1)
+        indices = [index for index, is_wanted in enumerate(wanted) if is_wanted]
+        if indices:
+            logits_BV = self.model.lm_head(self._last_exit.norm(h_BD[indices])).float()
+            logits_BV[:, list(self.punctuation.never)] = -torch.inf
+            banned = [
+                (place, token) for place, index in enumerate(indices) for token in rows[index].banned(self.punctuation)
+            ]
+            if banned:
+                places, tokens = zip(*banned, strict=True)
+                logits_BV[list(places), list(tokens)] = -torch.inf
+            chosen[indices] = draw(logits_BV, noise)
+        return [int(token) for token in chosen]
+
+    def _next(self, row: Row, drawn: int) -> int:
+        """The row's next input; finished rows take any token until they leave."""
+        if row.is_done:
+            return 0
+        return row.give() if drawn < 0 else row.choose(drawn, self.punctuation)
+
+    def _tale(self, row: Row, plot: Plot) -> Tale:
+        is_whole = row.is_whole and row.is_done
+        text = str(self.tokenizer.decode(row.said)).strip()
+        return Tale(text, plot.name, is_whole, len(row.said), row.num_own)
+
+
+def draw(logits_BV: Tensor, noise: torch.Generator) -> Tensor:
+    """A token for each row [B], by the Gumbel-max trick over its candidates."""
+    scaled_BV = logits_BV / TEMPERATURE
+    floor_B1 = scaled_BV.amax(-1, keepdim=True) + math.log(MIN_P)
+    rows_C, tokens_C = (scaled_BV >= floor_B1).nonzero(as_tuple=True)
+    gumbel_C = -torch.empty(len(rows_C)).exponential_(generator=noise).log()
+    scores_C = scaled_BV[rows_C, tokens_C] + gumbel_C
+    best_B = torch.full((len(logits_BV),), -torch.inf).scatter_reduce(0, rows_C, scores_C, "amax")
+    is_best_C = scores_C == best_B[rows_C]
+    return torch.zeros(len(logits_BV), dtype=torch.long).scatter(0, rows_C[is_best_C], tokens_C[is_best_C])

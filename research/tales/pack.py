@@ -1,0 +1,120 @@
+"""The filtered tales as one file of documents, with counts of what was dropped and why."""
+
+import json
+import lzma
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from nvium_core.errors import NviumError
+from nvium_core.training.data.documents import read_documents
+from research.tales.filters import Filter, Reason, simple_words
+from research.tales.narrator import Tale
+from research.tales.tell import read_shards, shard_file, shard_numbers, write_whole
+
+SEPARATOR = "\n<|endoftext|>\n"
+
+
+class PackError(NviumError, ValueError):
+    """Tales that cannot be put behind a text; the message names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """Counted in the teller's vocabulary; `num_own_tokens` are those it generated. No shard behind `last_shard` was
+    read."""
+
+    last_shard: int
+    num_told: int
+    num_kept: int
+    num_tokens: int
+    num_own_tokens: int
+    num_words: int
+    num_characters: int
+    dropped: dict[Reason, int]
+
+    def __str__(self) -> str:
+        why = ", ".join(f"{reason} {number:,}" for reason, number in self.dropped.items() if number)
+        return f"{self.num_kept:,} of {self.num_told:,} tales, {self.num_tokens:,} tokens; dropped: {why or 'none'}"
+
+    def behind(self, earlier: "Packed") -> "Packed":
+        """Both together."""
+        sums = {name: getattr(earlier, name) + getattr(self, name) for name in asdict(self) if name.startswith("num_")}
+        dropped = Counter(earlier.dropped)
+        dropped.update(self.dropped)
+        return replace(self, **sums, dropped=dict(dropped))
+
+
+def pack_tales(
+    folder: Path,
+    target: Path,
+    words_from: Path,
+    *,
+    first: int = 0,
+    last: int | None = None,
+    after: Path | None = None,
+    unlike: Sequence[Path] = (),
+) -> Packed:
+    """Write the tales of these shards that are kept, and their counts as JSON beside them: behind the text `after`,
+    which may be the target, and no near-duplicates of it or of the texts `unlike`."""
+    begun, counted = read_packed(after) if after else ([], None)
+    if counted and first <= counted.last_shard:
+        raise PackError(f"{after}: has shards up to {counted.last_shard}, so --first must be behind it")
+    shards = shard_numbers(folder, first, last)
+    if not shards:
+        raise PackError(f"{folder}: no such shards")
+    if missing := sorted(set(range(first, shards[-1])) - set(shards)):
+        raise PackError(f"{shard_file(folder, missing[0])}: is missing, and could not be packed behind later shards")
+    test = Filter(simple_words(read_text(words_from)))
+    for text in [*begun, *(text for other in unlike for text in read_documents(other))]:
+        test.remember(text)
+    kept, packed = filtered(read_shards(folder, shards), test, shards[-1])
+    packed = packed.behind(counted) if counted else packed
+    text = SEPARATOR.join([*begun, *(tale.text for tale in kept)])
+    write_whole(target, lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    write_whole(counts_of(target), f"{json.dumps(asdict(packed), indent=2)}\n".encode())
+    return packed
+
+
+def read_packed(file: Path) -> tuple[list[str], Packed]:
+    """The tales and their counts. Raises `PackError` if these are of another text."""
+    documents = read_documents(file)
+    try:
+        packed = Packed(**json.loads(counts_of(file).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise PackError(f"{counts_of(file)}: {error}") from error
+    if packed.num_kept != len(documents):
+        misfit = f"counts {packed.num_kept:,} tales, {file.name} has {len(documents):,}"
+        raise PackError(f"{counts_of(file)}: {misfit}; restore both from version control")
+    return documents, packed
+
+
+def counts_of(target: Path) -> Path:
+    return target.with_suffix(".json")
+
+
+def filtered(tales: Iterable[Tale], test: Filter, last_shard: int) -> tuple[list[Tale], Packed]:
+    kept, dropped = list[Tale](), Counter(dict.fromkeys(test.reasons, 0))
+    for tale in tales:
+        reason = test.reason_against(tale)
+        if reason is None:
+            kept.append(tale)
+        else:
+            dropped[reason] += 1
+    return kept, Packed(
+        last_shard=last_shard,
+        num_told=len(kept) + dropped.total(),
+        num_kept=len(kept),
+        num_tokens=sum(tale.num_tokens for tale in kept),
+        num_own_tokens=sum(tale.num_own for tale in kept),
+        num_words=sum(len(tale.text.split()) for tale in kept),
+        num_characters=sum(len(tale.text) for tale in kept),
+        dropped=dict(dropped),
+    )
+
+
+def read_text(file: Path) -> str:
+    if file.suffix == ".xz":
+        return lzma.decompress(file.read_bytes()).decode()
+    return file.read_text(encoding="utf-8")

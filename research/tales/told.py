@@ -1,0 +1,147 @@
+"""Tales of whom and what is known: made tales told again of others, and short ones of a plot's own sentences."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from research.tales.plots import draw_cast, draw_sentences, words
+from research.tales.vary import (
+    INVENTED_SHARE,
+    hero_of,
+    invented_name,
+    most_said,
+    other_name,
+    replaced,
+    with_other_noun,
+)
+
+MORE_WORDS = Path(__file__).with_name("asked.yaml")
+OTHER_HERO_SHARE, OTHER_NOUN_SHARE = 0.9, 0.8
+NAME_OF_A_NOUN_SHARE = 0.3
+"""Of the names: Marble, Whisker."""
+
+ANYTHING_SHARE, INVENTED_NOUN_SHARE = 0.25, 0.3
+"""Of the nouns: those of any kind, and, in a tale that is asked for by them, words that nobody has heard before."""
+
+MIN_MENTIONS = 3
+BEGINNING = 2  # sentences, one of which says what the hero is
+
+THINGS = ("thing", "sight")
+THING_SHARE = 0.55
+"""Of the short tales, at least so many are about a thing or a sight."""
+
+OTHER_OPENING_SHARE = 0.6
+DETAIL_SHARE = 0.65
+"""Of the sentences of a short tale, so many have another behind them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """A tale and whom it is about: the hero's name, what it is, and a thing or a sight if there is one."""
+
+    text: str
+    hero: str | None
+    being: str | None
+    thing: str | None
+
+
+@cache
+def more_words() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(MORE_WORDS.read_text(encoding="utf-8"))
+    return read
+
+
+def told_of_others(text: str, random: Random, *, may_invent: bool = False) -> Told:
+    """A made tale with another name, being and thing; each stays now and then."""
+    hero, being, thing = hero_of(text), being_of(text), thing_of(text)
+    if hero and random.random() < OTHER_HERO_SHARE:
+        text, hero = replaced(text, hero, name := draw_name(random, other_name(hero, random))), name
+    if being and random.random() < OTHER_NOUN_SHARE:
+        text, being = with_other(text, being, draw_noun("being", random, may_invent))
+    if thing and random.random() < OTHER_NOUN_SHARE:
+        field = next(field for field in THINGS if thing in words()["nouns"][field])
+        text, thing = with_other(text, thing, draw_noun(field, random, may_invent))
+    return Told(text=text, hero=hero, being=being, thing=thing)
+
+
+def draw_name(random: Random, known: str) -> str:
+    """The known one, or that of a noun."""
+    return random.choice(more_words()["anything"]).capitalize() if random.random() < NAME_OF_A_NOUN_SHARE else known
+
+
+def draw_noun(field: str, random: Random, may_invent: bool) -> str:
+    if may_invent and random.random() < INVENTED_NOUN_SHARE:
+        return invented_name(random).lower()
+    if random.random() < ANYTHING_SHARE:
+        field = "anything"
+    return random.choice(nouns(field))
+
+
+@cache
+def nouns(field: str) -> Sequence[str]:
+    known = {"being": words()["beings"], "anything": []} | words()["nouns"]
+    return [*known[field], *more_words()[field]]
+
+
+def with_other(text: str, noun: str, other: str) -> tuple[str, str]:
+    """Told about the other noun, unless it is in the tale, or the first one is said in the plural."""
+    if other in re.findall(r"\w+", text) or re.search(rf"\b{noun}e?s\b", text):
+        return text, noun
+    return with_other_noun(text, noun, other), other
+
+
+def being_of(text: str) -> str | None:
+    """What the hero is: the first being that the beginning names."""
+    beginning = " ".join(re.split(r"(?<=[.!?])\s", text)[:BEGINNING])
+    beings = {*words()["beings"], *words()["children"].values()}
+    return next((word for word in re.findall(r"\w+", beginning) if word in beings), None)
+
+
+def thing_of(text: str) -> str | None:
+    """The thing or sight of its plot, which is said often, and once right behind "a"."""
+    introduced = {*re.findall(r"\b[Aa]n? (\w+)", text)}
+    known = [noun for field in THINGS for noun in words()["nouns"][field] if noun in introduced]
+    return most_said(text, known, MIN_MENTIONS)
+
+
+def short_tale(random: Random, *, may_invent: bool = False) -> Told:
+    """A plot's sentences, and details behind some of them."""
+    cast = draw_cast(random, drawn_nouns(random, may_invent))
+    cast["name"] = draw_name(random, invented_name(random) if random.random() < INVENTED_SHARE else cast["name"])
+    parts = draw_parts(random)
+    opening, *others = draw_sentences(random, parts)
+    if random.random() < OTHER_OPENING_SHARE:
+        opening = random.choice(more_words()["openings"])
+    sentences = [*map(" ".join, zip([opening, *others], draw_details(random), strict=True))]
+    text = "\n\n".join(sentence.strip() for sentence in sentences)
+    thing = next((cast[field] for field in THINGS if is_about(field, parts)), None)
+    being = cast["being"] if re.search(r"being}|kind}", text) else None
+    return Told(text=text.format_map(cast), hero=cast["name"], being=being, thing=thing)
+
+
+def drawn_nouns(random: Random, may_invent: bool) -> dict[str, Any]:
+    """The words of plots.yaml with one being, one thing and one sight of all that there are."""
+    drawn = {field: [draw_noun(field, random, may_invent)] for field in ("being", *THINGS)}
+    return words() | {"beings": drawn.pop("being"), "nouns": words()["nouns"] | drawn}
+
+
+def draw_parts(random: Random) -> Sequence[Sequence[str]]:
+    turns: list[Sequence[Sequence[str]]] = list(words()["turns"].values())
+    with_thing = [parts for parts in turns if any(is_about(field, parts) for field in THINGS)]
+    return random.choice(with_thing if random.random() < THING_SHARE else turns)
+
+
+def is_about(field: str, parts: Sequence[Sequence[str]]) -> bool:
+    return all(any(f"{field}}}" in sentence for sentence in choices) for choices in parts[:2])
+
+
+def draw_details(random: Random) -> list[str]:
+    """For each sentence of a plot; the ending has none."""
+    details = [random.choice(choices) if random.random() < DETAIL_SHARE else "" for choices in more_words()["details"]]
+    return [*details, ""]

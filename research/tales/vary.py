@@ -1,0 +1,73 @@
+"""Tales with other heroes: told again with another name, and often about another thing, so that a model learns to read
+who and what a tale is about, rather than to know it."""
+
+import re
+from collections.abc import Iterator, Sequence
+from random import Random
+
+from research.tales.plots import article, words
+
+INVENTED_SHARE = 0.5
+"""Of the names: made of syllables, so that most are seen once."""
+
+SYLLABLES = (2, 2, 3)
+"""Of an invented name, one of these."""
+
+OTHER_THING_SHARE = 0.5
+MIN_MENTIONS = 2
+
+
+def varied(tales: Sequence[str], times: int, seed: int) -> Iterator[str]:
+    """Each tale so many times, in another order every time; the first time as it is."""
+    random = Random(seed)
+    for turn in range(times):
+        for tale in random.sample(tales, len(tales)):
+            yield told_of_others(tale, random) if turn else tale
+
+
+def told_of_others(tale: str, random: Random) -> str:
+    if hero := hero_of(tale):
+        tale = replaced(tale, hero, other_name(hero, random))
+    thing = thing_of(tale)
+    if thing and random.random() < OTHER_THING_SHARE:
+        tale = with_other_noun(tale, thing, random.choice(words()["nouns"]["thing"]))
+    return tale
+
+
+def hero_of(tale: str) -> str | None:
+    """The name of a plot that is said most often."""
+    return most_said(tale, [name for names in words()["names"].values() for name in names], least=1)
+
+
+def thing_of(tale: str) -> str | None:
+    """What it is about, if its plot has a thing; not if it is said in the plural too."""
+    thing = most_said(tale, words()["nouns"]["thing"], least=MIN_MENTIONS)
+    return thing if thing and not re.search(rf"\b{thing}e?s\b", tale) else None
+
+
+def most_said(tale: str, choices: Sequence[str], least: int) -> str | None:
+    said = re.findall(r"\w+", tale)
+    best = max(choices, key=said.count, default="")
+    return best if best and said.count(best) >= least else None
+
+
+def other_name(hero: str, random: Random) -> str:
+    """Another of those that take the hero's pronouns, or an invented one."""
+    if random.random() < INVENTED_SHARE:
+        return invented_name(random)
+    [alike] = [names for names in words()["names"].values() if hero in names]
+    return random.choice(alike)
+
+
+def invented_name(random: Random) -> str:
+    of = words()["syllables"]
+    syllables = [random.choice(of["onsets"]) + random.choice(of["vowels"]) for _ in range(random.choice(SYLLABLES))]
+    return "".join([*syllables, random.choice(of["codas"])]).capitalize()
+
+
+def with_other_noun(tale: str, noun: str, other: str) -> str:
+    return replaced(re.sub(rf"\b([Aa])n? {noun}\b", rf"\1{article(other)[1:]} {other}", tale), noun, other)
+
+
+def replaced(text: str, word: str, other: str) -> str:
+    return re.sub(rf"\b{word}\b", other, text)

@@ -1,0 +1,164 @@
+"""What temperature does to text under `sampling: exits` and `mixture`, compared with what people wrote.
+
+Openings of documents are continued by the model, and the continuations compared with the documents' own.
+
+    python -m research.temperature MODEL --data valid.txt.xz
+"""
+
+import itertools
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.progress import track
+
+from nvium_core.bench.harness import timed
+from nvium_core.choices import Sampling
+from nvium_core.engine.engine import Engine
+from nvium_core.engine.params import EngineConfig, SamplingParams
+from nvium_core.evaluation.predictions import EvaluationError, document_tokens
+from nvium_core.evaluation.report import table
+from nvium_core.evaluation.suite import description, write_json
+from nvium_core.loading import LoadedModel, load_model
+from nvium_core.training.data.documents import read_documents
+from research.text_quality import Quality, Text, exit_frequencies, judge, quality
+
+TEMPERATURES = (0.5, 0.7, 1.0)
+NUM_TEXTS, TOKENS_PER_TEXT = 32, 256
+PROMPT_TOKENS = 32
+
+Row = dict[str, Any]
+
+WAYS: tuple[Sampling, ...] = "exits", "mixture"
+
+
+def measure(
+    loaded: LoadedModel, originals: Sequence[Text], temperatures: Sequence[float] = TEMPERATURES
+) -> dict[str, Any]:
+    """Continue the openings of documents in every way; a text has the same seed in all.
+
+    `people` are the documents' own continuations; `rows` have a `Quality` for each way and, with early exits, the
+    `ExitFrequencies`; `advice` is derived from them.
+    """
+    engine = Engine(loaded.model, EngineConfig(schedule="sweep", prefix_caching=False))
+    ways = [SamplingParams(sampling=s, temperature=t) for s, t in itertools.product(WAYS, temperatures)]
+    rows = [row(loaded, continued(engine, originals, way), way) for way in track(ways, "temperatures", transient=True)]
+    plain = SamplingParams()
+    people = quality(loaded.tokenizer, originals, [judge(loaded.model, text, plain) for text in originals])
+    return {
+        "num_texts": len(originals),
+        "prompt_tokens": len(originals[0].prompt),
+        "tokens_per_text": len(originals[0].token_ids),
+        "people": asdict(people),
+        "rows": rows,
+        "advice": advice(people, rows),
+    }
+
+
+def openings(
+    loaded: LoadedModel,
+    documents: Sequence[str],
+    num_texts: int = NUM_TEXTS,
+    num_tokens: int = TOKENS_PER_TEXT,
+) -> list[Text]:
+    """Openings spread over all documents that are long enough, each with the text that follows.
+
+    Fewer if few are long enough; `EvaluationError` if none is. In a small context an opening is at most a quarter of
+    it, and the continuation the rest.
+    """
+    context = loaded.model.config.max_position_embeddings
+    num_begun = min(PROMPT_TOKENS, max(1, context // 4))
+    length = min(num_begun + num_tokens, context)
+    encoded = (document_tokens(loaded.tokenizer, document)[:-1] for document in documents)
+    long_enough = [token_ids for token_ids in encoded if len(token_ids) >= length]
+    if not long_enough:
+        raise EvaluationError(f"temperatures: no document of the text has {length} tokens")
+    number = min(num_texts, len(long_enough))
+    chosen = [long_enough[n * len(long_enough) // number] for n in range(number)]
+    return [Text(token_ids[:num_begun], token_ids[num_begun:length], []) for token_ids in chosen]
+
+
+def continued(engine: Engine, originals: Sequence[Text], way: SamplingParams) -> list[Text]:
+    """The same openings continued by the model, to the same length."""
+    requests = [(text.prompt, lasting(way, len(text.token_ids), seed)) for seed, text in enumerate(originals)]
+    answers = timed(engine, requests).generated
+    return [Text(text.prompt, *answer) for text, answer in zip(originals, answers, strict=True)]
+
+
+def lasting(way: SamplingParams, num_tokens: int, seed: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=num_tokens, temperature=way.temperature, sampling=way.sampling, seed=seed, ignore_eos=True
+    )
+
+
+def row(loaded: LoadedModel, texts: Sequence[Text], way: SamplingParams) -> Row:
+    """All figures of one way."""
+    judgements = [judge(loaded.model, text, way) for text in texts]
+    figures: Row = {"sampling": way.sampling, "temperature": way.temperature}
+    figures |= asdict(quality(loaded.tokenizer, texts, judgements))
+    if way.sampling == "exits":
+        figures |= asdict(exit_frequencies(loaded.model.config.exit_layers or [], texts, judgements))
+    return figures
+
+
+def advice(people: Quality, rows: Sequence[Row]) -> str:
+    """At which temperature words vary as people's do, what is repeated there, and how `exits` shifts temperature."""
+    early = [row for row in rows if row["sampling"] == "exits"]
+    alike = temperature_where("distinct_words", people.distinct_words, early)
+    repeated = [f"{row['repeated_grams']:.1%} at {row['temperature']:g}" for row in early]
+    return (
+        f"With early exits, words vary as much as people's ({people.distinct_words:.0%} of a text's are different) at "
+        f"a temperature of {alike}. Of its runs of four words, {', '.join(repeated)} are repetitions; of people's, "
+        f"{people.repeated_grams:.1%}. {equivalents(early, [row for row in rows if row not in early])}"
+    )
+
+
+def equivalents(early: Sequence[Row], mixture: Sequence[Row]) -> str:
+    """Temperatures at which `mixture` samples tokens as probable as those of `exits`; at 1 they are the same."""
+    others = [row for row in early if row["temperature"] != 1]
+    pairs = [
+        f"{row['temperature']:g} as mixture at {temperature_where('mean_logprob', row['mean_logprob'], mixture)}"
+        for row in others
+    ]
+    return f"Its tokens are as probable at temperature {', at '.join(pairs)}." if pairs else ""
+
+
+def temperature_where(name: str, value: float, rows: Sequence[Row]) -> str:
+    """Where a figure reaches a value, by linear interpolation between the temperatures measured."""
+    values, temperatures = zip(*sorted((row[name], row["temperature"]) for row in rows), strict=True)
+    if values[0] <= value <= values[-1]:
+        return f"{np.interp(value, values, temperatures):.2f}"
+    nearest = temperatures[0 if value < values[0] else -1]
+    return f"{'less' if nearest == min(temperatures) else 'more'} than {nearest:g}"
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    """A row for each way; people's text first."""
+    columns = ["", "temperature", "mean log π_mix", "entropy", "repeated 4-grams", "distinct words", "mean depth"]
+    names = ("mean_logprob", "entropy", "repeated_grams", "distinct_words")
+    rows: list[list[object]] = [["people", None, *(found["people"][name] for name in names), None]]
+    rows += [
+        [each["sampling"], each["temperature"], *(each[name] for name in names), each.get("mean_depth")]
+        for each in found["rows"]
+    ]
+    return f"{table(columns, rows)}\n\n{found['advice']}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="python -m research.temperature", description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", help="a folder or Hub name [the bundled model]")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    loaded = load_model(given.model, "cpu")
+    found = measure(loaded, openings(loaded, read_documents(given.data)))
+    print(as_markdown(found))
+    if given.json:
+        write_json(description(loaded) | {"temperatures": found}, given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""When do exits pay? The gain of `small` over its dense twin by vocabulary size, by depth, and by the text it reads.
+
+    python -m research.vocabulary --data train.txt.xz --validation valid.txt.xz --json vocabulary.json
+    python -m research.vocabulary … --sizes 8192 --depths 0.6 0.5 0.4
+    python -m research.vocabulary … --sizes 2048 --tokens 8e6
+
+A mixture of exits adds rank to the output, which a small vocabulary does not need (softmax bottleneck). Without a depth
+it costs nothing (β 0). Runs live in one folder and continue where they stopped; the JSON has every finished run beside
+its twin, is written after each, and nothing that it has is trained again, a twin neither.
+"""
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from nvium_core.bench.harness import Figures
+from nvium_core.evaluation.paired import perplexity_gain
+from nvium_core.evaluation.perplexity import evaluate
+from nvium_core.evaluation.predictions import EvaluationError
+from nvium_core.evaluation.suite import description, twin_figures, write_json
+from nvium_core.loading import LoadedModel, load_model
+from nvium_core.training.data.documents import read_documents
+from nvium_core.training.options import RunOptions
+from nvium_core.training.recipes.catalogue import DENSE, recipe_named
+from nvium_core.training.train import train
+
+SIZES = (512, 8192, 2048)
+"""The extremes first."""
+
+SEEDS = (0, 1, 2)
+TOKENS = 2e6
+RECIPE = "small"
+FIRST_BETA = 0.02
+"""Of a run that is steered."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: of which vocabulary and seed, how many tokens it reads, and what mean depth it is steered to, if any."""
+
+    vocab_size: int
+    seed: int
+    depth: float | None
+    num_tokens: int
+
+    @property
+    def name(self) -> str:
+        steered = f"-depth-{self.depth:g}" if self.depth else ""
+        return f"{RECIPE}-{self.vocab_size}{steered}-seed-{self.seed}{self._longer}"
+
+    @property
+    def twin_name(self) -> str:
+        return f"{RECIPE}{DENSE}-{self.vocab_size}-seed-{self.seed}{self._longer}"
+
+    @property
+    def _longer(self) -> str:
+        return "" if self.num_tokens == TOKENS else f"-tokens-{self.num_tokens}"
+
+    @property
+    def settings(self) -> list[str]:
+        beta = [f"beta.initial={FIRST_BETA}", f"beta.depth={self.depth}"] if self.depth else ["beta.initial=0"]
+        return [
+            *beta,
+            f"shape.vocab_size={self.vocab_size}",
+            f"seed={self.seed}",
+            f"total_tokens={self.num_tokens}",
+        ]
+
+
+class Series:
+    """Runs of one text, and what has been found of them."""
+
+    def __init__(self, options: RunOptions, validation: Path, changes: Sequence[str], done: list[Figures]) -> None:
+        self.options, self.changes, self.done = options, changes, done
+        self.documents = read_documents(validation)
+
+    def has(self, case: Case) -> bool:
+        return any(case == case_of(figures) for figures in self.done)
+
+    def run(self, case: Case) -> Figures:
+        """The figures of `nvium evaluate --twin` that matter here."""
+        ours = self.trained(RECIPE, case.name, case)
+        found = vars(evaluate(ours.model, ours.tokenizer, self.documents))
+        kept = ("num_tokens", "num_characters", "perplexity", "bits_per_character", "exit_shares", "mean_depth")
+        twin = self.twin(case)
+        if found["document_tokens"] != twin["document_tokens"]:
+            raise EvaluationError(f"{case.name}: its tokenizer is not that of {twin['model']}")
+        return {
+            **description(ours),
+            "vocab_size": case.vocab_size,
+            "width_over_vocabulary": ours.model.config.hidden_size / case.vocab_size,
+            "seed": case.seed,
+            "asked_depth": case.depth,
+            **{name: found[name] for name in kept},
+            "twin": twin,
+            **perplexity_gain(found, twin),
+        }
+
+    def twin(self, case: Case) -> Figures:
+        """Of another run's figures, if one has the same twin."""
+        for figures in self.done:
+            if replace(case_of(figures), depth=None) == replace(case, depth=None):
+                known: Figures = figures["twin"]
+                return known
+        return twin_figures(self.trained(f"{RECIPE}{DENSE}", case.twin_name, case), self.documents, show_progress=False)
+
+    def trained(self, recipe: str, name: str, case: Case) -> LoadedModel:
+        """Trained now unless the run's folder has a model."""
+        folder = self.options.folder / name
+        model = folder / "model"
+        if not model.is_dir():
+            settings = [*case.settings, *self.changes]
+            model = train(recipe_named(recipe, settings), replace(self.options, folder=folder))
+        return load_model(str(model), "cpu")
+
+
+def case_of(figures: Figures) -> Case:
+    return Case(figures["vocab_size"], figures["seed"], figures.get("asked_depth"), figures["training_tokens"])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="python -m research.vocabulary", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--validation", type=Path, required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, default=Path("runs/vocabulary"))
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--depths", type=float, nargs="+", default=[None], help="mean depths; without, β is 0")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--tokens", type=float, default=TOKENS, help="that each run reads")
+    parser.add_argument("--set", dest="changes", action="append", default=[], help="as of nvium train")
+    given = parser.parse_args(arguments)
+    done: list[Figures] = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else []
+    series = Series(RunOptions(data=given.data, folder=given.folder), given.validation, given.changes, done)
+    for seed, depth, size in product(given.seeds, given.depths, given.sizes):
+        case = Case(size, seed, depth, round(given.tokens))
+        if not series.has(case):
+            done.append(series.run(case))
+            write_json(done, given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Compiles grammars with llguidance and finds the part that cannot be compiled.
+
+Runs in expendable processes; knows a tokenizer, but no model, sequence or HTTP.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from server.generation.bounds import UnusableGrammar, nodes, subschemas
+from server.generation.grammars import Grammar, JsonSchema
+from server.generation.json_schema import DEFINITIONS, target
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,
+    max_items_in_row=2_500,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=25_000,
+    verbose_errors=False,
+)
+
+MAX_REASON_CHARACTERS = 200
+
+SEARCH_SECONDS = 1.0
+"""Processor time for finding the keywords that prevent compilation."""
+
+PLACE = re.compile(r"^at \d+\(\d+\): ")
+LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)
+UNKNOWN = re.compile(r"Unimplemented keys: \[(.*?)\]")
+DETAIL = re.compile(r"^error: (.*)$", re.MULTILINE)
+FOREIGN = re.compile(r"Some\(|None\b|option|registry|\(And|Regex|not supported yet|many digits")
+"""Matches messages of the library that clients cannot understand."""
+
+
+class Compiled(NamedTuple):
+    """A compiled grammar and its unenforced keywords, or an error."""
+
+    matcher: LLMatcher | None
+    ignored: list[str]
+    error: str | None = None
+
+
+class Compiler:
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._search_ends = 0.0
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        try:
+            grammar, ignored = grammar.enforced()
+        except UnusableGrammar as refusal:
+            return Compiled(None, [], str(refusal))
+        matcher, error = self._attempt(grammar)
+        self._search_ends = time.process_time() + SEARCH_SECONDS
+        if error:
+            for place, schema in grammar.schemas():
+                if schema.drops:
+                    ignored += [f"{place}.{dropped}" for dropped in self._drop_what_fails(schema)]
+            matcher, error = self._attempt(grammar)
+        if error or matcher is None:
+            return Compiled(None, [], self._complaint(grammar, error))
+        if error := first_error(matcher):
+            return Compiled(None, [], "no text satisfies it" if "NoExtension" in error else "it is too complex")
+        return Compiled(matcher, ignored)
+
+    def _attempt(self, grammar: Grammar) -> tuple[LLMatcher | None, str]:
+        """The matcher, or why there is none."""
+        try:
+            matcher = LLMatcher(self._tokenizer, grammar.text(), log_level=0, limits=LIMITS)
+        except UnusableGrammar as error:
+            return None, str(error)
+        return matcher, matcher.get_error()
+
+    def _drop_what_fails(self, grammar: JsonSchema) -> list[str]:
+        """Remove keywords from the schema, in place, until it compiles; returns their paths."""
+        dropped = list[str]()
+        while culprit := self._culprit(grammar):
+            place, node, key, _ = culprit
+            value = node.pop(key)
+            if key == "oneOf" and "anyOf" not in node:
+                node["anyOf"] = value
+            dropped.append(place + key)
+        return dropped
+
+    def _complaint(self, grammar: Grammar, error: str) -> str:
+        for place, schema in grammar.schemas():
+            if culprit := self._culprit(schema):
+                within, _, key, error = culprit
+                at = ".".join(part for part in (place, within.removesuffix(".")) if part)
+                return f"{at}: {reason(error, key)}" if at else reason(error, key)
+        return reason(error)
+
+    def _culprit(self, grammar: JsonSchema) -> tuple[str, dict[str, Any], str, str] | None:
+        """The keyword that prevents the innermost failing part from compiling: the part's path, the part, the keyword
+        and the error. None if everything compiles or time is up."""
+        root, seen = dict_of(grammar.schema), set[int]()
+
+        def error_of(node: Mapping[str, Any]) -> str:
+            is_late = time.process_time() > self._search_ends
+            return "" if is_late else self._attempt(replace(grammar, schema={**node, **definitions_of(root, node)}))[1]
+
+        place, node, error = "", root, error_of(root)
+        while error and id(node) not in seen:
+            seen.add(id(node))
+            for within, child in parts(root, node, place):
+                if id(child) not in seen and (inner := error_of(child)):
+                    place, node, error = within, child, inner
+                    break
+        keys = [key for key in node if key not in DEFINITIONS]
+        if not error or not keys or time.process_time() > self._search_ends:
+            return None
+        unknown = UNKNOWN.search(error)
+        named = [key for key in keys if unknown and f'"{key}"' in unknown[1]]
+        works = (key for key in keys if not error_of({other: node[other] for other in keys if other != key}))
+        return place, node, named[0] if named else next(works, keys[-1]), error
+
+
+def parts(root: dict[str, Any], node: Mapping[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas inside a part of one, and the one it refers to, by their place."""
+    for within, child in subschemas(node):
+        yield f"{place}{within}.", dict_of(child)
+    reference = node.get("$ref")
+    if isinstance(found := target(root, reference), dict):
+        yield str(reference).removeprefix("#/").replace("/", ".") + ".", found
+
+
+def definitions_of(root: dict[str, Any], node: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The definitions that a part of a schema refers to, directly or by each other."""
+    found: dict[str, dict[str, Any]] = {key: {} for key in DEFINITIONS}
+    waiting = [{key: value for key, value in node.items() if key not in DEFINITIONS}]
+    while waiting:
+        for each in nodes(waiting.pop()):
+            _, key, name, *_ = [*str(each.get("$ref")).split("/"), "", ""]
+            definition = target(root, f"#/{key}/{name}")
+            if key in DEFINITIONS and isinstance(definition, dict) and name not in found[key]:
+                found[key][name.replace("~1", "/").replace("~0", "~")] = definition
+                waiting.append(definition)
+    return {key: named for key, named in found.items() if named}
+
+
+def dict_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    assert isinstance(schema, dict)
+    return schema
+
+
+def first_error(matcher: LLMatcher) -> str:
+    """The error of the first token, or of the second, where an object may choose among all its properties."""
+    probe = matcher.deep_copy()
+    mask = int.from_bytes(probe.compute_bitmask(), "little")
+    if not probe.is_error():
+        probe.consume_token((mask & -mask).bit_length() - 1)
+    return probe.get_error()
+
+
+def reason(error: str, key: str = "") -> str:
+    """llguidance's error in one line of plain words; `key` is the schema keyword that causes it."""
+    text = LISTING.sub("", PLACE.sub("", error))
+    detail = DETAIL.search(text)
+    if UNKNOWN.search(text):
+        return f"not supported: {key}"
+    line = detail.group(1) if detail else text.removeprefix("failed to compile JSON schema: ").split("\n")[0]
+    if "Unsatisfiable" in line:
+        return f"{key} leaves no value" if key else "no value satisfies it"
+    if FOREIGN.search(line):
+        return f"{key} cannot be enforced" if key else "it cannot be enforced"
+    return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"

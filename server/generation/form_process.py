@@ -1,0 +1,163 @@
+"""Processes that compile and follow clients' grammars, and may die of them.
+
+The library that reads grammars can crash on a stranger's input, take all memory, or compute a single mask for minutes
+without a way to stop it. So each grammar gets a process of its own, forked from the one above it:
+
+    keeper      knows the tokenizer
+    └── form    has compiled one grammar; kept for the next request with the same one
+        └── follower    one request's choices, token by token
+
+A process ends when its pipe does, or when it exceeds its processor time or memory. Imports neither PyTorch nor HTTP.
+"""
+
+import gc
+import os
+import resource
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+from pathlib import Path
+from typing import NamedTuple
+
+from llguidance import LLMatcher, LLTokenizer
+
+from server.generation.compiler import Compiled, Compiler
+
+COMPILE_SECONDS = 2.5
+"""Processor time for compiling; all times here are processor time."""
+
+FIRST_SECONDS = 0.5
+"""Processor time for a request's masks: the initial and the largest budget."""
+
+MASK_SECONDS = 0.005
+"""Added with each token."""
+
+MEMORY_BYTES = 512 << 20
+"""In addition to the keeper's memory."""
+
+STACK_BYTES = 64 << 20
+"""The library recurses along chains of references."""
+
+NICENESS = 5
+"""Lower priority than the engine's."""
+
+COMMAND = struct.Struct("iii")
+"""A choice, its next token, and with `BEGIN` the choice whose state it begins with."""
+
+BEGIN = -1
+
+REPLY = struct.Struct("iB")
+"""A choice and its state; its mask follows."""
+
+GOES_ON, OVER, TOO_COSTLY, BROKEN = range(4)
+
+NOT_ALLOWED = "doesn't satisfy the grammar"
+"""In the library's message for a token that was not allowed. Its only other error is an exceeded limit."""
+
+
+class Greeting(NamedTuple):
+    """A follower's first message: why the grammar cannot be used, what of it is not enforced, and the tokens of the
+    answer that it takes as given."""
+
+    error: str | None
+    ignored: list[str]
+    begun: list[int]
+
+
+def main() -> None:
+    """The keeper: `python -c … PIPE`, whose first message is the tokenizer."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_IGN)
+    pipe = Connection(int(sys.argv[1]))
+    with suppress(EOFError):
+        compiler = Compiler(LLTokenizer(*pipe.recv()))
+        limit_resources()
+        gc.freeze()
+        fork_for_each(pipe, lambda child: keep_form(child, compiler))
+
+
+def limit_resources() -> None:
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
+    if (statm := Path("/proc/self/statm")).exists():
+        num_bytes = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes + MEMORY_BYTES,) * 2)
+
+
+def fork_for_each(pipe: Connection, work: Callable[[Connection], None]) -> None:
+    """Fork a child for every pipe that is sent through this one, until it ends."""
+    with suppress(EOFError, OSError, RuntimeError):
+        while True:
+            child = Connection(recv_handle(pipe))
+            if os.fork() == 0:
+                try:
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # for panics of the library
+                    pipe.close()
+                    work(child)
+                finally:
+                    os._exit(0)
+            child.close()
+
+
+def keep_form(pipe: Connection, compiler: Compiler) -> None:
+    allow(COMPILE_SECONDS)
+    compiled = compiler.compile(pipe.recv())
+    allow(0)
+    fork_for_each(pipe, lambda child: Follower(child, compiled).run())
+
+
+def allow(seconds: float) -> None:
+    """End this process when it has used this much more processor time; 0 for no end."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+class Follower:
+    def __init__(self, pipe: Connection, compiled: Compiled) -> None:
+        self._pipe = pipe
+        self._compiled = compiled
+        self._states: dict[int, LLMatcher] = {} if compiled.matcher is None else {0: compiled.matcher}
+        self._seconds = FIRST_SECONDS
+
+    def run(self) -> None:
+        """Reply to each token with the mask of the next one."""
+        beginnings = self._pipe.recv()
+        allow(FIRST_SECONDS)
+        self._pipe.send(Greeting(self._compiled.error, self._compiled.ignored, self._begun(beginnings)))
+        allow(0)
+        while self._states:
+            command = COMMAND.unpack(self._pipe.recv_bytes())
+            allow(self._seconds)
+            started = time.process_time()
+            state, mask = self._follow(*command)
+            allow(0)
+            self._seconds = min(FIRST_SECONDS, self._seconds - (time.process_time() - started) + MASK_SECONDS)
+            self._seconds = max(self._seconds, MASK_SECONDS)
+            self._pipe.send_bytes(REPLY.pack(command[0], state) + mask)
+
+    def _begun(self, beginnings: list[list[int]]) -> list[int]:
+        """The first of these beginnings of an answer that the grammar goes on from."""
+        for token_ids in beginnings if self._states else ():
+            matcher = self._states[0].deep_copy()
+            if matcher.consume_tokens(token_ids) and not matcher.is_stopped():
+                self._states[0] = matcher
+                return token_ids
+        return []
+
+    def _follow(self, choice: int, token_id: int, origin: int) -> tuple[int, bytes]:
+        if token_id == BEGIN and choice != origin:
+            self._states[choice] = self._states[origin].deep_copy()
+        matcher = self._states[choice]
+        if token_id != BEGIN:
+            matcher.consume_token(token_id)
+        mask = b"" if matcher.is_stopped() else matcher.compute_bitmask()
+        if matcher.is_error():
+            return BROKEN if NOT_ALLOWED in matcher.get_error() else TOO_COSTLY, b""
+        return OVER if matcher.is_stopped() else GOES_ON, mask

@@ -1,0 +1,80 @@
+"""Refuses requests from other sites' pages to a server without keys, which would accept anyone's."""
+
+import socket
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.errors import ApiError, HostNotAllowed, OriginNotAllowed
+from server.http.keys import PAGE
+from server.http.middleware import refuse
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
+
+ANY = "*"
+
+
+class OwnOrigin:
+    """Answers 403 to a `Host` that is not this server's, and to pages of origins that CORS does not allow.
+
+    A name that somebody rebinds to this machine has its own name in `Host`. Host is not checked at a Unix socket, which
+    no browser reaches. A link may lead to the playground from anywhere.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._origins = settings.cors_origins
+        own = socket.gethostname().lower()
+        names = {"localhost", own, own.partition(".")[0], settings.host, *settings.allowed_hosts}
+        self._names = names | {f"{own.partition('.')[0]}.local"}
+        self._domains = (".localhost", *(name[1:] for name in settings.allowed_hosts if name.startswith("*.")))
+        self._checks_host = settings.uds is None and ANY not in settings.allowed_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope, Headers(scope=scope))
+            except ApiError as error:
+                await refuse(error, self._metrics, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if host and self._checks_host and not self._is_own(name_of(host), scope):
+            raise HostNotAllowed(host)
+        if ANY in self._origins or origin in self._origins:
+            return
+        is_foreign = origin is not None and origin.lower().partition("://")[2] != host.lower()
+        is_cross_site = headers.get("sec-fetch-site") == "cross-site" and not opens_page(scope, headers)
+        if is_foreign or is_cross_site:
+            raise OriginNotAllowed(origin or "another site")
+
+    def _is_own(self, name: str, scope: Scope) -> bool:
+        return name in self._names or name.endswith(self._domains) or is_own_address(name, scope)
+
+
+def name_of(host: str) -> str:
+    """The name or address of a `Host`, without its port; empty if it has none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
+
+
+def is_own_address(name: str, scope: Scope) -> bool:
+    """A loopback address, or the one that the client has connected to."""
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return False
+    server = scope.get("server")
+    return address.is_loopback or address.is_unspecified or (server is not None and name == server[0])
+
+
+def opens_page(scope: Scope, headers: Headers) -> bool:
+    """Whether a link to the playground is being followed."""
+    return scope["method"] == "GET" and scope["path"] == PAGE and headers.get("sec-fetch-mode") == "navigate"

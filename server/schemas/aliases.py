@@ -1,0 +1,20 @@
+"""Names that other servers have for our fields."""
+
+SAME: dict[str, str] = {
+    "repeat_penalty": "repetition_penalty",
+    "random_seed": "seed",
+    "sampling_seed": "seed",
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "n_cmpl": "n",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "stop_words": "stop",
+    "no_stop_trim": "include_stop_str_in_output",
+    "truncate": "truncate_prompt_tokens",
+    "return_full_text": "echo",
+}
+"""Other names of our fields, for endpoints that have the field and do not use the name otherwise."""

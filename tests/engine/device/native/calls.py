@@ -1,0 +1,93 @@
+"""Sequences of every kind, carried through all blocks by any backend, and comparison of what comes of them."""
+
+from collections.abc import Sequence as Items
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvium_core import NviumForCausalLM, SamplingParams
+from nvium_core.engine.device.backend import Backend
+from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.schedule.kv_cache import slots
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import Outcome, Run, Step
+
+ALL_ROWS = 10**6
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"sampling": "mixture"},
+    {"sampling": "original"},
+    {"sampling": "mixture", "temperature": 0.0},
+    {"sampling": "original", "temperature": 0.0},
+    {"top_p": 0.9, "min_p": 0.01},
+    {"top_k": 5, "top_p": 0.6, "sampling": "original"},
+]
+
+
+def seated(asked: Items[tuple[list[int], SamplingParams]], cache: PagedCache) -> list[Sequence]:
+    """Sequences whose pages lie scattered over the cache."""
+    num_pages = cache.keys.shape[1] // cache.page_size
+    pages = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()
+    made = []
+    for number, (prompt, params) in enumerate(asked):
+        stops = frozenset(params.stop_token_ids)
+        sequence = Sequence(
+            str(number), prompt, params, seed=number, choice=number % 2, num_blocks=3, arrival=0, stop_token_ids=stops
+        )
+        sequence.seat, sequence.pages = number, pages[number :: len(asked)]
+        made.append(sequence)
+    return made
+
+
+def one_of_each_kind(cache: PagedCache, vocab_size: int, *more: dict[str, Any]) -> list[Sequence]:
+    """All rows are scored, with alternatives."""
+    kinds = [*KINDS, *more]
+    prompts = [[(7 * n + 3 * t) % vocab_size for t in range(1 + 9 * n % 40)] for n in range(len(kinds))]
+    scored: dict[str, Any] = {"logprobs": 4, "prompt_logprobs": True}
+    return seated(
+        [(prompt, SamplingParams(**kind, **scored)) for prompt, kind in zip(prompts, kinds, strict=True)], cache
+    )
+
+
+def cache_of(model: NviumForCausalLM, num_pages: int = 128, page_size: int = 4) -> PagedCache:
+    return PagedCache(model.config, num_pages=num_pages, page_size=page_size, like=model.lm_head.weight)
+
+
+def carry(backend: Backend, sequences: Items[Sequence], most: int = 5) -> list[Outcome]:
+    """All rows through every block, at most so many of each sequence in a Step; all that came of each sequence."""
+    found = {sequence: Outcome([]) for sequence in sequences}
+    while pending := [sequence for sequence in sequences if sequence.filled[-1] < sequence.num_tokens]:
+        runs = [Run(sequence, min(sequence.num_tokens, sequence.filled[-1] + most)) for sequence in pending]
+        result = backend.run(Step(range(3), runs, whole=True), ALL_ROWS)
+        for sequence, outcome in zip(pending, result.outcomes, strict=True):
+            sequence.filled = outcome.filled
+            sequence.num_scored += len(outcome.scores)
+            scores = [*found[sequence].scores, *outcome.scores]
+            found[sequence] = outcome._replace(scores=scores)
+    return list(found.values())
+
+
+def assert_alike(found: Items[Outcome], expected: Items[Outcome], tolerance: float) -> None:
+    close: Any = {"abs": tolerance, "rel": tolerance, "nan_ok": True}
+    for one, other in zip(found, expected, strict=True):
+        assert one.filled == other.filled
+        assert [emission[:2] for emission in one.emissions] == [emission[:2] for emission in other.emissions]
+        assert [each.log_p for each in one.emissions] == pytest.approx(
+            [each.log_p for each in other.emissions], **close
+        )
+        if not one.emissions:
+            assert one.log_reached == pytest.approx(other.log_reached, **close)
+        for score, same in zip(one.scores, other.scores, strict=True):
+            assert score.logprob == pytest.approx(same.logprob, **close)
+            assert [token for token, _ in score.top] == [token for token, _ in same.top]
+            assert [log for _, log in score.top] == pytest.approx([log for _, log in same.top], **close)
+            assert score.exit_probabilities == pytest.approx(same.exit_probabilities, **close)
+
+
+def rows_of(cache: PagedCache, sequences: Items[Sequence]) -> list[Tensor]:
+    """Keys, values and states that the sequences have left."""
+    own = [slot for s in sequences for slot in slots(s, range(s.filled[-1]), cache.page_size)]
+    return [tensor[:, own] for tensor in (cache.keys, cache.values, cache.states_NSD)]

@@ -1,0 +1,283 @@
+"""Native calls against PyTorch's layers, and against themselves with other threads and in other company."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvium_core import Engine, SamplingParams
+from nvium_core.choices import Instructions
+from nvium_core.engine.device.backend import Backend
+from nvium_core.engine.device.layers.backend import LayersBackend
+from nvium_core.engine.device.native.backend import NativeBackend
+from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.params import Kind
+from nvium_core.engine.schedule.sequence import Sequence
+from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Run, Step
+from nvium_core.model.quantized import GROUP, GroupKind
+from tests.engine.device.native.calls import (
+    ALL_ROWS,
+    KINDS,
+    assert_alike,
+    cache_of,
+    carry,
+    one_of_each_kind,
+    rows_of,
+    seated,
+)
+from tests.random_models import random_model
+from tests.rounded import round_to
+
+VOCAB_SIZE = 17
+MODEL = random_model([1, 2, 3], vocab_size=VOCAB_SIZE)
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.06}
+SHAPES: dict[str, dict[str, Any]] = {
+    "queries that share keys": {"width": 64, "num_heads": 4, "num_key_heads": 2},
+    "heads of less than a vector": {"width": 24, "num_heads": 3, "num_key_heads": 3},
+    "heads of several vectors": {"width": 160, "num_heads": 2, "num_key_heads": 1},
+    "heads with biases": {"width": 48, "num_heads": 4, "num_key_heads": 2, "qkv_bias": True},
+    "normed heads, and a layer without rotary": {"width": 64, "qk_norm": True, "no_rope_layers": [1]},
+}
+
+
+@dataclass
+class Masks:
+    """A constraint that allows the tokens of one mask after another."""
+
+    masks: list[bytes]
+    is_over: bool = False
+
+    def is_ready(self, seconds: float) -> bool:
+        del seconds
+        return True
+
+    def allowed(self) -> bytes:
+        return self.masks[0]
+
+    def advance(self, token_id: int) -> None:
+        del token_id
+        self.masks = [*self.masks[1:], self.masks[0]]
+
+    def fork(self) -> "Masks":
+        return Masks(self.masks)
+
+
+few_tokens = st.lists(st.integers(0, VOCAB_SIZE + 6), max_size=3).map(lambda tokens: sum({1 << t for t in tokens}))
+masks = few_tokens.map(lambda bits: bits.to_bytes(3, "little")) | st.binary(min_size=1, max_size=4)
+changes = st.fixed_dictionaries(
+    {
+        "presence_penalty": st.sampled_from([0.0, 1.0]),
+        "frequency_penalty": st.sampled_from([0.0, -0.5]),
+        "repetition_penalty": st.sampled_from([1.0, 1.5]),
+        "logit_bias": st.sampled_from([{}, {3: 2.0, 9: -100.0}]),
+    }
+)
+endings: st.SearchStrategy[dict[str, Any]] = st.just({}) | st.just({"min_tokens": 2, "stop_token_ids": (1, 2, 3)})
+endings |= st.builds(lambda own: {"constraint": Masks(own)}, st.lists(masks, min_size=1, max_size=3))
+scoring = st.sampled_from([{}, {"logprobs": 0}, {"logprobs": 3, "prompt_logprobs": True}, {"probabilities": True}])
+truncation = st.fixed_dictionaries(
+    {
+        "top_k": st.sampled_from([0, 0, 4]),
+        "top_p": st.sampled_from([1.0, 0.7]),
+        "min_p": st.sampled_from([0.0, 0.03]),
+    }
+)
+wishes = st.tuples(
+    st.sampled_from(KINDS[:6]),
+    st.just({}) | changes,
+    endings,
+    scoring,
+    st.just({}) | truncation,
+    st.just({"max_tokens": 8}),
+).map(lambda parts: SamplingParams(**{name: value for part in parts for name, value in part.items()}))
+requests = st.tuples(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40), wishes)
+
+
+def take(sequence: Sequence, outcome: Outcome) -> bool:
+    """Whether the sequence goes on."""
+    sequence.filled, sequence.log_reached = list(outcome.filled), outcome.log_reached
+    sequence.num_scored += len(outcome.scores)
+    for emission in outcome.emissions:
+        if emission.token_id == NO_TOKEN:
+            return False
+        sequence.verify(emission.token_id)
+    return sequence.num_tokens < sequence.max_length
+
+
+def pending(sequence: Sequence, block: int) -> range:
+    return range(sequence.filled[block], sequence.filled[block - 1] if block else sequence.num_tokens)
+
+
+@settings(max_examples=60)
+@given(st.lists(requests, min_size=1, max_size=4), st.sampled_from([4, 16]), st.data())
+def test_steps_of_a_staircase_of_any_shape_do_what_the_layers_do(
+    instructions: Instructions, asked: list[tuple[list[int], SamplingParams]], page_size: int, data: st.DataObject
+) -> None:
+    plain, cache = (cache_of(MODEL, 256 // page_size, page_size) for _ in range(2))
+    layers, sequences = LayersBackend(MODEL, plain), seated(asked, plain)
+    native = NativeBackend(MODEL, cache, max_sequences=4, instructions=instructions)
+    living = list(sequences)
+    for _ in range(20):
+        block = data.draw(st.sampled_from([b for b in range(3) if any(pending(s, b) for s in living)]))
+        waiting = [sequence for sequence in living if pending(sequence, block)]
+        chosen = data.draw(st.lists(st.sampled_from(waiting), min_size=1, unique_by=id))
+        ends = [data.draw(st.integers(pending(s, block).start + 1, pending(s, block).stop)) for s in chosen]
+        blocks = range(block, data.draw(st.integers(block + 1, 3)))
+        step = Step(blocks, [Run(*each) for each in zip(chosen, ends, strict=True)], whole=data.draw(st.booleans()))
+        max_rows = data.draw(st.integers(1, native._max_run_rows))  # of more rows the layers take a block
+        takes_layers = data.draw(st.booleans())
+        expected, found = layers.run(step, max_rows), (native._layers if takes_layers else native).run(step, max_rows)
+        assert_alike(found.outcomes, expected.outcomes, 1e-10)
+        assert [each[:3] for each in found.reports] == [each[:3] for each in expected.reports]
+        done = [s for s, outcome in zip(chosen, expected.outcomes, strict=True) if not take(s, outcome)]
+        living = [sequence for sequence in living if sequence not in done]
+        if not living:
+            break
+    for some, others in zip(rows_of(cache, sequences), rows_of(plain, sequences), strict=True):
+        torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_models_of_other_shapes_and_precisions_are_carried_as_the_layers_carry_them(
+    instructions: Instructions, dtype: torch.dtype, shape: str
+) -> None:
+    assert_carried_alike(random_model([1, 2, 3], dtype=dtype, spread=0.5, **SHAPES[shape]), instructions)
+
+
+@pytest.mark.parametrize("kind", ["q8", "q4", "q4_1"])
+def test_groups_are_read_as_the_weights_they_stand_for(instructions: Instructions, kind: GroupKind) -> None:
+    model = random_model([1, 2, 3], dtype=torch.float32, width=64, vocab_size=50, spread=0.5)
+    round_to(model, kind)
+    assert_carried_alike(model, instructions)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8", "q4", "q4_1"])
+@pytest.mark.parametrize("width", [64, 96, 80])
+def test_tiles_multiply_as_the_layers_do(instructions: Instructions, kind: str, width: int) -> None:
+    """Those of 80 do not fill any, and do without."""
+    heads = {"num_heads": width // 16, "num_key_heads": width // 16}
+    model = random_model([1, 2, 3], dtype=torch.float32, width=width, vocab_size=50, spread=0.5, **heads)
+    if kind == "bfloat16":
+        model.bfloat16().float()
+    elif kind != "float32" and width % GROUP == 0:
+        round_to(model, kind)  # type: ignore[arg-type]
+    assert_carried_alike(model, instructions, is_tiled=True)
+
+
+def tiled(native: NativeBackend) -> NativeBackend:
+    """For every row."""
+    if not native._has_tiles:
+        pytest.skip("no tiles here")
+    native._max_run_rows = 0
+    return native
+
+
+def assert_carried_alike(model: Any, instructions: Instructions, *, is_tiled: bool = False) -> None:
+    """In bfloat16 keys, values and states only: tokens hang on its rounding."""
+    plain, cache = cache_of(model), cache_of(model)
+    native = NativeBackend(model, cache, max_sequences=8, is_deterministic=True, instructions=instructions)
+    native = tiled(native) if is_tiled else native
+    ways: list[tuple[Backend, PagedCache]] = [(LayersBackend(model, plain), plain), (native, cache)]
+    sequences = [one_of_each_kind(own, model.config.vocab_size) for _, own in ways]
+    expected, found = (carry(backend, own, 40) for (backend, _), own in zip(ways, sequences, strict=True))
+    dtype = model.lm_head.weight.dtype
+    for some, others in zip(rows_of(cache, sequences[1]), rows_of(plain, sequences[0]), strict=True):
+        torch.testing.assert_close(some, others, rtol=0, atol=TOLERANCE[dtype])
+    if dtype != torch.bfloat16:
+        assert_alike(found, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [*TOLERANCE, "float32 in tiles"])
+def test_no_bit_depends_on_threads_company_or_what_pages_held(
+    instructions: Instructions, dtype: torch.dtype | str
+) -> None:
+    is_tiled, dtype = isinstance(dtype, str), torch.float32 if isinstance(dtype, str) else dtype
+    model = random_model([1, 2, 3], dtype=dtype, width=64)
+    found = []
+    for num_threads, most, is_alone in ((1, 40, False), (2, 7, False), (3, 40, False), (1, 1, True)):
+        cache = cache_of(model)
+        for tensor in (cache.keys, cache.values, cache.states_NSD):
+            tensor.fill_(torch.nan if is_alone else 0)
+        native = NativeBackend(model, cache, max_sequences=8, is_deterministic=True, instructions=instructions)
+        native = tiled(native) if is_tiled else native
+        native.num_threads = num_threads
+        sequences = one_of_each_kind(cache, VOCAB_SIZE)
+        parts = [[sequence] for sequence in sequences] if is_alone else [sequences]
+        outcomes = [outcome for part in parts for outcome in carry(native, part, most)]
+        found.append((outcomes, rows_of(cache, sequences)))
+    for outcomes, rows in found[1:]:
+        assert outcomes == found[0][0]
+        assert all(torch.equal(some, others) for some, others in zip(rows, found[0][1], strict=True))
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.tuples(st.sampled_from(KINDS), st.just({}) | changes), min_size=1, max_size=4),
+    st.integers(2, 9),
+    st.booleans(),
+)
+def test_several_tokens_of_a_call_are_those_of_as_many_calls(
+    instructions: Instructions, kinds: list[tuple[dict[str, Any], dict[str, Any]]], limit: int, whole: bool
+) -> None:
+    plain, cache = cache_of(MODEL), cache_of(MODEL)
+    layers, stops = LayersBackend(MODEL, plain), (3, 5)
+    native = NativeBackend(MODEL, cache, max_sequences=4, instructions=instructions)
+    asked = [
+        ([n, 2, 7], SamplingParams(**kind, **changed, stop_token_ids=stops[:n], max_tokens=2 * limit))
+        for n, (kind, changed) in enumerate(kinds)
+    ]
+    sequences = seated(asked, plain)
+    for _ in range(2):
+        runs = [Run(sequence, sequence.num_tokens, limit) for sequence in sequences]
+        found = native.run(Step(range(3), runs, whole, seconds=60), ALL_ROWS).outcomes
+        emissions: list[list[Emission]] = [[] for _ in sequences]
+        for _ in found[0].emissions:
+            runs = [Run(sequence, sequence.num_tokens) for sequence in sequences]
+            outcomes = layers.run(Step(range(3), runs, whole), ALL_ROWS).outcomes
+            for number, outcome in enumerate(outcomes):
+                take(sequences[number], outcome)
+                emissions[number] += outcome.emissions
+        expected = [Outcome(s.filled, 0.0, own) for s, own in zip(sequences, emissions, strict=True)]
+        assert_alike(found, expected, 1e-10)
+        has_stopped = any(s.token_ids[-1] in s.stop_token_ids for s in sequences)
+        assert len(emissions[0]) == limit or has_stopped
+    for some, others in zip(rows_of(cache, sequences), rows_of(plain, sequences), strict=True):
+        torch.testing.assert_close(some, others, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("num_right", [0, 2, 5])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_are_confirmed_as_far_as_they_are_right(
+    instructions: Instructions, num_right: int, temperature: float
+) -> None:
+    params = SamplingParams(max_tokens=9, seed=0, sampling="original", temperature=temperature, ignore_eos=True)
+    (answer,) = Engine(MODEL).generate([[1, 2, 3]], params)
+    right = answer.token_ids
+    drafts = [*right[:num_right], *((token + 1) % VOCAB_SIZE for token in right[num_right:5])]
+    plain, cache = cache_of(MODEL), cache_of(MODEL)
+    ways = LayersBackend(MODEL, plain), NativeBackend(MODEL, cache, max_sequences=1, instructions=instructions)
+    (sequence,) = seated([([1, 2, 3], params)], plain)
+    assert sequence.draw.kind is Kind.RACE
+    sequence.append_drafts(drafts)
+    step = Step(range(3), [Run(sequence, sequence.num_tokens)])
+    expected, found = (backend.run(step, ALL_ROWS).outcomes for backend in ways)
+    assert_alike(found, expected, 1e-10)
+    assert [emission.token_id for emission in found[0].emissions] == right[: num_right + 1]
+
+
+@pytest.mark.parametrize("broken", ["exits.0.router.head.weight", "exits.1.norm.weight", "lm_head.weight"])
+def test_what_is_not_finite_gives_no_token(instructions: Instructions, broken: str) -> None:
+    model = random_model([1, 2, 3])
+    with torch.no_grad():
+        model.get_parameter(broken)[0] = torch.nan
+    plain, cache = cache_of(model), cache_of(model)
+    ways = LayersBackend(model, plain), NativeBackend(model, cache, max_sequences=8, instructions=instructions)
+    sequences = seated([([1, 2, 3], SamplingParams(**kind)) for kind in KINDS], plain)
+    step = Step(range(3), [Run(sequence, 3) for sequence in sequences])
+    expected, found = (backend.run(step, ALL_ROWS).outcomes for backend in ways)
+    assert_alike(found, expected, 1e-10)
+    assert any(outcome.emissions[0].token_id == NO_TOKEN for outcome in found)

@@ -1,0 +1,85 @@
+"""The race of schedules, on machines that are made up."""
+
+import math
+from random import Random
+
+import pytest
+
+from nvium_core.engine.schedule.race import Race
+
+
+def run(race: Race[str], speeds: dict[str, float], num_tokens: int, *, noise: float = 0.0, size: int = 1) -> list[str]:
+    """Steps of eight tokens a sequence; which way each took."""
+    random, ways = Random(0), list[str]()
+    for _ in range(num_tokens // 8):
+        way = race.choose(size)
+        ways.append(way)
+        race.observe(size, 8 * size, 8 * size / speeds[way] * math.exp(random.gauss(0, noise)))
+    return ways
+
+
+@pytest.mark.parametrize(("speed", "best"), [(1.2, "sweep"), (0.8, "whole")])
+def test_the_faster_way_is_taken_nearly_always(speed: float, best: str) -> None:
+    ways = run(Race(["whole", "sweep"]), {"whole": 1.0, "sweep": speed}, 40_000, noise=0.1)
+    assert ways[-2000:].count(best) > 1900
+    assert {*ways} == {"whole", "sweep"}
+
+
+def test_where_both_are_as_fast_the_first_stays() -> None:
+    race = Race(["whole", "sweep"])
+    run(race, {"whole": 1.0, "sweep": 1.0}, 20_000, noise=0.1)
+    assert race.winner(1) == "whole"
+
+
+def test_a_machine_that_changes_is_followed() -> None:
+    race = Race(["whole", "sweep"])
+    run(race, {"whole": 1.0, "sweep": 1.3}, 100_000)
+    assert race.winner(1) == "sweep"
+    assert race.ratio == pytest.approx(1.3)
+    run(race, {"whole": 1.0, "sweep": 0.7}, 400_000)
+    assert race.winner(1) == "whole"
+
+
+def test_numbers_of_sequences_race_apart() -> None:
+    race = Race(["whole", "sweep"])
+    run(race, {"whole": 1.0, "sweep": 1.3}, 10_000)
+    run(race, {"whole": 1.0, "sweep": 0.7}, 10_000, size=8)
+    assert (race.winner(1), race.winner(8)) == ("sweep", "whole")
+
+
+def test_one_of_three_wins() -> None:
+    race = Race(["none", "few", "many"])
+    run(race, {"none": 1.0, "few": 1.1, "many": 1.3}, 20_000, noise=0.05)
+    assert race.winner(1) == "many"
+
+
+def test_what_was_measured_is_remembered_and_may_still_be_overthrown() -> None:
+    before = Race(["whole", "sweep"])
+    run(before, {"whole": 1.0, "sweep": 1.3}, 20_000)
+    after = Race(["whole", "sweep"])
+    after.remember(before.as_dict())
+    assert after.choose(1) == "sweep"
+    run(after, {"whole": 1.0, "sweep": 0.7}, 20_000)
+    assert after.winner(1) == "whole"
+
+
+@pytest.mark.parametrize(
+    "saved", [{"1": {}}, {"1": {"means": [0], "variances": [0]}}, {"x": {"means": "", "variances": ""}}]
+)
+def test_damaged_memories_are_refused(saved: dict[str, object]) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        Race(["whole", "sweep"]).remember(saved)
+
+
+def test_a_single_way_needs_no_race() -> None:
+    race = Race(["whole"])
+    assert {*run(race, {"whole": 1.0}, 1000)} == {"whole"}
+
+
+def test_a_round_is_finished_though_the_number_of_sequences_keeps_changing() -> None:
+    race = Race(["whole", "sweep"])
+    for _ in range(200):
+        run(race, {"whole": 1.0, "sweep": 0.7}, 64, size=8)
+        run(race, {"whole": 1.0, "sweep": 1.3}, 8)
+    assert race.winner(8) == "whole"
+    assert race.as_dict()["4"]["means"][1] < 0

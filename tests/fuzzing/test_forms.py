@@ -1,0 +1,25 @@
+"""Forms that once crashed or stalled the server harm nobody but themselves."""
+
+import threading
+
+from tests.fuzzing.forms import KNOWN, Watch
+from tests.server.live_server import LiveServer
+
+
+def test_hostile_forms_are_answered_or_refused_while_others_are_served(server: LiveServer) -> None:
+    watch = Watch(server.url)
+    watcher = threading.Thread(target=watch.look)
+    watcher.start()
+    try:
+        for body in KNOWN:
+            answer = server.http.post(
+                "/v1/completions",
+                json={"model": "default", "prompt": "Once", "max_tokens": 20, "n": 2, "seed": 1, **body},
+                timeout=300,
+            )
+            assert answer.status_code in (200, 400), body
+    finally:
+        watch.is_over = True
+        watcher.join()
+    assert 0 < watch.worst["livez"] < 10_000
+    assert server.complete(max_tokens=2).status_code == 200

@@ -1,0 +1,98 @@
+"""Exits beside their base: loaded together, merged, and refused for any other model."""
+
+import json
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from nvium_core import CheckpointError, NviumForCausalLM, load_mapped
+from nvium_core.cli import app
+from nvium_core.model.checkpoint import read_config
+from nvium_core.model.exits_file import describe_exits, digest_of, write_exits
+from nvium_core.training.retrofitting.shape import with_exits
+from tests.byte_model import END_OF_TEXT, byte_tokenizer
+from tests.model.llama_folders import llama_folder, random_llama
+
+SHAPE = {"vocab_size": 257, "num_hidden_layers": 4, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+IDS = torch.tensor([[1, 5, 9, 200]])
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = llama_folder(tmp_path / "base", random_llama(**SHAPE))
+    PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def exits(base: Path, tmp_path: Path) -> Path:
+    """Random ones, after layers 1 and 3."""
+    model = NviumForCausalLM(with_exits(read_config(base), [1, 3, 4], 16))
+    early = {name: weight for name, weight in model.state_dict().items() if name.startswith(("exits.0", "exits.1"))}
+    original = NviumForCausalLM.from_pretrained(base)
+    (folder := tmp_path / "exits").mkdir()
+    write_exits(early, describe_exits(model.config, "base", digest_of(original.state_dict(), original.config)), folder)
+    return folder
+
+
+@torch.no_grad()
+def test_the_last_exit_is_the_base_and_the_others_are_the_files(base: Path, exits: Path) -> None:
+    original, model = NviumForCausalLM.from_pretrained(base), NviumForCausalLM.from_pretrained(base, exits=exits)
+    assert (model.config.exit_layers, model.config.default_sampling) == ([1, 3, 4], "original")
+    logits = model(IDS, output_exit_logits=True).exit_logits
+    assert torch.equal(logits[..., -1, :], original(IDS, output_exit_logits=True).exit_logits[..., -1, :])
+    assert not torch.equal(logits[..., 0, :], logits[..., -1, :])
+
+
+def test_commands_take_both_and_convert_merges_them(base: Path, exits: Path, tmp_path: Path) -> None:
+    asked = ["generate", str(base), "--exits", str(exits), "--prompt", "a", "--max-tokens", "3", "--seed", "1"]
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    merged = tmp_path / "merged"
+    assert CliRunner().invoke(app, ["convert", str(base), str(merged), "--exits", str(exits)]).exit_code == 0
+    one, other = NviumForCausalLM.from_pretrained(merged), NviumForCausalLM.from_pretrained(base, exits=exits)
+    assert one.config.exit_layers == [1, 3, 4] and one.config.default_sampling == "original"
+    assert all(torch.equal(weight, other.state_dict()[name]) for name, weight in one.state_dict().items())
+    loaded = load_mapped(str(base), "cpu", "auto", "auto", str(exits))
+    assert loaded.name == "base" and loaded.model.config.num_exits == 3
+
+
+def test_a_bases_digest_does_not_depend_on_its_precision(base: Path) -> None:
+    narrow, wide = (NviumForCausalLM.from_pretrained(base, dtype=dtype) for dtype in (torch.bfloat16, torch.float64))
+    assert digest_of(narrow.state_dict(), narrow.config) == digest_of(wide.state_dict(), wide.config)
+
+
+def test_another_model_is_refused_by_name(base: Path, exits: Path, tmp_path: Path) -> None:
+    tuned = llama_folder(tmp_path / "tuned", random_llama(**SHAPE, seed=1))
+    with pytest.raises(CheckpointError, match=r"exits: made for base; the weights of .*tuned are another model's"):
+        NviumForCausalLM.from_pretrained(tuned, exits=exits)
+    deeper = llama_folder(tmp_path / "deeper", random_llama(**SHAPE | {"num_hidden_layers": 5}))
+    with pytest.raises(CheckpointError, match=r"made for base, with num_hidden_layers 4; .*deeper has 5"):
+        NviumForCausalLM.from_pretrained(deeper, exits=exits)
+    whole = NviumForCausalLM.from_pretrained(base, exits=exits)
+    whole.save_pretrained(tmp_path / "whole")
+    with pytest.raises(CheckpointError, match="whole has exits of its own"):
+        NviumForCausalLM.from_pretrained(tmp_path / "whole", exits=exits)
+
+
+def test_damaged_exits_are_refused_by_name(base: Path, exits: Path, tmp_path: Path) -> None:
+    def damaged(content: str, file: str = "exits.json") -> Path:
+        copytree(exits, place := tmp_path / f"damaged-{len(list(tmp_path.iterdir()))}")
+        (place / file).write_text(content, encoding="utf-8")
+        return place
+
+    about = json.loads((exits / "exits.json").read_text())
+    places = {
+        "cannot read exits": damaged("{"),
+        "does not describe exits": damaged("[]"),
+        "exits.json: .*exit_layers": damaged(json.dumps(about | {"exit_layers": [3, 1, 4]})),
+        "unexpected tensor exits.1": damaged(json.dumps(about | {"exit_layers": [3, 4]})),
+        "exits.safetensors: ": damaged("", "exits.safetensors"),
+        "no such model folder": tmp_path / "nowhere",
+    }
+    for reason, place in places.items():
+        with pytest.raises(CheckpointError, match=reason):
+            NviumForCausalLM.from_pretrained(base, exits=place)

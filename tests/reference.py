@@ -1,0 +1,236 @@
+"""Algorithm 1 of the paper, slow and obvious: a full forward pass per token, no cache, no batch, plain Python floats.
+
+The engine must equal it token for token and exit for exit. Shares no code with the engine's sampler.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from nvium_core.choices import Sampling
+from nvium_core.model.exits import EXIT
+from nvium_core.model.llama import causal_attention
+from nvium_core.model.nvium import Nvium
+
+Uniform = Callable[[int, int, bytes], float]
+"""(the front's position, 0-based junction, b"route" or b"token") → a number in [0, 1)."""
+
+Constraint = Callable[[Sequence[int]], Collection[int]]
+"""Tokens that may come next, given those generated; an empty set ends the sequence."""
+
+CERTAINTY_MARGIN = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """The engine's sampling parameters of the same names, restated: f, and when to stop."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    stop_token_ids: Collection[int] = ()
+    constraint: Constraint | None = None
+    sampling: Sampling | None = "exits"
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A token, the exit it left at (from 1) and the probability p_k of that exit."""
+
+    token_id: int
+    exit: int
+    exit_probability: float
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the next token depends on: earlier tokens, each exit's w_k and logits, the parameters."""
+
+    prompt: Sequence[int]
+    generated: Sequence[int]
+    exits: Sequence[tuple[float, Sequence[float]]]
+    params: Params
+
+    @property
+    def position(self) -> int:
+        return len(self.prompt) + len(self.generated) - 1
+
+
+def sample(
+    model: Nvium, prompt: Sequence[int], max_tokens: int, uniform: Uniform, params: Params | None = None
+) -> list[Sampled]:
+    """Continue a prompt by at most `max_tokens` tokens, to a stop token, or until no token may follow."""
+    params = params or Params()
+    sampled = list[Sampled]()
+    while len(sampled) < max_tokens:
+        generated = [s.token_id for s in sampled]
+        exits = last_exits(model, [*prompt, *generated])
+        sampled.append(next_token(State(prompt, generated, exits, params), uniform))
+        if ends([*generated, sampled[-1].token_id], params):
+            break
+    return sampled
+
+
+def ends(generated: Sequence[int], params: Params) -> bool:
+    """Whether the last token ends the sequence before `max_tokens` does."""
+    is_satisfied = params.constraint is not None and not params.constraint(generated)
+    return is_satisfied or generated[-1] in params.stop_token_ids
+
+
+def next_token(state: State, uniform: Uniform) -> Sampled:
+    """Draw the next token as `params.sampling` says."""
+    if state.params.sampling == "original":
+        return sample_from_original(state, uniform)
+    if state.params.sampling == "mixture":
+        return sample_from_mixture(state, uniform)
+    return greedy(state) if state.params.temperature == 0 else sample_from_exits(state, uniform)
+
+
+def sample_from_exits(state: State, uniform: Uniform) -> Sampled:
+    """For k = 1 … N: with probability w_k leave here and draw from f(π_k), else go on."""
+    reached = 1.0
+    for junction, (w, logits) in enumerate(state.exits):
+        if uniform(state.position, junction, b"route") < w:
+            weights = truncated(adjusted(logits, state), state.params)
+            token = invert(weights, uniform(state.position, junction, b"token"))
+            return Sampled(token, junction + 1, reached * w)
+        reached *= 1 - w
+    raise AssertionError("w is 1 at the last exit")
+
+
+def sample_from_mixture(state: State, uniform: Uniform) -> Sampled:
+    """`sampling: mixture`: draw from f(π_mix), or take its argmax; needs all exits."""
+    mixture, exit_probability, reached = [0.0] * len(state.exits[0][1]), 0.0, 1.0
+    for w, logits in state.exits:
+        exit_probability, reached = reached * w, reached * (1 - w)
+        mixture = [m + exit_probability * p for m, p in zip(mixture, softmax(logits), strict=True)]
+    logits = adjusted([math.log(m) if m > 0 else -math.inf for m in mixture], state)
+    if state.params.temperature == 0:
+        token = logits.index(max(logits))
+    else:
+        uniform_number = uniform(state.position, len(state.exits) - 1, b"token")
+        token = invert(truncated(logits, state.params), uniform_number)
+    return Sampled(token, len(state.exits), exit_probability)
+
+
+def sample_from_original(state: State, uniform: Uniform) -> Sampled:
+    """`sampling: original`: draw from f(π_N), or take its argmax. Drafts change nothing, so there are none here."""
+    last = len(state.exits) - 1
+    logits = adjusted(state.exits[last][1], state)
+    if state.params.temperature == 0:
+        return Sampled(logits.index(max(logits)), last + 1, 1.0)
+    weights = truncated(logits, state.params)
+    return Sampled(first_of_race(weights, uniform(state.position, 0, b"token")), last + 1, 1.0)
+
+
+def first_of_race(weights: Sequence[float], uniform: float) -> int:
+    """The token with the smallest E / weight, where E is an exponential number derived from the uniform's bits and the
+    token."""
+    times = [-math.log(split_mix(uniform, token)) / weight for token, weight in enumerate(weights) if weight > 0]
+    return [token for token, weight in enumerate(weights) if weight > 0][times.index(min(times))]
+
+
+def split_mix(uniform: float, token: int) -> float:
+    """SplitMix64's number at this index, in (0, 1), seeded with the uniform's 53 bits."""
+    x = (int(uniform * 2**53) + (token + 1) * 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return (((x ^ x >> 31) >> 12) + 0.5) / 2**52
+
+
+def greedy(state: State) -> Sampled:
+    """Temperature 0: the argmax of Σ p_k g(π_k), leaving at the first exit after which nothing can change it.
+
+    With m_k = Σ_{j≤k} p_j g(π_j) and r_k the remaining mass, that is once top1(m_k) − top2(m_k) > r_k.
+    """
+    mixture, reached = [0.0] * len(state.exits[0][1]), 1.0
+    for junction, (w, logits) in enumerate(state.exits):
+        exit_probability, reached = reached * w, reached * (1 - w)
+        probs = softmax(adjusted(logits, state))
+        mixture = [m + exit_probability * p for m, p in zip(mixture, probs, strict=True)]
+        first, second = sorted(mixture, reverse=True)[:2]
+        if first - second > reached + CERTAINTY_MARGIN or junction == len(state.exits) - 1:
+            return Sampled(mixture.index(first), junction + 1, exit_probability)
+    raise AssertionError("the loop returns at the last exit")
+
+
+@torch.no_grad()
+def last_exits(model: Nvium, token_ids: Sequence[int]) -> list[tuple[float, list[float]]]:
+    """Each exit's w_k and logits at the last position, from a forward pass over all tokens."""
+    ids_BT = torch.tensor([token_ids], device=model.device)
+    states = model.hidden_states(ids_BT, torch.arange(len(token_ids), device=model.device)[None], causal_attention())
+    log_w_BTE2, outputs = model.exit_outputs(states)
+    logits: list[Tensor] = [model.lm_head(o_BTD[0, -1]).double() for o_BTD in outputs]
+    w_E = log_w_BTE2[0, -1, :, EXIT].double().exp()
+    return [(float(w), row.tolist()) for w, row in zip(w_E, logits, strict=True)]
+
+
+def adjusted(logits: Sequence[float], state: State) -> list[float]:
+    """g: repetition penalty, presence and frequency penalties, bias, no end before `min_tokens` tokens, constraint."""
+    return [adjusted_logit(token, logit, state) for token, logit in enumerate(logits)]
+
+
+def adjusted_logit(token: int, logit: float, state: State) -> float:
+    params = state.params
+    if token in state.prompt or token in state.generated:
+        logit = logit / params.repetition_penalty if logit > 0 else logit * params.repetition_penalty
+    if token in state.generated:
+        logit -= params.presence_penalty + params.frequency_penalty * list(state.generated).count(token)
+    if token in params.logit_bias:
+        logit += params.logit_bias[token]
+    if token in params.stop_token_ids and len(state.generated) < params.min_tokens:
+        return -math.inf
+    if params.constraint is not None and token not in params.constraint(state.generated):
+        return -math.inf
+    return logit
+
+
+def truncated(logits: Sequence[float], params: Params) -> list[float]:
+    """The truncated distribution, not normalised: temperature; tokens of at least min-p times the largest probability;
+    the k most probable; and the fewest of those that hold top-p of their mass."""
+    weights = tempered(logits, params.temperature)
+    ranked = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
+    if params.min_p:  # compared as logarithms, where tokens less than rounding apart in probability still differ
+        below_peak = [(logit - max(logits)) / params.temperature for logit in logits]
+        ranked = [token for token in ranked if below_peak[token] >= math.log(params.min_p)]
+    if params.top_k:
+        ranked = ranked[: params.top_k]
+    wanted = params.top_p * sum(weights[token] for token in ranked)
+    kept, mass = set[int](), 0.0
+    for token in ranked:
+        if kept and params.top_p < 1 and mass >= wanted:
+            break
+        kept.add(token)
+        mass += weights[token]
+    return [weight if token in kept else 0.0 for token, weight in enumerate(weights)]
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    weights = tempered(logits, 1.0)
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def tempered(logits: Sequence[float], temperature: float) -> list[float]:
+    """Weights in proportion to the probabilities, 1 for the most probable token."""
+    peak = max(logits)
+    return [math.exp((logit - peak) / temperature) for logit in logits]
+
+
+def invert(weights: Sequence[float], uniform: float) -> int:
+    """The first token whose cumulative weight exceeds uniform · total."""
+    threshold, cumulative = uniform * sum(weights), 0.0
+    for token, weight in enumerate(weights):
+        cumulative += weight
+        if cumulative > threshold:
+            return token
+    return max(token for token, weight in enumerate(weights) if weight > 0)

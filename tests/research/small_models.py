@@ -1,0 +1,65 @@
+"""Small random models of each kind, and batches of random windows."""
+
+import torch
+
+from nvium_core import NviumConfig, NviumForCausalLM
+from nvium_core.model.config import even_exit_layers
+from nvium_core.model.univium import univium_config
+from nvium_core.training.data.windows import Batch, packed_batch
+from nvium_core.training.objective.objective import Phase
+from research.calm import CalmForCausalLM, build_calm
+from research.layerskip import LayerSkipForCausalLM, build_layerskip
+from tests.random_models import randomized
+
+
+def small_config(num_layers: int = 4, num_exits: int = 1, vocab_size: int = 17, context: int = 64) -> NviumConfig:
+    return NviumConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        exit_layers=even_exit_layers(num_layers, num_exits),
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+def small_univium(num_layers: int = 4, seed: int = 0, vocab_size: int = 17) -> NviumForCausalLM:
+    return randomized(
+        NviumForCausalLM(univium_config(small_config(num_layers, vocab_size=vocab_size))).double().eval(), seed
+    )
+
+
+def small_calm(num_layers: int = 6, num_exits: int = 3, seed: int = 0, vocab_size: int = 17) -> CalmForCausalLM:
+    """Spread so that probabilities above and below one half are both common."""
+    model = build_calm(small_config(num_layers, num_exits, vocab_size))
+    return randomized(model.double().eval(), seed, spread=1.5)
+
+
+def small_layerskip(seed: int = 0) -> LayerSkipForCausalLM:
+    """Four layers, asked after two of them too, in training."""
+    return randomized(build_layerskip(small_config(num_layers=4, num_exits=2)).double().train(), seed)
+
+
+def foreseeing(model: NviumForCausalLM, from_layer: int) -> NviumForCausalLM:
+    """The same model with its upper layers changing little, so that drafts are often right."""
+    with torch.no_grad():
+        for layer in model.model.layers[from_layer:]:
+            layer.self_attn.o_proj.weight *= 0.1
+            layer.mlp.down_proj.weight *= 0.1
+    return model
+
+
+def small_batch(num_windows: int = 3, length: int = 20, seed: int = 0) -> Batch:
+    """Windows of two documents or so each; end-of-text is 0."""
+    generator = torch.Generator().manual_seed(seed)
+    window_BT = torch.randint(1, 17, (num_windows, length + 1), generator=generator)
+    window_BT[:, length // 2] = 0
+    return packed_batch(window_BT[:, :-1], window_BT[:, 1:], end_token=0)
+
+
+def phase(step: int = 0, progress: float = 0.0) -> Phase:
+    return Phase(step=step, progress=progress, alpha=torch.zeros(()), beta=torch.zeros(()))

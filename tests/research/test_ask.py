@@ -1,0 +1,41 @@
+"""Questions that tales answer."""
+
+import json
+import re
+from pathlib import Path
+from random import Random
+
+from typer.testing import CliRunner
+
+from nvium_core.training.chat.conversations import read_conversations
+from research.tales.__main__ import app
+from research.tales.pack import SEPARATOR
+from research.tales.told import told_of_others
+
+OTTER = (
+    "Long ago a shy otter named Lara lived by the river. Lara was a quiet otter.\n\n"
+    'One day Lara found a train. "Whose is this train?" asked Lara.\n\n'
+    "A white horse had lost the train. Lara smiled all the way home."
+)
+
+
+def test_a_tale_told_of_others_has_nothing_of_the_first_ones_left() -> None:
+    told = [told_of_others(OTTER, Random(seed)) for seed in range(100)]
+    for each in told:
+        assert each.hero and each.being and each.thing
+        assert each.text.count(each.hero) >= OTTER.count("Lara")
+        assert len(re.findall(rf"\b{each.being}\b", each.text)) == OTTER.count("otter")
+        assert len(re.findall(rf"\b{each.thing}\b", each.text)) == OTTER.count("train")
+        assert "white horse" in each.text
+    assert len({(each.being, each.thing) for each in told}) > 60
+
+
+def test_the_command_writes_what_training_reads(tmp_path: Path) -> None:
+    (tmp_path / "tales").write_text(SEPARATOR.join([OTTER, "Ben ran. Ben fell."]))
+    ran = CliRunner().invoke(app, ["ask", str(tmp_path / "tales"), str(tmp_path / "asked.jsonl"), "--times", "5"])
+    assert ran.exit_code == 0
+    read = read_conversations(tmp_path / "asked.jsonl")
+    assert (
+        len(read) == 5 * (3 + 1) * 3
+    )  # a tale with a thing three times, the other once, and two short ones after each
+    assert {type(json.loads(line)) for line in (tmp_path / "asked.jsonl").read_text().splitlines()} == {dict}

@@ -1,0 +1,33 @@
+"""Measurements of features, of exits by depth and of losses: they run, and their arithmetic is right."""
+
+import torch
+
+from nvium_core.bench.harness import Timed
+from nvium_core.engine.events import Completion
+from research.exits import last_exit_of, speeds
+from research.features import compared, num_differing
+from tests.bench.tiny import tiny_subject
+
+
+def test_the_ratio_is_the_median_of_the_turns_after_the_first() -> None:
+    first, second = iter([9.0, 2.0, 6.0, 4.0]), iter([1.0, 1.0, 2.0, 1.0])
+    found = compared({"a": lambda _: next(first), "b": lambda _: next(second)}, 3, "seconds")
+    assert found == {"a_seconds": 4.0, "b_seconds": 1.0, "a_over_b": 3.0}
+    assert num_differing([[1, 2], [3]], [[1, 9], [3]]) == 1
+
+
+def test_depth_and_routing_are_those_of_the_timed_tokens() -> None:
+    early = Timed(2.0, completions=[Completion(token_ids=[5, 6, 7, 8], exits=[1, 1, 2, 3])])
+    dense = Timed(4.0, completions=[Completion(token_ids=[5, 6, 7, 8], exits=[1, 1, 1, 1])])
+    found = speeds({"early": [early], "dense": [dense]}, layers=[1, 2, 4])
+    assert found["routing"] == [0.5, 0.25, 0.25]
+    assert found["depth"] == (0.5 * 1 + 0.25 * 2 + 0.25 * 4) / 4
+    assert found["ratio"] == 2.0
+
+
+@torch.inference_mode()
+def test_the_last_exit_alone_is_the_model_s_last_exit() -> None:
+    model = tiny_subject().model
+    tokens = torch.randint(0, 61, (1, 7))
+    last = model(tokens, output_exit_logits=True).exit_logits[..., -1, :].log_softmax(-1)
+    torch.testing.assert_close(last_exit_of(model)(tokens).logits.log_softmax(-1), last)

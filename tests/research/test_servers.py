@@ -1,0 +1,62 @@
+"""Measurements of running servers: overhead, growing conversations, time until ready."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from research import conversations, overhead
+from research.overhead import Measured, row
+from tests.loadtest.fake_server import STORY, FakeServer, serving
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="processor times are Linux's")
+
+
+@linux_only
+async def test_servers_take_turns_at_streams_that_start_together(tmp_path: Path) -> None:
+    file, one, other = tmp_path / "found.json", FakeServer(events=STORY, gap=0.01), FakeServer(events=STORY)
+    async with serving(one) as first, serving(other) as second:
+        servers = [f"one,{first},{os.getpid()}", f"other,{second},{os.getpid()}"]
+        options = ["--streams", "1", "2", "--turns", "2", "--tokens", "3", "--json", str(file)]
+        await asyncio.to_thread(overhead.main, [*servers, *options])
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["streams"], row["server"]) for row in rows] == [(1, "one"), (1, "other"), (2, "one"), (2, "other")]
+    assert {row["share"] for row in rows if row["server"] == "one"} == {1}
+    assert all(row["event_loop_us_per_token"] >= 0 for row in rows)
+    assert one.most_running == 2
+    assert len(one.bodies) == len(other.bodies) == 3 * (1 + 2)
+
+
+def test_the_share_is_the_median_of_the_turns() -> None:
+    rates = [(100.0, 90.0), (100.0, 50.0), (100.0, 120.0)]
+    turns = [{(4, "engine"): Measured(engine), (4, "server"): Measured(server)} for engine, server in rates]
+    found = row(turns, 4, "server", "engine")
+    assert found["shares"] == [0.9, 0.5, 1.2]
+    assert (found["share"], found["tokens_per_second"]) == (0.9, 90)
+
+
+METRICS = """# TYPE nvium_prompt_tokens counter
+nvium_prompt_tokens_total{{replica="a"}} {asked}
+nvium_prompt_tokens_total{{replica="b"}} 100
+# TYPE nvium_cached_prompt_tokens counter
+nvium_cached_prompt_tokens_total{{replica="a"}} {found}
+nvium_cached_prompt_tokens_total{{replica="b"}} 0
+"""
+
+
+async def test_each_turn_of_a_conversation_repeats_all_before_it(tmp_path: Path) -> None:
+    file, answer = tmp_path / "found.json", json.dumps({"choices": [{"text": " a fox"}]})
+    metrics = [METRICS.format(asked=0, found=0), METRICS.format(asked=40, found=30)]
+    server = FakeServer(events=[answer], metrics=metrics)
+    async with serving(server) as base_url:
+        arguments = ["--base-url", base_url, "--conversations", "2", "--turns", "3", "--json", str(file)]
+        await asyncio.to_thread(conversations.main, arguments)
+    found = json.loads(file.read_text())
+    assert (found["hit_share"], found["requests"]) == (0.75, 6)
+    for seed in (0, 1):
+        first, second, third = [body["prompt"] for body in server.bodies if body["seed"] == seed]
+        assert second.startswith(f"{first} a fox")
+        assert third.startswith(f"{second} a fox")

@@ -1,0 +1,56 @@
+"""The series over vocabularies and depths: runs that go on where they stopped, and a JSON of those that are done."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nvium_core.training.options import RunOptions
+from nvium_core.training.recipes.recipe import Recipe
+from nvium_core.training.train import train
+from research import vocabulary
+from tests.training.small_runs import small_corpus
+
+CHANGES = [
+    "shape.num_layers=2",
+    "shape.exit_layers=1,2",
+    "shape.num_exits=2",
+    "shape.width=32",
+    "shape.mlp_width=48",
+    "shape.num_heads=2",
+    "shape.context=64",
+    "short_context=64",
+    "tokens_per_step=256",
+]
+
+
+def test_pairs_are_trained_evaluated_and_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, file = small_corpus(tmp_path / "corpus.txt"), tmp_path / "vocabulary.json"
+    asked = [
+        f"--data={data}",
+        f"--validation={data}",
+        f"--json={file}",
+        f"--folder={tmp_path / 'runs'}",
+        "--seeds=0",
+        "--tokens=512",
+    ]
+    asked += ["--sizes", "270", "280", *(f"--set={change}" for change in CHANGES)]
+    begun = list[Recipe]()
+
+    def counted(recipe: Recipe, options: RunOptions) -> Path:
+        begun.append(recipe)
+        return train(recipe, options)
+
+    monkeypatch.setattr(vocabulary, "train", counted)
+    vocabulary.main(asked)
+    assert len(begun) == 4
+    small, large = json.loads(file.read_text())
+    assert [(each["vocab_size"], each["seed"]) for each in (small, large)] == [(270, 0), (280, 0)]
+    assert small["width_over_vocabulary"] == 32 / 270
+    assert small["twin"]["exit_layers"] == [2]
+    gain = 100 * (1 - small["perplexity"] / small["twin"]["perplexity"])
+    low, high = small["perplexity_gain_interval_percent"]
+    assert small["perplexity_gain_percent"] == pytest.approx(gain) and low <= gain <= high
+    file.write_text(json.dumps([small]))
+    vocabulary.main(asked)
+    assert len(begun) == 4 and json.loads(file.read_text()) == [small, large]

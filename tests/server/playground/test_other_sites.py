@@ -1,0 +1,86 @@
+"""What a page of another site, or under a name that was rebound to this machine, gets done in a real browser."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.server.live_server import LiveServer
+
+ATTEMPTS = """async target => {
+    const body = JSON.stringify({ model: "default", prompt: "Once", max_tokens: 1 });
+    const send = (mode, body, headers) => fetch(`${target}/v1/completions`, { method: "POST", mode, body, headers });
+    const attempts = [
+        () => send("no-cors", body),
+        () => send("no-cors", new URLSearchParams({ [body]: "" })),
+        () => send("no-cors", new Blob([body])),
+        () => send("cors", body),
+        () => send("cors", body, { "content-type": "application/json" }),
+        () => fetch(`${target}/v1/models`),
+        () => fetch(`${target}/metrics`, { mode: "no-cors" }),
+    ];
+    const read = [];
+    for (const attempt of attempts) {
+        try {
+            read.push(await (await attempt()).text());
+        } catch {
+            read.push("");
+        }
+    }
+    return read;
+}"""
+FORM = """target => {
+    const form = document.createElement("form");
+    Object.assign(form, { method: "POST", enctype: "text/plain", action: `${target}/v1/completions` });
+    const field = document.createElement("input");
+    Object.assign(field, { name: '{"model": "default", "prompt": "', value: '", "max_tokens": 1}' });
+    form.append(field);
+    document.body.append(form);
+    form.submit();
+}"""
+
+
+@pytest.fixture
+def evil(chromium: Browser, tales: LiveServer) -> Iterator[Page]:
+    """A page that somebody has opened at http://evil.example, at the server's port."""
+    port = tales.http.base_url.port
+    with chromium.new_page() as page:
+        page.route("**/attack", lambda route: route.fulfill(content_type="text/html", body="<body></body>"))
+        page.goto(f"http://evil.example:{port}/attack")
+        yield page
+
+
+def num_completed(server: LiveServer) -> float:
+    return server.gauge('nvium_requests_total{endpoint="completions",outcome="completed"}')
+
+
+def num_rejected(server: LiveServer, reason: str) -> float:
+    return server.gauge(f'nvium_rejected_total{{reason="{reason}"}}')
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_a_page_of_another_site_gets_nothing_done_and_reads_nothing(evil: Page, tales: LiveServer, name: str) -> None:
+    before, rejected = num_completed(tales), num_rejected(tales, "origin_not_allowed")
+    target = f"http://{name}:{tales.http.base_url.port}"
+    assert evil.evaluate(ATTEMPTS, target) == [""] * 7
+    with evil.expect_navigation():
+        evil.evaluate(FORM, target)
+    assert "origin_not_allowed" in evil.content()
+    assert num_completed(tales) == before
+    assert num_rejected(tales, "origin_not_allowed") >= rejected + 6
+
+
+def test_a_page_under_a_rebound_name_reads_only_that_it_may_not(evil: Page, tales: LiveServer) -> None:
+    before, target = num_completed(tales), f"http://evil.example:{tales.http.base_url.port}"
+    for answer in evil.evaluate(ATTEMPTS, target):
+        assert "host_not_allowed" in answer
+    assert num_completed(tales) == before
+
+
+def test_the_playgrounds_own_page_may_ask(chromium: Browser, tales: LiveServer) -> None:
+    with chromium.new_page() as page:
+        page.goto(tales.url)
+        assert "playground" in page.title().lower() or page.locator("#prompt").is_visible()
+        *_, as_json, models, _metrics = page.evaluate(ATTEMPTS, tales.url)
+        assert '"completion_tokens":1' in as_json.replace(" ", "")
+        assert "max_model_len" in models

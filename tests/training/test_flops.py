@@ -1,0 +1,49 @@
+"""FLOPs of training beside the paper's table, and beside what PyTorch counts."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from nvium_core import NviumForCausalLM
+from nvium_core.training.data.windows import packed_batch
+from nvium_core.training.flops import token_flops, training_flops
+from nvium_core.training.objective.loss import batch_losses
+from nvium_core.training.recipes.catalogue import recipe_named
+
+PAPER_GFLOPS = {
+    "paper-36x768": 0.834,
+    "paper-48x768": 1.041,
+    "paper-isoflop-26x768": 0.499,
+    "paper-isoflop-33x768": 0.620,
+}
+
+
+@pytest.mark.parametrize(("name", "billions"), PAPER_GFLOPS.items())
+def test_a_forward_pass_costs_what_the_paper_says(name: str, billions: float) -> None:
+    assert token_flops(recipe_named(name, []), context=1024) / 3e9 == pytest.approx(billions, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-dense"])
+def test_training_costs_what_pytorch_counts(name: str) -> None:
+    recipe = recipe_named(name, [])
+    shape = recipe.shape
+    model = NviumForCausalLM(shape.config(shape.vocab_size, end_token=0))
+    window = torch.randint(1, shape.vocab_size, (2, shape.context + 1))
+    with FlopCounterMode(display=False) as counter:
+        batch_losses(model, packed_batch(window[:, :-1], window[:, 1:], end_token=0)).mix.backward()
+    attention = 3 * shape.num_layers * 4 * shape.context * shape.width  # PyTorch counts none on a CPU
+    counted = counter.get_total_flops() / window[:, 1:].numel() + attention
+    assert token_flops(recipe, shape.context) == pytest.approx(counted, rel=0.01)
+
+
+def test_long_windows_are_counted_for_the_share_that_has_them() -> None:
+    settings = ["short_context=32", "long_context_share=0.25"]
+    recipe = recipe_named("tiny", settings)
+    short, long = (token_flops(recipe, context) for context in (32, 128))
+    assert training_flops(recipe) == pytest.approx(1_000_000 * (0.75 * short + 0.25 * long), rel=1e-6)
+    assert training_flops(recipe_named("tiny", [])) == 1_000_000 * long
+
+
+def test_recomputing_costs_another_pass_through_the_layers() -> None:
+    recipe = recipe_named("paper-48x1536", [])
+    assert 1.2 < training_flops(recipe, checkpointing=True) / training_flops(recipe) < 4 / 3
