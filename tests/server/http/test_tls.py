@@ -85,8 +85,9 @@ def test_a_stream_goes_the_fast_path_and_equals_the_whole(https: httpx.Client, m
 
     monkeypatch.setattr(FastPath, "write", noted_write)
     monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 0.0)  # a chunk for every token
-    streamed = https.post("/v1/completions", json=BODY | {"stream": True}).text
-    whole = https.post("/v1/completions", json=BODY).json()
+    body = BODY | {"max_tokens": 2000}  # a short answer may be complete before the loop writes any of it
+    streamed = https.post("/v1/completions", json=body | {"stream": True}).text
+    whole = https.post("/v1/completions", json=body).json()
     texts = [httpx.Response(200, content=event[6:]).json()["choices"][0]["text"] for event in events(streamed)]
     assert "".join(texts) == whole["choices"][0]["text"]
     assert pieces
