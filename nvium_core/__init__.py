@@ -35,14 +35,12 @@ if TYPE_CHECKING:
     from nvium_core.engine.params import EngineConfig as EngineConfig
     from nvium_core.engine.params import InvalidRequest as InvalidRequest
     from nvium_core.engine.params import SamplingParams as SamplingParams
-    from nvium_core.engine.process import EngineProcess as EngineProcess
     from nvium_core.engine.token_stream import Admitted as Admitted
     from nvium_core.engine.token_stream import ChoiceKey as ChoiceKey
     from nvium_core.engine.token_stream import EngineRequest as EngineRequest
     from nvium_core.engine.token_stream import TokenStream as TokenStream
     from nvium_core.engine.worker import EngineWorker as EngineWorker
     from nvium_core.engine.worker import Observe as Observe
-    from nvium_core.engine.worker import Worker as Worker
     from nvium_core.engine.worker import WorkerState as WorkerState
     from nvium_core.errors import NviumError as NviumError
     from nvium_core.llm import LLM as LLM
@@ -84,14 +82,12 @@ _HOME = {
     "EngineConfig": "engine.params",
     "InvalidRequest": "engine.params",
     "SamplingParams": "engine.params",
-    "EngineProcess": "engine.process",
     "Admitted": "engine.token_stream",
     "ChoiceKey": "engine.token_stream",
     "EngineRequest": "engine.token_stream",
     "TokenStream": "engine.token_stream",
     "EngineWorker": "engine.worker",
     "Observe": "engine.worker",
-    "Worker": "engine.worker",
     "WorkerState": "engine.worker",
     "CheckpointError": "model.checkpoint",
     "NviumConfig": "model.config",

@@ -52,9 +52,6 @@ class ServerOptions(EngineConfig, ModelOptions):
     root_path: Annotated[str, Doc("Path under which a proxy shows the server, such as /llm.")] = ""
     log_level: Annotated[LogLevel, Doc("The least severe log lines to write.")] = "info"
 
-    engine_process: Annotated[
-        bool, Doc("The engine in a process of its own: shares no Python with HTTP; holds the weights twice.")
-    ] = False
     max_queue: Annotated[int, Ge(0), Doc("Choices that may wait beyond those that run.")] = 1024
     max_prompts: Annotated[Positive, Doc("Prompts of one request.")] = 1024
     max_n: Annotated[Positive, Doc("Choices per prompt.")] = 128

@@ -1,7 +1,4 @@
-"""Engines driven from an asyncio program: requests go in, each gets a stream of events. Neither side waits.
-
-`EngineWorker` runs an engine on a thread; `EngineProcess` (`process.py`) runs one in another process.
-"""
+"""Runs an engine on a thread of its own for an asyncio program. Neither side waits for the other."""
 
 import logging
 import math
@@ -9,19 +6,16 @@ import os
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
 
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Event, FailureEvent, FailureReason, StepReport
 from nvium_core.engine.failures import EngineStopped
-from nvium_core.engine.limits import Limits
 from nvium_core.engine.token_stream import Admitted, ChoiceKey, EngineRequest, TokenStream, key_of
 
 STOPPED = "the engine has stopped"
@@ -55,39 +49,16 @@ class WorkerState:
     num_accepted_draft_tokens: int = 0
     piggyback_speedup: float = math.nan
     """Measured tokens per second over those of whole passes, for the present number of sequences; nan if unknown."""
-    num_dropped_lines: int = 0
-    """Log lines that the engine's process dropped."""
 
 
-class EngineTurn(NamedTuple):
-    """The results of one `Engine.step()`; without work, only the state."""
+class EngineWorker:
+    """Queues requests for an engine and delivers its events. `observe`, if given, is called on the engine's thread."""
 
-    admissions: Mapping[ChoiceKey, Admitted]
-    events: list[Event]
-    reports: list[StepReport]
-    state: WorkerState
-
-
-def run_turn(engine: Engine) -> EngineTurn:
-    if not engine.has_work:
-        return EngineTurn({}, [], [], state_of(engine))
-    started = time.monotonic()
-    events = engine.step()
-    admissions = {
-        (sequence.id, sequence.choice): Admitted(started, sequence.num_cached_prompt_tokens or 0)
-        for sequence in engine.scheduler.admitted
-    }
-    return EngineTurn(admissions, events, engine.reports, state_of(engine))
-
-
-class Worker(ABC):
-    """Queues requests for an engine and delivers its events. `observe`, if given, gets every `StepReport`."""
-
-    def __init__(self, limits: Limits, observe: Observe | None = None) -> None:
+    def __init__(self, engine: Engine, observe: Observe | None = None) -> None:
+        self.engine = engine
         self.state = WorkerState()
         self.has_failed = False
         """The engine has ended, or is ending, because of a failure."""
-        self._limits = limits
         self._observe = observe
         self._streams: dict[ChoiceKey, TokenStream] = {}
         """Streams of running choices."""
@@ -96,30 +67,20 @@ class Worker(ABC):
         self._numbers = count()
         self._has_ended = False
         self._beat = time.monotonic()
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="nvium-device", daemon=True)
 
-    @abstractmethod
     def start(self) -> None:
-        """Called on the event loop."""
+        self._thread.start()
 
-    @abstractmethod
     def stop(self, timeout: float | None = None) -> None:
         """End after the current Step; running requests fail."""
+        self._commands.put(None)
+        self._thread.join(timeout)
 
     @property
-    @abstractmethod
-    def is_alive(self) -> bool: ...
-
-    @abstractmethod
-    def _queue(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
-        """Pass requests to the engine, by their ids. Raises `EngineStopped`."""
-
-    @abstractmethod
-    def _cancel(self, key: ChoiceKey) -> None:
-        """Called on the event loop."""
-
-    @abstractmethod
-    def _hand_over(self, deliveries: Deliveries) -> None:
-        """Put events into their streams, each on its own event loop."""
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     @property
     def seconds_since_progress(self) -> float:
@@ -136,7 +97,7 @@ class Worker(ABC):
         Raises `InvalidRequest`, or `EngineError` once the engine has ended.
         """
         for request in requests:
-            self._limits.check(request.token_ids, request.params)
+            self.engine.limits.check(request.token_ids, request.params)
         by_id = {f"request-{next(self._numbers)}": request for request in requests}
         keys = [key for name, request in by_id.items() for key in request.keys(name)]
         stream = TokenStream(keys, self._cancel, self._forget)
@@ -148,17 +109,30 @@ class Worker(ABC):
             raise
         return stream
 
+    def _queue(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
+        self._commands.put(lambda: self._add(requests, tenant, stream))
+        if self._has_ended:  # checked last: the thread may have ended in between and taken no more commands
+            raise EngineStopped(STOPPED)
+
+    def _cancel(self, key: ChoiceKey) -> None:
+        self._commands.put(lambda: self._drop(key))
+
     def _forget(self, stream: TokenStream) -> None:
         self._open_streams.pop(stream, None)
 
-    def _take(self, turn: EngineTurn) -> None:
-        self.state, self._beat = turn.state, time.monotonic()
-        for key, admitted in turn.admissions.items():
-            if stream := self._streams.get(key):
-                stream.admissions.setdefault(key, admitted)
+    def _note_progress(self) -> None:
+        self.state, self._beat = state_of(self.engine), time.monotonic()
+
+    def _step(self) -> None:
+        started = time.monotonic()
+        events = self.engine.step()
+        self._note_progress()
+        for sequence in self.engine.scheduler.admitted:
+            if stream := self._streams.get(key := (sequence.id, sequence.choice)):
+                stream.admissions.setdefault(key, Admitted(started, sequence.num_cached_prompt_tokens or 0))
         if self._observe:
-            self._observe(turn.reports, turn.events)  # before delivery: a token is counted by the time it is seen
-        self._deliver(turn.events)
+            self._observe(self.engine.reports, events)  # before delivery: a token is counted by the time it is seen
+        self._deliver(events)
 
     def _deliver(self, events: Items[Event]) -> None:
         by_stream: defaultdict[TokenStream, list[Event]] = defaultdict(list)
@@ -176,41 +150,14 @@ class Worker(ABC):
         message = FAILED if self.has_failed else STOPPED
         self._hand_over({stream: stream.failures(message, reason) for stream in self._open_streams})
 
-
-class EngineWorker(Worker):
-    """Runs an engine on a thread of its own, where `observe` is called."""
-
-    def __init__(self, engine: Engine, observe: Observe | None = None) -> None:
-        super().__init__(engine.limits, observe)
-        self.engine = engine
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name="nvium-device", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout: float | None = None) -> None:
-        self._commands.put(None)
-        self._thread.join(timeout)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def _queue(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
-        self._commands.put(lambda: self._add(requests, tenant, stream))
-        if self._has_ended:  # checked last: the thread may have ended in between and taken no more commands
-            raise EngineStopped(STOPPED)
-
-    def _cancel(self, key: ChoiceKey) -> None:
-        self._commands.put(lambda: self._drop(key))
-
     def _loop(self) -> None:
         try:
             while self._take_commands():
-                self._take(run_turn(self.engine))
+                if self.engine.has_work:
+                    self._step()
                 if not self.engine.has_work:
                     self.engine.check_idle()
+                    self._note_progress()
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
         except BaseException:  # a panic of a library in Rust is no Exception

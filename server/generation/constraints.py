@@ -16,7 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from multiprocessing.util import spawnv_passfds
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from llguidance import LLTokenizer
@@ -85,7 +85,7 @@ class Constraints:
             raise InvalidField(field, "takes too much time or memory to compile", code=TooComplex.code) from error
         if greeting.error is not None:
             raise InvalidField(field, greeting.error)
-        constraint = GrammarConstraint(Follower(pipe, form, greeting.begun))
+        constraint = GrammarConstraint(Follower(pipe))
         return RequestConstraint(constraint, [f"{field}.{place}" for place in greeting.ignored], bool(greeting.begun))
 
     def follower(self, form: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
@@ -123,10 +123,6 @@ class Constraints:
         pipe.send(self._described)
         return pipe
 
-    def restore(self) -> None:
-        """Let this process unpickle constraints compiled by another process for the same tokenizer."""
-        GrammarConstraint.constraints = self
-
     def _token_ids(self, text: str) -> list[int]:
         """Special tokens among them, as templates write them."""
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
@@ -152,13 +148,10 @@ def is_sent(pipe: Connection, handle: socket.socket) -> bool:
 
 
 class Follower:
-    """The process of a request's constraint. `is_greeted`: its greeting has been read."""
+    """The process of a request's constraint, whose greeting has been read."""
 
-    def __init__(self, pipe: Connection, form: bytes, begun: Sequence[int], *, is_greeted: bool = True) -> None:
-        self.form = form
-        self.begun = begun
+    def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._is_greeted = is_greeted
         self._num_awaited = Counter[int]()
         """Replies to come, by choice."""
         self._replies: dict[int, tuple[int, bytes]] = {}
@@ -183,31 +176,20 @@ class Follower:
                 if not self._pipe.poll(seconds):
                     return None
                 message = self._pipe.recv_bytes()
-                if self._is_greeted:
-                    number, state = REPLY.unpack_from(message)
-                    self._replies[number] = state, message[REPLY.size :]
-                    self._num_awaited[number] -= 1
-                self._is_greeted = True
+                number, state = REPLY.unpack_from(message)
+                self._replies[number] = state, message[REPLY.size :]
+                self._num_awaited[number] -= 1
         except (EOFError, OSError) as error:
             raise TooCostly("the grammar costs too much to be followed further") from error
         return self._replies[choice]
 
 
 class GrammarConstraint:
-    """A position in a text that follows a grammar. Raises `TooCostly` where the next token would be.
-
-    Pickled as its grammar and the tokens it had `begun` with, so only before any other token.
-    """
-
-    constraints: ClassVar[Constraints | None] = None
-    """The instance that unpickling uses in this process."""
+    """A position in a text that follows a grammar. Raises `TooCostly` where the next token would be."""
 
     def __init__(self, follower: Follower, origin: int = 0) -> None:
         self._follower = follower
         self._choice = follower.begin(origin)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return restored, (self._follower.form, self._follower.begun)
 
     def is_ready(self, seconds: float) -> bool:
         return self._follower.reply(self._choice, seconds) is not None
@@ -232,12 +214,6 @@ class GrammarConstraint:
             kind = RuntimeError if reply[0] == BROKEN else TooCostly
             raise kind("the grammar cannot be followed further")
         return reply
-
-
-def restored(form: bytes, begun: Sequence[int]) -> GrammarConstraint:
-    assert GrammarConstraint.constraints is not None, "no tokenizer was given to restore constraints with"
-    pipe = GrammarConstraint.constraints.follower(form, [begun])
-    return GrammarConstraint(Follower(pipe, form, begun, is_greeted=False))
 
 
 class AllowedTokens:

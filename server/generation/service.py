@@ -13,13 +13,9 @@ import structlog
 from nvium_core import (
     SUGGESTED,
     Engine,
-    EngineProcess,
     EngineWorker,
     InvalidRequest,
     LoadedModel,
-    Observe,
-    Worker,
-    load_mapped,
 )
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.token_bytes import TokenBytes, longest_token
@@ -33,9 +29,7 @@ from server.schemas.generation import RequestLimits
 from server.schemas.models import Model
 from server.schemas.tokens import TokenizerInfo
 from server.settings import Settings, SettingsError
-from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics
-from server.telemetry.sink import num_dropped_lines
 
 Result = TypeVar("Result")
 
@@ -75,7 +69,7 @@ class Service:
         self.exit_layers = list(loaded.model.config.exit_layers or [])
         self.engine = Engine(loaded.model, settings.engine)
         self.metrics = Metrics([depth / self.num_layers for depth in self.exit_layers], settings.latency_buckets)
-        self.worker = worker_for(self.engine, settings, observe=self.metrics.steps.observe)
+        self.worker = EngineWorker(self.engine, observe=self.metrics.steps.observe)
         self.metrics.watch(lambda: self.worker.state, lambda: self.worker.seconds_since_progress)
         self.admission = Admission(settings.max_sequences + settings.max_queue)
         self.fingerprint = fingerprint(loaded, settings, self.engine)
@@ -126,12 +120,8 @@ class Service:
         log.info("warming up")
         self.encode("Once")  # starts the tokenizer's threads, which without memory fails for good
         started = time.monotonic()
-        if isinstance(self.worker, EngineProcess):
-            processor = self.worker.launch()
-        else:
-            self.engine.warm_up(remembers=True)
-            processor = self.engine.runner.processor
-        log.info("warm", seconds=round(time.monotonic() - started, 3), processor=processor)
+        self.engine.warm_up(remembers=True)
+        log.info("warm", seconds=round(time.monotonic() - started, 3), processor=self.engine.runner.processor)
         self.is_warm = True
 
     @property
@@ -275,24 +265,6 @@ class Service:
 
     def _read(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
         return [Prompt(self.encode(p), p) if isinstance(p, str) else Prompt(p) for p in prompts]
-
-
-def worker_for(engine: Engine, settings: Settings, observe: Observe) -> Worker:
-    """A thread for this engine, or a process for another like it."""
-    if not settings.engine_process:
-        return EngineWorker(engine, observe)
-    if engine.runner.model.device.type != "cpu":
-        raise InvalidRequest("engine_process", "is for a CPU; an engine on a GPU has a thread")
-    return EngineProcess(engine.limits, partial(built, settings), observe, num_dropped_lines)
-
-
-def built(settings: Settings) -> Engine:
-    """Called in the engine's own process."""
-    configure_logs(settings.log_level)
-    loaded = load_mapped(settings.model, settings.device, settings.dtype, settings.weights, settings.exits)
-    engine = Engine(loaded.model, settings.engine)
-    Constraints(loaded.tokenizer, engine.end_token_ids).restore()
-    return engine
 
 
 def tokenizer_info(loaded: LoadedModel, context: int) -> TokenizerInfo:

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from nvium_core import WorkerState
-from server.telemetry.sink import num_dropped_lines
+from server.telemetry.sink import sink
 from server.telemetry.steps import StepMetrics
 from server.version import version
 
@@ -59,8 +59,7 @@ class Metrics:
         self._add_histograms(latency_buckets)
         self.steps = StepMetrics(depth_ratios)
         self.registry.register(self.steps)
-        self._num_dropped = [num_dropped_lines]
-        self.registry.register(LogCollector(self._num_dropped))
+        self.registry.register(LogCollector())
         ProcessCollector(registry=self.registry)
         Info("nvium_build", "The program.", registry=self.registry).info({"version": version()})
 
@@ -123,21 +122,14 @@ class Metrics:
     def watch(self, state: Callable[[], WorkerState], heartbeat_age: Callable[[], float]) -> None:
         """Report the engine's state, and its age in seconds, at every scrape."""
         self.registry.register(WorkerCollector(state, heartbeat_age))
-        self._num_dropped.append(lambda: state().num_dropped_lines)
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
 
 
 class LogCollector(Collector):
-    """Number of dropped log lines of all processes."""
-
-    def __init__(self, counts: Sequence[Callable[[], int]]) -> None:
-        self._counts = counts
-
     def collect(self) -> Iterator[Metric]:
-        number = sum(count() for count in self._counts)
-        yield CounterMetricFamily("nvium_dropped_log_lines", "Log lines that could not be written.", number)
+        yield CounterMetricFamily("nvium_dropped_log_lines", "Log lines that could not be written.", sink.num_dropped)
 
 
 class WorkerCollector(Collector):

@@ -93,9 +93,4 @@ sink = LogSink()
 """This process's sink."""
 
 
-def num_dropped_lines() -> int:
-    """Lines that this process has dropped."""
-    return sink.num_dropped
-
-
 atexit.register(sink.drain)

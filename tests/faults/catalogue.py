@@ -5,8 +5,6 @@ from functools import partial
 
 from tests.faults.cluster import cluster
 from tests.faults.divisions import (
-    engine_killed,
-    engine_paused,
     replica_hangs,
     replica_killed,
     replica_slowed,
@@ -48,7 +46,6 @@ from tests.faults.surroundings import (
 )
 
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
-PROCESS = {"engine_process": 1}
 
 KINDS = [
     Kind(
@@ -85,9 +82,6 @@ KINDS = [
     Kind("SIGSTOP and SIGCONT", paused, is_quick=True),
     Kind("slowed", slowed),
     Kind("device thread dies", until_it_ends, ends=(1,), prepare=break_the_device_thread, is_quick=True),
-    Kind("SIGTERM, engine's process", partial(signalled, TERM), ends=(0,), options=PROCESS),
-    Kind("engine's process killed", engine_killed, ends=(1,), options=PROCESS, is_quick=True),
-    Kind("engine's process stopped and continued", engine_paused, options=PROCESS),
     Kind("one of two replicas killed", replica_killed, start=cluster, is_quick=True),
     Kind("one of two replicas stopped and continued", replica_hangs, start=cluster, is_quick=True),
     Kind("one of two replicas slowed", replica_slowed, start=cluster),

@@ -1,9 +1,7 @@
-"""What is done to one of the replicas behind a front, and to an engine that has a process of its own."""
+"""What is done to one of the replicas behind a front."""
 
 import asyncio
-import os
 import signal
-from pathlib import Path
 from random import Random
 
 from tests.faults.cluster import Cluster
@@ -43,23 +41,3 @@ async def replica_slowed(server: ServerProcess, chance: Random) -> None:
         await asyncio.sleep(0.16)
         replica.process.send_signal(signal.SIGCONT)
         await asyncio.sleep(0.04)
-
-
-def engine_of(server: ServerProcess) -> int:
-    """The process of an engine, among its server's children."""
-    pid = server.process.pid
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    [engine] = [int(child) for child in listed if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    return engine
-
-
-async def engine_killed(server: ServerProcess, chance: Random) -> None:
-    await asyncio.sleep(chance.random())
-    os.kill(engine_of(server), signal.SIGKILL)
-
-
-async def engine_paused(server: ServerProcess, chance: Random) -> None:
-    engine = engine_of(server)
-    os.kill(engine, signal.SIGSTOP)
-    await asyncio.sleep(1 + 2 * chance.random())
-    os.kill(engine, signal.SIGCONT)

@@ -81,10 +81,7 @@ def forked_server(
     """Ready when entered, if it is waited for; dead when left. `log` is where its stderr goes, a file or a pipe."""
     options = {"model": model_folder, "port": free_port(), "host": "127.0.0.1", **options}
     environment = {f"NVIUM_{name.upper()}": str(value) for name, value in options.items()}
-    has_children = bool(options.get("engine_process"))
-    process = ForkedProcess(
-        forking.Process(target=serve, args=(str(log), environment, prepare, serving), daemon=not has_children)
-    )
+    process = ForkedProcess(forking.Process(target=serve, args=(str(log), environment, prepare, serving), daemon=True))
     process.forked.start()
     with httpx.Client(base_url=f"http://{options['host']}:{options['port']}", timeout=30) as http:
         server = ServerProcess(process, http, log)
