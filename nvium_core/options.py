@@ -48,7 +48,6 @@ class ServerOptions(EngineConfig, ModelOptions):
     chat_template: Annotated[Path | None, Doc("File with a chat template, in place of the model's own.")] = None
     host: Annotated[str, Doc("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Interval(ge=0, le=65535), Doc("Port to listen on; 0 is any free one.")] = 8000
-    uds: Annotated[Path | None, Doc("Unix socket to listen on, in place of host and port.")] = None
     root_path: Annotated[str, Doc("Path under which a proxy shows the server, such as /llm.")] = ""
     log_level: Annotated[LogLevel, Doc("The least severe log lines to write.")] = "info"
 

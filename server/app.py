@@ -23,7 +23,7 @@ from server.http.config import bounded_config
 from server.http.cors import Cors
 from server.http.drain import DrainingServer
 from server.http.keys import KeyGate, KeyRing, read_keys
-from server.http.listener import listening
+from server.http.listener import listen
 from server.http.middleware import HeadAsGet, JsonBodies, LastResort, RequestFrame, UnderPath
 from server.http.origins import OwnOrigin
 from server.http.protection import Protection
@@ -147,7 +147,7 @@ def run(settings: Settings) -> None:
     disable_created_metrics()
     keys, provider, tls = KeyRing(read_keys(settings)), tracer_provider(settings), tls_context(settings)
     (renewal := Renewal(settings, keys, tls)).listen()
-    with listening(settings) as listener:
+    with listen(settings.host, settings.port) as listener:
         with answered_while_starting(listener, partial(starting_config, settings, tls)):
             service = load(settings)
             service.warm_up()

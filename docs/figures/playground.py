@@ -1,6 +1,6 @@
-"""Take the pictures of the playground from a server that it starts, in the installed Chromium.
+"""Take the picture of the playground from a server that it starts, in the installed Chromium.
 
-    python docs/figures/playground.py docs/figures
+    python docs/figures/playground.py docs/figures/playground.png
 
 `--model` names another model than the bundled one.
 """
@@ -24,7 +24,6 @@ ANSWER_SECONDS = 120
 PORT = 8791
 NUM_STORIES = 8
 """The last is shown, as by then the server has measured what exits gain."""
-QUESTION = "Tell me a tale of a fox and a crow."
 
 
 @contextmanager
@@ -58,39 +57,23 @@ def page_of(browser: Browser, url: str) -> Iterator[Page]:
         yield page
 
 
-def talk(page: Page, question: str) -> None:
-    page.click("#chat-tab")
-    page.eval_on_selector("#settings", "settings => settings.open = true")
-    page.fill("#length", "120")
-    page.fill("#seed", "3")
-    page.fill("#message", question)
-    page.click("#say")
-    page.locator("article .quiet:not(:empty)").wait_for(timeout=1000 * ANSWER_SECONDS)
-    page.locator("#hush:disabled").wait_for(timeout=1000 * ANSWER_SECONDS)
-
-
-def take(browser: Browser, url: str, folder: Path) -> None:
-    def shot(page: Page, name: str) -> None:
-        page.screenshot(path=folder / f"{name}.png", full_page=True)
-
+def take(browser: Browser, url: str, file: Path) -> None:
     with page_of(browser, url) as page:
         for _ in range(NUM_STORIES):
             page.reload()
             page.locator("#status", has_text=" after ").wait_for(timeout=1000 * ANSWER_SECONDS)
             page.wait_for_timeout(500)  # for the gain, which comes last
-        shot(page, "playground")
-        talk(page, QUESTION)
-        shot(page, "playground-chat")
+        page.screenshot(path=file, full_page=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("file", type=Path)
     parser.add_argument("--model")
     options = parser.parse_args()
     browser = next(filter(None, map(shutil.which, BROWSERS)))
     with serving(options.model) as url, sync_playwright() as playwright:
-        take(playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"]), url, options.folder)
+        take(playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"]), url, options.file)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class OwnOrigin:
         names = {"localhost", own, own.partition(".")[0], settings.host, *settings.allowed_hosts}
         self._names = names | {f"{own.partition('.')[0]}.local"}
         self._domains = (".localhost", *(name[1:] for name in settings.allowed_hosts if name.startswith("*.")))
-        self._checks_host = settings.uds is None and ANY not in settings.allowed_hosts
+        self._checks_host = ANY not in settings.allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

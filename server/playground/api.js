@@ -10,19 +10,10 @@ export async function servedModel(key) {
 }
 
 /** The chunks of a completion. Leaving the loop or aborting the signal cancels the request. */
-export function completion(body, key, signal) {
-  return chunks("v1/completions", body, key, signal);
-}
-
-/** The chunks of a chat completion, likewise. */
-export function conversation(body, key, signal) {
-  return chunks("v1/chat/completions", body, key, signal);
-}
-
-async function* chunks(path, body, key, signal) {
+export async function* completion(body, key, signal) {
   const content = JSON.stringify({ ...body, model: "default", stream: true });
   const options = { method: "POST", headers: headers(key), body: content, signal };
-  const response = await ask(path, options, key);
+  const response = await ask("v1/completions", options, key);
   for await (const data of unbroken(events(response.body), signal)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

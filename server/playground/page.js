@@ -1,7 +1,6 @@
 /** The page: which model is served, and what the buttons do. */
 
 import { completion, servedModel } from "./api.js";
-import { Chat } from "./chat.js";
 import { hide } from "./hint.js";
 import { key, request, suggest } from "./request.js";
 import { Run } from "./run.js";
@@ -105,20 +104,10 @@ async function occupy(work, yields = false) {
 }
 
 function setButtons({ canStop, canStart }) {
-  for (const [stop, start] of [["stop", "send"], ["hush", "say"]]) {
-    const hadFocus = document.activeElement === part(stop);
-    part(stop).disabled = !canStop;
-    part(start).setAttribute("aria-disabled", !canStart);
-    if (hadFocus) part(start).focus();
-  }
-}
-
-/** Show one of the two tabs. */
-function choose(name) {
-  for (const each of ["story", "chat"]) part(`${each}-tab`).setAttribute("aria-selected", each === name);
-  part("request").hidden = part("run").hidden = name !== "story";
-  part("chat").hidden = name !== "chat";
-  part("status").textContent = part("trouble").textContent = "";
+  const hadFocus = document.activeElement === part("stop");
+  part("stop").disabled = !canStop;
+  part("send").setAttribute("aria-disabled", !canStart);
+  if (hadFocus) part("send").focus();
 }
 
 part("request").addEventListener("submit", (event) => {
@@ -126,18 +115,14 @@ part("request").addEventListener("submit", (event) => {
   occupy((_, signal) => write(request(), signal));
 });
 document.addEventListener("invalid", () => (part("settings").open = true), { capture: true });
-for (const id of ["stop", "hush"]) part(id).addEventListener("click", () => running?.stop.abort());
-for (const name of ["story", "chat"]) part(`${name}-tab`).addEventListener("click", () => choose(name));
+part("stop").addEventListener("click", () => running?.stop.abort());
 part("key").addEventListener("change", () => attempt(meet));
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") {
     running?.stop.abort();
     hide();
   }
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-    (part("chat").hidden ? part("request") : part("chat")).requestSubmit();
-  }
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) part("request").requestSubmit();
 });
 
-new Chat(occupy);
 occupy((_, signal) => write({ ...request(), ...OPENING }, signal), true);

@@ -4,14 +4,10 @@ const LARGEST_SEED = 2 ** 31;
 
 const field = (id) => document.getElementById(id);
 
-/** The body of a completion. */
+/** The body of a completion. An empty field leaves the server's default. */
 export function request() {
-  return { prompt: field("prompt").value, ...sampling() };
-}
-
-/** What stories and conversations share. An empty field leaves the server's default. */
-export function sampling() {
   return {
+    prompt: field("prompt").value,
     max_tokens: numberOf("length"),
     temperature: numberOf("temperature"),
     top_p: numberOf("top-p"),

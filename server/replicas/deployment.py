@@ -30,7 +30,7 @@ from starlette.types import ASGIApp
 from server.app import STOP_SECONDS, assemble, load, uvicorn_config
 from server.http.drain import DrainingServer
 from server.http.keys import KeyRing, read_keys
-from server.http.listener import listen, listening
+from server.http.listener import listen
 from server.http.renewal import Renewal
 from server.http.tls import tls_context
 from server.replicas.gateway import Gateway, gateway_app
@@ -247,7 +247,7 @@ def run(settings: Settings) -> None:
     most = max(settings.replicas or 1, settings.max_replicas or 1)
     check_devices(settings.device, most)
     (renewal := Renewal(settings, keys, tls)).listen()
-    with listening(settings) as listener, ExitStack() as stack:
+    with listen(settings.host, settings.port) as listener, ExitStack() as stack:
         start_ray(most)
         stack.enter_context(reaper_of(session_folder()))
         try:

@@ -6,13 +6,13 @@ With a full disk or an unread or closed pipe, lines are dropped and counted.
 import atexit
 import io
 import os
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
-MAX_BYTES = 4_000_000
-"""Bytes of queued lines."""
+MAX_LINES = 4_000
+"""Lines that may wait to be written."""
 
 EXIT_SECONDS = 1
 """Timeout for writing queued lines at exit."""
@@ -26,9 +26,7 @@ class LogSink:
     def __init__(self) -> None:
         self.num_dropped = 0
         self._write_out: Write = discard
-        self._lines: deque[bytes] = deque()
-        self._num_bytes = 0
-        self._changed = threading.Condition()
+        self._lines: queue.Queue[bytes] = queue.Queue(MAX_LINES)
         self._thread = threading.Thread(target=self._run, name="nvium-log", daemon=True)
 
     def open(self, stream: TextIO | None) -> None:
@@ -38,35 +36,27 @@ class LogSink:
             self._thread.start()
 
     def write(self, line: str) -> None:
-        encoded = line.encode(errors="backslashreplace")
-        with self._changed:
-            if self._num_bytes + len(encoded) > MAX_BYTES:
-                self.num_dropped += 1
-                return
-            self._lines.append(encoded)
-            self._num_bytes += len(encoded)
-            self._changed.notify_all()
+        try:
+            self._lines.put_nowait(line.encode(errors="backslashreplace"))
+        except queue.Full:
+            self.num_dropped += 1
 
     def flush(self) -> None:
         """Required of a stream."""
 
     def drain(self, seconds: float = EXIT_SECONDS) -> None:
         """Wait until everything is written, for at most `seconds`."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._num_bytes, seconds)
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._lines)
-                line = self._lines.popleft()
+            line = self._lines.get()
             try:
                 self._write_out(line)
             except Exception:
                 self.num_dropped += 1
-            with self._changed:
-                self._num_bytes -= len(line)
-                self._changed.notify_all()
+            self._lines.task_done()
 
 
 def writer_to(stream: TextIO | None) -> Write:

@@ -87,7 +87,7 @@ async def test_a_probe_behind_a_burst_of_silent_clients_is_answered(model_folder
                 await asyncio.sleep(0.2)  # all of them wait to be accepted
                 server.process.send_signal(signal.SIGCONT)
                 assert await probe == 200
-        assert "no descriptors left" not in server.log()
+        assert "out of system resource" not in server.log()
 
 
 async def test_beyond_the_bound_a_connection_is_answered_one_probe_and_makes_room(byte_model: LoadedModel) -> None:
@@ -184,27 +184,3 @@ def num_accepted(listener: Listener, stack: ExitStack) -> int:
             stack.enter_context(listener.accept()[0])
             number += 1
     return number
-
-
-def test_a_listener_without_descriptors_sheds_who_comes_and_raises_nothing() -> None:
-    with Listener(socket.create_server(("127.0.0.1", 0))) as listener, ExitStack() as stack:
-        listener.setblocking(False)
-        clients = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(3)]
-        hoard: list[int] = []
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
-        try:
-            with suppress(OSError):
-                while True:
-                    hoard.append(os.dup(0))
-            for _ in clients:
-                with pytest.raises(BlockingIOError):
-                    listener.accept()
-        finally:
-            for descriptor in hoard:
-                os.close(descriptor)
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        assert [client.recv(1) for client in clients] == [b""] * 3
-        with socket.create_connection(listener.getsockname()):
-            listener.setblocking(True)
-            listener.accept()[0].close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.telemetry.sink import MAX_BYTES, LogSink
+from server.telemetry.sink import MAX_LINES, LogSink
 from tests.server.live_server import LiveServer
 
 
@@ -59,11 +59,11 @@ def test_a_reader_that_reads_nothing_holds_up_nobody(sink: LogSink) -> None:
     with os.fdopen(writing, "w") as stream:
         sink.open(stream)
         started = time.monotonic()
-        for _ in range(2 * MAX_BYTES // 1_000):
+        for _ in range(2 * MAX_LINES):
             sink.write("x" * 999 + "\n")
         sink.drain(0.1)
         assert time.monotonic() - started < 10
-        assert sink.num_dropped >= 0.9 * MAX_BYTES // 1_000
+        assert sink.num_dropped >= 0.9 * MAX_LINES
         os.close(reading)
         sink.drain(30)
 
