@@ -25,7 +25,7 @@ Events = Sequence[TokenEvent | PromptEvent]
 
 class Choice:
     """One sequence of the engine and the text it becomes. The first choice of a prompt is the `leader` of the others:
-    if the prompt `is_scored`, the engine gives the leader its scores, before the others begin.
+    if the prompt `is_scored`, the engine gives the leader its scores, which all choices begin with.
 
     `num_unscored` is how many of the prompt's tokens still wait for their scores.
     """
@@ -45,6 +45,11 @@ class Choice:
         self._record = record
         self._submitted = time.monotonic()
         self._last_arrival: float | None = None
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the scores that it begins with are still to come."""
+        return self._leader is not None and self._leader.num_unscored > 0
 
     def take(self, events: Events, admission: Admitted) -> Delta:
         """The delta that these events make."""
@@ -109,6 +114,8 @@ class Generation:
         self.listen = stream.listen
         self._stream = stream
         self._leave = leave
+        self._early: list[TokenEvent | PromptEvent] = []
+        """Events of choices that are early."""
         self._open = dict(zip(stream.keys, choices, strict=True))
         self._alarm = None if deadline is None else asyncio.get_running_loop().call_at(deadline, stream.close)
 
@@ -121,8 +128,11 @@ class Generation:
 
         Raises `EngineError` if a choice fails, `DeadlineExceeded` if the request fails at its deadline.
         """
-        deltas = []
-        for key, events in by_key(self._stream.take()).items():
+        deltas, arrived, self._early = [], [*self._early, *self._stream.take()], []
+        for key, events in by_key(arrived).items():
+            if self._open[key].is_early:
+                self._early += events
+                continue
             deltas.append(delta := self._open[key].take(events, self._stream.admissions[key]))
             if delta.finish_reason:
                 self._end(key)
@@ -163,11 +173,11 @@ class Generation:
 
 
 def by_key(events: Events) -> dict[ChoiceKey, list[TokenEvent | PromptEvent]]:
-    """Events grouped by choice, in their order."""
+    """Events grouped by choice, in their order; the first choice of each prompt before its others."""
     grouped: dict[ChoiceKey, list[TokenEvent | PromptEvent]] = {}
     for event in events:
         grouped.setdefault((event.sequence_id, event.choice), []).append(event)
-    return grouped
+    return dict(sorted(grouped.items(), key=lambda item: item[0][1]))
 
 
 def start(

@@ -2,11 +2,26 @@ from collections.abc import Sequence
 
 import pytest
 
-from nvium_core import EngineError, EngineRequest, EngineWorker, TokenStream
-from server.generation.generation import Choice
+from nvium_core import (
+    Admitted,
+    EngineError,
+    EngineRequest,
+    EngineWorker,
+    PromptEvent,
+    SamplingParams,
+    Score,
+    TokenEvent,
+    TokenStream,
+)
+from server.generation.choice_text import ChoiceText, Prompt
+from server.generation.generation import Choice, Generation, choices_of
 from server.generation.service import Service
+from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
+from tests.byte_model import load_byte_model, token_ids
 from tests.server.live_server import LiveServer
+
+SCORES = (Score(-1.0), Score(-2.0))
 
 
 def test_a_request_that_cannot_be_submitted_leaves_nothing_behind(
@@ -42,3 +57,25 @@ def test_what_was_submitted_is_cancelled_where_the_request_fails_afterwards(
     [stream] = streams
     assert stream.is_over
     assert server.service.admission.num_present == 0
+
+
+@pytest.mark.parametrize("is_together", [True, False])
+async def test_every_choice_begins_with_the_scores_of_its_prompt_though_its_own_tokens_come_first(
+    is_together: bool,
+) -> None:
+    record = RequestRecord(Metrics([1.0]), request_id="request", endpoint="completions")
+    record.admitted(num_prompt_tokens=3)
+    prompt, tokenizer = Prompt(token_ids("abc")), load_byte_model().tokenizer.backend_tokenizer
+    texts = [ChoiceText(tokenizer, [], index, prompt, include_stop=False, echo=True) for index in range(2)]
+    stream = TokenStream([("a", 0), ("a", 1)], cancel=lambda key: None, on_close=lambda stream: None)
+    stream.admissions |= dict.fromkeys(stream.keys, Admitted(0.0, 0))
+    choices = choices_of(texts, record, SamplingParams(n=2, prompt_logprobs=True, logprobs=0))
+    generation = Generation(stream, choices, leave=lambda: None, deadline=None)
+    token, scores = TokenEvent("a", 5, 1, 0.5, "length", 1, SCORES[0]), PromptEvent("a", SCORES, None, 0)
+    for events in [[token, scores]] if is_together else [[token], [scores]]:
+        stream.deliver(list(events))
+        deltas = generation.take()
+    assert [(delta.index, tuple(delta.prompt_scores), len(delta.tokens)) for delta in deltas] == [
+        (0, SCORES, 0),
+        (1, SCORES, 1),
+    ]

@@ -56,7 +56,8 @@ def test_tokens_and_exits_equal_algorithm_1_where_passes_are_launched_ahead(
     check(model, served(graphs_engine(model, config), plan), plan)
 
 
-def test_passes_launched_ahead_leave_nothing_in_shared_pages() -> None:
+def test_passes_launched_ahead_leave_nothing_in_shared_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvium_core.engine.schedule.scheduler.SECONDS_AHEAD", 60.0)
     model = random_model([1, 2, 4], seed=3, vocab_size=5, context=64)
     config = EngineConfig(max_sequences=6, schedule="whole", page_size=4, cache_tokens=256)
     params = [SamplingParams(max_tokens=40, seed=seed, stop_token_ids=(3,)) for seed in range(12)]
