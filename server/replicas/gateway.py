@@ -13,7 +13,6 @@ from server.http.keys import KeyRing
 from server.replicas.pages import merged
 from server.replicas.relay import Relay
 from server.replicas.routing import Address, NoReplica, Pool
-from server.replicas.watch import report_failure
 from server.routes.health import Unhealthy
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
@@ -26,9 +25,6 @@ ASKING_SECONDS = 1.5
 
 ANSWER_SECONDS = 2
 """Timeout for a replica's answer to a probe or scrape."""
-
-LOOK_SECONDS = 5
-"""Between updates of the list of replicas."""
 
 router = APIRouter()
 
@@ -55,12 +51,6 @@ class Gateway:
         """Fail the requests that still run. Called on the event loop."""
         self.relay.give_up()
 
-    async def look_around(self) -> None:
-        """Keep the list of replicas current, so that others are known when one hangs."""
-        while True:
-            await self._replicas()
-            await asyncio.sleep(LOOK_SECONDS)
-
     async def is_served(self) -> bool:
         """Whether any replica is ready."""
         return bool(await self._answers("/readyz"))
@@ -85,8 +75,6 @@ class Gateway:
         with suppress(TimeoutError):
             try:
                 self._known = await asyncio.wait_for(self._pool.all(), ASKING_SECONDS)
-                for address in self._known:
-                    self.relay.watch.follow(address)
             except NoReplica:
                 self._known = []
         return self._known
@@ -98,12 +86,7 @@ def gateway_app(gateway: Gateway, keys: KeyRing | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with gateway.relay.opened():
-            looking = asyncio.create_task(gateway.look_around())
-            looking.add_done_callback(report_failure)
-            try:
-                yield
-            finally:
-                looking.cancel()
+            yield
 
     gate = keys_gate(keys or KeyRing(), gateway.settings, gateway.metrics)
     app = bare_app(lifespan, layers(gateway.settings, gateway.metrics, gate))

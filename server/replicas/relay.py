@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from io import BytesIO
 from typing import Any
@@ -29,7 +29,6 @@ from server.http.event_stream import DONE, framed
 from server.http.keys import note_key
 from server.http.middleware import refuse
 from server.replicas.routing import Address, NoReplica, Pool, beginnings
-from server.replicas.watch import Watch
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
 
@@ -38,9 +37,6 @@ MAX_ATTEMPTS = 5
 
 MAX_DELIVERIES = 3
 """Deliveries of one request: if three replicas die with it, it may be the cause."""
-
-CHOOSING_SECONDS = 3
-"""Timeout for choosing a replica, after which it is chosen again: a hanging one keeps Ray waiting."""
 
 ANY_NUMBER = 2**31
 """No bound on open requests: replicas bound their own queues."""
@@ -122,8 +118,7 @@ class Relay:
         self._session: aiohttp.ClientSession | None = None
         self.admission = Admission(ANY_NUMBER)
         self._released: set[asyncio.Task[None]] = set()
-        self._passing: dict[asyncio.Timeout, tuple[str, Passage]] = {}
-        self.watch = Watch(lambda address: self.get(address, "/livez"), self._leave_silent)
+        self._passing: set[asyncio.Timeout] = set()
         self._is_given_up = False
 
     @asynccontextmanager
@@ -136,10 +131,7 @@ class Relay:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         ) as self._session:
-            try:
-                yield
-            finally:
-                await self.watch.close()
+            yield
         await asyncio.gather(*self._released, return_exceptions=True)
 
     async def get(self, address: Address, path: str) -> str:
@@ -154,12 +146,6 @@ class Relay:
         for passing in self._passing:
             passing.reschedule(0)
 
-    def _leave_silent(self, name: str) -> None:
-        """Move the requests that wait for a silent replica, if others answer."""
-        for passing, (chosen, passage) in list(self._passing.items()):
-            if chosen == name and not passage.has_begun and self.watch.others_answer:
-                passing.reschedule(0)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not TARGET.fullmatch(scope["raw_path"]):
             raise HTTPException(404)
@@ -173,16 +159,15 @@ class Relay:
             self.admission.leave()
 
     async def _pass(self, passage: "Passage") -> bool:
-        opening, num_deliveries = beginnings(passage.body), 0
+        opening, lost, num_deliveries = beginnings(passage.body), set[str](), 0
         for _ in range(MAX_ATTEMPTS):
             try:
-                async with self._at_some(opening) as address, self._until_given_up(address.name, passage):
+                async with self._at_some(opening, lost) as address, self._until_given_up():
                     await passage.take(self._connected(), address)
                 return True
             except (aiohttp.ClientError, OSError) as error:
                 num_deliveries += not isinstance(error, aiohttp.ClientConnectorError)
-                if isinstance(error, ReplicaFailed):
-                    self.watch.note_silence(address.name)
+                lost.add(address.name)
                 passage.note(is_passed_on=False)
                 log.warning("lost a replica", request_id=passage.request_id, kind=type(error).__name__)
                 if passage.has_begun:
@@ -197,15 +182,14 @@ class Relay:
         raise no_replica()
 
     @asynccontextmanager
-    async def _at_some(self, opening: list[bytes]) -> AsyncIterator[Address]:
-        """A chosen replica, released in the background after the answer."""
+    async def _at_some(self, opening: list[bytes], lost: Collection[str]) -> AsyncIterator[Address]:
+        """A chosen replica, none that was lost if there are others; released in the background after the answer."""
         stack = AsyncExitStack()
         try:
             async with asyncio.timeout(self._patience_seconds):
-                address = await self._chosen(stack, opening)
+                address = await stack.enter_async_context(self._pool.chosen(opening, lost))
         except (NoReplica, TimeoutError) as error:
             raise no_replica() from error
-        self.watch.follow(address)
         try:
             yield address
         finally:
@@ -213,21 +197,15 @@ class Relay:
             self._released.add(leaving)
             leaving.add_done_callback(self._released.discard)
 
-    async def _chosen(self, stack: AsyncExitStack, opening: list[bytes]) -> Address:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CHOOSING_SECONDS):
-                    return await stack.enter_async_context(self._pool.chosen(opening, self.watch.silent))
-
     @asynccontextmanager
-    async def _until_given_up(self, name: str, passage: "Passage") -> AsyncIterator[None]:
+    async def _until_given_up(self) -> AsyncIterator[None]:
         """Raises `TimeoutError`."""
         async with asyncio.timeout(None) as passing:
-            self._passing[passing] = name, passage
+            self._passing.add(passing)
             try:
                 yield
             finally:
-                del self._passing[passing]
+                self._passing.remove(passing)
 
     def _connected(self) -> aiohttp.ClientSession:
         assert self._session

@@ -1,7 +1,6 @@
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,9 +17,8 @@ from server.generation.service import Service
 from server.http.drain import DrainingServer
 from server.http.keys import ApiKey, KeyRing
 from server.replicas.gateway import Gateway, gateway_app
-from server.replicas.relay import CHOOSING_SECONDS, GatewayOnly
+from server.replicas.relay import GatewayOnly
 from server.replicas.routing import Address
-from server.replicas.watch import ANSWER_SECONDS, PERIOD_SECONDS
 from server.settings import Settings
 from tests.server.live_server import live_server, wait_until
 from tests.server.raw_client import Answer, asked, connected, post, request
@@ -210,50 +208,6 @@ async def tell_once(told: bytes, reader: asyncio.StreamReader, writer: asyncio.S
     if told:
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(told), told))
     writer.close()
-
-
-@dataclass
-class HalfHungPool:
-    """Two replicas, of which one hangs and is always preferred. Where `choosing_hangs`, it cannot even be chosen."""
-
-    hung: Address
-    fine: Address
-    choosing_hangs: bool
-
-    @asynccontextmanager
-    async def chosen(self, beginnings: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
-        if self.hung.name in excluded:
-            yield self.fine
-        else:
-            if self.choosing_hangs:
-                await asyncio.Event().wait()
-            yield self.hung
-
-    async def all(self) -> list[Address]:
-        return [self.hung, self.fine]
-
-
-async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read()
-    writer.close()
-
-
-@pytest.mark.parametrize("choosing_hangs", [False, True])
-async def test_what_waits_for_a_replica_that_hangs_is_begun_anew_elsewhere(choosing_hangs: bool) -> None:
-    async with AsyncExitStack() as stack:
-        addresses = []
-        for name, serve in {"hung": say_nothing, "fine": partial(tell_once, b"{}")}.items():
-            server = await stack.enter_async_context(await asyncio.start_server(serve, "127.0.0.1", 0))
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            addresses.append(Address(name=name, url=url, secret=SECRET))
-        url, gateway = await stack.enter_async_context(gateway_for(HalfHungPool(*addresses, choosing_hangs)))
-        started = time.monotonic()
-        for bound in (2 * (PERIOD_SECONDS + ANSWER_SECONDS) + CHOOSING_SECONDS, 1):
-            assert (await asked(url, COMPLETION)).body == b"{}"
-            assert time.monotonic() - started < bound
-            started = time.monotonic()
-        num_moved = gateway.metrics.registry.get_sample_value("nvium_moved_requests_total")
-        assert num_moved == (not choosing_hangs)
 
 
 async def test_a_replica_that_hangs_hides_no_other() -> None:
