@@ -48,7 +48,8 @@ test-slow: .venv/test.stamp .venv/helm.stamp
 
 # Those that `make test` skips where Ray is not installed.
 test-ray: .venv/ray.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(RAY_ARGS) $(RAY_TESTS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(RAY_ARGS) $(RAY_TESTS) \
+		|| $(BIN)/python -m pytest $(RAY_ARGS) $(RAY_TESTS) $(SECOND_TRY)
 
 # What breaks a server, and what of it is seen; inputs that break what reads them: two tables, some minutes.
 faults: .venv/test.stamp
