@@ -225,24 +225,26 @@ class EngineConfig:
     sequence's full context, within `DEFAULT_CACHE_MEMORY`.
     """
 
-    schedule: Annotated[Schedule, Doc("Whether tokens leave early: as measured, never (whole) or always.")] = "race"
-    deterministic: Annotated[bool, Doc("Answers with the same bits whatever else runs.")] = False
-    context: Annotated[int | None, Doc("Tokens of prompt and answer together [the model's].")] = None
-    max_sequences: Annotated[int, Doc("Sequences that run at once; the rest wait.")] = 32
-    max_rows_per_step: Annotated[int | None, Doc("Rows of one Step [256; 8192 on CUDA].")] = None
-    chunk_rows: Annotated[int | None, Doc("Prompt rows of a Step while others generate [64; 2048 on CUDA].")] = None
-    sampling: Annotated[
-        Sampling | None, Doc("What requests sample from unless they say otherwise [the model's default].")
+    schedule: Annotated[Schedule, Doc("race measures whole and sweep, and runs the faster.")] = "race"
+    deterministic: Annotated[bool, Doc("Bit-identical answers, whatever else runs.")] = False
+    context: Annotated[int | None, Doc("Maximum tokens of prompt and answer together [the model's].")] = None
+    max_sequences: Annotated[int, Doc("Maximum sequences that run at once; the rest wait.")] = 32
+    max_rows_per_step: Annotated[int | None, Doc("Maximum token positions per Step [256; 8192 on CUDA].")] = None
+    chunk_rows: Annotated[
+        int | None, Doc("Maximum prompt positions per Step while others generate [64; 2048 on CUDA].")
     ] = None
-    max_drafts: Annotated[int | None, Doc("Tokens copied from the text as drafts; 0 is none [as measured].")] = None
-    max_wait_steps: Annotated[int, Doc("Steps after which a sequence that was passed over goes first.")] = 64
-    cache_memory: Annotated[str | None, Doc("Key/value cache, such as 2GiB or 10% [as needed, at most 25%].")] = None
-    cache_tokens: Annotated[int | None, Doc("The same as a number of tokens.")] = None
-    page_size: Annotated[int | None, Doc("Tokens of a page [16; 256 in half precision on CUDA].")] = None
-    prefix_caching: Annotated[bool, Doc("Keep full pages for later prompts with the same prefix.")] = True
-    instructions: Annotated[Instructions, Doc("A CPU's vector instructions; auto is the widest it has.")] = "auto"
-    threads: Annotated[str, Doc("Threads of a CPU; auto is PyTorch's choice.")] = "auto"
-    calibrations: Annotated[Path | None, Doc("Folder that keeps how schedules raced [in the user's cache].")] = None
+    sampling: Annotated[
+        Sampling | None, Doc("Default distribution of requests without nvium.sampling [the model's default].")
+    ] = None
+    max_drafts: Annotated[int | None, Doc("Tokens drafted by prompt lookup; 0 disables drafts [as measured].")] = None
+    max_wait_steps: Annotated[int, Doc("Steps a sequence may be passed over before it is scheduled first.")] = 64
+    cache_memory: Annotated[str | None, Doc("KV cache size, such as 2GiB or 10% [as needed, at most 25%].")] = None
+    cache_tokens: Annotated[int | None, Doc("KV cache size in tokens, instead of --cache-memory.")] = None
+    page_size: Annotated[int | None, Doc("Tokens per cache page [16; 256 in half precision on CUDA].")] = None
+    prefix_caching: Annotated[bool, Doc("Cache full pages for later prompts with the same prefix.")] = True
+    instructions: Annotated[Instructions, Doc("CPU vector instructions; auto is the widest supported.")] = "auto"
+    threads: Annotated[str, Doc("CPU threads; auto is PyTorch's choice.")] = "auto"
+    calibrations: Annotated[Path | None, Doc("Folder for the race's measurements [in the user's cache].")] = None
 
     def __post_init__(self) -> None:
         require(self.schedule in get_args(Schedule), "schedule", f"no such schedule: {self.schedule!r}")
