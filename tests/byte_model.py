@@ -1,6 +1,7 @@
-"""A random model whose tokens are the 256 bytes and `<|endoftext|>`, with the tokenizer to match."""
+"""A random model whose tokens are the 256 bytes and `<|endoftext|>`, with its tokenizer."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -14,14 +15,14 @@ EXIT_LAYERS = [1, 2, 4]
 
 
 def byte_symbols() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary, byte 0 first."""
+    """Return the character of each byte in a byte-level vocabulary, byte 0 first."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def byte_level_tokenizer(pieces: Iterable[bytes]) -> Tokenizer:
-    """Id 0 is end-of-text, the others decode to these pieces in turn."""
+    """Build a tokenizer whose id 0 is end-of-text; ids from 1 on decode to `pieces`."""
     symbols = byte_symbols()
     vocabulary = {"".join(symbols[byte] for byte in piece): number for number, piece in enumerate(pieces, start=1)}
     tokenizer = Tokenizer(models.BPE({END_OF_TEXT: 0, **vocabulary}, []))
@@ -42,3 +43,10 @@ def token_ids(text: str) -> list[int]:
 def load_byte_model(context: int = 4096) -> LoadedModel:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
     return LoadedModel(NAME, random_model(EXIT_LAYERS, vocab_size=257, context=context), tokenizer)
+
+
+def save_byte_model(folder: Path, context: int = 4096) -> Path:
+    loaded = load_byte_model(context)
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder

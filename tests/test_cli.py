@@ -10,16 +10,12 @@ from pathlib import Path
 import pytest
 
 from nvium_core import cli
-from tests.byte_model import load_byte_model
+from tests.byte_model import save_byte_model
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "byte-model"
-    loaded = load_byte_model()
-    loaded.model.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
-    return folder
+    return save_byte_model(tmp_path_factory.mktemp("models") / "byte-model")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from nvium_core import NviumForCausalLM, load_model
 from nvium_core.conversion import ConversionError, convert
 from nvium_core.loading import embedded_model
-from tests.byte_model import load_byte_model
+from tests.byte_model import load_byte_model, save_byte_model
 from tests.full_disk import no_file_larger_than
-from tests.model.llama_folders import llama_folder, random_llama
+from tests.model.llama_folders import edit_tensors, llama_folder, random_llama
 from tests.model.test_published_layout import EXIT_LAYERS as PUBLISHED_EXITS
 from tests.model.test_published_layout import write_published
 from tests.random_models import random_model
@@ -26,10 +24,7 @@ TEXT = "Once upon a time, in a den"
 
 
 def our_folder(folder: Path) -> Path:
-    loaded = load_byte_model(context=64)
-    loaded.model.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
-    return folder
+    return save_byte_model(folder, context=64)
 
 
 def published_folder(folder: Path) -> Path:
@@ -60,12 +55,6 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("dtype", ["auto", *DTYPES])

@@ -12,7 +12,7 @@ from nvium_core.evaluation.paired import perplexity_gain, perplexity_price
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.loading import LoadedModel
 from nvium_core.model.checkpoint import MODEL_FOLDER
-from nvium_core.model.flops import flops_before_speaking, flops_per_token, spoken_flops
+from nvium_core.model.flops import flops_per_token, flops_until_emitted, generation_flops
 from nvium_core.training.data.documents import END_OF_TEXT
 from nvium_core.training.run_folder import tokens_read
 
@@ -88,8 +88,8 @@ def flops(loaded: LoadedModel, exit_shares: Sequence[float]) -> Figures:
     return {
         "positions": positions,
         "all_exits": flops_per_token(config, positions).as_dict(),
-        "spoken": spoken_flops(config, positions, exit_shares).as_dict(),
-        "before_speaking": flops_before_speaking(config, positions, exit_shares).as_dict(),
+        "spoken": generation_flops(config, positions, exit_shares).as_dict(),
+        "before_speaking": flops_until_emitted(config, positions, exit_shares).as_dict(),
     }
 
 

@@ -1,15 +1,12 @@
-"""Configurations of Llama-like models (Mistral, Qwen, SmolLM) as ours.
+"""Configurations of Llama and its relatives (Mistral, Qwen, SmolLM) as `NviumConfig` fields.
 
-They share one backbone with optional parts: biases of queries, keys and values, norms of queries and keys, layers
-without rotary embedding. Missing fields have the defaults of transformers' configuration for that model.
+All share one backbone with optional parts: attention biases, query and key norms, layers without rotary embedding.
+Missing fields get the defaults of transformers' configuration for that model.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
-
-Parts = dict[str, Any]
 
 SHARED_FIELDS = (
     "vocab_size",
@@ -33,49 +30,34 @@ SHARED_FIELDS = (
     "dtype",
 )
 
-
-def no_parts(config: PreTrainedConfig) -> Parts:
-    return {}
-
-
-def qwen2(config: PreTrainedConfig) -> Parts:
-    return {"qkv_bias": True}
-
-
-def qwen3(config: PreTrainedConfig) -> Parts:
-    return {"qk_norm": True}
-
-
-def smollm3(config: PreTrainedConfig) -> Parts:
-    return {"no_rope_layers": [layer for layer, has_rope in enumerate(config.no_rope_layers) if not has_rope]}
-
-
-MAKES: dict[str, Callable[[PreTrainedConfig], Parts]] = {
-    "llama": no_parts,
-    "mistral": no_parts,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "smollm3": smollm3,
+BACKBONES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "smollm3": {},
 }
-"""`model_type` → the parts beyond a Llama's."""
+"""Supported `model_type` → fields that every model of this type has, beyond those in its configuration."""
 
 
 def backbone_fields(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """A Hugging Face configuration as `NviumConfig` fields. Raises what transformers' configuration raises."""
+    """Convert a Hugging Face configuration. Raise what transformers' configuration class raises."""
     if (quantized := fields.pop("quantization_config", None)) is not None:
         method = quantized.get("quant_method")
-        known = "float32, float16 and bfloat16, and the groups of GGUF files"
-        raise ValueError(f"weights quantised by {method!r} are not supported; supported: {known}")
+        known = "float32, float16, bfloat16 and GGUF"
+        raise ValueError(f"weights quantized by {method!r} are not supported; supported: {known}")
     config = CONFIG_MAPPING[model_type](**fields)
     shared = {name: getattr(config, name) for name in SHARED_FIELDS if hasattr(config, name)}
-    return shared | MAKES[model_type](config) | within_window(config) | {"adapter_hidden_size": 0}
+    if model_type == "smollm3":  # its `no_rope_layers` are flags: 0 for a layer without rotary embedding
+        shared["no_rope_layers"] = [layer for layer, has_rope in enumerate(config.no_rope_layers) if not has_rope]
+    return shared | BACKBONES[model_type] | _within_window(config) | {"adapter_hidden_size": 0}
 
 
-def within_window(config: PreTrainedConfig) -> Parts:
-    """Within its window a sliding-window layer attends to everything; longer contexts are not served."""
+def _within_window(config: PreTrainedConfig) -> dict[str, Any]:
+    """Limit the context to the sliding window, in which such layers equal full attention."""
     window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    if window is None or "sliding_attention" not in kinds:
+    layer_types = getattr(config, "layer_types", None) or ["sliding_attention"]
+    if window is None or "sliding_attention" not in layer_types:
         return {}
     length = config.max_position_embeddings
     rope = config.rope_parameters or {}

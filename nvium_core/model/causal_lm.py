@@ -1,6 +1,6 @@
-"""The N-vium for Hugging Face's own programs: `from_pretrained`, `generate`, Trainer, the Auto classes.
+"""The N-vium as a Hugging Face model: `from_pretrained`, `generate`, Trainer and the Auto classes.
 
-Serving does not import it: transformers' modelling parts take two seconds.
+The server does not import this module, because transformers' modelling code takes two seconds to import.
 """
 
 import os
@@ -8,14 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    Cache,
-    DynamicCache,
-    GenerationMixin,
-    PreTrainedModel,
-)
+from transformers import AutoModel, AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
 
@@ -24,7 +17,7 @@ from nvium_core.model.exits import Adapter, Router
 from nvium_core.model.llama import Attend, RMSNorm, RotaryEmbedding, dense_attention
 from nvium_core.model.nvium import HUB_OPTIONS, Nvium, NviumOutput, generation_config, read_checked
 
-ROUTER_HEAD_STD = 0.4  # of the router head's normal initialisation, times 1/√d (authors' code)
+ROUTER_HEAD_STD = 0.4  # standard deviation of the router head's initial weights, times 1/√d (authors' code)
 
 
 class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
@@ -37,7 +30,7 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
     _no_split_modules = ["Layer"]
     _supports_sdpa = True
     supports_gradient_checkpointing = True
-    num_parameters = PreTrainedModel.num_parameters  # the Trainer passes its options
+    num_parameters = PreTrainedModel.num_parameters  # Trainer passes arguments that ours does not take
 
     def __init__(self, config: NviumConfig) -> None:
         super().__init__(config, config)
@@ -52,9 +45,9 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
         exits: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
-        """As `Nvium.from_pretrained`; `options` (dtype, …) are transformers' own."""
+        """Load a model like `Nvium.from_pretrained`; `options` (dtype, …) are those of transformers."""
         hub_options = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
-        options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # its old name
+        options.setdefault("dtype", options.pop("torch_dtype", "auto"))  # transformers' old name
         checkpoint, _ = read_checked(cls, folder, config, options["dtype"], exits, **hub_options)
         options["dtype"] = checkpoint.dtype if options["dtype"] == "auto" else options["dtype"]
         model: Self = super(Nvium, cls).from_pretrained(
@@ -65,13 +58,12 @@ class NviumForCausalLM(Nvium, PreTrainedModel, GenerationMixin):
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """False: otherwise transformers skips `_init_weights` on modules without parameters of their own, such as
-        adapters."""
+        """Return False: otherwise transformers skips `_init_weights` for modules that only have submodules."""
         return False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal(0, initializer_range), except for adapters and router heads (authors' code)."""
+        """Initialise with Normal(0, initializer_range), except for adapters and router heads (authors' code)."""
         super()._init_weights(module)
         width = self.config.hidden_size
         if isinstance(module, RMSNorm):

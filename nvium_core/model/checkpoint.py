@@ -1,6 +1,6 @@
-"""Reads a model folder: our layout, the layout the paper's authors publish, or a Hugging Face Llama or relative.
+"""Reads a model folder in our layout, the paper authors' published layout, or that of a Hugging Face Llama or relative.
 
-The result is a configuration and tensors under our names. Weights come from safetensors only.
+The result is a configuration and tensors under our names. Weights load from safetensors only.
 """
 
 import json
@@ -20,21 +20,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nvium_core.errors import NviumError
-from nvium_core.model.backbones import MAKES, backbone_fields
+from nvium_core.model.backbones import BACKBONES, backbone_fields
 from nvium_core.model.config import NviumConfig, check_sizes
 
-MODEL_FOLDER = "model"  # the model's folder within a training run's
-RECIPE_FILE = "recipe.json"  # the recipe, in a training run's folder
+MODEL_FOLDER = "model"  # in the folder of a training run
+RECIPE_FILE = "recipe.json"  # in the folder of a training run
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-EXITS_WEIGHTS = "exits.safetensors"  # exits without their base model
+EXITS_WEIGHTS = "exits.safetensors"  # retrofitted exits, without their base model
 HUB_FILES = ["*.json", "*.model", "*.jinja", "README.md", ".hydra/config.yaml", WEIGHTS, EXITS_WEIGHTS]
-PUBLISHED_EXTRAS = Path(".hydra/config.yaml")  # the published layout's fields beyond config.json
-HARMLESS = re.compile(r"rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)$")  # recomputed
-TIED = re.compile(r"^early_lm_heads\.\d+\.weight$")  # the head's name in the published layout
+PUBLISHED_EXTRAS = Path(".hydra/config.yaml")  # the published layout's configuration of the exits
+RECOMPUTED = re.compile(r"rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)$")
+TIED = re.compile(r"^early_lm_heads\.\d+\.weight$")  # copies of the head in the published layout
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 STORED = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-"""Precisions of weights that load."""
+"""Supported precisions of stored weights."""
 
 PUBLISHED_NAMES = {
     r"^model\.norm\.": "exits.{last}.norm.",
@@ -47,15 +47,17 @@ PUBLISHED_NAMES = {
     r"^router_final_norms\.(\d+)\.": r"exits.\1.router.norm.",
     r"^router_heads\.(\d+)\.": r"exits.\1.router.head.",
 }
-"""Published (and Llama) tensor names → ours. `{last}` is the index of the final exit."""
+"""Published (and Llama) tensor names → ours. `{last}` is the index of the last exit."""
 
 
 class CheckpointError(NviumError, ValueError):
-    """A model folder that cannot be loaded; the message names the file or tensor."""
+    """A model that cannot be loaded. The message names the file, field or tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
+    """A model read from `folder`: its configuration, and its tensors under our names."""
+
     config: NviumConfig
     tensors: dict[str, Tensor]
     folder: Path
@@ -66,15 +68,13 @@ class Checkpoint:
         return next(iter(self.tensors.values())).dtype
 
     def check_num_layers(self) -> None:
-        """Raise `CheckpointError` if there are fewer tensors than layers, before building any."""
-        layers = self.config.num_hidden_layers
-        if len(self.tensors) < layers:
-            raise CheckpointError(
-                f"{self.folder}: num_hidden_layers is {layers}, but there are {len(self.tensors)} tensors"
-            )
+        """Raise `CheckpointError` if there are more layers than tensors. Checked before any layer is built."""
+        num_layers, num_tensors = self.config.num_hidden_layers, len(self.tensors)
+        if num_tensors < num_layers:
+            raise CheckpointError(f"{self.folder}: num_hidden_layers is {num_layers}, but only {num_tensors} tensors")
 
     def check_against(self, model: nn.Module) -> None:
-        """Raise `CheckpointError` unless names and shapes are exactly the model's."""
+        """Raise `CheckpointError` unless tensor names and shapes equal the model's."""
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         if self.config.tie_word_embeddings:
             expected.pop("lm_head.weight")
@@ -82,7 +82,7 @@ class Checkpoint:
         problems = [f"missing tensor {name}" for name in expected.keys() - found.keys()]
         problems += [f"unexpected tensor {name}" for name in found.keys() - expected.keys()]
         problems += [
-            f"tensor {name} has shape {list(found[name])}, the configuration asks for {list(expected[name])}"
+            f"tensor {name} has shape {list(found[name])}, expected {list(expected[name])}"
             for name in expected.keys() & found.keys()
             if expected[name] != found[name]
         ]
@@ -92,24 +92,24 @@ class Checkpoint:
 
 
 def read_checkpoint(source: str | PathLike[str], config: NviumConfig | None = None, **hub_options: Any) -> Checkpoint:
-    """Read a folder or Hub name; `config` replaces the one in config.json, `hub_options` go to the Hub's client."""
+    """Read a folder or Hub name. `config` replaces config.json; `hub_options` are passed to the Hub client."""
     folder = resolve_folder(source, **hub_options)
     config = config or read_config(folder)
-    tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not HARMLESS.search(name)}
+    tensors = {name: tensor for name, tensor in read_tensors(folder).items() if not RECOMPUTED.search(name)}
     check_numbers(folder, tensors)
-    take_tied(folder, config, tensors)
-    return Checkpoint(config=config, tensors=rename(tensors, config.num_exits), folder=folder)
+    _drop_tied_heads(folder, config, tensors)
+    return Checkpoint(config=config, tensors=_renamed(tensors, config.num_exits), folder=folder)
 
 
 def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
-    """The local folder of a path or Hub name."""
+    """Return the local folder of a path, or of a Hub name after downloading it."""
     folder = Path(source)
     if (folder / MODEL_FOLDER / "config.json").is_file() and not (folder / "config.json").exists():
-        raise CheckpointError(f"{source}: holds a training run; its model is {folder / MODEL_FOLDER}")
+        raise CheckpointError(f"{source}: is a training run; pass its model, {folder / MODEL_FOLDER}")
     if folder.is_dir():
         return folder
     if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
-        raise CheckpointError(f"{source}: no such model folder, and no GGUF file")
+        raise CheckpointError(f"{source}: no such model folder or GGUF file")
     try:
         folder = Path(snapshot_download(str(source), allow_patterns=HUB_FILES, **hub_options))
         if not (folder / WEIGHTS).exists() and (shards := weight_files(folder)):
@@ -117,19 +117,19 @@ def resolve_folder(source: str | PathLike[str], **hub_options: Any) -> Path:
         return folder
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{source}: no such folder, and loading it from the Hub failed ({reason})") from error
+        raise CheckpointError(f"{source}: no such folder, and the download from the Hub failed ({reason})") from error
 
 
 def read_config(folder: Path) -> NviumConfig:
-    """In any of the three layouts."""
+    """Read config.json in any of the three layouts."""
     path = folder / "config.json"
     if not path.exists():
-        raise CheckpointError(f"{path}: missing, so this is no model folder; a GGUF file is loaded by its own name")
+        raise CheckpointError(f"{path}: no such file; pass a model folder, or the path of a GGUF file")
     fields = _parse(path, json.loads)
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     try:
-        check_sizes(fields)  # before transformers converts some to lists
+        check_sizes(fields)  # before transformers builds lists of these lengths
         return NviumConfig(**_nvium_fields(folder, fields))
     except CheckpointError:
         raise
@@ -139,14 +139,14 @@ def read_config(folder: Path) -> NviumConfig:
 
 def _nvium_fields(folder: Path, fields: dict[str, Any]) -> dict[str, Any]:
     model_type = fields.pop("model_type", None)
-    fields.pop("transformers_weights", None)  # transformers would take it for a file name
+    fields.pop("transformers_weights", None)  # transformers would read a file of this name
     if model_type == "nvium":
         return fields
     if "NviumModel" in (fields.get("architectures") or []):
         return fields | _published_fields(folder / PUBLISHED_EXTRAS, fields.get("num_hidden_layers"))
-    if model_type in MAKES:
+    if model_type in BACKBONES:
         return backbone_fields(model_type, fields)
-    known = ", ".join(["nvium", *MAKES])
+    known = ", ".join(["nvium", *BACKBONES])
     raise CheckpointError(f"{folder / 'config.json'}: model_type {model_type!r} is not supported; supported: {known}")
 
 
@@ -154,7 +154,7 @@ def _published_fields(path: Path, num_layers: Any) -> dict[str, Any]:
     extras = _parse(path, yaml.safe_load)
     try:
         if not extras["tying"]["tie_early_to_final"]:
-            raise CheckpointError(f"{path}: tie_early_to_final is off, but exits here share one head")
+            raise CheckpointError(f"{path}: tying.tie_early_to_final must be true; separate heads are not supported")
         has_adapter = extras["early_adapter"]["enabled"]
         return {
             "exit_layers": [*extras["early_layer_idx"], num_layers],
@@ -163,14 +163,14 @@ def _published_fields(path: Path, num_layers: Any) -> dict[str, Any]:
             "adapter_hidden_size": extras["early_adapter"]["dim"] if has_adapter else 0,
         }
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot find {error}") from error
+        raise CheckpointError(f"{path}: missing field {error}") from error
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a folder's safetensors file or shards, under its name in the file."""
+    """Read every tensor of the folder's safetensors file or shards, under its stored name."""
     shards = weight_files(folder)
     if not shards:
-        raise CheckpointError(f"{folder}: no {WEIGHTS}; weights load from safetensors and GGUF files alone")
+        raise CheckpointError(f"{folder}: no {WEIGHTS}; weights must be safetensors or GGUF")
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         try:
@@ -180,8 +180,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def take_tied(folder: Path, config: NviumConfig, tensors: dict[str, Tensor]) -> None:
-    """Drop a tied head's copy. A head that differs from the embedding is kept, and the configuration is untied."""
+def _drop_tied_heads(folder: Path, config: NviumConfig, tensors: dict[str, Tensor]) -> None:
+    """Drop stored copies of a tied head. If the head differs from the embedding, untie the configuration instead."""
     if config.tie_word_embeddings and HEAD in tensors:
         if torch.equal(tensors.setdefault(EMBEDDING, tensors[HEAD]), tensors[HEAD]):
             del tensors[HEAD]
@@ -190,17 +190,17 @@ def take_tied(folder: Path, config: NviumConfig, tensors: dict[str, Tensor]) -> 
     head = tensors.get(HEAD, tensors.get(EMBEDDING))
     for name in [name for name in tensors if TIED.match(name)]:
         if head is None or not torch.equal(tensors.pop(name), head):
-            raise CheckpointError(f"{folder}: tensor {name} differs from the head, but exits here share one")
+            raise CheckpointError(f"{folder}: tensor {name} must equal the head; separate heads are not supported")
 
 
 def check_numbers(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Raise `CheckpointError` for weights that are not finite floats, such as quantized ones."""
+    """Raise `CheckpointError` for weights that are not finite floats."""
     for name, tensor in tensors.items():
         if tensor.dtype not in STORED.values():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise CheckpointError(f"{folder}: tensor {name} is of {kind}, which is not read; {', '.join(STORED)} are")
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(f"{folder}: tensor {name} has dtype {dtype}; supported: {', '.join(STORED)}")
         if tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor))):
-            raise CheckpointError(f"{folder}: tensor {name} holds values that are not finite")
+            raise CheckpointError(f"{folder}: tensor {name} has NaN or infinite values")
 
 
 def one_line(error: BaseException) -> str:
@@ -208,26 +208,24 @@ def one_line(error: BaseException) -> str:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """The single file or, without it, those that the index names, as transformers does."""
+    """Return the names of the weight files: the single file, else the shards in the index, as transformers does."""
     if (folder / WEIGHTS).exists():
         return [WEIGHTS]
-    return _shards(folder / WEIGHTS_INDEX) if (folder / WEIGHTS_INDEX).exists() else []
-
-
-def _shards(index: Path) -> list[str]:
-    """Shards that the index names."""
+    index = folder / WEIGHTS_INDEX
+    if not index.exists():
+        return []
     try:
         names = set(_parse(index, json.loads)["weight_map"].values())
     except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index}: not an index of shards ({error!r})") from error
+        raise CheckpointError(f"{index}: not a valid shard index ({error!r})") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index}: {name!r} is not the name of a safetensors file in its folder")
+            raise CheckpointError(f"{index}: {name!r} is not a safetensors file name without folders")
     return sorted(names)
 
 
-def rename(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
-    """Convert published and Llama names to ours."""
+def _renamed(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
+    """Rename published and Llama tensors to our names."""
 
     def ours(name: str) -> str:
         for pattern, replacement in PUBLISHED_NAMES.items():
@@ -237,7 +235,7 @@ def rename(tensors: dict[str, Tensor], num_exits: int) -> dict[str, Tensor]:
     renamed = {ours(name): tensor for name, tensor in tensors.items()}
     if len(renamed) < len(tensors):
         twice = [name for name in tensors if name != ours(name) and ours(name) in tensors]
-        raise CheckpointError(f"tensors under two names: {', '.join(twice)}")
+        raise CheckpointError(f"tensors stored under two names: {', '.join(twice)}")
     return renamed
 
 

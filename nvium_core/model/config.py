@@ -1,10 +1,10 @@
-"""The configuration of an N-vium: a Llama's plus the depths of its exits. Knows nothing of weights.
+"""The configuration of an N-vium: Llama's fields plus the exits.
 
 `exit_layers` are depths counted in layers: 6 means "after six layers".
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,27 +17,26 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from nvium_core.choices import Sampling
 
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
-MAX_SIZE = 2**24
-"""Largest size of each kind, beyond any real model."""
+MAX_WIDTH = 2**24
+"""Upper bound of every size, far above any real model."""
 
-COUNTS = ("num_hidden_layers", "num_labels")
-MAX_COUNT = 10_000
-"""Largest number of layers, and of classifier labels, which transformers lists even for language models."""
+MAX_SIZES = {
+    "vocab_size": MAX_WIDTH,
+    "hidden_size": MAX_WIDTH,
+    "intermediate_size": MAX_WIDTH,
+    "num_attention_heads": MAX_WIDTH,
+    "num_key_value_heads": MAX_WIDTH,
+    "head_dim": MAX_WIDTH,
+    "max_position_embeddings": MAX_WIDTH,
+    "num_hidden_layers": 10_000,
+    "num_labels": 10_000,  # transformers builds a list of them for every model
+}
 
 MAX_NUMBER = 1e30
-"""Largest other number; a JSON integer may exceed a float."""
+"""Upper bound of other numbers: a JSON integer may overflow a float."""
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Not `dynamic` and `longrope`, which depend on the longest sequence of a batch."""
+"""Supported scalings. `dynamic` and `longrope` are not: they depend on the longest sequence of a batch."""
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "silu": nn.SiLU,
@@ -45,23 +44,25 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu_pytorch_tanh": partial(nn.GELU, approximate="tanh"),
     "relu": nn.ReLU,
 }
-"""Activations by `hidden_act`."""
 
 FORMAT = 1
-"""Format of model folders. A new field that changes the computation raises it, so that older programs refuse the
-folder."""
+"""Version of the model folder. Raise it for a new field that changes the computation: older versions then reject the
+folder instead of computing something else."""
 
 ROUTER_WIDTH_RATIO = 0.66  # the paper's router MLP is ⌊0.66 d⌋ wide
 
 
 @strict
 class NviumConfig(PreTrainedConfig):
-    """Llama's fields plus the exits. `exit_layers=None` means one exit, at the end: a univium.
+    """Configuration of an N-vium. `@strict` checks the types and calls the `validate_…` methods.
 
-    `router_hidden_size=None` is the paper's ⌊0.66 d⌋; `adapter_hidden_size=None` is the width d, and 0 is no adapters,
-    which with a single exit is exactly a Llama. Parts of other makes: `qkv_bias`, biases of queries, keys and values
-    but not the output; `qk_norm`, norms of every query and key; `no_rope_layers`, indices of layers without rotary
-    embedding. `default_sampling` is for requests that name none: "original" for a retrofitted model.
+    exit_layers: depths of the exits. None is a univium: one exit, after the last layer.
+    router_hidden_size: None is the paper's ⌊0.66 d⌋.
+    adapter_hidden_size: None is d. 0 means no adapters; with a single exit the model is then exactly a Llama.
+    qkv_bias: biases of the query, key and value projections, but not of the output projection (Qwen2).
+    qk_norm: RMSNorm of every query and key head (Qwen3).
+    no_rope_layers: indices of layers without rotary embedding (SmolLM3).
+    default_sampling: used for requests that set no `sampling`. Retrofitted models have "original".
     """
 
     model_type = "nvium"
@@ -98,7 +99,7 @@ class NviumConfig(PreTrainedConfig):
     nvium_format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
-        check_sizes(vars(self))  # before they become divisors
+        check_sizes(vars(self))  # before dividing by them
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.num_key_value_heads is None:
@@ -113,47 +114,42 @@ class NviumConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_format(self) -> None:
-        """Part of `@strict` validation."""
         if self.nvium_format != FORMAT:
-            raise ValueError(f"nvium_format {self.nvium_format} is another version's; this one reads {FORMAT}")
+            raise ValueError(f"nvium_format is {self.nvium_format}, but this version of nvium reads {FORMAT}")
 
     def validate_backbone(self) -> None:
-        """Part of `@strict` validation."""
         if self.hidden_act not in ACTIVATIONS:
             raise ValueError(f"hidden_act {self.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
         if not 0 <= self.initializer_range <= 1:
             raise ValueError(f"initializer_range must be between 0 and 1, got {self.initializer_range}")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size ({self.hidden_size}) must be a multiple of the {self.num_attention_heads} attention heads"
-            )
-        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        if rope_type not in ROPE_TYPES:
-            raise ValueError(f"rope_type {rope_type!r} is none of those that can be served: {', '.join(ROPE_TYPES)}")
-        if (self.rope_parameters or {}).get("partial_rotary_factor", 1) != 1:
-            raise ValueError("partial_rotary_factor: rotary embeddings of a part of each head cannot be served")
-
-    def validate_heads(self) -> None:
-        """Part of `@strict` validation."""
-        heads, shared = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
-        if heads % shared:
-            raise ValueError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({shared})")
-        if (self.head_dim or 0) % 2:
-            raise ValueError(f"head_dim must be even, as positions turn pairs, got {self.head_dim}")
-
-    def validate_numbers(self) -> None:
-        """Part of `@strict` validation: values that would give NaN, or an end-of-text that never comes."""
         if not 0 <= self.rms_norm_eps < math.inf:
             raise ValueError(f"rms_norm_eps must be finite and not negative, got {self.rms_norm_eps}")
-        for name, value in rope_numbers(self.rope_parameters or {}):
-            if not 0 < value <= MAX_NUMBER:
-                raise ValueError(f"{name} must be positive and at most {MAX_NUMBER:g}")
         check_end_token_ids(self.eos_token_id, self.vocab_size)
         if getattr(self, "quantization_config", None) is not None:
-            raise ValueError("quantization_config: weights that others have quantized are not read")
+            raise ValueError("quantization_config: quantized safetensors are not supported")
+
+    def validate_heads(self) -> None:
+        heads, key_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
+        if self.hidden_size % heads:
+            raise ValueError(f"hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads ({heads})")
+        if heads % key_heads:
+            raise ValueError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({key_heads})")
+        if (self.head_dim or 0) % 2:
+            raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+
+    def validate_rope(self) -> None:
+        parameters: dict[str, Any] = dict(self.rope_parameters or {})
+        rope_type = parameters.get("rope_type", "default")
+        if rope_type not in ROPE_TYPES:
+            raise ValueError(f"rope_type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+        if parameters.get("partial_rotary_factor", 1) != 1:
+            raise ValueError("partial_rotary_factor must be 1; partial rotary embeddings are not supported")
+        for name, value in parameters.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and not 0 < value <= MAX_NUMBER:
+                raise ValueError(f"{name} must be positive and at most {MAX_NUMBER:g}")
 
     def validate_exits(self) -> None:
-        """Part of `@strict` validation: exits strictly increase and the last one is at full depth."""
         depths = [0, *(self.exit_layers or [])]
         if any(shallow >= deep for shallow, deep in pairwise(depths)):
             raise ValueError(f"exit_layers must be positive and strictly increasing, got {self.exit_layers}")
@@ -161,58 +157,43 @@ class NviumConfig(PreTrainedConfig):
             raise ValueError(
                 f"the last of exit_layers must be num_hidden_layers ({self.num_hidden_layers}), got {self.exit_layers}"
             )
-        if (self.router_hidden_size or 0) < 1:
-            raise ValueError(f"router_hidden_size must be positive, got {self.router_hidden_size}")
+        for name, least in (("router_hidden_size", 1), ("adapter_hidden_size", 0)):
+            if not least <= (getattr(self, name) or 0) <= MAX_WIDTH:
+                raise ValueError(f"{name} must be between {least} and {MAX_WIDTH}, got {getattr(self, name)}")
         if not 0 < self.router_temperature <= MAX_NUMBER:
             raise ValueError(f"router_temperature must be positive and at most {MAX_NUMBER:g}")
-        for name in ("router_hidden_size", "adapter_hidden_size"):
-            if not 0 <= (getattr(self, name) or 0) <= MAX_SIZE:
-                raise ValueError(f"{name} must be between 0 and {MAX_SIZE}, got {getattr(self, name)}")
 
     @property
     def num_exits(self) -> int:
-        """N, the final exit included."""
+        """N, the last exit included."""
         return len(self.exit_layers or [])
 
     @property
     def blocks(self) -> list[range]:
-        """Block k (0-based) as the range of layer indices it runs: l_k … l_{k+1} - 1."""
+        """The layer indices of each block: block k (0-based) runs layers l_k … l_{k+1} - 1."""
         depths = [0, *(self.exit_layers or [])]
         return [range(shallow, deep) for shallow, deep in pairwise(depths)]
 
 
 def check_sizes(fields: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for sizes that cannot be built or would exhaust memory."""
-    for name in SIZES:
-        require_between(name, fields.get(name), MAX_SIZE)
-    for name in COUNTS:
-        require_between(name, fields.get(name), MAX_COUNT)
+    """Raise `ValueError` for a size out of range. Other types than int are left to `@strict`."""
+    for name, most in MAX_SIZES.items():
+        value = fields.get(name)
+        if isinstance(value, int) and not 1 <= value <= most:
+            raise ValueError(f"{name} must be between 1 and {most}, got {value}")
     if fields.get("max_position_embeddings") == 1:
-        raise ValueError("max_position_embeddings must be at least 2, a token and the one behind it")
-
-
-def require_between(name: str, value: object, most: int) -> None:
-    """Raise `ValueError` for a size out of range; missing values and other types are checked elsewhere."""
-    if isinstance(value, int) and not 1 <= value <= most:
-        raise ValueError(f"{name} must be between 1 and {most}, got {value}")
-
-
-def rope_numbers(parameters: Any) -> Iterator[tuple[str, float]]:
-    """All numbers that determine rotary angles, by name."""
-    for name, value in parameters.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            yield name, value
+        raise ValueError("max_position_embeddings must be at least 2: one token and its successor")
 
 
 def check_end_token_ids(named: int | list[int] | None, vocab_size: int) -> None:
-    """Raise `ValueError` for an end-of-text outside the vocabulary."""
+    """Raise `ValueError` for an `eos_token_id` outside the vocabulary."""
     for token_id in [named] if isinstance(named, int) else named or []:
         if not 0 <= token_id < vocab_size:
-            raise ValueError(f"eos_token_id {token_id} is outside the vocabulary of {vocab_size} tokens")
+            raise ValueError(f"eos_token_id must be in [0, {vocab_size}), got {token_id}")
 
 
 def even_exit_layers(num_layers: int, num_exits: int) -> list[int]:
-    """The paper's default placement, l_k = k · L / N. L must be a multiple of N."""
+    """Place the exits evenly, the paper's default: l_k = k · L / N. Raise `ValueError` unless N divides L."""
     if num_exits < 1 or num_layers % num_exits:
         raise ValueError(f"{num_layers} layers cannot be divided evenly among {num_exits} exits")
     return [k * num_layers // num_exits for k in range(1, num_exits + 1)]

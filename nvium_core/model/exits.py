@@ -1,4 +1,4 @@
-"""An exit: a place after a block where the model may emit, and the router that decides whether it does.
+"""Exits, at which the model may emit a token after a block, and their routers.
 
 Shapes: X any row dimensions, D width.
 """
@@ -12,7 +12,7 @@ from nvium_core.model.config import NviumConfig
 from nvium_core.model.llama import RMSNorm
 
 CONTINUE, EXIT = 0, 1
-"""The router's outcomes, in the order of its logits."""
+"""Indices of the router's logits."""
 
 
 class Router(nn.Module):
@@ -28,7 +28,7 @@ class Router(nn.Module):
         self.temperature = config.router_temperature
 
     def forward(self, x_XD: Tensor) -> Tensor:
-        """log w, [X, 2]: log-probabilities of continuing and of exiting, float32 or better."""
+        """Return log w [X, 2]: the log-probabilities of continuing and of exiting, in float32 or better."""
         inner_XD = wide_linear(self.fc2, F.gelu(wide_linear(self.fc1, x_XD)))
         with maybe_autocast(x_XD.device.type, enabled=False):
             precise_XD = inner_XD.to(torch.promote_types(inner_XD.dtype, torch.float32))
@@ -37,7 +37,7 @@ class Router(nn.Module):
 
 
 def wide_linear(layer: nn.Linear, x_XD: Tensor) -> Tensor:
-    """Precise; under autocast, which is for training, as fast as every other product of the model."""
+    """Apply the layer in float32 or better, but under autocast (training) in autocast's precision."""
     device = x_XD.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return precise_linear(layer, x_XD)
@@ -46,13 +46,13 @@ def wide_linear(layer: nn.Linear, x_XD: Tensor) -> Tensor:
 
 
 def precise_linear(layer: nn.Linear, x_XD: Tensor) -> Tensor:
-    """Computed in float32 or better, whatever the weights' precision."""
+    """Apply the layer in float32 or better, whatever the precision of its weights."""
     dtype = torch.promote_types(layer.weight.dtype, torch.float32)
     return F.linear(x_XD.to(dtype), layer.weight.to(dtype), layer.bias.to(dtype))
 
 
 class Adapter(nn.Module):
-    """o = x + down(SiLU(up(x))), before the shared head. Starts as the identity."""
+    """o = x + down(SiLU(up(x))), before the shared head. It is initialised to the identity."""
 
     def __init__(self, config: NviumConfig) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Adapter(nn.Module):
 
 
 class Exit(nn.Module):
-    """Norm, adapter and, unless it is the last exit, a router. The shared head W_lm belongs to the model."""
+    """Norm, adapter and router; the last exit has no router. The shared head W_lm belongs to the model."""
 
     def __init__(self, config: NviumConfig, is_last: bool) -> None:
         super().__init__()
@@ -74,12 +74,12 @@ class Exit(nn.Module):
         self.adapter = Adapter(config) if config.adapter_hidden_size else nn.Identity()
 
     def forward(self, h_XD: Tensor) -> tuple[Tensor, Tensor]:
-        """log w [X, 2] and the head's input o [X, D]."""
+        """Return log w [X, 2] and the head's input o [X, D]."""
         x_XD = self.norm(h_XD)
         return self.route(x_XD), self.adapter(x_XD)
 
     def route(self, x_XD: Tensor) -> Tensor:
-        """log w [X, 2] of normed rows; the last exit never continues."""
+        """Return log w [X, 2] of normalised rows; at the last exit w = 1."""
         if self.router is not None:
             log_w_X2: Tensor = self.router(x_XD)
             return log_w_X2

@@ -1,7 +1,6 @@
-"""Exits stored apart from their base model: `exits.safetensors` and `exits.json` in a folder.
+"""Retrofitted exits, stored separately from their base model as `exits.safetensors` and `exits.json`.
 
-The base keeps its weights and its file. Loading both gives an N-vium whose last exit is the base, bit for bit: the
-early exits come from the file, and the last exit's adapter is zero.
+Loading both gives an N-vium whose last exit computes exactly the base: its adapter is zero.
 """
 
 import hashlib
@@ -30,33 +29,30 @@ from nvium_core.model.config import NviumConfig
 
 ABOUT = "exits.json"
 SHAPE = ("num_hidden_layers", "hidden_size", "vocab_size")
-"""Fields of the base that must be equal; the digest covers its shapes."""
+"""Fields of the base that are compared before its digest, for a clearer error."""
 
 EXIT_FIELDS = ("exit_layers", "router_hidden_size", "adapter_hidden_size", "router_temperature")
-VALUES = 4096
-"""Values of each tensor in the digest, so that a large base is not read twice."""
-
-BASE_NORM = "exits.0.norm.weight"
-"""The final norm of a model without early exits."""
+DIGEST_VALUES = 4096
+"""Number of values of each tensor in the digest. Hashing all would read a large base twice."""
 
 
 def digest_of(tensors: Mapping[str, Tensor], config: NviumConfig) -> str:
-    """SHA-256 of names, shapes and first values of a model's tensors, under our names.
+    """Return the SHA-256 of the names, shapes and first values of a model's tensors.
 
-    Values are rounded to bfloat16, so that one model in two precisions has one digest.
+    Values are rounded to bfloat16, so the digest does not depend on the precision the model is loaded in.
     """
     digest = hashlib.sha256()
     for name in sorted(tensors):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        values = tensors[name].detach().flatten()[:VALUES].to(torch.bfloat16).contiguous()
+        values = tensors[name].detach().flatten()[:DIGEST_VALUES].to(torch.bfloat16).contiguous()
         digest.update(f"{name} {list(tensors[name].shape)}".encode())
         digest.update(values.view(torch.int16).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
 def describe_exits(config: NviumConfig, base: str, digest: str, **more: Any) -> dict[str, Any]:
-    """The content of exits.json; `config` is that of base and exits together."""
+    """Return the content of exits.json. `config` is the configuration of the base with the exits."""
     shape = {name: getattr(config, name) for name in SHAPE}
     exits = {name: getattr(config, name) for name in EXIT_FIELDS}
     return {"nvium_format": config.nvium_format, **exits, "base": {"name": base, **shape, "digest": digest}, **more}
@@ -66,14 +62,14 @@ def write_exits(tensors: Mapping[str, Tensor], about: Mapping[str, Any], folder:
     """Write both files, each atomically."""
     partial = folder / "partial"
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata={"format": "pt"})
-    partial.chmod(0o644)  # safetensors may make files for the owner only
+    partial.chmod(0o644)  # safetensors may create files only the owner can read
     partial.replace(folder / EXITS_WEIGHTS)
     partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     partial.replace(folder / ABOUT)
 
 
 def with_exits_of(base: Checkpoint, source: str | PathLike[str], **hub_options: Any) -> Checkpoint:
-    """The base with the exits of a folder or Hub name. Raises `CheckpointError` for exits made for another model."""
+    """Add the exits of a folder or Hub name to a base. Raise `CheckpointError` if they were made for another model."""
     folder = resolve_folder(source, **hub_options)
     about = read_about(folder / ABOUT)
     check_base(base, about, folder)
@@ -84,7 +80,7 @@ def with_exits_of(base: Checkpoint, source: str | PathLike[str], **hub_options: 
         raise CheckpointError(f"{folder / ABOUT}: {one_line(error.__cause__ or error)}") from error
     last = f"exits.{config.num_exits - 1}"
     tensors = dict(base.tensors)
-    norm = tensors.pop(BASE_NORM)
+    norm = tensors.pop("exits.0.norm.weight")  # the base's only norm becomes that of the last exit
     width, inner = config.hidden_size, config.adapter_hidden_size or 0
     return replace(
         base,
@@ -105,21 +101,21 @@ def read_about(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot read exits ({one_line(error)})") from error
     if not isinstance(about, dict) or not isinstance(about.get("base"), dict):
-        raise CheckpointError(f"{path}: does not describe exits and their base")
+        raise CheckpointError(f"{path}: must be a JSON object with the object `base`")
     return about
 
 
 def check_base(base: Checkpoint, about: dict[str, Any], folder: Path) -> None:
-    """Raise `CheckpointError` unless the exits were made for this model."""
-    meant = f"{folder}: made for {about['base'].get('name')}"
+    """Raise `CheckpointError` unless the exits were made for this base."""
+    made_for = f"{folder}: these exits were made for {about['base'].get('name')}"
     if base.config.num_exits > 1 or base.config.adapter_hidden_size:
-        raise CheckpointError(f"{meant}; {base.folder} has exits of its own")
+        raise CheckpointError(f"{made_for}, but {base.folder} already has exits")
     for name in SHAPE:
         expected, found = about["base"].get(name), getattr(base.config, name)
         if expected != found:
-            raise CheckpointError(f"{meant}, with {name} {expected}; {base.folder} has {found}")
+            raise CheckpointError(f"{made_for} with {name} {expected}, but {base.folder} has {found}")
     if about["base"].get("digest") != digest_of(base.tensors, base.config):
-        raise CheckpointError(f"{meant}; the weights of {base.folder} are another model's (digest)")
+        raise CheckpointError(f"{made_for}, but {base.folder} has different weights (the digests differ)")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -130,5 +126,5 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: {one_line(error)}") from error
     check_numbers(folder, tensors)
     if others := [name for name in tensors if not name.startswith("exits.")]:
-        raise CheckpointError(f"{path}: holds {others[0]}, which is no exit's")
+        raise CheckpointError(f"{path}: unexpected tensor {others[0]}; all names must begin with `exits.`")
     return tensors

@@ -1,6 +1,6 @@
-"""Floating-point operations of a token, by formula (paper, breakdown of FLOPs).
+"""FLOPs per token, from the configuration alone (paper, breakdown of FLOPs).
 
-A multiplication and an addition are two operations. Norms, rotations and softmaxes are not counted. Knows no weights.
+A multiply-add counts as two. Norms, rotary embeddings and softmaxes are not counted.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from nvium_core.model.config import NviumConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Flops:
-    """Operations of one token by part: projections and feed-forward layers, attention, heads, adapters, routers."""
+    """FLOPs of one token by part. `layers` are the projections and feed-forward networks."""
 
     layers: float
     attention: float
@@ -28,28 +28,32 @@ class Flops:
 
 
 def flops_per_token(config: NviumConfig, num_positions: int) -> Flops:
-    """With all exits, as in training and scoring: L(8d² + 6dm) + 4LSd + N·2Vd + N·4d·d_a + (N−1)·4d·m_r, with S =
-    `num_positions` attended. Fewer key heads than query heads reduce the 8d²."""
+    """FLOPs with all exits, as in training and scoring, when attending to S = `num_positions`.
+
+    L(8d² + 6dm) + 4LSd + N·2Vd + N·4d·d_a + (N−1)·4d·m_r; grouped-query attention reduces the 8d².
+    """
     num_exits = config.num_exits
     return _flops(config, num_positions, num_layers=config.num_hidden_layers, heads=num_exits, routers=num_exits - 1)
 
 
-def spoken_flops(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
-    """Operations of a generated token, deferred layers included: every layer, one head with its adapter, and the
-    routers of the early exits reached, with p_k = `exit_shares`."""
+def generation_flops(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
+    """FLOPs of a generated token, deferred layers included, if exits are taken with p_k = `exit_shares`.
+
+    These are all layers, one head with its adapter, and the routers reached.
+    """
     num_layers = config.num_hidden_layers
-    return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=routers_asked(exit_shares))
+    return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=mean_routers(exit_shares))
 
 
-def flops_before_speaking(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
-    """Operations before a token is emitted: those of its generation without its deferred layers."""
+def flops_until_emitted(config: NviumConfig, num_positions: int, exit_shares: Sequence[float]) -> Flops:
+    """FLOPs spent before a token is emitted: `generation_flops` without the deferred layers."""
     depths = zip(exit_shares, config.exit_layers or [], strict=True)
     num_layers = sum(share * depth for share, depth in depths) / sum(exit_shares)
-    return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=routers_asked(exit_shares))
+    return _flops(config, num_positions, num_layers=num_layers, heads=1, routers=mean_routers(exit_shares))
 
 
-def routers_asked(exit_shares: Sequence[float]) -> float:
-    """Σ_{k<N} P(reaching k): routers per token on average."""
+def mean_routers(exit_shares: Sequence[float]) -> float:
+    """Mean number of routers evaluated per token: Σ_{k<N} P(reaching exit k)."""
     return sum(sum(exit_shares[k:]) for k in range(len(exit_shares) - 1)) / sum(exit_shares)
 
 

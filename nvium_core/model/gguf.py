@@ -1,7 +1,7 @@
-"""Reads a GGUF file: its configuration, and its weights as tensors under our names.
+"""Reads the configuration and weights of a GGUF file.
 
-Weights in groups with scales are rounded to bfloat16 unless another precision is asked for, tensor by tensor, and the
-largest rounding is logged. `nvium_core.text.gguf_tokenizer` reads the tokenizer.
+Quantized weights are dequantized to bfloat16 unless the caller chooses another precision; the largest rounding error
+is logged. `nvium_core.text.gguf_tokenizer` reads the tokenizer.
 """
 
 import logging
@@ -30,12 +30,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": True},
     "smollm3": {},
 }
-"""`general.architecture` → the parts beyond a Llama's."""
+"""`general.architecture` → the parts that Llama does not have."""
 
 INTERLEAVED = ("llama", "smollm3")
-"""In these files rows that are rotated together are adjacent; ours are half a head apart."""
+"""Architectures whose query and key rows are stored as adjacent rotary pairs; ours are half a head apart."""
 
-NO_ROPE_INTERVAL = 4  # SmolLM3's, which its files do not say
+NO_ROPE_INTERVAL = 4  # every fourth layer of SmolLM3 has no rotary embedding; the files do not store this
 
 SHAPE = {
     "vocab_size": "vocab_size",
@@ -48,7 +48,7 @@ SHAPE = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
-"""Our fields → the file's, without the architecture's prefix."""
+"""Our field names → the file's, without the architecture prefix."""
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -78,7 +78,7 @@ COUNTS = (
 )
 REQUIRED = (*COUNTS, "rms_norm_eps")
 HEAD_SIZES = ("rope.dimension_count", "attention.value_length")
-"""Other sizes of a head; all are the same here."""
+"""Sizes that must equal the head size."""
 
 READ = {*SHAPE.values(), *HEAD_SIZES, "attention.sliding_window", "rope.freq_base", "rope.scale_linear"}
 READ |= {"rope.scaling.type", "rope.scaling.factor"}
@@ -86,7 +86,7 @@ HARMLESS = {"rope.scaling.original_context_length", "rope.scaling.finetuned", "t
 NEUTRAL: dict[str, Any] = {"attention.causal": True} | dict.fromkeys(
     ("attention.output_scale", "embedding_scale", "logit_scale", "residual_scale", "rope.scaling.attn_factor"), 1.0
 )
-"""Neutral values of fields that are not read; with another value, unless zero or empty, the file is refused."""
+"""Unsupported fields and the only value with which they are accepted, besides zero and empty."""
 
 ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 NAMED_ENDS = {
@@ -96,32 +96,34 @@ NAMED_ENDS = {
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
 }
-"""Tokens that end a text even if the file does not list them, as in llama.cpp (src/llama-vocab.cpp)."""
+"""Tokens that end a text even if the file does not say so, as in llama.cpp (src/llama-vocab.cpp)."""
 
 EXACT = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Kinds that are a precision; all others are groups of numbers with scales, read as float32."""
+"""Unquantized types. All others are dequantized to float32."""
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
 
 LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3_CONTEXT = 8192
-"""The original context of Llama 3.1 and its successors; a file stores only the resulting factors."""
+"""`original_max_position_embeddings` of Llama 3.1 and later; the file stores only the resulting factors."""
 
 
 class BoundedReader(gguf.GGUFReader):
-    """gguf's reader, with two fixes: it checks the file's end, which a damaged length may exceed, and reads strings
-    without slicing a memory map for each, which takes seconds."""
+    """gguf's reader with two fixes.
+
+    It checks lengths against the file's end, and does not slice the memory map for every string, which takes seconds.
+    """
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         stored = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
         if int(offset) + stored.itemsize * int(count) > self.data.nbytes:
-            raise ValueError("it ends too early")
+            raise ValueError("unexpected end of file")
         return np.frombuffer(self.data, stored, int(count), int(offset))
 
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """`readers`: one for each part of a split file; the first has the fields."""
+    """An open GGUF file with one reader per shard; the first shard has the metadata."""
 
     path: Path
     readers: list[gguf.GGUFReader]
@@ -139,7 +141,7 @@ class GGUFFile:
         return name
 
     def shape(self, name: str, default: Any = None) -> Any:
-        """A field of the architecture."""
+        """Return a field under the architecture's prefix."""
         return self.get(f"{self.architecture}.{name}", default)
 
     @cached_property
@@ -147,41 +149,41 @@ class GGUFFile:
         return {tensor.name: tensor for reader in self.readers for tensor in reader.tensors}
 
     def check_fields(self) -> None:
-        """Raise `CheckpointError` for a field of the architecture that changes the numbers and is not read."""
+        """Raise `CheckpointError` for an unsupported field that would change the computation."""
         prefix = f"{self.architecture}."
         names = (name for name in self.readers[0].fields if name.startswith(prefix))
         for field in {name.removeprefix(prefix) for name in names} - READ - HARMLESS:
             value = self.shape(field)
             if value and value != NEUTRAL.get(field):
-                raise CheckpointError(f"{self.path}: {prefix}{field} is {value!r}, which cannot be served")
+                raise CheckpointError(f"{self.path}: {prefix}{field} is {value!r}, which is not supported")
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Open a GGUF file. Raises `CheckpointError` for a damaged or other file."""
+    """Open a GGUF file. Raise `CheckpointError` if it is not valid."""
     parts = gguf_parts(path)
     try:
         written = [part.stat() for part in parts]
         file = _open(parts, *((state.st_mtime_ns, state.st_size) for state in written))
     except Exception as error:  # the reader raises anything for damaged files
-        raise CheckpointError(f"{path}: no GGUF file, or a damaged one ({type(error).__name__}: {error})") from error
+        raise CheckpointError(f"{path}: not a valid GGUF file ({type(error).__name__}: {error})") from error
     if file.get("split.count", 1) not in (0, len(parts)):
-        raise CheckpointError(f"{path}: is part of a split model; call its parts NAME-00001-of-0000N.gguf")
+        raise CheckpointError(f"{path}: is a shard of a split model; name the shards NAME-00001-of-0000N.gguf")
     return file
 
 
 @lru_cache(1)
 def _open(parts: tuple[Path, ...], *written: tuple[int, int]) -> GGUFFile:
-    """Cached, as tokenizer and weights are read in turn. The map is copy-on-write."""
+    """Open all shards, memory-mapped copy-on-write. Cached, because tokenizer and weights are read one by one."""
     return GGUFFile(parts[0], [BoundedReader(part, "c") for part in parts])
 
 
 def forget_gguf() -> None:
-    """Release the file opened last, whose vocabulary is many objects."""
+    """Close the file opened last: its vocabulary takes much memory."""
     _open.cache_clear()
 
 
 def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype | None = None) -> Checkpoint:
-    """Read all but the tokenizer. `dtype` None keeps the file's precision, with bfloat16 for groups."""
+    """Read configuration and weights. With `dtype` None they keep the file's precision (`stored_precision`)."""
     file = open_gguf(path)
     precision = dtype or stored_precision(file)
     config = config or read_config(file)
@@ -190,12 +192,12 @@ def read_gguf(path: Path, config: NviumConfig | None = None, dtype: torch.dtype 
         tensors[name] = tensor.to(precision)
         if tensors[name].dtype != tensor.dtype:
             largest = max(largest, (tensors[name].to(tensor.dtype) - tensor).abs().max().item())
-    logger.info("%s: weights in %s, the largest rounding is %.2g", path.name, str(precision)[6:], largest)
+    logger.info("%s: loaded weights in %s, largest rounding error %.2g", path.name, str(precision)[6:], largest)
     return Checkpoint(config=config, tensors=tensors, folder=path)
 
 
 def stored_precision(file: GGUFFile) -> torch.dtype:
-    """The widest precision of the matrices; bfloat16 if any is in groups."""
+    """Return the widest precision of the matrices, or bfloat16 if any is quantized."""
     kinds = {tensor.tensor_type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
     if kinds <= EXACT.keys():
         return reduce(torch.promote_types, (EXACT[kind] for kind in kinds), torch.bfloat16)
@@ -203,10 +205,10 @@ def stored_precision(file: GGUFFile) -> torch.dtype:
 
 
 def read_config(file: GGUFFile) -> NviumConfig:
-    """Read the configuration. Raises `CheckpointError` for features that our model lacks."""
+    """Read the configuration. Raise `CheckpointError` for unsupported features."""
     file.check_fields()
     try:
-        fields = read_fields(file)
+        fields = _fields(file)
         return NviumConfig(rope_parameters=_rope(file, fields), **fields)
     except CheckpointError:
         raise
@@ -214,53 +216,47 @@ def read_config(file: GGUFFile) -> NviumConfig:
         raise CheckpointError(f"{file.path}: {error.__cause__ or error}") from error
 
 
-def read_fields(file: GGUFFile) -> dict[str, Any]:
+def _fields(file: GGUFFile) -> dict[str, Any]:
     fields = {ours: value for ours, theirs in SHAPE.items() if (value := file.shape(theirs)) is not None}
     fields.setdefault("vocab_size", len(file.get("tokenizer.ggml.tokens", ())))
     missing = [f"{file.architecture}.{SHAPE[name]}" for name in REQUIRED if name not in fields]
     if missing:
-        raise CheckpointError(f"{file.path}: lacks {', '.join(missing)}")
+        raise CheckpointError(f"{file.path}: missing {', '.join(missing)}")
     for name in COUNTS:
         if not isinstance(count := fields[name], int) or count < 1:
-            raise CheckpointError(f"{file.path}: {file.architecture}.{SHAPE[name]} is {count!r}, not a positive number")
-    fields |= _special_tokens(file)
-    fields |= ARCHITECTURES[file.architecture] | _biases(file) | _layers_without_rotary(file, fields)
+            field = f"{file.architecture}.{SHAPE[name]}"
+            raise CheckpointError(f"{file.path}: {field} must be a positive integer, got {count!r}")
+    fields |= _special_tokens(file) | ARCHITECTURES[file.architecture]
+    if "blk.0.attn_output.bias" in file.tensors:
+        fields["attention_bias"] = True
+    else:
+        fields["qkv_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if file.architecture == "smollm3":
+        fields["no_rope_layers"] = list(range(NO_ROPE_INTERVAL - 1, fields["num_hidden_layers"], NO_ROPE_INTERVAL))
     fields |= {"tie_word_embeddings": "output.weight" not in file.tensors, "adapter_hidden_size": 0}
     window = file.shape("attention.sliding_window")
-    if window:  # within it a layer attends to everything
+    if window:  # within its window a layer equals full attention
         fields["max_position_embeddings"] = min(window, fields["max_position_embeddings"])
     return fields
 
 
 def _special_tokens(file: GGUFFile) -> dict[str, Any]:
-    """The tokens that begin, pad and end a text. llama.cpp lets `<|end|>` end a part of an answer that has calls."""
+    """Return the ids of the tokens that begin, pad and end a text."""
     named = {name: file.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding", *ENDS)}
     ids = {token: index for index, token in enumerate(file.get("tokenizer.ggml.tokens", ())) if token in NAMED_ENDS}
     if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys():
-        ids.pop("<|end|>", None)
+        ids.pop("<|end|>", None)  # in these formats it ends a message, not the answer (llama.cpp)
     ends = sorted({*ids.values(), *(named[name] for name in ENDS)} - {None})
     end = ends[0] if len(ends) == 1 else ends or None
     return {"bos_token_id": named["bos"], "eos_token_id": end, "pad_token_id": named["padding"]}
 
 
-def _biases(file: GGUFFile) -> dict[str, Any]:
-    if "blk.0.attn_output.bias" in file.tensors:
-        return {"attention_bias": True}
-    return {"qkv_bias": "blk.0.attn_q.bias" in file.tensors}
-
-
-def _layers_without_rotary(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
-    if file.architecture != "smollm3":
-        return {}
-    return {"no_rope_layers": list(range(NO_ROPE_INTERVAL - 1, fields["num_hidden_layers"], NO_ROPE_INTERVAL))}
-
-
 def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
-    """A factor without a type is linear; older files call it `rope.scale_linear`."""
+    """Read the rotary parameters. A factor without a type is linear; older files call it `rope.scale_linear`."""
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     for name in HEAD_SIZES:
         if (size := file.shape(name, head_dim)) != head_dim:
-            raise CheckpointError(f"{file.path}: {name} is {size}; only the size of a head, {head_dim}, can be served")
+            raise CheckpointError(f"{file.path}: {name} must be the head size, {head_dim}, got {size}")
     plain = {"rope_type": "default", "rope_theta": float(file.shape("rope.freq_base", 10_000.0))}
     kind = file.shape("rope.scaling.type", "linear")
     factor = float(file.shape("rope.scaling.factor") or file.shape("rope.scale_linear") or 1.0)
@@ -268,27 +264,25 @@ def _rope(file: GGUFFile, fields: dict[str, Any]) -> dict[str, Any]:
     if ROPE_FACTORS in file.tensors and not is_scaled:
         return _llama_3_rope(file, plain, head_dim)
     if ROPE_FACTORS in file.tensors or kind not in ("none", "linear"):
-        raise CheckpointError(
-            f"{file.path}: rotary scaling {kind!r} by {factor:g} is not supported; supported: "
-            "none, linear, Llama 3's factors"
-        )
+        known = "none, linear, Llama 3's factors"
+        raise CheckpointError(f"{file.path}: rope scaling {kind!r} by {factor:g} is not supported; supported: {known}")
     return plain | {"rope_type": "linear", "factor": factor} if is_scaled else plain
 
 
 def _llama_3_rope(file: GGUFFile, plain: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    """Find the parameters of Llama 3's rotary factors by search, and check them against all factors."""
+    """Return Llama 3's rotary parameters. Raise `CheckpointError` unless they reproduce the file's factors."""
     factors = torch.from_numpy(np.array(file.tensors[ROPE_FACTORS].data, dtype=np.float32)).flatten()
     parameters = plain | LLAMA_3 | {"factor": factors.max().item(), "original_max_position_embeddings": LLAMA_3_CONTEXT}
     config = NviumConfig(head_dim=head_dim, rope_parameters=parameters)
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
     unscaled = plain["rope_theta"] ** (-torch.arange(0, head_dim, 2) / head_dim)
     if factors.shape != frequencies.shape or not torch.allclose(unscaled / frequencies, factors, rtol=1e-3):
-        raise CheckpointError(f"{file.path}: {ROPE_FACTORS} are not Llama 3's, and cannot be served")
+        raise CheckpointError(f"{file.path}: {ROPE_FACTORS} is not a llama3 rope scaling; no other is supported")
     return parameters
 
 
 def read_tensors(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
-    """Read every weight under our name, with the rows of queries and keys in our order."""
+    """Read every weight under our name, with query and key rows in our order."""
     for name, stored in file.tensors.items():
         if name != ROPE_FACTORS:
             try:
@@ -298,17 +292,18 @@ def read_tensors(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
 
 
 def rows_in_our_order(file: GGUFFile, name: str, tensor: Tensor) -> Tensor:
+    """Reorder interleaved query and key rows so that rotary pairs are half a head apart."""
     known = NAME.fullmatch(name)
     if not known or known["part"] not in ("attn_q", "attn_k") or file.architecture not in INTERLEAVED:
         return tensor
     num_heads = file.shape("attention.head_count")
     if known["part"] == "attn_k":
         num_heads = file.shape("attention.head_count_kv", num_heads)
-    return half_a_head_apart(tensor, num_heads)
+    return tensor.view(num_heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
 def our_name(name: str) -> str:
-    """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
+    """Map `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`. Unknown names are kept."""
     known = NAME.fullmatch(name)
     if not known:
         return name
@@ -319,13 +314,9 @@ def our_name(name: str) -> str:
 def read_tensor(file: GGUFFile, stored: gguf.ReaderTensor) -> Tensor:
     kind = stored.tensor_type.name
     if kind not in KINDS:
-        raise CheckpointError(f"{file.path}: {stored.name} is stored as {kind}, which is none of {', '.join(KINDS)}")
+        raise CheckpointError(f"{file.path}: {stored.name} has type {kind}; supported: {', '.join(KINDS)}")
     shape = [int(size) for size in reversed(stored.shape)]
     if kind in EXACT:
         numbers = stored.data.reshape(-1).view(f"u{EXACT[kind].itemsize}")
         return torch.from_numpy(np.require(numbers, requirements="A")).view(EXACT[kind]).view(shape)
     return torch.from_numpy(gguf.dequantize(stored.data, stored.tensor_type)).view(shape)
-
-
-def half_a_head_apart(tensor: Tensor, num_heads: int) -> Tensor:
-    return tensor.view(num_heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

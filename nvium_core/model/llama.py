@@ -1,8 +1,8 @@
-"""A Llama backbone with the optional parts of its relatives; unaware of exits, caches and batches.
+"""The Llama backbone with the optional parts of its relatives, without exits.
 
-Every function works on *rows*: token positions in any arrangement. The caller passes how rows attend to others as
-`attend`; so training (packed documents), `generate()` (a Hugging Face cache) and the engine (ragged rows over pages)
-run the same layers. Parameter names are Hugging Face's.
+Layers process *rows*: token positions in any arrangement. The caller passes attention as the function `attend`, so
+training (packed documents), `generate()` (a Hugging Face cache) and the engine (ragged rows, paged cache) run the same
+layers. Parameter names are Hugging Face's.
 
 Shapes: X any row dimensions, D width, H query heads, G key/value heads, P head size, I inner width.
 """
@@ -21,11 +21,11 @@ Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """(queries [X, H, P], keys [X, G, P], values [X, G, P], layer index) → [X, H, P]."""
 
 Rotary = tuple[Tensor, Tensor]
-"""Cosines and sines for each row's position, [X, P] each."""
+"""Cosine and sine of each row's rotary angles, [X, P] each."""
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation, computed in float32 or better; on a GPU by one kernel."""
+    """Root mean square normalisation, in float32 or better. On a GPU it is one fused kernel."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -40,39 +40,38 @@ class RMSNorm(nn.Module):
         return self.weight * (precise * scale).to(x_XD.dtype)
 
 
-class PackedProducts(NamedTuple):
-    """Several products of the same rows as one."""
+class FusedLinear(NamedTuple):
+    """Several linear layers with the same input, as one matrix product."""
 
     weight: Tensor
     bias: Tensor | None
 
     @classmethod
-    def of(cls, *products: nn.Linear) -> "PackedProducts":
-        """Pack the layers. Their weights become views of the packed weights, so this takes no memory."""
-        weight = torch.cat([product.weight.detach() for product in products])
-        given: list[Tensor | None] = [product.bias for product in products]
+    def of(cls, *layers: nn.Linear) -> "FusedLinear":
+        """Fuse the layers. Their weights become views of the fused weight, so no memory is duplicated."""
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        given: list[Tensor | None] = [layer.bias for layer in layers]
         biases = [bias.detach() for bias in given if bias is not None]
-        parts = weight.split([product.out_features for product in products])
-        for product, part in zip(products, parts, strict=True):
-            product.weight = nn.Parameter(part, product.weight.requires_grad)
+        for layer, part in zip(layers, weight.split([layer.out_features for layer in layers]), strict=True):
+            layer.weight = nn.Parameter(part, layer.weight.requires_grad)
         return cls(weight, torch.cat(biases) if biases else None)
 
-    def holds(self, *products: nn.Linear) -> bool:
-        """Whether the layers' weights are still views of the packed weights."""
-        parts = self.weight.split([product.out_features for product in products])
-        return all(is_same_memory(product.weight, part) for product, part in zip(products, parts, strict=True))
+    def is_of(self, *layers: nn.Linear) -> bool:
+        """Return whether the layers' weights still are views of the fused weight."""
+        parts = self.weight.split([layer.out_features for layer in layers])
+        return all(
+            (layer.weight.data_ptr(), layer.weight.dtype, layer.weight.device)
+            == (part.data_ptr(), part.dtype, part.device)
+            for layer, part in zip(layers, parts, strict=True)
+        )
 
     def __call__(self, x_XD: Tensor) -> Tensor:
         return F.linear(x_XD, self.weight, self.bias)
 
 
-def packed(known: PackedProducts | None, *products: nn.Linear) -> PackedProducts:
-    """The packed weights. They keep their address, as another engine's CUDA graph may read them."""
-    return known if known is not None and known.holds(*products) else PackedProducts.of(*products)
-
-
-def is_same_memory(some: Tensor, other: Tensor) -> bool:
-    return (some.data_ptr(), some.dtype, some.device) == (other.data_ptr(), other.dtype, other.device)
+def fused(known: FusedLinear | None, *layers: nn.Linear) -> FusedLinear:
+    """Return `known` while it is valid: captured CUDA graphs of other engines hold its address."""
+    return known if known is not None and known.is_of(*layers) else FusedLinear.of(*layers)
 
 
 class Attention(nn.Module):
@@ -91,11 +90,10 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (
             RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
         )
-
-        self.qkv: PackedProducts | None = None
+        self.qkv: FusedLinear | None = None
 
     def pack(self) -> None:
-        self.qkv = packed(self.qkv, self.q_proj, self.k_proj, self.v_proj)
+        self.qkv = fused(self.qkv, self.q_proj, self.k_proj, self.v_proj)
 
     def forward(self, x_XD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         if self.qkv is not None and self.has_rotary and isinstance(self.q_norm, nn.Identity):
@@ -126,10 +124,10 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=config.mlp_bias)
         self.down_proj = nn.Linear(inner, width, bias=config.mlp_bias)
         self.act = ACTIVATIONS[config.hidden_act]()
-        self.gate_up: PackedProducts | None = None
+        self.gate_up: FusedLinear | None = None
 
     def pack(self) -> None:
-        self.gate_up = packed(self.gate_up, self.gate_proj, self.up_proj)
+        self.gate_up = fused(self.gate_up, self.gate_proj, self.up_proj)
 
     def forward(self, x_XD: Tensor) -> Tensor:
         if self.gate_up is None:
@@ -159,27 +157,27 @@ class Llama(nn.Module):
     def __init__(self, config: NviumConfig) -> None:
         super().__init__()
         embeddings = torch.empty(config.vocab_size, config.hidden_size)
-        if not embeddings.is_meta:  # where draws would import PyTorch's compiler
+        if not embeddings.is_meta:  # random numbers on meta would import PyTorch's compiler
             nn.init.normal_(embeddings)
         self.embed_tokens = nn.Embedding.from_pretrained(embeddings, freeze=False, padding_idx=config.pad_token_id)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
         self.rotary_emb = RotaryEmbedding(config)
-        self.gradient_checkpointing = False  # transformers' `gradient_checkpointing_enable` sets this, and how
+        self.gradient_checkpointing = False  # set by transformers' `gradient_checkpointing_enable`
 
     def rotary(self, positions_X: Tensor, dtype: torch.dtype) -> Rotary:
-        """Cosines and sines for positions of shape X = [B, T] or [R]."""
+        """Return cosines and sines for positions of shape X = [B, T] or [R]."""
         rotary: Rotary = self.rotary_emb(positions_X, dtype)
         return rotary
 
     def pack(self) -> None:
-        """Fuse products, for inference on the present device."""
+        """Fuse projections that share their input, for inference on the current device."""
         for module in self.layers:
             layer = cast(Layer, module)
             layer.self_attn.pack()
             layer.mlp.pack()
 
     def run(self, h_XD: Tensor, layers: Iterable[int], rotary: Rotary, attend: Attend) -> Tensor:
-        """Forward rows through these layers."""
+        """Run the rows through the layers with these indices."""
         for index in layers:
             layer = self.layers[index]
             if self.gradient_checkpointing and self.training:
@@ -190,7 +188,7 @@ class Llama(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """The angles of rotary position embeddings, in float32 whatever the model's precision."""
+    """Rotary position embeddings. Angles are float32 in any model precision."""
 
     def __init__(self, config: NviumConfig) -> None:
         super().__init__()
@@ -199,7 +197,10 @@ class RotaryEmbedding(nn.Module):
         self.inv_freq = nn.Buffer(frequencies, persistent=False)
 
     def frequencies(self) -> tuple[Tensor, float]:
-        """Radians per position of each pair, and the factor of cosines and sines. On the CPU, so never on meta."""
+        """Return the radians per position of each pair, and the scale of cosines and sines, on the CPU.
+
+        The CPU is explicit because models are built on the meta device.
+        """
         parameters, size = dict(self.config.rope_parameters or {}), self.config.head_dim or 0
         with torch.device("cpu"):
             if parameters["rope_type"] != "default":
@@ -214,19 +215,15 @@ class RotaryEmbedding(nn.Module):
         return (both.cos() * self.scaling).to(dtype), (both.sin() * self.scaling).to(dtype)
 
 
-def rotate_half(x_XHP: Tensor) -> Tensor:
-    first, second = x_XHP.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
-
-
 def rotate(x_XHP: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary position embedding, one angle per row shared by its heads."""
+    """Apply the rotary position embedding. All heads of a row share its angles."""
     cos_XP, sin_XP = rotary
-    return x_XHP * cos_XP.unsqueeze(-2) + rotate_half(x_XHP) * sin_XP.unsqueeze(-2)
+    first, second = x_XHP.chunk(2, dim=-1)
+    return x_XHP * cos_XP.unsqueeze(-2) + torch.cat((-second, first), dim=-1) * sin_XP.unsqueeze(-2)
 
 
 def causal_attention(mask: Tensor | None = None) -> Attend:
-    """Attention within a full batch, X = [B, T]; `mask` [B, 1, T, T] is True where row t may attend to row s."""
+    """Return attention within a batch, X = [B, T]. `mask` [B, 1, T, T] is True where row t may attend to row s."""
 
     def attend(q_BTHP: Tensor, k_BTGP: Tensor, v_BTGP: Tensor, layer_index: int) -> Tensor:
         q_BHTP, k_BGTP, v_BGTP = (x.transpose(1, 2) for x in (q_BTHP, k_BTGP, v_BTGP))
@@ -238,7 +235,7 @@ def causal_attention(mask: Tensor | None = None) -> Attend:
 def dense_attention(
     q_BHTP: Tensor, k_BGSP: Tensor, v_BGSP: Tensor, mask: Tensor | None, is_causal: bool = False
 ) -> Tensor:
-    """Scaled dot-product attention in which each of the G key heads serves H / G query heads."""
+    """Compute scaled dot-product attention; each of the G key heads serves H / G query heads."""
     grouped = q_BHTP.shape[1] != k_BGSP.shape[1]
     return F.scaled_dot_product_attention(
         q_BHTP, k_BGSP, v_BGSP, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped

@@ -1,6 +1,6 @@
-"""The mathematics of the mixture, in log space: p_k, π_mix and the three losses. No modules, no state.
+"""The mathematics of the mixture: p_k, π_mix and the three losses, in log space.
 
-A certain router has log w = -inf, which never becomes NaN here.
+log w may be -inf, for a router that never continues or never exits. No function here turns that into NaN.
 
 Shapes: X any row dimensions, E exits, V vocabulary.
 """
@@ -14,7 +14,7 @@ from nvium_core.model.exits import CONTINUE, EXIT
 
 
 def log_exit_probs(log_w_XE2: Tensor) -> Tensor:
-    """log p_k = log w_k + Σ_{j<k} log (1 − w_j), [X, E]."""
+    """Return log p_k = log w_k + Σ_{j<k} log (1 − w_j), [X, E]."""
     log_continue_XE = log_w_XE2[..., CONTINUE]
     log_reached_XE = torch.zeros_like(log_continue_XE)
     log_reached_XE[..., 1:] = log_continue_XE[..., :-1].cumsum(-1)
@@ -22,24 +22,24 @@ def log_exit_probs(log_w_XE2: Tensor) -> Tensor:
 
 
 def log_mixture(log_p_XE: Tensor, exit_logits_XEV: Tensor) -> Tensor:
-    """log π_mix = log Σ_k p_k π_k, [X, V], normalised."""
+    """Return log π_mix = log Σ_k p_k π_k, [X, V], normalised."""
     precise = exit_logits_XEV.to(log_p_XE.dtype)
     return torch.logsumexp(log_p_XE.unsqueeze(-1) + precise.log_softmax(-1), dim=-2)
 
 
 def mixture_nll(log_p_XE: Tensor, exit_nll_XE: Tensor) -> Tensor:
-    """−log π_mix of the target token, [X], from −log π_k of that token at each exit."""
+    """Return −log π_mix of the target token, [X], given −log π_k of that token at each exit."""
     return -torch.logsumexp(log_p_XE - exit_nll_XE, dim=-1)
 
 
 def mean_depth(log_p_XE: Tensor, exit_layers: Sequence[int]) -> Tensor:
-    """Σ_k p_k l_k / L per row, [X]; its mean is L_compute."""
+    """Return Σ_k p_k l_k / L of each row, [X]. The mean is L_compute."""
     depths_E = torch.tensor(exit_layers, dtype=log_p_XE.dtype, device=log_p_XE.device) / exit_layers[-1]
-    return (log_p_XE.exp() * depths_E).sum(-1)  # not a matmul, which autocast would round to bfloat16
+    return (log_p_XE.exp() * depths_E).sum(-1)  # autocast would compute a matmul in bfloat16
 
 
 def balance_penalty(log_w_XE2: Tensor) -> Tensor:
-    """Σ_{k<N} (w_k − 1/(N−k+1))² per row, [X]; its mean is L_balance. Zero where every exit is equally likely."""
+    """Return Σ_{k<N} (w_k − 1/(N−k+1))² of each row, [X]. The mean is L_balance; 0 if all exits are equally likely."""
     num_exits = log_w_XE2.shape[-2]
     w_XK = log_w_XE2[..., :-1, EXIT].exp()
     balanced_K = 1.0 / torch.arange(num_exits, 1, -1, dtype=w_XK.dtype, device=w_XK.device)

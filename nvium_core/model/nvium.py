@@ -1,6 +1,6 @@
-"""The N-vium: a Llama with exits and the head that they share.
+"""The N-vium: a Llama backbone with exits that share one head.
 
-`causal_lm` makes it a Hugging Face model; the engine, serving and evaluation use this one.
+The engine, the server and evaluation use this class; `causal_lm` wraps it as a Hugging Face model.
 
 Shapes: B sequences, T tokens, D width, E exits, V vocabulary; X any row dimensions.
 """
@@ -31,12 +31,16 @@ HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 
 @dataclass
 class NviumOutput(ModelOutput):
-    """The result of a forward pass. Losses are means over the labelled tokens and None without labels.
+    """The result of a forward pass. Losses are means over the labelled tokens, or None without labels.
 
-    loss: L_mix, also what Trainer minimises. logits: log π_mix [B, T, V]. exit_probs: p_k [B, T, E]. exit_logits: each
-    exit's own logits [B, T, E, V], on request. compute_loss: L_compute. balance_loss: L_balance. exit_losses:
-    cross-entropy of each exit alone [E]. hidden_states: the embeddings and the output of each layer, before any norm,
-    [B, T, D] each, on request. last_hidden_state: what the head reads at the last exit [B, T, D].
+    loss: L_mix, which Trainer minimises.
+    logits: log π_mix [B, T, V].
+    exit_probs: p_k [B, T, E].
+    exit_logits: each exit's own logits [B, T, E, V], with `output_exit_logits`.
+    mix_loss, compute_loss, balance_loss: L_mix, L_compute and L_balance.
+    exit_losses: cross-entropy of each exit alone [E].
+    hidden_states: embeddings and output of each layer, before any norm, [B, T, D] each, with `output_hidden_states`.
+    last_hidden_state: the head's input at the last exit [B, T, D].
     """
 
     loss: Tensor | None = None
@@ -53,13 +57,13 @@ class NviumOutput(ModelOutput):
 
 
 class Nvium(nn.Module):
-    """N exits after layers `config.exit_layers`, one head W_lm shared by all (paper, section 3)."""
+    """A model with N exits after the layers `config.exit_layers` and one head W_lm (paper, section 3)."""
 
     config: NviumConfig
     generation_config: Any = None  # a GenerationConfig or None
 
     def __init__(self, config: NviumConfig, *for_base: NviumConfig) -> None:
-        """`for_base` are the arguments of the next base class, if a subclass has another."""
+        """Build the model. `for_base` are arguments of the next base class of a subclass."""
         super().__init__(*for_base)
         self.config = config
         self.model: Llama = Llama(config)
@@ -83,10 +87,10 @@ class Nvium(nn.Module):
         exits: str | os.PathLike[str] | None = None,
         **hub_options: Any,
     ) -> Self:
-        """Load our layout, the authors' published layout, or a Llama or relative, from a folder, Hub name or GGUF file.
+        """Load a folder, Hub name or GGUF file: our layout, the authors' published one, or a Llama or relative.
 
-        `exits` is a folder or Hub name of exits made for this model (`nvium retrofit`). A missing, extra or misshapen
-        tensor raises `CheckpointError` naming it.
+        `exits` is the folder or Hub name of exits retrofitted to this model. Raise `CheckpointError` if a tensor is
+        missing, unexpected or of the wrong shape.
         """
         checkpoint, model = read_checked(cls, folder, config, dtype, exits, **hub_options)
         precision = checkpoint.dtype if dtype == "auto" else dtype
@@ -100,12 +104,12 @@ class Nvium(nn.Module):
 
     @classmethod
     def empty(cls, config: NviumConfig) -> Self:
-        """A model without weights, on the meta device."""
+        """Build a model without weights, on the meta device."""
         with torch.device("meta"):
             return cls(config)
 
     def num_parameters(self) -> int:
-        """A tied head counts once."""
+        """Return the number of parameters. A tied head counts once."""
         return sum(weight.numel() for weight in self.parameters())
 
     @property
@@ -117,13 +121,13 @@ class Nvium(nn.Module):
         return self.lm_head.weight.dtype
 
     def hidden_states(self, input_ids_BT: Tensor, positions_BT: Tensor, attend: Attend) -> list[Tensor]:
-        """The hidden states at every exit, E times [B, T, D]."""
+        """Compute the hidden states at all exits, E times [B, T, D]."""
         return self._states_after(self.config.blocks, self.model.embed_tokens(input_ids_BT), positions_BT, attend)
 
     def _states_after(
         self, parts: Iterable[Iterable[int]], h_BTD: Tensor, positions_BT: Tensor, attend: Attend
     ) -> list[Tensor]:
-        """Hidden states after each of these consecutive ranges of layers."""
+        """Return the hidden state after each of these consecutive ranges of layers."""
         rotary = self.model.rotary(positions_BT, h_BTD.dtype)
         states = []
         for layers in parts:
@@ -132,12 +136,12 @@ class Nvium(nn.Module):
         return states
 
     def exit_outputs(self, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Each exit's routing and its head input: log w [X, E, 2] and o_k, E times [X, D]."""
+        """Compute the routing log w [X, E, 2] and the head inputs o_k, E times [X, D]."""
         log_w, outputs = zip(*(exit_(h_XD) for exit_, h_XD in zip(self.exits, states, strict=True)), strict=True)
         return torch.stack(log_w, dim=-2), list(outputs)
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, output_exit_logits: bool = False) -> NviumOutput:
-        """Full-depth forward pass. `labels` [B, T] are input ids (−100 ignored), shifted here as in every HF model."""
+        """Run all layers and exits. `labels` [B, T] are token ids, −100 ignored; they are shifted here, as in HF."""
         position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         return self.mixed(input_ids, position_ids, causal_attention(), labels, output_exit_logits)
 
@@ -151,7 +155,7 @@ class Nvium(nn.Module):
         output_hidden_states: bool = False,
         logits_to_keep: int = 0,
     ) -> NviumOutput:
-        """`forward` at any positions, whatever they attend to; logits of the last `logits_to_keep` rows, 0 for all."""
+        """`forward` with explicit positions and attention. `logits_to_keep` keeps the last positions; 0 keeps all."""
         position_ids = position_ids.expand_as(input_ids)
         all_states = None
         if output_hidden_states:
@@ -199,19 +203,19 @@ def read_checked(
     exits: str | os.PathLike[str] | None,
     **hub_options: Any,
 ) -> tuple[Checkpoint, Model]:
-    """A checkpoint and its model, empty. Raises `CheckpointError` unless the tensors are exactly the model's."""
+    """Read a checkpoint and build its model without weights. Raise `CheckpointError` unless all tensors match."""
     checkpoint = read_source(source, config, None if dtype == "auto" else dtype, exits, **hub_options)
     checkpoint.check_num_layers()
     try:
         empty = kind.empty(checkpoint.config)
-    except Exception as error:  # whatever odd values lead to
+    except Exception as error:  # odd values may raise anything
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {one_line(error)}") from error
     checkpoint.check_against(empty)
     return checkpoint, empty
 
 
 def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
-    """The folder's generation settings, if any. Raises `CheckpointError` for an end outside the vocabulary."""
+    """Read generation_config.json, if it exists. Raise `CheckpointError` if it is invalid."""
     folder = checkpoint.folder
     if not (folder / GENERATION_CONFIG_NAME).exists():
         return None
@@ -224,6 +228,6 @@ def generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
 
 
 def token_nll(logits_XV: Tensor, targets_X: Tensor) -> Tensor:
-    """−log softmax at the target, [X], in float32 or better."""
+    """Return −log softmax at the targets, [X], in float32 or better."""
     precise = logits_XV.to(torch.promote_types(logits_XV.dtype, torch.float32))
     return F.cross_entropy(precise.flatten(0, -2), targets_X.flatten(), reduction="none").view(targets_X.shape)

@@ -1,10 +1,10 @@
-"""Weights in groups of 32 with a scale each, as GGUF's Q8_0 and Q4_0, or a scale and a minimum, as its Q4_1.
+"""Quantized weights: groups of 32 numbers with a scale, like GGUF's Q8_0 and Q4_0, or scale and minimum, like Q4_1.
 
-The model served is exactly the one with dequantised weights: a layer's weight is dequantised, in float32 or better, and
-its groups are kept beside it for code that can read fewer bytes. Groups read from a file are passed to `hold`, and
-nothing is rounded twice; `quantize` recovers the groups of Q8_0 and Q4_0 from weights that were dequantised from them.
+The model computes with the dequantized weights, in float32 or better. A layer also keeps its groups, which native
+kernels read instead to save bandwidth. `quantize` is idempotent: it recovers the groups of dequantized Q8_0 and Q4_0
+weights.
 
-Shapes: N rows, D their length, G groups.
+Shapes: N rows, D row length, G groups.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ GROUP = 32
 GroupKind = Literal["q8", "q4", "q4_1"]
 
 LARGEST = {"q8": 127, "q4": -8}
-"""The number that a group's largest element becomes."""
+"""The number to which a group's largest element is mapped."""
 
 BOUNDS = {"q8": (-127, 127), "q4": (-8, 7)}
 
@@ -34,7 +34,7 @@ class Groups:
 
     kind: GroupKind
     numbers_ND: Tensor
-    """int8; q4 uses −8 to 7 and q4_1 0 to 15."""
+    """int8; −8 to 7 for q4, 0 to 15 for q4_1"""
     scales_NG: Tensor
     """float16"""
     minima_NG: Tensor | None = None
@@ -49,7 +49,7 @@ class Groups:
 
 
 def quantize(weight_ND: Tensor, kind: Quantization) -> Groups:
-    """Round to the nearest numbers; each group's scale maps its largest element to `LARGEST`."""
+    """Round to the nearest numbers. Each group's scale maps its largest element to `LARGEST`."""
     groups_NGX = weight_ND.detach().double().unflatten(1, (-1, GROUP))
     extreme_NG1 = groups_NGX.gather(-1, groups_NGX.abs().argmax(-1, keepdim=True))
     if kind == "q8":
@@ -60,21 +60,21 @@ def quantize(weight_ND: Tensor, kind: Quantization) -> Groups:
 
 
 def hold(layer: nn.Linear, groups: Groups) -> None:
-    """Set the layer's weights. Raises `ValueError` if its precision cannot hold them."""
+    """Set the layer's weight to the dequantized groups. Raise `ValueError` if its precision would round them."""
     if layer.weight.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dequantised weights have more digits than {layer.weight.dtype} holds; use float32")
+        raise ValueError(f"{layer.weight.dtype} would round the dequantized weights; use float32")
     with torch.no_grad():
         layer.weight.copy_(groups.dequantized(layer.weight.dtype))
     remember(layer, groups)
 
 
 def remember(layer: nn.Linear, groups: Groups) -> None:
-    """Attach groups to a layer whose weights equal them."""
-    layer.groups = groups  # type: ignore[assignment]  # a plain attribute, no parameter
+    """Attach groups to a layer whose weight already equals them."""
+    layer.groups = groups  # type: ignore[assignment]  # not a parameter
 
 
 def groups_of(layer: nn.Linear) -> Groups | None:
-    """The layer's groups, unless its weight has changed since."""
+    """Return the layer's groups, or None if it has none or its weight has changed since."""
     groups = getattr(layer, "groups", None)
     weight_ND = layer.weight.detach()
     if isinstance(groups, Groups) and torch.equal(groups.dequantized(weight_ND.dtype).to(weight_ND.device), weight_ND):
@@ -83,15 +83,12 @@ def groups_of(layer: nn.Linear) -> Groups | None:
 
 
 def quantize_model(model: nn.Module, kind: Quantization) -> None:
-    """Quantize backbone and head where rows are whole groups, but not routers, adapters and norms. A tied embedding is
-    quantized with the head."""
+    """Quantize the linear layers of backbone and head whose row length is a multiple of 32.
+
+    Routers, adapters and norms are not quantized. A tied embedding is quantized with the head.
+    """
     for name, layer in model.named_modules():
-        is_quantized = isinstance(layer, nn.Linear) and (name.startswith("model.layers.") or name == "lm_head")
-        if is_quantized and isinstance(layer, nn.Linear) and layer.in_features % GROUP == 0:
-            hold(layer, groups_of_kind(layer, kind))
-
-
-def groups_of_kind(layer: nn.Linear, kind: Quantization) -> Groups:
-    """The layer's groups, or its weight rounded."""
-    held = groups_of(layer)
-    return held if held is not None and held.kind == kind else quantize(layer.weight, kind)
+        is_weight = name.startswith("model.layers.") or name == "lm_head"
+        if isinstance(layer, nn.Linear) and is_weight and layer.in_features % GROUP == 0:
+            groups = groups_of(layer)
+            hold(layer, groups if groups and groups.kind == kind else quantize(layer.weight, kind))

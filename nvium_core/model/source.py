@@ -1,4 +1,4 @@
-"""Reads a configuration and tensors from a folder, a Hub name or a GGUF file, and exits from their own file."""
+"""Reads a checkpoint from a folder, a Hub name or a GGUF file, optionally with exits from a separate folder."""
 
 import re
 from os import PathLike
@@ -16,7 +16,7 @@ PART = re.compile(r"-(\d{5})-of-(?!00000)(\d{5})(\.gguf)$", re.IGNORECASE)
 
 
 def is_gguf(source: object) -> bool:
-    """Whether this is a GGUF file, by suffix or by its first bytes, as Ollama's files have no suffix."""
+    """Return whether `source` is a GGUF file, by suffix or by magic number: Ollama's blobs have no suffix."""
     path = Path(str(source))
     if not path.is_file():
         return False
@@ -25,8 +25,10 @@ def is_gguf(source: object) -> bool:
 
 
 def gguf_parts(path: Path) -> tuple[Path, ...]:
-    """The file, or all parts of a split file. Raises `CheckpointError` unless this is the first part and none is
-    missing."""
+    """Return the file, or all shards of a split file given its first one.
+
+    Raise `CheckpointError` for a later shard, or if a shard is missing.
+    """
     named = PART.search(path.name)
     if not named:
         return (path,)
@@ -34,13 +36,9 @@ def gguf_parts(path: Path) -> tuple[Path, ...]:
     begin = path.name[: named.start()]
     parts = tuple(path.with_name(f"{begin}-{part:05}-of-{count:05}{suffix}") for part in range(1, count + 1))
     if number != 1:
-        raise CheckpointError(
-            f"{path}: is part {number} of {count}; name the first, {begin}-00001-of-{count:05}{suffix}"
-        )
+        raise CheckpointError(f"{path}: is shard {number} of {count}; pass the first shard, {parts[0].name}")
     if missing := [part.name for part in parts if not part.is_file()]:
-        raise CheckpointError(
-            f"{path}: is the first of {count} parts; missing from its folder: {', '.join(missing[:5])}"
-        )
+        raise CheckpointError(f"{path}: is shard 1 of {count}, but the folder lacks {', '.join(missing[:5])}")
     return parts
 
 
@@ -51,9 +49,12 @@ def read_source(
     exits: str | PathLike[str] | None = None,
     **hub_options: Any,
 ) -> Checkpoint:
-    """`dtype`: precision of dequantised groups. `exits`: a folder or Hub name of exits made for this model.
+    """Read a checkpoint. Raise `CheckpointError` if it cannot be loaded.
 
-    Raises `CheckpointError` naming what is wrong.
+    config: replaces the configuration in the source.
+    dtype: precision to which a GGUF file is dequantized.
+    exits: folder or Hub name of retrofitted exits for this model.
+    hub_options: passed to the Hub client.
     """
     if is_gguf(source):
         from nvium_core.model.gguf import read_gguf

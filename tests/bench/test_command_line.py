@@ -5,17 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.byte_model import load_byte_model
+from tests.byte_model import save_byte_model
 from tests.test_cli import run
 
 
 @pytest.fixture(scope="module")
 def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "bytes"
-    loaded = load_byte_model(context=256)
-    loaded.model.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
-    return folder
+    return save_byte_model(tmp_path_factory.mktemp("models") / "bytes", context=256)
 
 
 def test_without_an_experiment_peers_are_raced_here(

@@ -1,4 +1,4 @@
-"""GGUF files of random models and of small tokenizers, written by the gguf library for tests."""
+"""Writes GGUF files of random models and small tokenizers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ def write_gguf(
     rope_factors: Tensor | None = None,
     tokenizer: Mapping[str, Any] | None = None,
 ) -> Path:
-    """The model with its matrices in a kind; `tokenizer` are the file's fields that make one."""
+    """Write the model with its matrices in a quantization type. `tokenizer` are metadata fields."""
     config = model.config
     arch = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -66,7 +66,7 @@ def write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def interleaved(name: str, tensor: Tensor, config: Any) -> Tensor:
-    """Rows of queries and keys as llama.cpp rotates them, where it does so in pairs."""
+    """Reorder query and key rows to adjacent rotary pairs, for the architectures that store them so."""
     heads = {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}
     num_heads = next((number for part, number in heads.items() if name.endswith(part)), None)
     if num_heads is None or config.model_type not in INTERLEAVED:
@@ -75,7 +75,7 @@ def interleaved(name: str, tensor: Tensor, config: Any) -> Tensor:
 
 
 def blocks(stored: "np.ndarray[Any, Any]", kind: gguf.GGMLQuantizationType) -> "np.ndarray[Any, Any]":
-    """Numbers in a kind's blocks; random blocks with moderate scales where the library does not write that kind."""
+    """Quantize the matrix. If the library cannot, return random blocks with moderate scales."""
     try:
         return gguf.quantize(stored, kind)
     except NotImplementedError:
@@ -97,7 +97,7 @@ SCALES = {
     "Q3_K": (108,),
     "Q2_K": (80, 82),
 }
-"""Where a block has its float16 scales."""
+"""Byte offsets of a block's float16 scales."""
 
 
 def add_fields(writer: gguf.GGUFWriter, fields: Mapping[str, Any]) -> None:

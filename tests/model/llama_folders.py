@@ -1,9 +1,12 @@
-"""Random Hugging Face Llamas, and folders of them, for tests that hold ours against transformers' own."""
+"""Random Hugging Face Llamas and their folders, for tests against transformers."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 LLAMA_3_ROPE = {
@@ -17,7 +20,7 @@ LLAMA_3_ROPE = {
 
 
 def random_llama(seed: int = 0, **fields: Any) -> LlamaForCausalLM:
-    """A small float32 Llama whose weights are large enough for its answers to differ from position to position."""
+    """Build a small float32 Llama with weights so large that its output differs between positions."""
     shape = {
         "vocab_size": 61,
         "hidden_size": 32,
@@ -38,3 +41,10 @@ def random_llama(seed: int = 0, **fields: Any) -> LlamaForCausalLM:
 def llama_folder(folder: Path, llama: LlamaForCausalLM, shard_size: str = "1GB") -> Path:
     llama.save_pretrained(folder, max_shard_size=shard_size)
     return folder
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    """Apply an in-place edit to the folder's tensors."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

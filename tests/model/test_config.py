@@ -12,13 +12,13 @@ def test_a_configuration_without_exits_is_a_univium() -> None:
     assert config.exit_layers == [3] and config.num_exits == 1
 
 
-def test_the_router_and_the_adapters_take_the_papers_widths() -> None:
+def test_routers_and_adapters_have_the_papers_widths() -> None:
     config = NviumConfig(hidden_size=768, num_attention_heads=12)
     assert (config.router_hidden_size, config.adapter_hidden_size) == (506, 768)
 
 
 @pytest.mark.parametrize("exit_layers", [[], [2], [2, 5], [0, 4], [3, 3, 4], [3, 2, 4], [-1, 4]])
-def test_exits_that_do_not_rise_to_full_depth_are_refused(exit_layers: list[int]) -> None:
+def test_exits_that_do_not_increase_to_full_depth_are_rejected(exit_layers: list[int]) -> None:
     with pytest.raises(StrictDataclassError, match="exit_layers"):
         NviumConfig(num_hidden_layers=4, exit_layers=exit_layers)
 

@@ -1,4 +1,4 @@
-"""Exits beside their base: loaded together, merged, and refused for any other model."""
+"""Retrofitted exits: loading with their base, merging, and rejection for any other model."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exits(base: Path, tmp_path: Path) -> Path:
-    """Random ones, after layers 1 and 3."""
+    """Random exits after layers 1 and 3."""
     model = NviumForCausalLM(with_exits(read_config(base), [1, 3, 4], 16))
     early = {name: weight for name, weight in model.state_dict().items() if name.startswith(("exits.0", "exits.1"))}
     original = NviumForCausalLM.from_pretrained(base)
@@ -40,7 +40,7 @@ def exits(base: Path, tmp_path: Path) -> Path:
 
 
 @torch.no_grad()
-def test_the_last_exit_is_the_base_and_the_others_are_the_files(base: Path, exits: Path) -> None:
+def test_the_last_exit_is_the_base(base: Path, exits: Path) -> None:
     original, model = NviumForCausalLM.from_pretrained(base), NviumForCausalLM.from_pretrained(base, exits=exits)
     assert (model.config.exit_layers, model.config.default_sampling) == ([1, 3, 4], "original")
     logits = model(IDS, output_exit_logits=True).exit_logits
@@ -48,7 +48,7 @@ def test_the_last_exit_is_the_base_and_the_others_are_the_files(base: Path, exit
     assert not torch.equal(logits[..., 0, :], logits[..., -1, :])
 
 
-def test_commands_take_both_and_convert_merges_them(base: Path, exits: Path, tmp_path: Path) -> None:
+def test_generate_runs_base_and_exits_and_convert_merges_them(base: Path, exits: Path, tmp_path: Path) -> None:
     asked = ["generate", str(base), "--exits", str(exits), "--prompt", "a", "--max-tokens", "3", "--seed", "1"]
     assert CliRunner().invoke(app, asked).exit_code == 0
     merged = tmp_path / "merged"
@@ -60,25 +60,25 @@ def test_commands_take_both_and_convert_merges_them(base: Path, exits: Path, tmp
     assert loaded.name == "base" and loaded.model.config.num_exits == 3
 
 
-def test_a_bases_digest_does_not_depend_on_its_precision(base: Path) -> None:
+def test_the_digest_does_not_depend_on_the_precision(base: Path) -> None:
     narrow, wide = (NviumForCausalLM.from_pretrained(base, dtype=dtype) for dtype in (torch.bfloat16, torch.float64))
     assert digest_of(narrow.state_dict(), narrow.config) == digest_of(wide.state_dict(), wide.config)
 
 
-def test_another_model_is_refused_by_name(base: Path, exits: Path, tmp_path: Path) -> None:
+def test_exits_of_another_model_are_rejected(base: Path, exits: Path, tmp_path: Path) -> None:
     tuned = llama_folder(tmp_path / "tuned", random_llama(**SHAPE, seed=1))
-    with pytest.raises(CheckpointError, match=r"exits: made for base; the weights of .*tuned are another model's"):
+    with pytest.raises(CheckpointError, match=r"exits were made for base, but .*tuned has different weights"):
         NviumForCausalLM.from_pretrained(tuned, exits=exits)
     deeper = llama_folder(tmp_path / "deeper", random_llama(**SHAPE | {"num_hidden_layers": 5}))
-    with pytest.raises(CheckpointError, match=r"made for base, with num_hidden_layers 4; .*deeper has 5"):
+    with pytest.raises(CheckpointError, match=r"made for base with num_hidden_layers 4, but .*deeper has 5"):
         NviumForCausalLM.from_pretrained(deeper, exits=exits)
     whole = NviumForCausalLM.from_pretrained(base, exits=exits)
     whole.save_pretrained(tmp_path / "whole")
-    with pytest.raises(CheckpointError, match="whole has exits of its own"):
+    with pytest.raises(CheckpointError, match="whole already has exits"):
         NviumForCausalLM.from_pretrained(tmp_path / "whole", exits=exits)
 
 
-def test_damaged_exits_are_refused_by_name(base: Path, exits: Path, tmp_path: Path) -> None:
+def test_damaged_exits_are_rejected(base: Path, exits: Path, tmp_path: Path) -> None:
     def damaged(content: str, file: str = "exits.json") -> Path:
         copytree(exits, place := tmp_path / f"damaged-{len(list(tmp_path.iterdir()))}")
         (place / file).write_text(content, encoding="utf-8")
@@ -87,7 +87,7 @@ def test_damaged_exits_are_refused_by_name(base: Path, exits: Path, tmp_path: Pa
     about = json.loads((exits / "exits.json").read_text())
     places = {
         "cannot read exits": damaged("{"),
-        "does not describe exits": damaged("[]"),
+        "must be a JSON object": damaged("[]"),
         "exits.json: .*exit_layers": damaged(json.dumps(about | {"exit_layers": [3, 1, 4]})),
         "unexpected tensor exits.1": damaged(json.dumps(about | {"exit_layers": [3, 4]})),
         "exits.safetensors: ": damaged("", "exits.safetensors"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvium_core.model.flops import flops_before_speaking, flops_per_token, spoken_flops
+from nvium_core.model.flops import flops_per_token, flops_until_emitted, generation_flops
 from tests.model.paper_flops import PER_MILLE, paper_config, paper_flops
 
 
@@ -27,11 +27,11 @@ def test_the_parts_are_those_of_the_formula_written_out() -> None:
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=4, max_size=4))
-def test_speaking_early_saves_layers_until_then_and_heads_for_good(weights: list[float]) -> None:
+def test_an_early_exit_defers_layers_and_saves_heads(weights: list[float]) -> None:
     shares = [weight / sum(weights) for weight in weights]
     config = paper_config(24, 4)
     scored = flops_per_token(config, 100)
-    spoken, before = spoken_flops(config, 100, shares), flops_before_speaking(config, 100, shares)
+    spoken, before = generation_flops(config, 100, shares), flops_until_emitted(config, 100, shares)
     mean_depth = sum(share * depth / 24 for share, depth in zip(shares, config.exit_layers or [], strict=True))
     assert spoken.layers == scored.layers
     assert before.layers == pytest.approx(mean_depth * scored.layers)

@@ -1,4 +1,4 @@
-"""GGUF files of random models: their numbers, under our names and in our order, give transformers' answers."""
+"""GGUF files of random models give the log-probabilities of transformers."""
 
 import re
 import struct
@@ -37,7 +37,7 @@ def test_a_file_gives_the_log_probabilities_of_transformers(make: str, tmp_path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_weight_is_read_as_the_library_reads_it(kind: str, tmp_path: Path) -> None:
+def test_every_type_is_dequantized_as_by_the_library(kind: str, tmp_path: Path) -> None:
     theirs = random_model("qwen2", WIDE)
     ours = NviumForCausalLM.from_pretrained(write_gguf(tmp_path / "model.gguf", theirs, kind), dtype=torch.float32)
     name = "model.layers.0.mlp.up_proj.weight"
@@ -69,9 +69,9 @@ ARRAY, STRING, UINT8, MANY = 9, 8, 0, 2**40
         header(num_tensors=MANY, num_fields=0),
     ],
 )
-def test_a_length_beyond_the_files_end_is_refused_at_once(content: bytes, tmp_path: Path) -> None:
+def test_a_length_beyond_the_end_of_the_file_is_rejected_at_once(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"model\.gguf: no GGUF file, or a damaged one"):
+    with pytest.raises(CheckpointError, match=r"model\.gguf: not a valid GGUF file"):
         open_gguf(tmp_path / "model.gguf")
 
 
@@ -79,7 +79,7 @@ PRECISIONS = [("F32", "float32"), ("F16", "float32"), ("BF16", "bfloat16"), ("Q4
 
 
 @pytest.mark.parametrize(("kind", "dtype"), PRECISIONS)
-def test_a_file_keeps_its_precision_and_its_groups_become_bfloat16(kind: str, dtype: str, tmp_path: Path) -> None:
+def test_a_file_keeps_its_precision_and_quantized_ones_become_bfloat16(kind: str, dtype: str, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE), kind)
     assert NviumForCausalLM.from_pretrained(file).dtype == getattr(torch, dtype)
 
@@ -95,7 +95,7 @@ LLAMA_3 = {
 
 
 def stretched_llama() -> tuple[PreTrainedModel, Tensor]:
-    """A model with Llama 3's scaled rotary embedding, and the factors that a file has of it."""
+    """Build a model with Llama 3's rope scaling, and the factors that its file stores."""
     shape = {"head_dim": 64, "num_hidden_layers": 1}
     stretched, plain = (
         random_model("llama", shape | {"rope_parameters": rope})
@@ -104,7 +104,7 @@ def stretched_llama() -> tuple[PreTrainedModel, Tensor]:
     return stretched, plain.model.rotary_emb.inv_freq / stretched.model.rotary_emb.inv_freq
 
 
-def test_llama_3_s_factors_become_its_rotary_scaling(tmp_path: Path) -> None:
+def test_llama_3_factors_become_its_rope_scaling(tmp_path: Path) -> None:
     model, factors = stretched_llama()
     assert factors.max() == pytest.approx(8) and factors.min() == 1
     file = write_gguf(tmp_path / "model.gguf", model, rope_factors=factors)
@@ -112,7 +112,7 @@ def test_llama_3_s_factors_become_its_rotary_scaling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 3, 40, 3000])
-def test_a_file_that_is_cut_short_is_refused_by_name(kept: int, tmp_path: Path) -> None:
+def test_a_truncated_file_is_rejected_by_name(kept: int, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE))
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match=re.escape(str(file))):
@@ -123,7 +123,7 @@ def with_fields(path: Path, model: PreTrainedModel, fields: dict[str, Any]) -> P
     return write_gguf(path, model, tokenizer={"tokenizer.ggml.model": "no_vocab"} | fields)
 
 
-def test_every_end_a_file_names_or_implies_ends_a_text(tmp_path: Path) -> None:
+def test_named_and_well_known_end_tokens_end_a_text(tmp_path: Path) -> None:
     tokens = ["a", "</s>", "<|im_end|>", "<|endoftext|>", "<end_of_turn>", "b", "c"]
     ids = {"tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.eom_token_id": 6, "tokenizer.ggml.tokens": tokens}
     file = with_fields(tmp_path / "model.gguf", random_model("qwen2", WIDE), ids)
@@ -143,7 +143,7 @@ def test_a_factor_without_a_type_is_linear(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["expert_count", "logit_scale", "rope.scaling.yarn_ext_factor", "something.new"])
-def test_an_unknown_field_that_changes_numbers_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_an_unknown_field_that_changes_the_computation_is_rejected(name: str, tmp_path: Path) -> None:
     model = random_model("qwen2", WIDE)
     read_config(open_gguf(with_fields(tmp_path / "neutral.gguf", model, {f"qwen2.{name}": 0})))
     with pytest.raises(CheckpointError, match=f"qwen2.{name} is 2"):
@@ -152,20 +152,20 @@ def test_an_unknown_field_that_changes_numbers_is_refused_by_name(name: str, tmp
 
 @pytest.mark.parametrize("name", ["attention.head_count", "block_count", "embedding_length"])
 @pytest.mark.parametrize("count", [0, [4, 4]])
-def test_a_file_without_heads_or_layers_is_refused_by_name(name: str, count: object, tmp_path: Path) -> None:
+def test_invalid_counts_are_rejected_by_name(name: str, count: object, tmp_path: Path) -> None:
     file = with_fields(tmp_path / "model.gguf", random_model("qwen2", WIDE), {f"qwen2.{name}": count})
-    with pytest.raises(CheckpointError, match=rf"qwen2\.{name} is .*, not a positive number"):
+    with pytest.raises(CheckpointError, match=rf"qwen2\.{name} must be a positive integer"):
         read_config(open_gguf(file))
 
 
 @pytest.mark.parametrize("name", ["model.GGUF", "sha256-0123abc"])
-def test_a_file_is_known_by_its_suffix_or_its_first_bytes(name: str, tmp_path: Path) -> None:
+def test_a_file_is_recognised_by_its_suffix_or_magic_number(name: str, tmp_path: Path) -> None:
     model = random_model("qwen2", WIDE)
     loaded = NviumForCausalLM.from_pretrained(write_gguf(tmp_path / name, model))
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
 
 
-def test_a_split_file_is_loaded_by_its_first_part(tmp_path: Path) -> None:
+def test_a_split_file_is_loaded_by_its_first_shard(tmp_path: Path) -> None:
     model = random_model("qwen2", WIDE)
     whole = write_gguf(tmp_path / "whole.gguf", model)
     first, second = (tmp_path / f"model-0000{part}-of-00002.gguf" for part in (1, 2))
@@ -180,12 +180,12 @@ def test_a_split_file_is_loaded_by_its_first_part(tmp_path: Path) -> None:
         close(writer)
     loaded, expected = (NviumForCausalLM.from_pretrained(path).state_dict() for path in (first, whole))
     assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
-    with pytest.raises(CheckpointError, match=r"is part 2 of 2; name the first, model-00001-of-00002\.gguf"):
+    with pytest.raises(CheckpointError, match=r"is shard 2 of 2; pass the first shard, model-00001-of-00002\.gguf"):
         NviumForCausalLM.from_pretrained(second)
     alone = first.rename(tmp_path / "alone.gguf")
-    with pytest.raises(CheckpointError, match="is part of a split model"):
+    with pytest.raises(CheckpointError, match="is a shard of a split model"):
         NviumForCausalLM.from_pretrained(alone)
     alone.rename(first)
     second.unlink()
-    with pytest.raises(CheckpointError, match=r"missing from its folder: model-00002-of-00002\.gguf"):
+    with pytest.raises(CheckpointError, match=r"the folder lacks model-00002-of-00002\.gguf"):
         NviumForCausalLM.from_pretrained(first)

@@ -1,4 +1,4 @@
-"""Q8_0, Q4_0 and Q4_1 matrices of GGUF files, held as the engine's own groups."""
+"""Q8_0, Q4_0 and Q4_1 matrices of GGUF files as groups."""
 
 import logging
 from pathlib import Path
@@ -13,7 +13,7 @@ from nvium_core.model.causal_lm import NviumForCausalLM
 from nvium_core.model.gguf import open_gguf
 from nvium_core.model.gguf_groups import hold_groups, read_groups
 from nvium_core.model.quantized import groups_of
-from tests.model.gguf_files import KIND, blocks, write_gguf
+from tests.model.gguf_files import KIND, blocks, close, write_gguf
 from tests.model.test_backbones import random_model
 from tests.model.test_gguf import WIDE
 
@@ -23,8 +23,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("make", ["llama", "qwen2"])
-def test_dequantised_groups_are_the_librarys_bit_for_bit(make: str, kind: str, tmp_path: Path) -> None:
-    """Of a Llama's queries too, whose rows the file has in another order."""
+def test_dequantized_groups_equal_the_librarys_bit_for_bit(make: str, kind: str, tmp_path: Path) -> None:
+    """A Llama's query and key rows are also reordered."""
     file = write_gguf(tmp_path / "model.gguf", random_model(make, WIDE), kind)
     model = NviumForCausalLM.from_pretrained(file, dtype=torch.float32)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
@@ -42,7 +42,7 @@ def linear_groups(layer: nn.Module) -> object:
     return groups_of(layer) if isinstance(layer, nn.Linear) else None
 
 
-def test_a_head_that_is_the_embedding_has_its_groups(tmp_path: Path) -> None:
+def test_a_tied_head_has_the_groups_of_the_embedding(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", random_model("qwen2", WIDE | {"tie_word_embeddings": True}), "Q8_0")
     [groups] = [groups for name, groups in read_groups(open_gguf(file)) if name == "lm_head.weight"]
     model = NviumForCausalLM.from_pretrained(file, dtype=torch.float32)
@@ -53,7 +53,7 @@ def test_a_head_that_is_the_embedding_has_its_groups(tmp_path: Path) -> None:
     assert torch.equal(model.model.embed_tokens.weight, model.lm_head.weight)
 
 
-def test_other_groups_become_bfloat16_and_the_largest_rounding_is_told(
+def test_other_types_become_bfloat16_and_the_rounding_error_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -66,12 +66,12 @@ def test_other_groups_become_bfloat16_and_the_largest_rounding_is_told(
     largest = (model.lm_head.weight - exact).abs().max().item()
     assert largest > 0
     assert caplog.messages == [
-        f"model.gguf: 7 matrices keep their groups, 1 are in bfloat16; the largest rounding is {largest:.2g}"
+        f"model.gguf: 7 matrices stay quantized, 1 become bfloat16; largest rounding error {largest:.2g}"
     ]
 
 
 def write_mixed(path: Path) -> None:
-    """Q4_0 with a head in Q6_K, as llama.cpp writes such files."""
+    """Write a Q4_0 file with a Q6_K head, as llama.cpp does."""
     theirs = random_model("qwen2", WIDE)
     plain = gguf.GGUFReader(write_gguf(path.with_name("plain.gguf"), theirs, "Q4_0"))
     writer = gguf.GGUFWriter(path, "qwen2")
@@ -84,13 +84,10 @@ def write_mixed(path: Path) -> None:
             kind = KIND["Q6_K"]
             data = blocks(theirs.lm_head.weight.detach().numpy(), kind)
         writer.add_tensor(tensor.name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    close(writer)
 
 
-def test_groups_are_held_in_float32_and_everything_else_in_the_files_own_precision() -> None:
+def test_quantized_files_load_in_float32_and_others_in_their_own_precision() -> None:
     assert gguf_precision("auto", CPU, in_groups=True) == torch.float32
     assert gguf_precision("auto", CPU, in_groups=False) == "auto"
     assert gguf_precision("bfloat16", CPU, in_groups=True) == torch.bfloat16

@@ -1,4 +1,4 @@
-"""A fresh model starts as the authors' code starts theirs."""
+"""Initial weights are those of the authors' code."""
 
 import pytest
 import torch

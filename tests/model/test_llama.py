@@ -1,4 +1,4 @@
-"""A Hugging Face Llama is an N-vium with one exit and no adapter: every number must be transformers' own."""
+"""A Hugging Face Llama is an N-vium with one exit and no adapter; its outputs equal those of transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def test_a_llama_gives_the_log_probabilities_of_transformers(pair: tuple[LlamaFo
 
 
 @torch.no_grad()
-def test_left_padding_is_seen_by_nobody(pair: tuple[LlamaForCausalLM, NviumForCausalLM]) -> None:
+def test_left_padding_changes_nothing(pair: tuple[LlamaForCausalLM, NviumForCausalLM]) -> None:
     llama, univium = pair
     input_ids = random_ids(2, 12)
     mask = torch.ones_like(input_ids)

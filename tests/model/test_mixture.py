@@ -1,4 +1,4 @@
-"""The formulas of the mixture against themselves written in probability space, for routers certain and uncertain."""
+"""The mixture in log space against the same formulas in probability space, also for w_k of 0 and 1."""
 
 import math
 
@@ -17,7 +17,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def log_w(log_odds: list[float]) -> Tensor:
-    """log-probabilities of continuing and exiting, [E, 2], the last exit certain to speak."""
+    """Return log-probabilities of continuing and exiting, [E, 2]; the last exit always emits."""
     odds_E = torch.tensor([*log_odds, math.inf], dtype=torch.float64)
     return torch.stack([torch.nn.functional.logsigmoid(-odds_E), torch.nn.functional.logsigmoid(odds_E)], -1)
 
@@ -64,8 +64,8 @@ def test_the_balance_penalty_is_zero_where_every_exit_is_equally_likely(num_exit
     assert mixture.balance_penalty(even).item() == pytest.approx(0, abs=1e-12)
 
 
-def test_routers_under_autocast_are_near_the_precise_ones_and_normalised() -> None:
-    """Wide products are autocast; w is computed in float32."""
+def test_routers_under_autocast_stay_normalised() -> None:
+    """The MLP runs in autocast's precision; w is computed in float32."""
     router = random_model([1, 2], dtype=torch.float32).exits[0].get_submodule("router")
     x_XD = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

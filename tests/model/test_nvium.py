@@ -1,4 +1,4 @@
-"""The model's forward pass: what its outputs mean, and that certainty breaks neither values nor gradients."""
+"""The model's forward pass: its outputs, and that routers with w_k of 0 or 1 give finite values and gradients."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,7 @@ def forward(model: NviumForCausalLM) -> NviumOutput:
 
 
 def set_routers(model: NviumForCausalLM, outcome: int, bias: float) -> None:
-    """Make every router lean against one outcome."""
+    """Set the bias of one outcome in every router."""
     with torch.no_grad():
         for exit_ in model.exits[:-1]:
             exit_.router.head.bias[outcome] = bias
@@ -54,35 +54,28 @@ def test_losses_are_the_papers_formulas(exit_layers: list[int], seed: int) -> No
     output = forward(random_model(exit_layers, seed=seed))
     p, pi = some(output.exit_probs)[:, :-1], some(output.exit_logits)[:, :-1].softmax(-1)
     num_exits = p.shape[-1]
-    said = pi.gather(-1, INPUT_IDS[:, 1:, None, None].expand(*p.shape, 1))[..., 0]
+    target = pi.gather(-1, INPUT_IDS[:, 1:, None, None].expand(*p.shape, 1))[..., 0]
     reached = 1 - torch.cat([torch.zeros_like(p[..., :1]), p.cumsum(-1)[..., :-1]], -1)
     balance = sum(((p / reached)[..., k - 1] - 1 / (num_exits - k + 1)) ** 2 for k in range(1, num_exits))
-    torch.testing.assert_close(some(output.loss), -(p * said).sum(-1).log().mean())
-    torch.testing.assert_close(some(output.exit_losses), -said.log().mean((0, 1)))
+    torch.testing.assert_close(some(output.loss), -(p * target).sum(-1).log().mean())
+    torch.testing.assert_close(some(output.exit_losses), -target.log().mean((0, 1)))
     depths = torch.tensor(exit_layers).double() / exit_layers[-1]
     torch.testing.assert_close(some(output.compute_loss), (p * depths).sum(-1).mean())
     torch.testing.assert_close(some(output.balance_loss), torch.as_tensor(balance).double().mean())
 
 
+@pytest.mark.parametrize(("outcome", "exit_", "mean_depth"), [(EXIT, -1, 1), (CONTINUE, 0, 0.25)])
 @pytest.mark.parametrize("bias", [-1e4, -math.inf])
 @torch.no_grad()
-def test_routers_that_never_exit_give_the_last_exit(bias: float) -> None:
+def test_routers_that_never_or_always_exit_give_the_last_or_first_exit(
+    outcome: int, exit_: int, mean_depth: float, bias: float
+) -> None:
     model = random_model([1, 2, 4])
-    set_routers(model, EXIT, bias)
+    set_routers(model, outcome, bias)
     output = forward(model)
-    torch.testing.assert_close(some(output.logits), some(output.exit_logits)[..., -1, :].log_softmax(-1))
-    assert (some(output.exit_probs)[..., -1] == 1).all()
-    assert some(output.compute_loss) == 1
-
-
-@pytest.mark.parametrize("bias", [-1e4, -math.inf])
-@torch.no_grad()
-def test_routers_that_always_exit_give_the_first_exit(bias: float) -> None:
-    model = random_model([1, 2, 4])
-    set_routers(model, CONTINUE, bias)
-    output = forward(model)
-    torch.testing.assert_close(some(output.logits), some(output.exit_logits)[..., 0, :].log_softmax(-1))
-    assert some(output.compute_loss) == 0.25
+    torch.testing.assert_close(some(output.logits), some(output.exit_logits)[..., exit_, :].log_softmax(-1))
+    assert (some(output.exit_probs)[..., exit_] == 1).all()
+    assert some(output.compute_loss) == mean_depth
 
 
 @pytest.mark.parametrize("outcome", [CONTINUE, EXIT])
@@ -99,19 +92,15 @@ def test_certain_routers_leave_every_value_and_gradient_finite(outcome: int, bia
 
 
 @torch.no_grad()
-def test_hidden_states_are_those_of_transformers_llama_and_change_nothing(tmp_path: Path) -> None:
+def test_hidden_states_equal_those_of_transformers_llama(tmp_path: Path) -> None:
     llama = random_llama()
     model = NviumForCausalLM.from_pretrained(llama_folder(tmp_path, llama), dtype=torch.float32)
     ids = INPUT_IDS % model.config.vocab_size
     output = model(ids, output_hidden_states=True)
     theirs = llama(ids, output_hidden_states=True).hidden_states
-    assert len(some_states(output)) == len(theirs) == model.config.num_hidden_layers + 1
-    for ours, their in zip(some_states(output)[:-1], theirs[:-1], strict=True):  # their last is normed
+    assert output.hidden_states is not None
+    assert len(output.hidden_states) == len(theirs) == model.config.num_hidden_layers + 1
+    for ours, their in zip(output.hidden_states[:-1], theirs[:-1], strict=True):  # their last one is normalised
         torch.testing.assert_close(ours, their)
     torch.testing.assert_close(output.logits, model(ids).logits, rtol=0, atol=0)
     assert model(ids).hidden_states is None
-
-
-def some_states(output: NviumOutput) -> tuple[Tensor, ...]:
-    assert output.hidden_states is not None
-    return output.hidden_states

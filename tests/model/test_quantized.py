@@ -1,5 +1,3 @@
-"""Groups of 32 weights with a scale each."""
-
 import gguf
 import gguf.quants
 import numpy as np
@@ -19,21 +17,21 @@ def weights(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("q8", 0.51 / 127), ("q4", 1.01 / 8)])
-def test_no_weight_is_farther_from_its_own_than_half_a_step(kind: Quantization, bound: float) -> None:
+def test_the_rounding_error_is_bounded_by_the_largest_of_the_group(kind: Quantization, bound: float) -> None:
     weight_ND = weights(7, 96)
-    farthest_NG = (quantize(weight_ND, kind).dequantized() - weight_ND).abs().unflatten(1, (-1, 32)).amax(-1)
+    error_NG = (quantize(weight_ND, kind).dequantized() - weight_ND).abs().unflatten(1, (-1, 32)).amax(-1)
     largest_NG = weight_ND.abs().unflatten(1, (-1, 32)).amax(-1)
-    assert bool((farthest_NG <= bound * largest_NG).all())
+    assert bool((error_NG <= bound * largest_NG).all())
 
 
 @pytest.mark.parametrize("kind", GGUF_KINDS)
-def test_what_gguf_has_rounded_is_found_again_without_loss(kind: Quantization) -> None:
+def test_groups_of_gguf_are_recovered_exactly(kind: Quantization) -> None:
     stored = gguf.quants.quantize(weights(5, 64).numpy(), GGUF_KINDS[kind])
     loaded_ND = torch.from_numpy(np.array(gguf.quants.dequantize(stored, GGUF_KINDS[kind])))
     assert torch.equal(quantize(loaded_ND, kind).dequantized(), loaded_ND)
 
 
-def test_a_layer_holds_groups_as_its_weight_until_that_is_changed() -> None:
+def test_a_layer_loses_its_groups_when_its_weight_changes() -> None:
     layer = nn.Linear(64, 3, bias=False)
     groups = Groups("q8", torch.arange(-96, 96, dtype=torch.int8).view(3, 64), torch.tensor([[0.5, 2.0]] * 3).half())
     hold(layer, groups)
@@ -44,7 +42,7 @@ def test_a_layer_holds_groups_as_its_weight_until_that_is_changed() -> None:
     assert groups_of(layer) is None
 
 
-def test_backbone_and_head_are_rounded_and_nothing_else() -> None:
+def test_only_backbone_and_head_are_quantized() -> None:
     model, before = random_model([1, 2], width=32), random_model([1, 2], width=32)
     quantize_model(model, "q4")
     changed = {

@@ -1,4 +1,4 @@
-"""The authors' published layout and their own numbers: a checkpoint of theirs loads and means the same thing here."""
+"""A checkpoint of the authors' code gives the numbers that their code computes."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from nvium_core.model.nvium import NviumOutput
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "fixtures" / "reference-4vium"
 
-pytestmark = pytest.mark.skipif(not FIXTURE.is_dir(), reason="the reference fixture is not beside this checkout")
+pytestmark = pytest.mark.skipif(not FIXTURE.is_dir(), reason="no reference fixture next to this checkout")
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +28,14 @@ def output(expected: dict[str, Tensor]) -> NviumOutput:
     return found
 
 
-def test_the_mixture_is_that_of_the_published_code(output: NviumOutput, expected: dict[str, Tensor]) -> None:
-    torch.testing.assert_close(output.logits, expected["log_mix"], rtol=0, atol=1e-5, check_dtype=False)
-
-
-def test_the_exit_probabilities_are_those_of_the_published_code(
+def test_mixture_and_exit_probabilities_equal_those_of_the_published_code(
     output: NviumOutput, expected: dict[str, Tensor]
 ) -> None:
+    torch.testing.assert_close(output.logits, expected["log_mix"], rtol=0, atol=1e-5, check_dtype=False)
     torch.testing.assert_close(output.exit_probs, expected["exit_probs"], rtol=0, atol=1e-5, check_dtype=False)
 
 
-def test_the_six_losses_are_those_of_the_published_code(output: NviumOutput, expected: dict[str, Tensor]) -> None:
+def test_the_six_losses_equal_those_of_the_published_code(output: NviumOutput, expected: dict[str, Tensor]) -> None:
     assert output.mix_loss is not None and output.compute_loss is not None and output.exit_losses is not None
     found = torch.stack([output.mix_loss, output.compute_loss, *output.exit_losses])
     names = ["mix_loss", "compute_loss", *(f"early_ce_loss_{k}" for k in (1, 2, 3)), "final_ce_loss"]

@@ -1,4 +1,4 @@
-"""A model folder is data: nothing in it is ever run, and weights come from safetensors alone."""
+"""A model folder is data: its code is never run, and weights load from safetensors only."""
 
 import json
 import pickle
@@ -21,7 +21,7 @@ AUTO_MAP = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")
 
 
 class Bomb:
-    """Pickled, it leaves a mark where it is unpickled."""
+    """Creates the file `mark` when unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark
@@ -32,18 +32,22 @@ class Bomb:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Path:
-    """A file that is there once something of the folder was run."""
+    """A file that exists once code of the folder has run."""
     return tmp_path / "was-run"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, mark: Path) -> Path:
-    """A good folder with code beside it."""
-    folder = tmp_path / "bytes"
+    """A valid model folder that also has code."""
+    folder = small_folder(tmp_path / "bytes")
+    (folder / "custom.py").write_text(CODE.format(mark=str(mark)))
+    return folder
+
+
+def small_folder(folder: Path) -> Path:
     random_model([1, 2], vocab_size=257, dtype=torch.float32).save_pretrained(folder)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-    (folder / "custom.py").write_text(CODE.format(mark=str(mark)))
     return folder
 
 
@@ -61,7 +65,7 @@ def load(folder: Path) -> object:
     return load_model(str(folder), "cpu", "float32")
 
 
-def test_pickles_are_refused_or_not_looked_at(folder: Path, mark: Path) -> None:
+def test_pickles_are_rejected_or_ignored(folder: Path, mark: Path) -> None:
     pickled(folder / "pytorch_model.bin", mark)
     assert load(folder)
     for name in ("model.safetensors", "tokenizer.json", "config.json", "tokenizer_config.json"):
@@ -81,7 +85,7 @@ def test_pickles_are_refused_or_not_looked_at(folder: Path, mark: Path) -> None:
     assert not mark.exists()
 
 
-def test_code_that_a_folder_names_is_not_run(folder: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_code_of_a_folder_is_not_run(folder: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: mark.touch() or "y")  # transformers would ask
     write(folder / "config.json", {"auto_map": AUTO_MAP})
     write(folder / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": [None, "custom.Custom"]}})
@@ -97,42 +101,34 @@ def test_code_that_a_folder_names_is_not_run(folder: Path, mark: Path, monkeypat
     assert not mark.exists()
 
 
-def test_nothing_but_data_is_fetched_from_the_hub() -> None:
-    assert {Path(pattern).suffix for pattern in HUB_FILES} == {
-        ".json",
-        ".safetensors",
-        ".model",
-        ".jinja",
-        ".yaml",
-        ".md",
-    }
+def test_only_data_is_downloaded_from_the_hub() -> None:
+    suffixes = {".json", ".safetensors", ".model", ".jinja", ".yaml", ".md"}
+    assert {Path(pattern).suffix for pattern in HUB_FILES} == suffixes
     assert "*.safetensors" not in HUB_FILES
 
 
 UNPICKLING = ("pickle.load", "weights_only=False", "yaml.load(", "yaml.unsafe_load", "joblib.load")
 READING = re.compile(r"\bAuto\w+\.from_pretrained\(.*")
-OURS = [path for package in ("nvium_core", "server", "loadtest") for path in sorted((ROOT / package).rglob("*.py"))]
-
-
 PIPE = ROOT / "nvium_core" / "engine" / "process.py"
-"""Reads pickles from the pipe to its own child process, and no file."""
+"""Reads pickles from its own child process, and from no file."""
 
 
-def lines_of_ours() -> list[str]:
-    return [line for path in OURS if path != PIPE for line in path.read_text(encoding="utf-8").splitlines()]
+def source_lines() -> list[str]:
+    sources = [path for package in ("nvium_core", "server", "loadtest") for path in (ROOT / package).rglob("*.py")]
+    return [line for path in sources if path != PIPE for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_no_source_lets_a_folder_bring_its_code() -> None:
-    told = [line for line in lines_of_ours() if "trust_remote_code" in line]
-    assert all("trust_remote_code=False" in line for line in told)
-    reading = [line for line in lines_of_ours() if READING.search(line)]
+def test_no_source_trusts_remote_code() -> None:
+    trusting = [line for line in source_lines() if "trust_remote_code" in line]
+    assert all("trust_remote_code=False" in line for line in trusting)
+    reading = [line for line in source_lines() if READING.search(line)]
     assert reading
-    assert [line for line in reading if line not in told] == []
+    assert [line for line in reading if line not in trusting] == []
 
 
 def test_no_source_unpickles() -> None:
-    """But for PyTorch's own reader of a training run's state, which is told to take weights alone."""
-    assert [line for line in lines_of_ours() if any(word in line for word in UNPICKLING)] == []
-    reads = [line for line in lines_of_ours() if "torch.load(" in line]
+    """`torch.load` of a training run's state is allowed with `weights_only=True`."""
+    assert [line for line in source_lines() if any(word in line for word in UNPICKLING)] == []
+    reads = [line for line in source_lines() if "torch.load(" in line]
     assert reads
     assert all("weights_only=True" in line for line in reads)
