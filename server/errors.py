@@ -1,25 +1,25 @@
-"""Errors, and the one form in which every response other than 2xx is sent.
+"""The errors of the HTTP API. Every response other than 2xx has the body of `ApiError.body`.
 
 ApiError
-├── InvalidField      400  a field of the request is wrong
-├── MalformedRequest  400  not HTTP, or a body that must not be parsed
-├── TooComplex        400  a grammar exceeds its bounds while it is followed
-├── Unsatisfiable     400  no token of the model continues the answer as it is asked for
-├── InvalidKey        401  no key, or an unknown one
-├── HostNotAllowed    403  not a name of this server
-├── OriginNotAllowed  403  from a page of another site
+├── InvalidField      400  a request field is invalid
+├── MalformedRequest  400  invalid HTTP, or a body that is not acceptable JSON
+├── TooComplex        400  a grammar exceeds its time or memory while sampling
+├── Unsatisfiable     400  the request's constraints allow no next token
+├── InvalidKey        401  missing or unknown API key
+├── HostNotAllowed    403  the Host header is not allowed
+├── OriginNotAllowed  403  a cross-origin request that CORS does not allow
 ├── ModelNotFound     404
-├── RequestTimeout    408  the request did not arrive in time
-├── BodyTooLarge      413  found before parsing
-├── UnsupportedBody   415  encoded, or a form that a page has sent
-├── HeadTooLarge      431  too long, or too many headers
-├── RateLimited       429  too many requests with one key
-├── Overloaded        503  queue full, draining or stopped; come back later
-│   ├── BodiesTooLarge     the bodies of open requests take too much memory
-│   ├── EngineGone         stopped or failed
+├── RequestTimeout    408  the client sent the request too slowly
+├── BodyTooLarge      413  checked before parsing
+├── UnsupportedBody   415  a content encoding, or an HTML form
+├── HeadTooLarge      431  request head too long, or too many headers
+├── RateLimited       429  too many requests for one API key
+├── Overloaded        503  queue full, draining or stopped; has Retry-After
+│   ├── BodiesTooLarge     bodies of in-flight requests use too much memory
+│   ├── EngineGone         the engine stopped or failed
 │   └── TooManyConnections
-├── DeadlineExceeded  503  the request's time was over before its first token
-└── InternalError     500  says nothing about what happened inside
+├── DeadlineExceeded  503  the request timed out before its first token
+└── InternalError     500  reveals nothing about the server
 """
 
 import json
@@ -46,26 +46,20 @@ from nvium_core.text.chat_template import ConversationError
 from server.schemas.aliases import SAME
 
 MAX_MESSAGE_CHARACTERS = 1000
-"""Longer messages are cut, since they may quote the request."""
+"""Longer messages are truncated: they may quote the request."""
 
 log = structlog.get_logger("nvium.server")
 
 RETRY_STOPPED_SECONDS = 5
 
-NO_ENDPOINT = "there is no such endpoint here; GET /openapi.json lists those there are"
-
 CONTEXT_EXCEEDED = "context_length_exceeded"
 
-NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
-"""Pydantic's error types for a value that should be a JSON object."""
-
-
 WRONG_FIELD = "wrong_field:"
-"""Prefix of the error type for a union without a matching member; followed by the field that selects the member."""
+"""Prefix of a pydantic error type. The name of the field at fault follows it."""
 
 
 class ApiError(Exception):
-    """An error that is returned to the client."""
+    """An error sent to the client."""
 
     status = 400
     type = "invalid_request_error"
@@ -87,7 +81,7 @@ class ApiError(Exception):
 
 
 class InvalidField(ApiError):
-    """The message begins with the field's name, except for an exceeded context: clients match OpenAI's wording."""
+    """Prefixes the message with the field's name, except for an exceeded context: clients match OpenAI's wording."""
 
     def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
         text = message if code == CONTEXT_EXCEEDED else f"{param}: {message}"
@@ -103,7 +97,7 @@ class RequestTimeout(ApiError):
     code = "request_timeout"
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the request did not arrive whole within {seconds:g} seconds")
+        super().__init__(f"the server did not receive the whole request within {seconds:g} seconds")
 
 
 class InvalidKey(ApiError):
@@ -112,7 +106,7 @@ class InvalidKey(ApiError):
     headers = {"www-authenticate": "Bearer"}
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"{message}; send a key of this server as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+        super().__init__(f"{message}; send an API key as `Authorization: Bearer KEY` or `x-api-key: KEY`")
 
 
 class HostNotAllowed(ApiError):
@@ -120,7 +114,7 @@ class HostNotAllowed(ApiError):
     code = "host_not_allowed"
 
     def __init__(self, host: str) -> None:
-        super().__init__(f"{host[:100]!r} is not a name of this server; --allowed-hosts adds names")
+        super().__init__(f"host {host[:100]!r} is not allowed; --allowed-hosts adds hosts")
 
 
 class OriginNotAllowed(ApiError):
@@ -128,7 +122,7 @@ class OriginNotAllowed(ApiError):
     code = "origin_not_allowed"
 
     def __init__(self, origin: str) -> None:
-        super().__init__(f"pages of {origin[:100]!r} may not call this server; --cors-origins allows origins")
+        super().__init__(f"origin {origin[:100]!r} is not allowed; --cors-origins adds origins")
 
 
 class UnsupportedBody(ApiError):
@@ -149,8 +143,8 @@ class ModelNotFound(ApiError):
     code = "model_not_found"
 
     def __init__(self, asked: str, served: Sequence[str]) -> None:
-        named = ", ".join(map(repr, served))
-        super().__init__(f"there is no model {asked!r} here; this server has {named}", param="model")
+        names = ", ".join(map(repr, served))
+        super().__init__(f"the model {asked!r} does not exist; available: {names}", param="model")
 
 
 class BodyTooLarge(ApiError):
@@ -159,7 +153,7 @@ class BodyTooLarge(ApiError):
     headers = {"connection": "close"}
 
     def __init__(self, max_bytes: int) -> None:
-        super().__init__(f"the request's body is larger than {max_bytes} bytes")
+        super().__init__(f"the request body exceeds {max_bytes} bytes")
 
 
 class HeadTooLarge(ApiError):
@@ -167,7 +161,7 @@ class HeadTooLarge(ApiError):
     code = "head_too_large"
 
     def __init__(self, max_bytes: int, max_lines: int) -> None:
-        super().__init__(f"the request's head is larger than {max_bytes} bytes or {max_lines} lines")
+        super().__init__(f"the request head exceeds {max_bytes} bytes or {max_lines} lines")
 
 
 class RateLimited(ApiError):
@@ -176,7 +170,8 @@ class RateLimited(ApiError):
     code = "rate_limit_exceeded"
 
     def __init__(self, requests_per_minute: int, retry_after_seconds: int) -> None:
-        super().__init__(f"more than {requests_per_minute} requests in a minute; retry in {retry_after_seconds} s")
+        message = f"rate limit of {requests_per_minute} requests per minute exceeded; retry in {retry_after_seconds} s"
+        super().__init__(message)
         self.headers = {"retry-after": str(retry_after_seconds)}
 
 
@@ -191,16 +186,14 @@ class Overloaded(ApiError):
 
 class BodiesTooLarge(Overloaded):
     def __init__(self, max_bytes: int) -> None:
-        message = (
-            f"the bodies of requests that are being answered take all of {max_bytes} bytes, or this key's share of them"
-        )
+        message = f"bodies of in-flight requests fill the limit of {max_bytes} bytes, or this key's share; retry later"
         super().__init__(message, code="bodies_too_large", retry_after_seconds=1)
         self.headers = {**self.headers, "connection": "close"}
 
 
 class TooManyConnections(Overloaded):
     def __init__(self, max_connections: int) -> None:
-        message = f"there are {max_connections} connections already"
+        message = f"the limit of {max_connections} connections is reached"
         super().__init__(message, code="too_many_connections", retry_after_seconds=1)
 
 
@@ -215,7 +208,7 @@ class DeadlineExceeded(ApiError):
     code = "deadline_exceeded"
 
     def __init__(self) -> None:
-        super().__init__("the request's time was over before it could be answered")
+        super().__init__("the request timed out before the server could answer it")
 
 
 class InternalError(ApiError):
@@ -228,7 +221,7 @@ class InternalError(ApiError):
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer these exceptions in the error form; `LastResort` answers all others."""
+    """Convert these exceptions into error responses. `LastResort` handles all others."""
     for kind in (ApiError, InvalidRequest, ConversationError, EngineError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, respond)
 
@@ -259,26 +252,26 @@ def as_api_error(error: Exception) -> ApiError:
 
 def from_engine(error: EngineError) -> ApiError:
     if isinstance(error, ConstraintLimit):
-        log.warning("a grammar was too complex to be followed")
+        log.warning("a grammar exceeded its limits while sampling")
         return TooComplex(str(error))
     if isinstance(error, NoTokenAllowed):
-        return Unsatisfiable(f"{error}: it may contradict allowed_token_ids or bad_words")
+        return Unsatisfiable(f"{error}: check that allowed_token_ids and bad_words do not contradict it")
     return EngineGone() if isinstance(error, EngineStopped) else InternalError(str(error))
 
 
 def from_http(error: HTTPException) -> ApiError:
-    """Convert the router's 404 and 405, and unreadable bodies; their cause may have the details."""
+    """Convert the router's 404 and 405, and unreadable bodies, whose cause may be an `ApiError`."""
     if isinstance(error.__cause__, ApiError):
         return error.__cause__
     is_unknown = error.status_code == HTTPStatus.NOT_FOUND
-    refusal = ApiError(NO_ENDPOINT if is_unknown else str(error.detail))
+    refusal = ApiError("no such endpoint; GET /openapi.json lists all endpoints" if is_unknown else str(error.detail))
     refusal.status = error.status_code
     refusal.headers = error.headers or {}
     return refusal
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
-    """The first error of a body, with its field."""
+    """Convert the first validation error of a body."""
     first = error.errors()[0]
     place = first["loc"][1:]
     if first["type"] == "json_invalid":
@@ -290,24 +283,24 @@ def from_validation(error: RequestValidationError) -> ApiError:
     if decisive := first["type"].partition(WRONG_FIELD)[2]:
         return InvalidField(path(error.body, (*place, decisive), "missing"), message)
     if not place:
-        return ApiError(f"the body cannot be used: {message}")
+        return ApiError(f"invalid body: {message}")
     return InvalidField(as_sent(error.body, place) or path(error.body, place, first["type"]), message)
 
 
 def as_sent(body: Any, place: Sequence[str | int]) -> str | None:
-    """The alias that the client used for one of our fields; None for any other field."""
+    """Return the alias by which the client sent a field, or None if it used the field's own name."""
     if not isinstance(body, dict) or place[0] in body:
         return None
     return next((name for name, own in SAME.items() if own == place[0] and name in body), None)
 
 
 def path(body: Any, place: Sequence[str | int], kind: str) -> str:
-    """The place of an error as `messages[0].content`, without the members of unions, which pydantic also names.
+    """Format an error's location like `messages[0].content`, without the tags of union members.
 
-    An item in a list of numbers or strings is named by its field alone. `kind` is pydantic's type of the error.
+    Return only the top-level field for an item in a list of numbers or strings. `kind` is pydantic's error type.
     """
-    is_within = any(isinstance(part, str) and part.isidentifier() for part in place[1:])
-    if not is_within and kind not in NO_OBJECT:
+    is_nested = any(isinstance(part, str) and part.isidentifier() for part in place[1:])
+    if not is_nested and kind not in ("model_type", "model_attributes_type", "dict_type"):
         return str(place[0])
     followed, value = "", body
     for part in place:

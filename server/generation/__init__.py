@@ -1,1 +1,1 @@
-"""Turns a checked request into text deltas."""
+"""Generates text for a validated request, as a stream of deltas."""

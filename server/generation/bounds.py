@@ -1,4 +1,4 @@
-"""Bounds on grammars, which cost time when compiled and again at every token. Tokenizer-independent."""
+"""Size limits on grammars: a large grammar is slow to compile and slow at every token."""
 
 import json
 import math
@@ -12,26 +12,26 @@ from server.generation.json_schema import DEFINITIONS, LISTS, NAMED, SINGLE, Sch
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 100
 MAX_ALTERNATIVES = 32
-"""Alternatives of one `anyOf` or `oneOf`, constants excluded: in a recursive schema each token costs their square."""
+"""Alternatives in one `anyOf` or `oneOf`, excluding constants. In a recursive schema each token costs their square."""
 
 MAX_OPTIONAL_PROPERTIES = 500
-"""Properties of one object: each may come next."""
+"""Optional properties of one object."""
 
 MAX_PATTERNS = 16
-"""Distinct patterns of a schema. Merging schemas intersects them, at a cost exponential in their number."""
+"""Distinct patterns in a schema. Intersecting them in merged schemas costs time exponential in their number."""
 
 MAX_MULTIPLE = 10_000
-"""Bound on the least common multiple of all `multipleOf` without decimal places: the number of states of a number."""
+"""Upper bound on the least common multiple of all `multipleOf` digits, which is the automaton's number of states."""
 
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class UnusableGrammar(ValueError):
-    """The message says why the grammar cannot be used."""
+    """The grammar is malformed, unsupported or too large; the message says why."""
 
 
 def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """The schemas inside a schema, by their place."""
+    """Yield the direct subschemas of a schema with their paths."""
     for key, value in schema.items():
         if key in DEFINITIONS:
             continue
@@ -43,35 +43,35 @@ def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def check_size(schema: Schema) -> int:
-    """The schema as text. Raises `UnusableGrammar` if it is too long or nested too deeply."""
+    """Return the length of the schema as JSON. Raise `UnusableGrammar` if it is too long or nested too deeply."""
     for _ in nodes(schema):
         pass
     size = len(json.dumps(schema))
-    check(size <= MAX_CHARACTERS, f"{size} characters are more than the {MAX_CHARACTERS} allowed")
+    check(size <= MAX_CHARACTERS, f"must have at most {MAX_CHARACTERS} characters, got {size}")
     return size
 
 
 def check_bounds(schema: Schema) -> None:
-    """Raise `UnusableGrammar` for a schema that would be slow to compile or to follow."""
+    """Raise `UnusableGrammar` if the schema would be slow to compile or to sample from."""
     patterns, multiples = set[str](), set[int]()
     for node in nodes(schema):
         check_alternatives(node)
         check_properties(node)
         patterns.update(patterns_of(node))
         multiples.update(multiples_of(node))
-    message = f"{len(patterns)} different patterns and formats are more than the {MAX_PATTERNS} allowed"
+    message = f"must have at most {MAX_PATTERNS} distinct patterns and formats, got {len(patterns)}"
     check(len(patterns) <= MAX_PATTERNS, message)
     message = f"the least common multiple of all multipleOf must be at most {MAX_MULTIPLE}"
     check(math.lcm(*multiples) <= MAX_MULTIPLE, message)
 
 
 def nodes(schema: Schema) -> Iterator[Mapping[str, Any]]:
-    """Every object in a schema, breadth first. Raises `UnusableGrammar` where it is nested too deeply."""
+    """Yield every JSON object in a schema, breadth first. Raise `UnusableGrammar` if it is nested too deeply."""
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
         yield from (node for node in level if isinstance(node, Mapping))
         level = [child for node in level for child in children(node)]
-    check(not level, f"nested deeper than {MAX_DEPTH} levels")
+    check(not level, f"must be nested at most {MAX_DEPTH} levels deep")
 
 
 def children(node: Any) -> list[Any]:
@@ -85,7 +85,7 @@ def check_alternatives(node: Schema) -> None:
         alternatives = node.get(keyword)
         alternatives = alternatives if isinstance(alternatives, list) else []
         num_open = sum(not is_constant(alternative) for alternative in alternatives)
-        message = f"{keyword} has {num_open} alternatives besides constants; {MAX_ALTERNATIVES} are allowed"
+        message = f"{keyword} must have at most {MAX_ALTERNATIVES} alternatives besides constants, got {num_open}"
         check(num_open <= MAX_ALTERNATIVES, message)
 
 
@@ -93,7 +93,7 @@ def check_properties(node: Schema) -> None:
     properties, required = node.get("properties"), node.get("required")
     num_required = len(required) if isinstance(required, list) else 0
     num_optional = len(properties) - num_required if isinstance(properties, Mapping) else 0
-    message = f"an object has {num_optional} optional properties; {MAX_OPTIONAL_PROPERTIES} are allowed"
+    message = f"an object must have at most {MAX_OPTIONAL_PROPERTIES} optional properties, got {num_optional}"
     check(num_optional <= MAX_OPTIONAL_PROPERTIES, message)
 
 
@@ -102,14 +102,14 @@ def is_constant(schema: Any) -> bool:
 
 
 def patterns_of(node: Schema) -> Iterator[str]:
-    """The regular expressions of a schema's node, formats included."""
+    """Yield the regular expressions and formats at one node of a schema."""
     yield from (node[keyword] for keyword in ("pattern", "format") if isinstance(node.get(keyword), str))
     by_pattern = node.get("patternProperties")
     yield from by_pattern if isinstance(by_pattern, Mapping) else ()
 
 
 def multiples_of(node: Schema) -> Iterator[int]:
-    """The digits of `multipleOf`, without the decimal point and the zeros at the end."""
+    """Yield the significant digits of `multipleOf` as an integer."""
     multiple = node.get("multipleOf")
     is_finite = type(multiple) is int or (isinstance(multiple, float) and math.isfinite(multiple))
     if multiple and is_finite:
@@ -118,11 +118,11 @@ def multiples_of(node: Schema) -> Iterator[int]:
 
 
 def check_text(text: str) -> None:
-    check(len(text) <= MAX_CHARACTERS, f"{len(text)} characters are more than the {MAX_CHARACTERS} allowed")
-    check(not SURROGATES.search(text), "holds half of a surrogate pair, which is no character")
+    check(len(text) <= MAX_CHARACTERS, f"must have at most {MAX_CHARACTERS} characters, got {len(text)}")
+    check(not SURROGATES.search(text), "must not contain lone surrogates")
 
 
 def check(condition: bool, message: str) -> None:
-    """Raise `UnusableGrammar` unless the condition holds."""
+    """Raise `UnusableGrammar` with this message unless the condition holds."""
     if not condition:
         raise UnusableGrammar(message)

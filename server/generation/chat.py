@@ -1,6 +1,4 @@
-"""Starts the choices of a checked chat, for any endpoint."""
-
-from functools import partial
+"""Starts generation for a validated chat request, for `/v1/chat/completions` and `/v1/responses`."""
 
 from server.generation.choice_text import CallText
 from server.generation.generation import Generation, start
@@ -10,7 +8,7 @@ from server.telemetry.record import RequestRecord
 
 
 async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord, tenant: str) -> Generation:
-    """Admit, render the prompt and submit. Raises if the request is refused, without leaving anything behind."""
+    """Admit the request, render its prompt and submit it to the engine. Release everything if any step raises."""
     template = service.chat_template
     with service.admission.entered(chat.num_choices, tenant), chat.in_own_names():
         kept = chat.num_prompt_tokens_kept(service.engine.context)
@@ -20,14 +18,20 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
         max_tokens = service.max_tokens(chat.asked_max_tokens, len(prompt.token_ids), chat.num_choices)
         params = chat.params(compiled.constraint, max_tokens, template.stop_token_ids)
         ends_turn = (form is None or form.is_text) and not chat.ignore_eos
-        stops = template.stops if ends_turn else ()
-        calls = call_text(service, chat, has_begun=compiled.has_begun)
-        begin = partial(start, service, chat, params, [prompt], record, tenant=tenant)
-        return begin(stops=stops, calls=calls, ignored=compiled.ignored)
+        return start(
+            service,
+            chat,
+            params,
+            [prompt],
+            record,
+            tenant=tenant,
+            stops=template.stops if ends_turn else (),
+            calls=call_text(service, chat, has_begun=compiled.has_begun),
+            ignored=compiled.ignored,
+        )
 
 
 def call_text(service: Service, chat: ChatRequest, *, has_begun: bool) -> CallText:
-    """How tool calls appear in the text of an answer with this form."""
     template = service.chat_template
     if not chat.callable_tools():
         return CallText(chat.continued)

@@ -1,4 +1,4 @@
-"""The text of one choice, token by token: the echoed prompt before it, and the stop string that ends it."""
+"""Detokenizes one choice incrementally, with its echoed prompt and its stop strings."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from server.generation.delta import Delta
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's tokens, and its text if it came as text."""
+    """A tokenized prompt, with its text if the client sent text."""
 
     token_ids: list[int]
     text: str | None = None
@@ -25,25 +25,23 @@ class Prompt:
 
 @dataclass(frozen=True)
 class CallText:
-    """How tool calls appear in an answer's text.
-
-    `continued` is the part of the answer that the prompt already has; `has_begun`: the grammar continues after it.
-    `shown` maps special tokens to their text. `ends_at_repeated`: the answer ends before it repeats a call of this
-    format.
-    """
+    """How tool calls appear in the text of an answer."""
 
     continued: str = ""
+    """The part of the answer that is already in the prompt."""
     has_begun: bool = False
+    """Whether the grammar has consumed `continued`."""
     shown: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that become text, by id."""
     ends_at_repeated: CallFormat | None = None
+    """End the answer before it repeats a call in this format."""
 
 
 NO_CALLS = CallText()
 
 
 class ChoiceText:
-    """`index` is the choice's number in its request. `end_token_ids` end the choice but are not reported as
-    `stop_reason`."""
+    """The text of choice number `index`. Tokens in `end_token_ids` are never reported as `stop_reason`."""
 
     def __init__(
         self,
@@ -78,7 +76,7 @@ class ChoiceText:
         self._num_characters = len(self._echo)
 
     def prompt_offsets(self) -> list[int]:
-        """Character offset of each prompt token."""
+        """Return the character offset of each prompt token."""
         detokenizer, num_characters, offsets = Detokenizer(self._tokenizer), 0, []
         for token_id in self.prompt.token_ids:
             offsets.append(num_characters)
@@ -86,7 +84,7 @@ class ChoiceText:
         return offsets
 
     def take(self, events: Sequence[TokenEvent]) -> Delta:
-        """The text of these tokens, up to the one that ends the choice."""
+        """Return the text of these tokens, up to the token that ends the choice."""
         delta = Delta(self.index, self._echo)
         self._echo = ""
         for event in events:
@@ -101,7 +99,7 @@ class ChoiceText:
         return delta
 
     def end(self, reason: FinishReason) -> Delta:
-        """The text that was held back, for an end without a token."""
+        """Return the held-back text of a choice that ends without a further token."""
         text = self._echo + self._certain(self._detokenizer.flush()) + self._flush()
         return Delta(self.index, text, finish_reason=reason)
 
@@ -110,11 +108,11 @@ class ChoiceText:
         return self._stops.matched is not None or (self._repeated is not None and self._repeated.has_ended)
 
     def _certain(self, text: str) -> str:
+        """Return the text that can no longer become part of a stop string or a repeated call."""
         certain = self._stops.push(text)
         return self._repeated.push(certain) if self._repeated else certain
 
     def _flush(self) -> str:
-        """The text that was held back."""
         rest = self._stops.flush()
         return self._repeated.push(rest) + self._repeated.flush() if self._repeated else rest
 

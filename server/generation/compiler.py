@@ -1,6 +1,6 @@
-"""Compiles grammars with llguidance and finds the part that cannot be compiled.
+"""Compiles grammars with llguidance, and locates the keyword that prevents compilation.
 
-Runs in expendable processes; knows a tokenizer, but no model, sequence or HTTP.
+Runs in separate processes that may crash. Knows a tokenizer, but no model, sequence or HTTP.
 """
 
 import re
@@ -28,18 +28,18 @@ LIMITS = LLParserLimits(
 MAX_REASON_CHARACTERS = 200
 
 SEARCH_SECONDS = 1.0
-"""Processor time for finding the keywords that prevent compilation."""
+"""CPU time for locating the keywords that prevent compilation."""
 
 PLACE = re.compile(r"^at \d+\(\d+\): ")
 LISTING = re.compile(r"\n\s+1 \|.*", re.DOTALL)
 UNKNOWN = re.compile(r"Unimplemented keys: \[(.*?)\]")
 DETAIL = re.compile(r"^error: (.*)$", re.MULTILINE)
 FOREIGN = re.compile(r"Some\(|None\b|option|registry|\(And|Regex|not supported yet|many digits")
-"""Matches messages of the library that clients cannot understand."""
+"""Matches llguidance errors that name its internals."""
 
 
 class Compiled(NamedTuple):
-    """A compiled grammar and its unenforced keywords, or an error."""
+    """A compiled grammar with the paths of its unenforced keywords, or an error message."""
 
     matcher: LLMatcher | None
     ignored: list[str]
@@ -70,7 +70,7 @@ class Compiler:
         return Compiled(matcher, ignored)
 
     def _attempt(self, grammar: Grammar) -> tuple[LLMatcher | None, str]:
-        """The matcher, or why there is none."""
+        """Return the matcher, or None and the error."""
         try:
             matcher = LLMatcher(self._tokenizer, grammar.text(), log_level=0, limits=LIMITS)
         except UnusableGrammar as error:
@@ -78,7 +78,7 @@ class Compiler:
         return matcher, matcher.get_error()
 
     def _drop_what_fails(self, grammar: JsonSchema) -> list[str]:
-        """Remove keywords from the schema, in place, until it compiles; returns their paths."""
+        """Remove keywords from the schema in place until it compiles, and return their paths."""
         dropped = list[str]()
         while culprit := self._culprit(grammar):
             place, node, key, _ = culprit
@@ -97,8 +97,11 @@ class Compiler:
         return reason(error)
 
     def _culprit(self, grammar: JsonSchema) -> tuple[str, dict[str, Any], str, str] | None:
-        """The keyword that prevents the innermost failing part from compiling: the part's path, the part, the keyword
-        and the error. None if everything compiles or time is up."""
+        """Find the keyword that prevents compilation, in the innermost subschema that fails.
+
+        Return the subschema's path, the subschema, the keyword and the error. Return None if everything compiles or
+        the search runs out of time.
+        """
         root, seen = dict_of(grammar.schema), set[int]()
 
         def error_of(node: Mapping[str, Any]) -> str:
@@ -122,7 +125,7 @@ class Compiler:
 
 
 def parts(root: dict[str, Any], node: Mapping[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas inside a part of one, and the one it refers to, by their place."""
+    """Yield the direct subschemas of a node and the target of its `$ref`, with their paths."""
     for within, child in subschemas(node):
         yield f"{place}{within}.", dict_of(child)
     reference = node.get("$ref")
@@ -131,7 +134,7 @@ def parts(root: dict[str, Any], node: Mapping[str, Any], place: str) -> Iterator
 
 
 def definitions_of(root: dict[str, Any], node: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The definitions that a part of a schema refers to, directly or by each other."""
+    """Return the definitions that a subschema refers to, directly or through other definitions."""
     found: dict[str, dict[str, Any]] = {key: {} for key in DEFINITIONS}
     waiting = [{key: value for key, value in node.items() if key not in DEFINITIONS}]
     while waiting:
@@ -150,7 +153,7 @@ def dict_of(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def first_error(matcher: LLMatcher) -> str:
-    """The error of the first token, or of the second, where an object may choose among all its properties."""
+    """Return the error of the first or second mask. The second may allow every property of an object."""
     probe = matcher.deep_copy()
     mask = int.from_bytes(probe.compute_bitmask(), "little")
     if not probe.is_error():
@@ -159,14 +162,14 @@ def first_error(matcher: LLMatcher) -> str:
 
 
 def reason(error: str, key: str = "") -> str:
-    """llguidance's error in one line of plain words; `key` is the schema keyword that causes it."""
+    """Rewrite an llguidance error as one plain line. `key` is the schema keyword at fault."""
     text = LISTING.sub("", PLACE.sub("", error))
     detail = DETAIL.search(text)
     if UNKNOWN.search(text):
         return f"not supported: {key}"
     line = detail.group(1) if detail else text.removeprefix("failed to compile JSON schema: ").split("\n")[0]
     if "Unsatisfiable" in line:
-        return f"{key} leaves no value" if key else "no value satisfies it"
+        return f"{key} allows no value" if key else "no value satisfies it"
     if FOREIGN.search(line):
         return f"{key} cannot be enforced" if key else "it cannot be enforced"
     return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"

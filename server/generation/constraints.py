@@ -1,4 +1,4 @@
-"""Structured outputs: grammars become constraints on tokens, compiled and followed in separate processes.
+"""Structured outputs: turns grammars into token constraints. Separate processes compile them and compute the masks.
 
 Knows a tokenizer, but no model, sequence or HTTP.
 """
@@ -28,19 +28,19 @@ from server.generation.form_process import BEGIN, BROKEN, COMMAND, GOES_ON, OVER
 from server.generation.grammars import Grammar
 
 MAX_FORMS = 16
-"""Compiled grammars whose processes are kept for later requests."""
+"""Compiled grammars that are cached, each in its process."""
 
 KEEPER = (
     "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); sys.argv[0] = 'nvium'; "
     "from server.generation.form_process import main; main()"
 )
-"""Run like the `nvium` command, because that imports no model."""
+"""Sets `argv[0]` to the `nvium` command, which imports no model."""
 
 log = structlog.get_logger("nvium.server")
 
 
 class RequestConstraint(NamedTuple):
-    """A request's constraint, the fields of its schemas that are not enforced, and whether its answer has begun."""
+    """A request's constraint, the schema keywords that it ignores, and whether it consumed the start of the answer."""
 
     constraint: Constraint | None
     ignored: Sequence[str] = ()
@@ -48,7 +48,7 @@ class RequestConstraint(NamedTuple):
 
 
 class Constraints:
-    """Compiles constraints for one tokenizer. Takes seconds to create for a large vocabulary."""
+    """Compiles constraints for one tokenizer. Construction takes seconds for a large vocabulary."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, end_token_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
@@ -58,21 +58,22 @@ class Constraints:
         backend.no_truncation()
         self._described = backend.to_str(), None, sorted(end_token_ids) or tokenizer.eos_token_id
         self._tokens: LLTokenizer | None = None
-        with suppress(ValueError):  # the tokenizer is neither byte-level nor falls back to bytes
+        with suppress(ValueError):  # neither a byte-level tokenizer nor byte fallback
             self._tokens = LLTokenizer(*self._described)
         self._lock = threading.Lock()
         self._keeper: Connection | None = None
         self._forms: dict[bytes, Connection] = {}
 
     def compile(self, field: str, grammar: Grammar, begun: str = "") -> RequestConstraint:
-        """The constraint for an answer that may have `begun`. Waits for other processes: a millisecond for a grammar
-        that was compiled before, else milliseconds or at worst seconds.
+        """Return the constraint for an answer that starts with `begun`.
 
-        Raises `InvalidField`, for a grammar that is malformed, unsupported, unsatisfiable, too large or too costly.
+        Block for a millisecond if the grammar is cached, otherwise for up to seconds. Raise `InvalidField` for a
+        grammar that is malformed, unsupported, unsatisfiable, too large or too costly.
         """
         if self._tokens is None:
-            raise InvalidField(field, "not supported: the tokens of this model are not bytes")
-        beginnings = [self._token_ids(text) for text in dict.fromkeys((begun, grammar.compacted(begun))) if text]
+            raise InvalidField(field, "not supported: the model's tokens are not bytes")
+        texts = [text for text in dict.fromkeys((begun, grammar.compacted(begun))) if text]
+        beginnings = [self._tokenizer(text, add_special_tokens=False).input_ids for text in texts]
         try:
             form = pickle.dumps(grammar)
         except RecursionError as error:
@@ -81,7 +82,7 @@ class Constraints:
             pipe = self.follower(form, beginnings)
             greeting: Greeting = pipe.recv()
         except (EOFError, OSError) as error:
-            log.warning("a process died of a grammar: out of time or memory, or a crash", field=field)
+            log.warning("a grammar process died: out of time, out of memory or a crash", field=field)
             raise InvalidField(field, "takes too much time or memory to compile", code=TooComplex.code) from error
         if greeting.error is not None:
             raise InvalidField(field, greeting.error)
@@ -89,7 +90,7 @@ class Constraints:
         return RequestConstraint(constraint, [f"{field}.{place}" for place in greeting.ignored], bool(greeting.begun))
 
     def follower(self, form: bytes, beginnings: Sequence[Sequence[int]]) -> Connection:
-        """A pipe to a new process that follows the pickled grammar. Its first message is a `Greeting`."""
+        """Start a process that computes masks for the pickled grammar. Its first message is a `Greeting`."""
         key = hashlib.sha256(form).digest()
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
@@ -123,12 +124,8 @@ class Constraints:
         pipe.send(self._described)
         return pipe
 
-    def _token_ids(self, text: str) -> list[int]:
-        """Special tokens among them, as templates write them."""
-        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
-
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text: a special token's name, nothing for an id without a token."""
+        """Return the bytes of a token. A special token yields its name, an id without a token yields nothing."""
         if token_id >= len(self._tokenizer):
             return b""
         if self._tokens is None:
@@ -139,7 +136,7 @@ class Constraints:
 
 
 def is_sent(pipe: Connection, handle: socket.socket) -> bool:
-    """Send a socket to a process, unless that has ended."""
+    """Send a socket to a process. Close the pipe and return False if the process has ended."""
     with suppress(OSError):
         send_handle(pipe, handle.fileno(), None)
         return True
@@ -148,29 +145,29 @@ def is_sent(pipe: Connection, handle: socket.socket) -> bool:
 
 
 class Follower:
-    """The process of a request's constraint, whose greeting has been read."""
+    """A connection to a request's grammar process, after its greeting."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._num_awaited = Counter[int]()
-        """Replies to come, by choice."""
+        """Outstanding replies by choice."""
         self._replies: dict[int, tuple[int, bytes]] = {}
         self._num_choices = 0
 
     def begin(self, origin: int = 0) -> int:
-        """A new choice with the state of another one; the first is its own origin."""
+        """Start a choice from the state of `origin` and return its number. The first choice starts from the grammar."""
         choice, self._num_choices = self._num_choices, self._num_choices + 1
         self.send(choice, BEGIN, origin)
         return choice
 
     def send(self, choice: int, token_id: int, origin: int = 0) -> None:
-        """Request the mask after another token."""
+        """Request the mask after this token."""
         self._num_awaited[choice] += 1
-        with suppress(OSError):  # it has ended, as reading from it will show
+        with suppress(OSError):  # the process ended; the next read raises
             self._pipe.send_bytes(COMMAND.pack(choice, token_id, origin))
 
     def reply(self, choice: int, seconds: float | None) -> tuple[int, bytes] | None:
-        """The choice's state and mask, or None if they take longer. Raises `TooCostly` if the process has ended."""
+        """Return the choice's state and mask, or None after the timeout. Raise `TooCostly` if the process ended."""
         try:
             while self._num_awaited[choice]:
                 if not self._pipe.poll(seconds):
@@ -180,12 +177,12 @@ class Follower:
                 self._replies[number] = state, message[REPLY.size :]
                 self._num_awaited[number] -= 1
         except (EOFError, OSError) as error:
-            raise TooCostly("the grammar costs too much to be followed further") from error
+            raise TooCostly("the grammar exceeded its time or memory limit") from error
         return self._replies[choice]
 
 
 class GrammarConstraint:
-    """A position in a text that follows a grammar. Raises `TooCostly` where the next token would be."""
+    """A position in a text that follows a grammar. Raises `TooCostly` if the next mask is too expensive."""
 
     def __init__(self, follower: Follower, origin: int = 0) -> None:
         self._follower = follower
@@ -211,13 +208,14 @@ class GrammarConstraint:
         reply = self._follower.reply(self._choice, None)
         assert reply is not None
         if reply[0] not in (GOES_ON, OVER):
-            kind = RuntimeError if reply[0] == BROKEN else TooCostly
-            raise kind("the grammar cannot be followed further")
+            if reply[0] == BROKEN:
+                raise RuntimeError("the grammar does not allow a token that was sampled")
+            raise TooCostly("the grammar exceeded its complexity limit")
         return reply
 
 
 class AllowedTokens:
-    """Restricts another constraint, if any, to these tokens, given as the bits of a mask."""
+    """Allows only the tokens in a bit mask, in addition to another constraint if there is one."""
 
     def __init__(self, mask: int, num_bytes: int, also: Constraint | None) -> None:
         self._mask = mask
@@ -226,9 +224,9 @@ class AllowedTokens:
 
     @classmethod
     def of(cls, token_ids: Collection[int], vocab_size: int, also: Constraint | None) -> "AllowedTokens":
-        """Raises `InvalidField` for ids outside the vocabulary."""
+        """Raise `InvalidField` if the ids are empty or outside the vocabulary."""
         if not token_ids or not all(0 <= token_id < vocab_size for token_id in token_ids):
-            raise InvalidField("allowed_token_ids", f"must be token ids below {vocab_size}, at least one")
+            raise InvalidField("allowed_token_ids", f"must be a non-empty list of token ids in [0, {vocab_size})")
         mask = sum(1 << token_id for token_id in set(token_ids))
         return cls(mask, vocab_size // 8 + 1, also)
 

@@ -1,4 +1,4 @@
-"""What a choice produced since the last delta; the form in which tokens reach the writers."""
+"""The new text, tokens and scores of one choice, as the writers receive them."""
 
 from dataclasses import dataclass, field
 
@@ -8,9 +8,9 @@ from nvium_core.text.detokenizer import FinishReason
 
 @dataclass(slots=True)
 class Delta:
-    """Text that is certain, the tokens that arrived, and scores of further prompt tokens.
+    """Output of one choice since its last delta.
 
-    The text of a token may still be held back; `text_offsets` count from the beginning of the choice's text.
+    `text` may lag behind `tokens`: possible stop strings and incomplete characters are held back.
     """
 
     index: int
@@ -18,10 +18,12 @@ class Delta:
     text: str = ""
     tokens: list[TokenEvent] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
+    """Where each token's characters start in the choice's text."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop string or stop token that ended the choice; None for any other end."""
+    """The stop string or stop token that ended the choice, otherwise None."""
     prompt_scores: list[Score] = field(default_factory=list)
+    """Scores of further prompt tokens."""
 
     def extend(self, later: "Delta") -> None:
         """Append a later delta of the same choice."""

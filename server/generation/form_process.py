@@ -1,13 +1,13 @@
-"""Processes that compile and follow clients' grammars, and may die of them.
+"""Isolated processes that compile clients' grammars and compute their token masks.
 
-The library that reads grammars can crash on a stranger's input, take all memory, or compute a single mask for minutes
-without a way to stop it. So each grammar gets a process of its own, forked from the one above it:
+On hostile input llguidance can crash, exhaust memory, or spend minutes on one mask that cannot be interrupted. So each
+grammar runs in its own process. Each process forks the ones below it:
 
-    keeper      knows the tokenizer
-    └── form    has compiled one grammar; kept for the next request with the same one
-        └── follower    one request's choices, token by token
+    keeper      has loaded the tokenizer
+    └── form    has compiled one grammar, and is cached for later requests
+        └── follower    computes the masks of one request's choices
 
-A process ends when its pipe does, or when it exceeds its processor time or memory. Imports neither PyTorch nor HTTP.
+A process ends when its pipe closes or when it exceeds its CPU time or memory. Imports neither PyTorch nor HTTP.
 """
 
 import gc
@@ -29,48 +29,47 @@ from llguidance import LLMatcher, LLTokenizer
 from server.generation.compiler import Compiled, Compiler
 
 COMPILE_SECONDS = 2.5
-"""Processor time for compiling; all times here are processor time."""
+"""CPU time for compiling. All times in this module are CPU time."""
 
 FIRST_SECONDS = 0.5
-"""Processor time for a request's masks: the initial and the largest budget."""
+"""Initial and maximum budget for a request's masks."""
 
 MASK_SECONDS = 0.005
-"""Added with each token."""
+"""Added to the budget with each token."""
 
 MEMORY_BYTES = 512 << 20
-"""In addition to the keeper's memory."""
+"""Address space on top of the keeper's."""
 
 STACK_BYTES = 64 << 20
-"""The library recurses along chains of references."""
-
-NICENESS = 5
-"""Lower priority than the engine's."""
+"""llguidance recurses along chains of references."""
 
 COMMAND = struct.Struct("iii")
-"""A choice, its next token, and with `BEGIN` the choice whose state it begins with."""
+"""A choice, its next token, and, if the token is `BEGIN`, the choice whose state it copies."""
 
 BEGIN = -1
 
 REPLY = struct.Struct("iB")
-"""A choice and its state; its mask follows."""
+"""A choice and its state, followed by its mask."""
 
 GOES_ON, OVER, TOO_COSTLY, BROKEN = range(4)
 
 NOT_ALLOWED = "doesn't satisfy the grammar"
-"""In the library's message for a token that was not allowed. Its only other error is an exceeded limit."""
+"""Identifies llguidance's error for a disallowed token. Its only other error is an exceeded limit."""
 
 
 class Greeting(NamedTuple):
-    """A follower's first message: why the grammar cannot be used, what of it is not enforced, and the tokens of the
-    answer that it takes as given."""
+    """A follower's first message."""
 
     error: str | None
+    """Why the grammar is unusable."""
     ignored: list[str]
+    """Paths of schema keywords that are not enforced."""
     begun: list[int]
+    """The tokens of the answer that the grammar has already consumed."""
 
 
 def main() -> None:
-    """The keeper: `python -c … PIPE`, whose first message is the tokenizer."""
+    """Run the keeper. `argv[1]` is the descriptor of its pipe, whose first message is the tokenizer."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
     pipe = Connection(int(sys.argv[1]))
@@ -82,7 +81,7 @@ def main() -> None:
 
 
 def limit_resources() -> None:
-    os.nice(NICENESS)
+    os.nice(5)  # run behind the engine
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     with suppress(ValueError, OSError):
@@ -93,13 +92,13 @@ def limit_resources() -> None:
 
 
 def fork_for_each(pipe: Connection, work: Callable[[Connection], None]) -> None:
-    """Fork a child for every pipe that is sent through this one, until it ends."""
+    """Fork a child for each pipe received through this pipe, until it closes."""
     with suppress(EOFError, OSError, RuntimeError):
         while True:
             child = Connection(recv_handle(pipe))
             if os.fork() == 0:
                 try:
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # for panics of the library
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides llguidance's panics
                     pipe.close()
                     work(child)
                 finally:
@@ -115,7 +114,7 @@ def keep_form(pipe: Connection, compiler: Compiler) -> None:
 
 
 def allow(seconds: float) -> None:
-    """End this process when it has used this much more processor time; 0 for no end."""
+    """Let this process use this much more CPU time before SIGPROF kills it; 0 means no limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
@@ -127,7 +126,7 @@ class Follower:
         self._seconds = FIRST_SECONDS
 
     def run(self) -> None:
-        """Reply to each token with the mask of the next one."""
+        """Send a greeting, then reply to each token with the next mask."""
         beginnings = self._pipe.recv()
         allow(FIRST_SECONDS)
         self._pipe.send(Greeting(self._compiled.error, self._compiled.ignored, self._begun(beginnings)))
@@ -143,7 +142,7 @@ class Follower:
             self._pipe.send_bytes(REPLY.pack(command[0], state) + mask)
 
     def _begun(self, beginnings: list[list[int]]) -> list[int]:
-        """The first of these beginnings of an answer that the grammar goes on from."""
+        """Consume the first of these token sequences that the grammar can continue, and return it."""
         for token_ids in beginnings if self._states else ():
             matcher = self._states[0].deep_copy()
             if matcher.consume_tokens(token_ids) and not matcher.is_stopped():

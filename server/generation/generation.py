@@ -1,6 +1,6 @@
-"""A request's choices from submission to end: tokens become text, choices become one stream of deltas.
+"""Runs a request's choices from submission to completion, as one stream of deltas.
 
-Whole and streamed answers are both made of these deltas, so they cannot differ.
+Whole and streamed responses are built from the same deltas, so they agree.
 """
 
 import asyncio
@@ -10,8 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from nvium_core import Admitted, ChoiceKey, EngineRequest, PromptEvent, SamplingParams, Score, TokenEvent, TokenStream
-from nvium_core.text.detokenizer import FinishReason
+from nvium_core import (
+    Admitted,
+    ChoiceKey,
+    EngineRequest,
+    InvalidRequest,
+    PromptEvent,
+    SamplingParams,
+    Score,
+    TokenEvent,
+    TokenStream,
+)
 from server.errors import DeadlineExceeded
 from server.generation.choice_text import NO_CALLS, CallText, ChoiceText, Prompt
 from server.generation.delta import Delta
@@ -20,14 +29,17 @@ from server.schemas.generation import GenerationRequest
 from server.telemetry.metrics import EndReason
 from server.telemetry.record import RequestRecord
 
+MAX_ALTERNATIVES = 2_000_000
+"""Most alternative log-probabilities in one response, at about 200 bytes each."""
+
 Events = Sequence[TokenEvent | PromptEvent]
 
 
 class Choice:
-    """One sequence of the engine and the text it becomes. The first choice of a prompt is the `leader` of the others:
-    if the prompt `is_scored`, the engine gives the leader its scores, which all choices begin with.
+    """One sequence of the engine, and its text.
 
-    `num_unscored` is how many of the prompt's tokens still wait for their scores.
+    The first choice of a prompt is the `leader` of its other choices. If the prompt `is_scored`, the engine sends the
+    prompt's scores to the leader, and every choice starts with them.
     """
 
     def __init__(
@@ -37,23 +49,23 @@ class Choice:
         self.prompt = text.prompt
         self.text = text
         self.num_unscored = len(text.prompt.token_ids) - 1 if is_scored and leader is None else 0
+        """Number of prompt tokens whose scores have not arrived."""
         self.num_cached_tokens = 0
         self._leader = leader
         self.prompt_scores: list[Score] = []
-        """Number of tokens received."""
         self._has_begun = False
         self._record = record
         self._submitted = time.monotonic()
         self._last_arrival: float | None = None
 
     @property
-    def is_early(self) -> bool:
-        """Whether the scores that it begins with are still to come."""
+    def awaits_scores(self) -> bool:
+        """Return whether the prompt's scores, which come first, have not arrived yet."""
         return self._leader is not None and self._leader.num_unscored > 0
 
     def take(self, events: Events, admission: Admitted) -> Delta:
-        """The delta that these events make."""
-        self.note(admission)
+        """Convert events into a delta."""
+        self.note_admission(admission)
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         if tokens:
             self._note_arrival(len(tokens))
@@ -70,18 +82,14 @@ class Choice:
         self.prompt_scores += delta.prompt_scores
         self.num_unscored -= len(delta.prompt_scores)
         if of_prompt[-1].finish_reason:
-            delta.extend(self.end(of_prompt[-1].finish_reason))
-
-    def end(self, reason: FinishReason) -> Delta:
-        """The last delta of a choice that ends without a token."""
-        return self.text.end(reason)
+            delta.extend(self.text.end(of_prompt[-1].finish_reason))
 
     def ended(self, reason: EndReason) -> None:
-        """Release the choice, at its end or when it is aborted."""
+        """Record that the choice ended or was aborted."""
         self._record.choice_ended(reason)
 
-    def note(self, admission: Admitted) -> None:
-        """Record, once, when the choice left the queue; also for one that ends before its first token."""
+    def note_admission(self, admission: Admitted) -> None:
+        """Record once when the choice left the queue."""
         if not self._has_begun:
             self._has_begun = True
             self.num_cached_tokens = admission.num_cached_prompt_tokens
@@ -99,10 +107,10 @@ class Choice:
 
 
 class Generation:
-    """All choices of one request. Must be closed, which cancels the unfinished ones.
+    """All choices of one request. The caller must close it, which cancels the unfinished choices.
 
-    At `deadline`, by the event loop's clock, running choices end with "length". If none has begun, or scores of a
-    prompt are still missing, the request fails instead: half of the scores would look like all of them.
+    At `deadline`, on the event loop's clock, running choices end with "length". If no choice has started, or prompt
+    scores are missing, the request fails instead: a client could not tell partial scores from complete ones.
     """
 
     def __init__(
@@ -110,12 +118,12 @@ class Generation:
     ) -> None:
         self.choices = list(choices)
         self.ignored: list[str] = []
-        """Request fields that were ignored."""
+        """Request fields that have no effect."""
         self.listen = stream.listen
         self._stream = stream
         self._leave = leave
-        self._early: list[TokenEvent | PromptEvent] = []
-        """Events of choices that are early."""
+        self._held: list[TokenEvent | PromptEvent] = []
+        """Events of choices that await their prompt's scores."""
         self._open = dict(zip(stream.keys, choices, strict=True))
         self._alarm = None if deadline is None else asyncio.get_running_loop().call_at(deadline, stream.close)
 
@@ -124,14 +132,14 @@ class Generation:
         return not self._open
 
     def take(self) -> list[Delta]:
-        """What arrived since the last call, one delta for each choice that gained something.
+        """Return one delta for each choice that received events since the last call.
 
-        Raises `EngineError` if a choice fails, `DeadlineExceeded` if the request fails at its deadline.
+        Raise `EngineError` if a choice failed, or `DeadlineExceeded` if the request failed at its deadline.
         """
-        deltas, arrived, self._early = [], [*self._early, *self._stream.take()], []
+        deltas, arrived, self._held = [], [*self._held, *self._stream.take()], []
         for key, events in by_key(arrived).items():
-            if self._open[key].is_early:
-                self._early += events
+            if self._open[key].awaits_scores:
+                self._held += events
                 continue
             deltas.append(delta := self._open[key].take(events, self._stream.admissions[key]))
             if delta.finish_reason:
@@ -139,7 +147,7 @@ class Generation:
         return deltas + self._expire() if self._stream.is_over and self._open else deltas
 
     async def collect(self) -> list[Delta]:
-        """The complete delta of each choice, after the last has ended. Raises as `take`."""
+        """Wait for all choices to end and return one delta each. Raise the errors of `take`."""
         gained = [Delta(choice.index) for choice in self.choices]
         while not self.is_over:
             await self._stream.arrival()
@@ -158,7 +166,7 @@ class Generation:
     def _expire(self) -> list[Delta]:
         if not self._stream.admissions or any(choice.num_unscored for choice in self._open.values()):
             raise DeadlineExceeded
-        deltas = [choice.end("length") for choice in self._open.values()]
+        deltas = [choice.text.end("length") for choice in self._open.values()]
         for key in list(self._open):
             self._end(key)
         self.close()
@@ -168,12 +176,12 @@ class Generation:
         self._stream.cancel(key)
         choice = self._open.pop(key)
         if admission := self._stream.admissions.get(key):
-            choice.note(admission)
+            choice.note_admission(admission)
         self._leave()
 
 
 def by_key(events: Events) -> dict[ChoiceKey, list[TokenEvent | PromptEvent]]:
-    """Events grouped by choice, in their order; the first choice of each prompt before its others."""
+    """Group events by choice, in order of arrival. The first choice of each prompt precedes its other choices."""
     grouped: dict[ChoiceKey, list[TokenEvent | PromptEvent]] = {}
     for event in events:
         grouped.setdefault((event.sequence_id, event.choice), []).append(event)
@@ -193,15 +201,21 @@ def start(
     calls: CallText = NO_CALLS,
     ignored: Sequence[str] = (),
 ) -> Generation:
-    """Submit every choice of an admitted request, or raise and leave none behind. `stops` come on top of its own;
-    `ignored` are fields of its schemas that are not enforced.
+    """Submit every choice of an admitted request. If anything raises, cancel what was submitted.
 
-    Without a seed each prompt gets one of its own, shared by its choices, as if it had been sent alone.
+    `stops` are stop strings in addition to the request's own. `ignored` are the paths of schema keywords that are not
+    enforced. Without a seed, each prompt gets a random one, which its choices share.
     """
-    placed = request.priority, request.cache_salt or ""
-    asked = [EngineRequest(prompt.token_ids, replace(params, seed=seed_of(request)), *placed) for prompt in prompts]
-    check_size(service, params, asked)
-    owners = [prompt for prompt in prompts for _ in range(params.num_choices)]
+    engine_requests = [
+        EngineRequest(
+            prompt.token_ids,
+            replace(params, seed=secrets.randbits(63) if request.seed is None else request.seed),
+            request.priority,
+            request.cache_salt or "",
+        )
+        for prompt in prompts
+    ]
+    check_size(service, params, engine_requests)
     text_of = partial(
         ChoiceText,
         service.tokenizer,
@@ -212,8 +226,9 @@ def start(
         end_token_ids=service.engine.end_token_ids,
         calls=calls,
     )
-    texts = [text_of(index, prompt) for index, prompt in enumerate(owners)]
-    stream = service.worker.submit(asked, tenant)
+    prompt_of_choice = [prompt for prompt in prompts for _ in range(params.num_choices)]
+    texts = [text_of(index, prompt) for index, prompt in enumerate(prompt_of_choice)]
+    stream = service.worker.submit(engine_requests, tenant)
     try:
         record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
         choices = choices_of(texts, record, params)
@@ -236,17 +251,19 @@ def choices_of(texts: Sequence[ChoiceText], record: RequestRecord, params: Sampl
     return choices
 
 
-def check_size(service: Service, params: SamplingParams, asked: Sequence[EngineRequest]) -> None:
-    """Raise `InvalidRequest` if the request asks for more than the engine or the server allows."""
-    num_new = len(asked) * params.num_choices * params.max_tokens
-    num_prompt = sum(len(prompt.token_ids) for prompt in asked)
+def check_size(service: Service, params: SamplingParams, requests: Sequence[EngineRequest]) -> None:
+    """Raise `InvalidRequest` if the requests together exceed a limit of the engine or the server."""
+    num_new = len(requests) * params.num_choices * params.max_tokens
+    num_prompt = sum(len(request.token_ids) for request in requests)
     num_scored = params.num_choices * num_prompt if params.prompt_logprobs else 0
-    for prompt in asked:
-        service.engine.check(prompt.token_ids, prompt.params)
-    service.check_new_tokens(num_new)
-    service.check_scored_tokens(num_scored)
-    service.check_alternatives((num_new + num_scored) * (params.logprobs or 0))
-
-
-def seed_of(request: GenerationRequest) -> int:
-    return secrets.randbits(63) if request.seed is None else request.seed
+    for request in requests:
+        service.engine.check(request.token_ids, request.params)
+    num_alternatives = (num_new + num_scored) * (params.logprobs or 0)
+    limit = service.limits.max_new_tokens
+    if num_new > limit:
+        raise InvalidRequest("max_tokens", f"prompts × choices × max_tokens must be at most {limit}, got {num_new}")
+    if num_scored > limit:
+        raise InvalidRequest("prompt", f"at most {limit} prompt tokens can be scored, got {num_scored}")
+    if num_alternatives > MAX_ALTERNATIVES:
+        message = f"tokens × alternatives must be at most {MAX_ALTERNATIVES}, got {num_alternatives}"
+        raise InvalidRequest("logprobs", message)

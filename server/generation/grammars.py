@@ -1,7 +1,7 @@
-"""Grammars for structured outputs, in llguidance's language.
+"""Grammars for structured outputs, in llguidance's variant of Lark.
 
-JSON is written without whitespace between its parts, so that a small model cannot emit blanks forever; properties keep
-the schema's order. Sizes are bounded first. Knows no tokens, engines or HTTP.
+Generated JSON has no whitespace between tokens: a small model could emit blanks forever. Properties keep the schema's
+order. Knows no tokens, engines or HTTP.
 """
 
 import json
@@ -21,44 +21,44 @@ from server.generation.keywords import enforceable
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 HEADER = '%llguidance {"no_forcing": true}\nstart: '
-"""The model emits the tokens of fixed text too: finding forced tokens costs as much as the text is long."""
+"""The model also samples the tokens of fixed text: finding forced tokens costs time linear in the text."""
 
 BLANK = r"[ \n]*"
-"""Allowed before a call at the beginning of an answer."""
+"""Whitespace allowed before a call at the start of an answer."""
 
 BETWEEN_PARTS = re.compile(r'("(?:[^"\\]|\\.)*(?:"|$))|\s+', re.DOTALL)
-"""Strings, which are kept, or whitespace, which is dropped."""
+"""Matches a JSON string, in group 1, or whitespace."""
 
 KEY = '"name"'
 
 LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:)", re.MULTILINE)
-"""Distinguishes Lark from GBNF in linear time."""
+"""Distinguishes Lark from GBNF."""
 
 COMPACT = {"whitespace_flexible": False}
 
 
 class Grammar(Protocol):
-    """The required form of an answer."""
+    """The required format of an answer."""
 
     def text(self) -> str:
-        """In llguidance's variant of Lark. Raises `UnusableGrammar`."""
+        """Return the grammar in llguidance's variant of Lark. Raise `UnusableGrammar` if it is invalid."""
         ...
 
     def enforced(self) -> "tuple[Grammar, list[str]]":
-        """Without what cannot be enforced and need not be, and the places of that. Raises `UnusableGrammar`."""
+        """Remove optional keywords that cannot be enforced, and return their paths. Raise `UnusableGrammar`."""
         ...
 
     def schemas(self) -> "Iterator[tuple[str, JsonSchema]]":
-        """Its schemas, by their path in it."""
+        """Yield the JSON schemas of the grammar with their paths."""
         ...
 
     def compacted(self, text: str) -> str:
-        """The beginning of an answer, its JSON without the whitespace that the grammar does not allow."""
+        """Remove disallowed whitespace from the JSON in the start of an answer."""
         ...
 
 
 class SinglePart:
-    """A grammar of one part, which is not JSON."""
+    """A grammar without JSON schemas."""
 
     def enforced(self) -> tuple[Any, list[str]]:
         return self, []
@@ -72,13 +72,13 @@ class SinglePart:
 
 @dataclass(frozen=True)
 class JsonSchema:
-    """JSON of a schema; `json_schema.py` says where it is read differently from the standard."""
+    """JSON that a schema describes. `json_schema.py` lists the differences from the standard."""
 
     schema: Schema
     closes: bool = True
     is_strict: bool = False
     drops: bool = False
-    """What cannot be enforced is dropped instead of refused."""
+    """Drop keywords that cannot be enforced instead of rejecting the schema."""
 
     def text(self) -> str:
         return HEADER + json_rule(self.schema, closes=self.closes, is_strict=self.is_strict)
@@ -100,7 +100,7 @@ ANY_OBJECT = JsonSchema({"type": "object"})
 
 @dataclass(frozen=True)
 class Regex(SinglePart):
-    """Text that a pattern matches completely, in the syntax of Rust's regex crate, without look-arounds."""
+    """Text that fully matches a pattern in the syntax of Rust's regex crate, without look-arounds."""
 
     pattern: str
 
@@ -108,7 +108,7 @@ class Regex(SinglePart):
         check(self.pattern != "", "must not be empty")
         check_text(self.pattern)
         num_backslashes = len(self.pattern) - len(self.pattern.rstrip("\\"))
-        check(num_backslashes % 2 == 0, "ends within an escape")
+        check(num_backslashes % 2 == 0, "must not end with an incomplete escape")
         return f"{HEADER}/{regex_to_lark(self.pattern, '')}/"
 
 
@@ -119,15 +119,15 @@ class OneOf(SinglePart):
     options: Sequence[str]
 
     def text(self) -> str:
-        check(len(self.options) > 0, "must hold at least one text")
-        check(all(self.options), "none of the texts may be empty")
+        check(len(self.options) > 0, "must be a non-empty list of strings")
+        check(all(self.options), "must not contain an empty string")
         check_text("".join(self.options))
         return f"{HEADER}CHOICE\nCHOICE: {' | '.join(map(json.dumps, self.options))}"
 
 
 @dataclass(frozen=True)
 class Lark(SinglePart):
-    """The client's own grammar, in llguidance's variant of Lark or in llama.cpp's GBNF."""
+    """A grammar that the client wrote, in llguidance's variant of Lark or in llama.cpp's GBNF."""
 
     grammar: str
 
@@ -136,25 +136,25 @@ class Lark(SinglePart):
         check_text(self.grammar)
         try:
             return self.grammar if LARK.search(self.grammar) else str(gbnf_to_lark(self.grammar))
-        except Exception as error:  # the converter raises anything
-            raise UnusableGrammar("is neither Lark nor GBNF") from error
+        except Exception as error:  # the converter raises undocumented types
+            raise UnusableGrammar("must be a valid Lark or GBNF grammar") from error
 
 
 @dataclass(frozen=True)
 class Without(SinglePart):
-    """Any text that contains none of these."""
+    """Text that contains none of these words."""
 
     words: Sequence[str]
 
     def text(self) -> str:
-        check(all(self.words), "none of the texts may be empty")
+        check(all(self.words), "must not contain an empty string")
         check_text("".join(self.words))
         return f"{HEADER}TEXT?\nTEXT: /(?s:.+)/ & ~/(?s:.*)({'|'.join(map(pattern, self.words))})(?s:.*)/"
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a function that may be called (None: any object)."""
+    """The schema of a function's arguments. None allows any object."""
 
     parameters: Schema | None = None
     is_strict: bool = False
@@ -162,28 +162,26 @@ class Signature:
 
     @property
     def schema(self) -> JsonSchema:
-        given = self.parameters or {}
-        schema = given if "type" in given else {"type": "object", **given}
+        parameters = self.parameters or {}
+        schema = parameters if "type" in parameters else {"type": "object", **parameters}
         return JsonSchema(schema, closes=self.closes, is_strict=self.is_strict, drops=not self.is_strict)
 
 
 @dataclass(frozen=True)
 class ToolCalls:
-    """Calls of these functions, by name, in the format of the model's template.
-
-    `is_optional`: text, or JSON of the schema `otherwise`, is an answer too, but what begins as a call must become one.
-    `special` are the ids of the format's texts that are special tokens.
-    """
+    """Calls of these functions, in the format of the model's chat template."""
 
     functions: Mapping[str, Signature]
     form: CallFormat = PLAIN
     special: Mapping[str, int] = field(default_factory=dict)
+    """Ids of the format's delimiters that are special tokens."""
     is_optional: bool = False
+    """Also allow text, or JSON of `otherwise`. An answer that starts like a call must be a call."""
     is_parallel: bool = False
     otherwise: JsonSchema | None = None
 
     def text(self) -> str:
-        check(len(self.functions) > 0, "must hold at least one function")
+        check(len(self.functions) > 0, "must be a non-empty list of functions")
         lines = [*self._start(), f"first: {self._calls(is_first=True)}"]
         lines += [f"call: {self._calls(is_first=False)}"] if self.is_parallel else []
         lines += [f"arguments{i}: {self._arguments(*each)}" for i, each in enumerate(self.functions.items())]
@@ -194,7 +192,7 @@ class ToolCalls:
         functions, ignored, size = dict(self.functions), list[str](), 0
         for name, function in self.functions.items():
             size += check_size(function.schema.schema)
-            check(size <= MAX_CHARACTERS, f"the parameters have more than the {MAX_CHARACTERS} characters allowed")
+            check(size <= MAX_CHARACTERS, f"all parameters together must have at most {MAX_CHARACTERS} characters")
             read, dropped = function.schema.enforced()
             functions[name] = replace(function, parameters=read.schema)
             ignored += [f"{name}.parameters.{each}" for each in dropped]
@@ -213,7 +211,7 @@ class ToolCalls:
         return head + found + compact(arguments)
 
     def _start(self) -> Iterator[str]:
-        """Text and the opening of a call are one lexeme each, so that the lexer can tell them apart."""
+        """Yield the start rule and its lexemes. Text and the opening of a call are one lexeme each."""
         form = self.form
         more = f"({self._literal(form.between + form.trigger)} call)*" if self.is_parallel else ""
         calls = f"first {more} {self._literal(form.after)}"
@@ -226,7 +224,7 @@ class ToolCalls:
         yield from self._text(has_text=self.is_optional and not self.otherwise)
 
     def _text(self, *, has_text: bool) -> Iterator[str]:
-        """Rules for the opening of a call, and for text before it."""
+        """Yield the rules for the opening of a call and the text before it."""
         form = self.form
         if form.trigger in self.special:
             yield f"begun: {'TEXT?' if has_text else ''} {self._literal(form.trigger)}"
@@ -243,10 +241,10 @@ class ToolCalls:
 
     def _arguments(self, name: str, function: Signature) -> str:
         is_name = FUNCTION_NAME.fullmatch(name) is not None
-        check(is_name, f"a function's name must be 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
+        check(is_name, f"a function's name must have 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
         schema = function.schema
         kind = str(schema.schema["type"])[:100]
-        check(kind == "object", f"the parameters of {name} must be an object, got type {kind}")
+        check(kind == "object", f"the parameters of {name} must have type object, got {kind}")
         return json_rule(schema.schema, closes=schema.closes, is_strict=schema.is_strict)
 
     def _opening(self, name: str, is_first: bool) -> str:
@@ -257,29 +255,29 @@ class ToolCalls:
             return f"{'begun' if is_first else ''} {named} {own_id} {self._literal(form.middle)}"
         opening = form.beginning + name + form.middle
         if is_first and self.otherwise and not form.before:
-            return f'"{{" {quoted(KEY)} {quoted(opening.removeprefix("{" + KEY))}'  # as JSON is lexed
+            return f'"{{" {quoted(KEY)} {quoted(opening.removeprefix("{" + KEY))}'  # the tokens of the JSON lexer
         if is_first:
             return f"/{BLANK if self.is_optional else ''}{pattern(form.before + opening)}/"
         return quoted(opening)
 
     def _literal(self, text: str) -> str:
-        """The text, with its special tokens as such."""
+        """Return a Lark literal for the text, with special tokens by id."""
         parts = re.split(f"({'|'.join(map(re.escape, self.special))})", text) if self.special else [text]
         return " ".join(f"<[{self.special[part]}]>" if part in self.special else quoted(part) for part in parts if part)
 
 
 def compact(text: str) -> str:
-    """JSON, or the beginning of some, without whitespace between its parts."""
+    """Remove the whitespace between tokens from JSON, which may be incomplete."""
     return BETWEEN_PARTS.sub(r"\1", text)
 
 
 def quoted(text: str) -> str:
-    """A literal of Lark; empty for an empty text."""
+    """Return a Lark literal, or nothing for an empty text."""
     return json.dumps(text) if text else ""
 
 
 def pattern(text: str) -> str:
-    """A regular expression of Lark that matches the text."""
+    """Return a Lark regular expression that matches the text."""
     return re.sub(r"([^\w\s])", r"\\\1", text)
 
 
@@ -293,6 +291,6 @@ def json_rule(schema: Schema, *, closes: bool, is_strict: bool) -> str:
     except ValueError as error:
         if isinstance(error, UnusableGrammar):
             raise
-        raise UnusableGrammar("JSON has no NaN and no infinity") from error
+        raise UnusableGrammar("must not contain NaN or infinity") from error
     check_text(text)
     return f"%json {text}"

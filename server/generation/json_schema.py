@@ -1,12 +1,11 @@
-"""Prepares a client's JSON schema for llguidance. It describes the same texts, with these exceptions:
+"""Rewrites a client's JSON schema for llguidance. The result describes the same texts, with these exceptions:
 
-- Objects that declare `properties` are closed unless they say otherwise. Open, as JSON Schema has it, they let a model
-  invent keys until its length runs out. Objects merged by `$ref` and `allOf` count as one.
+- Objects that declare `properties` are closed by default. JSON Schema leaves them open, and a model would then invent
+  keys until it reaches its length limit. Objects merged by `$ref` and `allOf` count as one object.
 - A `format` that llguidance cannot check is an annotation.
-- `uniqueItems` is enforced where the items have only a few values, by listing all arrays of them; elsewhere it is an
-  annotation.
-- Where a constant property tells the alternatives of `oneOf` apart, that property is required.
-- Alternatives next to declared `properties` exclude the properties that only other alternatives declare.
+- `uniqueItems` is enforced by listing all arrays if the items have few values. Otherwise it is an annotation.
+- A constant property that distinguishes the alternatives of `oneOf` is required.
+- An alternative next to declared `properties` excludes the properties that only other alternatives declare.
 
 Knows no tokens, engines or HTTP.
 """
@@ -26,15 +25,15 @@ FORMATS = frozenset(
 """Formats that llguidance checks."""
 
 OPEN_SUFFIX = "-merged"
-"""Marks the copy of a definition that is left open, for schemas that merge it."""
+"""Suffix of an open copy of a definition, which schemas that merge the definition refer to."""
 
 OPEN_REFERENCE = re.compile(rf'"\$ref": "([^"]*{OPEN_SUFFIX})"')
 
 MAX_VISITS = 500_000
-"""Upper bound on visited schemas."""
+"""Upper bound on schema visits."""
 
 MAX_DISTINCT = 5
-"""Values of items whose arrays without repetition are listed: 326 of them."""
+"""Most distinct item values for which all arrays without repetition are listed: 326 arrays."""
 
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "patternProperties", "dependentSchemas")
@@ -60,7 +59,7 @@ class SchemaTooLarge(ValueError):
 
 
 def prepared(schema: Schema, *, closes: bool = True, is_strict: bool = False) -> dict[str, Any]:
-    """The schema to compile. `is_strict` also closes objects that declare nothing. Raises `SchemaTooLarge`."""
+    """Return the schema to compile. `is_strict` also closes objects without `properties`. Raise `SchemaTooLarge`."""
     return Preparation(schema, closes=closes, is_strict=is_strict).root()
 
 
@@ -81,11 +80,11 @@ class Preparation:
         return ready
 
     def may_repeat(self, node: Schema) -> bool:
-        """Whether `uniqueItems` is requested and cannot be enforced."""
+        """Return whether `uniqueItems` is set but cannot be enforced."""
         return node.get("uniqueItems") is True and node.get("maxItems") not in (0, 1) and self._distinct(node) is None
 
     def _distinct(self, node: Schema) -> list[list[Any]] | None:
-        """All arrays without repetition; None where they are not asked for, or too many."""
+        """List all arrays without repetition. Return None if `uniqueItems` is not set or there are too many."""
         if node.get("uniqueItems") is not True or set(node) - {*OF_DISTINCT, *ANNOTATIONS, *DEFINITIONS}:
             return None
         values = constants(self._resolved(node.get("items")))
@@ -99,8 +98,10 @@ class Preparation:
         return [list(chosen) for length in lengths for chosen in permutations(items, length)]
 
     def _prepare(self, node: Any, *, is_merged: bool = False) -> Any:
-        """A prepared schema. One that is merged stays open; the schema that merges it is closed instead. What is no
-        schema is left as it is, to be refused."""
+        """Prepare a schema. A merged schema stays open, because the schema that merges it is closed.
+
+        Return anything but a schema unchanged: llguidance rejects it.
+        """
         if not is_object(node):
             return node
         if only := only_member(node):
@@ -127,7 +128,7 @@ class Preparation:
         return value
 
     def _apart(self, node: Schema, alternatives: list[Any], ready: list[Any]) -> list[Any]:
-        """The alternatives, each without the properties that only others declare, if the schema is to be closed."""
+        """In a closed schema, exclude from each alternative the properties that only other alternatives declare."""
         is_open = any(key in node for key in (*CLOSING, "patternProperties"))
         if not self._closes or is_open or "properties" not in node:
             return ready
@@ -141,15 +142,17 @@ class Preparation:
         ]
 
     def _named(self, node: Any) -> Names:
-        """The properties that a schema declares or requires, with those that it merges."""
+        """Return the properties that a schema and its merged schemas declare or require."""
         if not isinstance(node, Mapping):
             return {}
         required = [name for member in self._merged(node) for name in listed(member, "required")]
         return (self._declared(node)[0] or {}) | dict.fromkeys(map(str, required))
 
     def _tag(self, alternatives: list[Any]) -> str | None:
-        """A property with different constants in each alternative. llguidance takes alternatives for exclusive only if
-        they require it."""
+        """Find a property with different constants in each alternative.
+
+        llguidance treats alternatives as exclusive only if they require it.
+        """
         resolved = [self._resolved(alternative) for alternative in alternatives]
         names = declared(resolved[0]) if resolved else {}
         return next((name for name in names if self._differs(resolved, name)), None)
@@ -174,7 +177,7 @@ class Preparation:
         return ready | {"properties": {**any_value, **declared(ready)}, "additionalProperties": False}
 
     def _declared(self, node: Schema) -> tuple[Names | None, bool]:
-        """The properties of a schema and all that it merges (None: none declared), and whether any says it is open."""
+        """Return the properties that a schema and its merged schemas declare, and whether any of them is open."""
         members = list(self._merged(node))
         declaring = [member for member in members if isinstance(member.get("properties"), Mapping)]
         keys = (*CLOSING, "patternProperties")
@@ -184,7 +187,7 @@ class Preparation:
         return (names if declaring or is_strict else None), is_open
 
     def _merged(self, node: Schema) -> Iterator[Schema]:
-        """The node, then every schema that applies to the same value; alternatives only next to declared properties."""
+        """Yield the node and every schema merged into it. Alternatives count only next to declared properties."""
         waiting, seen = [node], set[int]()
         while waiting:
             member = waiting.pop(0)
@@ -200,16 +203,16 @@ class Preparation:
     def _visit(self) -> None:
         self._num_visits += 1
         if self._num_visits > MAX_VISITS:
-            raise SchemaTooLarge("it merges too many schemas")
+            raise SchemaTooLarge("merges too many schemas")
 
     def _resolved(self, node: Any) -> Schema:
-        """The node, or the definition that it refers to."""
+        """Return the target of the node's `$ref`, or the node itself without one."""
         found = target(self._schema, node.get("$ref")) if isinstance(node, Mapping) and "$ref" in node else node
         return found if isinstance(found, Mapping) else {}
 
 
 def target(schema: Schema, reference: Any) -> Any:
-    """The target of a `$ref` inside the document; None if it cannot be followed."""
+    """Return the target of a `$ref` within the document, or None if it does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return schema if reference == "#" else None
     found: Any = schema
@@ -220,14 +223,14 @@ def target(schema: Schema, reference: Any) -> Any:
 
 
 def only_member(node: Schema) -> Schema | None:
-    """The member of an `allOf` that only annotates it."""
+    """Return the sole member of an `allOf` whose schema otherwise has only annotations."""
     members = node.get("allOf")
     is_wrapper = isinstance(members, list) and len(members) == 1 and not set(node) - {"allOf", *ANNOTATIONS}
     return members[0] if is_wrapper and isinstance(members, list) and isinstance(members[0], Mapping) else None
 
 
 def needed(definitions: Mapping[str, Any], users: list[Any]) -> dict[str, Any]:
-    """The definitions that are referred to, directly or by each other."""
+    """Return the definitions that are referenced, directly or through other definitions."""
     found: dict[str, Any] = {}
     while users:
         names = {name.rsplit("/", 1)[-1] for name in OPEN_REFERENCE.findall(json.dumps(users))}
@@ -237,12 +240,11 @@ def needed(definitions: Mapping[str, Any], users: list[Any]) -> dict[str, Any]:
 
 
 def is_object(node: Any) -> bool:
-    """Whether it is a schema whose properties, if any, are declared as such."""
+    """Return whether the node is an object whose `properties`, if any, is an object too."""
     return isinstance(node, Mapping) and isinstance(node.get("properties", {}), Mapping)
 
 
 def declared(node: Schema) -> Mapping[str, Any]:
-    """The schema's properties by name."""
     properties = node.get("properties")
     return properties if isinstance(properties, Mapping) else {}
 
@@ -253,7 +255,6 @@ def listed(node: Schema, key: str) -> list[Any]:
 
 
 def branches(node: Schema) -> list[Any]:
-    """A schema's alternatives."""
     return [*listed(node, "anyOf"), *listed(node, "oneOf")]
 
 
@@ -268,7 +269,7 @@ def with_required(name: str, node: Any) -> Any:
 
 
 def constants(schema: Any) -> set[str] | None:
-    """The values that a schema lists, as text."""
+    """Return the values of `const` or `enum` as JSON, or None without either."""
     if not isinstance(schema, Mapping):
         return None
     if "const" in schema:

@@ -1,4 +1,4 @@
-"""Finds the keywords of a JSON schema that cannot be enforced. Knows no tokens, engines or HTTP."""
+"""Finds the keywords in a JSON schema that llguidance cannot enforce. Knows no tokens, engines or HTTP."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,26 +8,28 @@ from server.generation.json_schema import ANNOTATIONS, DEFINITIONS, LISTS, NAMED
 UPPER, LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 REACH = 2**63 - 1
-"""Numbers from here on have no bounds in llguidance."""
+"""llguidance cannot enforce bounds at or beyond this magnitude."""
 
 MAX_COUNT = 10**9
-"""Bounds beyond this exceed any answer's length."""
+"""No answer is long enough to reach larger counts."""
 
 
 def enforceable(schema: Schema, *, drops: bool) -> tuple[dict[str, Any], list[str]]:
-    """The schema without what constrains nothing, such as bounds out of reach, and the places of what is not enforced:
-    `uniqueItems`, and with `drops` all keywords that are known to be unenforceable, which are left out too."""
-    reader = Reader(Preparation(schema, closes=True, is_strict=False), drops=drops)
-    return reader.read(schema, ""), reader.ignored
+    """Remove keywords that constrain nothing, and return the schema with the paths of keywords that are not enforced.
+
+    Those are `uniqueItems` and, with `drops`, all keywords known to be unenforceable, which are removed too.
+    """
+    filter_ = KeywordFilter(Preparation(schema, closes=True, is_strict=False), drops=drops)
+    return filter_.apply(schema, ""), filter_.ignored
 
 
-class Reader:
+class KeywordFilter:
     def __init__(self, preparation: Preparation, *, drops: bool) -> None:
         self.ignored: list[str] = []
         self._preparation = preparation
         self._drops = drops
 
-    def read(self, node: Any, place: str) -> Any:
+    def apply(self, node: Any, place: str) -> Any:
         if not isinstance(node, Mapping):
             return node
         if self._preparation.may_repeat(node):
@@ -42,16 +44,16 @@ class Reader:
 
     def _value(self, key: str, value: Any, place: str) -> Any:
         if key in (*NAMED, *DEFINITIONS) and isinstance(value, Mapping):
-            return {name: self.read(child, f"{place}.{name}.") for name, child in value.items()}
+            return {name: self.apply(child, f"{place}.{name}.") for name, child in value.items()}
         if key in (*LISTS, *SINGLE) and isinstance(value, list):
-            return [self.read(child, f"{place}.{number}.") for number, child in enumerate(value)]
+            return [self.apply(child, f"{place}.{number}.") for number, child in enumerate(value)]
         if key in SINGLE:
-            return self.read(value, f"{place}.")
+            return self.apply(value, f"{place}.")
         return int(value) if key in COUNTS and isinstance(value, float) and value.is_integer() else value
 
 
 def constrains(node: Schema, key: str, value: Any) -> bool:
-    """Whether the keyword may exclude a value within reach."""
+    """Return whether the keyword could exclude a value that the model can generate."""
     if key in (*UPPER, *LOWER) and is_number(value):
         return not (value >= REACH if key in UPPER else value <= -REACH)
     if key in COUNTS and key.startswith("max") and is_number(value):
@@ -59,8 +61,7 @@ def constrains(node: Schema, key: str, value: Any) -> bool:
     return key not in MAY_CONSTRAIN or MAY_CONSTRAIN[key](node, value)
 
 
-def needs(value: Any) -> bool:
-    """Whether what depends on a property is anything at all."""
+def has_dependents(value: Any) -> bool:
     return not isinstance(value, Mapping) or any(each not in ([], {}, True) for each in value.values())
 
 
@@ -75,13 +76,13 @@ MAY_CONSTRAIN: dict[str, Callable[[Schema, Any], bool]] = {
     "contains": lambda node, _: node.get("minContains") != 0 or "maxContains" in node,
     "minContains": lambda node, value: "contains" in node and value != 0,
     "maxContains": lambda node, _: "contains" in node,
-    "dependencies": lambda _, value: needs(value),
-    "dependentRequired": lambda _, value: needs(value),
-    "dependentSchemas": lambda _, value: needs(value),
+    "dependencies": lambda _, value: has_dependents(value),
+    "dependentRequired": lambda _, value: has_dependents(value),
+    "dependentSchemas": lambda _, value: has_dependents(value),
     "$dynamicAnchor": lambda *_: False,
     "$recursiveAnchor": lambda *_: False,
 }
-"""Whether keywords that llguidance does not know do in a schema, by their values."""
+"""For each keyword that llguidance does not know, whether it constrains its schema."""
 
 
 def is_unenforceable(key: str, value: Any) -> bool:
@@ -91,7 +92,7 @@ def is_unenforceable(key: str, value: Any) -> bool:
 
 
 def is_anything(schema: Any, also: Schema | None = None) -> bool:
-    """Whether the schema describes every value."""
+    """Return whether the schema allows every value."""
     if isinstance(schema, Mapping):
         return {key: value for key, value in schema.items() if key not in ANNOTATIONS} in ({}, also)
     return schema is True

@@ -1,4 +1,4 @@
-"""One served model: its engine, tokenizer, templates, limits and metrics. Knows no HTTP."""
+"""A served model with its engine, tokenizer, chat template, limits and metrics. Knows no HTTP."""
 
 import asyncio
 import hashlib
@@ -10,19 +10,13 @@ from typing import Any, TypeVar
 
 import structlog
 
-from nvium_core import (
-    SUGGESTED,
-    Engine,
-    EngineWorker,
-    InvalidRequest,
-    LoadedModel,
-)
+from nvium_core import SUGGESTED, Engine, EngineWorker, LoadedModel
 from nvium_core.text.chat_template import ChatTemplate, Conversation
 from nvium_core.text.token_bytes import TokenBytes, longest_token
 from server.errors import EngineGone, InvalidField, ModelNotFound
-from server.generation.aside import Aside
 from server.generation.choice_text import Prompt
 from server.generation.constraints import AllowedTokens, Constraints, RequestConstraint
+from server.generation.thread_pool import DaemonThreadPool
 from server.http.admission import Admission, draining
 from server.schemas.formats import Form
 from server.schemas.generation import RequestLimits
@@ -36,26 +30,23 @@ Result = TypeVar("Result")
 log = structlog.get_logger("nvium.server")
 
 ALIAS = "default"
-MAX_ALTERNATIVES = 2_000_000
-"""Log-probabilities of other tokens in one answer, at some 200 bytes each."""
-
 MAX_INLINE_CHARACTERS, MAX_INLINE_PROMPTS = 10_000, 16
-"""Longer or more texts are tokenized off the event loop."""
+"""Larger inputs are tokenized off the event loop."""
 
-NUM_ASIDE_THREADS = 2
-"""Threads that tokenize long texts and render templates for generating requests."""
+NUM_TEXT_THREADS = 2
+"""Threads that tokenize long texts, render templates and write long responses."""
 
 NUM_COMPILING_THREADS = 16
-"""Threads that wait for processes which compile grammars."""
+"""Threads that wait for grammar processes."""
 
 PAUSE_SECONDS = 1
-"""Seconds without a tick after which the process counts as having been suspended."""
+"""The process counts as suspended after this long without a tick."""
 
 FINGERPRINT_SAMPLES = 64
 
 
 class Service:
-    """Raises `InvalidRequest` for settings that the model cannot be run with."""
+    """Raises `InvalidRequest` for settings that do not fit the model."""
 
     def __init__(self, loaded: LoadedModel, settings: Settings) -> None:
         self.settings = settings
@@ -82,14 +73,14 @@ class Service:
         self.tokenizer_info = tokenizer_info(loaded, self.engine.context)
         self._longest_token = longest_token(self.tokenizer)
         self.limits = RequestLimits(**{name: getattr(settings, name) for name in RequestLimits.model_fields})
-        self._aside = Aside(NUM_ASIDE_THREADS, "nvium-aside")
-        self._tokenizing = Aside(1, "nvium-tokenize")
-        self._compiling = Aside(NUM_COMPILING_THREADS, "nvium-compile")
+        self._text_threads = DaemonThreadPool(NUM_TEXT_THREADS, "nvium-text")
+        self._tokenizing = DaemonThreadPool(1, "nvium-tokenize")
+        self._compiling = DaemonThreadPool(NUM_COMPILING_THREADS, "nvium-compile")
         self.is_warm = False
         self._ticked: float | None = None
 
     def introduce(self) -> None:
-        """Log what is served and what its cache takes."""
+        """Log the model and its cache size."""
         cache = self.engine.cache_size
         log.info(
             "serving",
@@ -102,7 +93,7 @@ class Service:
             cache_pages=cache.num_pages,
         )
         if cache.num_tokens < self.engine.context:
-            log.warning("the cache is smaller than the context; longer requests are refused", tokens=cache.num_tokens)
+            log.warning("the KV cache is smaller than the context and limits requests", tokens=cache.num_tokens)
 
     def _about(self, loaded: LoadedModel) -> dict[str, str]:
         return {
@@ -116,9 +107,9 @@ class Service:
         }
 
     def warm_up(self) -> None:
-        """Generate for a moment before the first request, which also begins the race of schedules."""
+        """Generate briefly before the first request. This also starts the race of schedules."""
         log.info("warming up")
-        self.encode("Once")  # starts the tokenizer's threads, which without memory fails for good
+        self.encode("Once")  # starts the tokenizer's threads while there is memory
         started = time.monotonic()
         self.engine.warm_up(remembers=True)
         log.info("warm", seconds=round(time.monotonic() - started, 3), processor=self.engine.runner.processor)
@@ -126,21 +117,20 @@ class Service:
 
     @property
     def is_live(self) -> bool:
-        """Whether the engine and other threads' work make progress, or the process was suspended until just now."""
-        seconds = (self.worker.seconds_since_progress, self._aside.seconds, self._tokenizing.seconds)
+        """Return whether the engine and the threads make progress. A process that was just suspended counts as live."""
+        seconds = (self.worker.seconds_since_progress, self._text_threads.seconds, self._tokenizing.seconds)
         has_progressed = max(seconds) < self.settings.stall_seconds
         return self.worker.is_alive and not self.has_failed and (has_progressed or self._has_paused)
 
     @property
     def _has_paused(self) -> bool:
-        """Whether the process has just been suspended."""
         return self._ticked is not None and time.monotonic() - self._ticked > PAUSE_SECONDS
 
     def tick(self) -> None:
-        """Called ten times a second by the event loop, which stands still while the process is suspended."""
+        """Detect that the process was suspended. The event loop calls this ten times a second."""
         if self._has_paused:
-            for each in (self.worker, self._aside, self._tokenizing):
-                each.excuse()
+            for watched in (self.worker, self._text_threads, self._tokenizing):
+                watched.excuse()
         self._ticked = time.monotonic()
 
     @property
@@ -149,93 +139,74 @@ class Service:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the engine has failed; nothing can be answered any more."""
+        """Return whether the engine has failed. It does not recover."""
         return self.worker.has_failed
 
     def give_up(self) -> None:
-        """Stop the engine at once; running requests fail."""
+        """Stop the engine at once. Running requests fail."""
         self.worker.stop(timeout=0)
 
     def check_accepting(self) -> None:
-        """Raise `Overloaded` if the server drains or its engine has stopped."""
+        """Raise `Overloaded` if the server is draining or its engine has stopped."""
         if self.admission.is_draining:
             raise draining()
         if not self.worker.is_alive:
             raise EngineGone
 
     def check_model(self, name: str) -> str:
-        """The served name for a requested one. Raises `ModelNotFound`."""
+        """Resolve the `default` alias. Raise `ModelNotFound` for an unknown name."""
         if name not in (*self.names, ALIAS):
             raise ModelNotFound(name, self.names)
         return name if name in self.names else self.name
 
-    def check_new_tokens(self, num_tokens: int) -> None:
-        """Raise `InvalidRequest` for too many tokens over all choices."""
-        allowed = self.limits.max_new_tokens
-        message = f"prompts × choices × max_tokens is {num_tokens}, more than the {allowed} allowed"
-        if num_tokens > allowed:
-            raise InvalidRequest("max_tokens", message)
-
-    def check_scored_tokens(self, num_tokens: int) -> None:
-        """Raise `InvalidRequest` for too many prompt tokens to score."""
-        allowed = self.limits.max_new_tokens
-        if num_tokens > allowed:
-            raise InvalidRequest("prompt", f"{num_tokens} tokens are to be scored, more than the {allowed} allowed")
-
-    def check_alternatives(self, num_alternatives: int) -> None:
-        """Raise `InvalidRequest` for too many log-probabilities of other tokens."""
-        message = f"{num_alternatives} alternatives (tokens × each) are more than the {MAX_ALTERNATIVES} allowed"
-        if num_alternatives > MAX_ALTERNATIVES:
-            raise InvalidRequest("logprobs", message)
-
     def max_tokens(self, asked: int | None, num_prompt_tokens: int, num_choices: int) -> int:
-        """Tokens of each choice: at least one, so that a full context is refused."""
-        of_context = self.engine.context - num_prompt_tokens
-        room = max(1, min(of_context, self.limits.max_new_tokens // num_choices))
+        """Return `max_tokens` for each choice: at least 1, which lets the engine refuse a full context."""
+        remaining = self.engine.context - num_prompt_tokens
+        limit = max(1, min(remaining, self.limits.max_new_tokens // num_choices))
         if asked is None:
-            return room
-        return min(asked, room) if self.settings.clamp_max_tokens else asked
+            return limit
+        return min(asked, limit) if self.settings.clamp_max_tokens else asked
 
     def deadline(self, arrived: float) -> float | None:
-        """Deadline of a request that arrived at `arrived`, both by `time.monotonic()`."""
+        """Return the deadline of a request, on the `time.monotonic()` clock like `arrived`."""
         seconds = self.settings.request_seconds
         return None if seconds is None else arrived + seconds
 
     def check_length(self, param: str, text: str) -> None:
-        """Raise `InvalidField` for a text that is too long for the context, without tokenizing it."""
+        """Raise `InvalidField` if the text cannot fit the context, without tokenizing it."""
         if self._longest_token and len(text) > self.engine.context * self._longest_token:
             message = f"This model's maximum context length is {self.engine.context} tokens, and the text has more."
             raise InvalidField(param, message, code="context_length_exceeded")
 
     async def read_prompts(self, prompts: Sequence[str | list[int]], last: int | None = None) -> list[Prompt]:
-        """Tokenize prompts that are text, and keep the `last` tokens of each."""
-        read = await self._read_whole(prompts)
-        return read if last is None else [prompt.truncated(last) for prompt in read]
-
-    async def _read_whole(self, prompts: Sequence[str | list[int]]) -> list[Prompt]:
+        """Tokenize the prompts that are text. With `last`, keep only the last tokens of each prompt."""
         for prompt in prompts:
             if isinstance(prompt, str):
                 self.check_length("prompt", prompt)
         if len(prompts) > MAX_INLINE_PROMPTS or sum(map(len, prompts)) > MAX_INLINE_CHARACTERS:
-            return await self.aside(self._read, prompts)
-        return self._read(prompts)
+            read = await self.in_thread(self._read, prompts)
+        else:
+            read = self._read(prompts)
+        return read if last is None else [prompt.truncated(last) for prompt in read]
 
     async def read_messages(self, conversation: Conversation, last: int | None = None) -> Prompt:
-        """The prompt that the chat template makes of a conversation, or its `last` tokens."""
+        """Render a conversation with the chat template. With `last`, keep only the prompt's last tokens."""
         check = partial(self.check_length, "messages")
-        prompt = Prompt(await self.aside(partial(self.chat_template.prompt, conversation, check=check)))
+        prompt = Prompt(await self.in_thread(partial(self.chat_template.prompt, conversation, check=check)))
         return prompt if last is None else prompt.truncated(last)
 
     def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text, after the tokenizer's leading special tokens."""
+        """Tokenize a text, by default with the tokenizer's leading special tokens."""
         token_ids: list[int] = self._tokenize(text, add_special_tokens=adds_special_tokens).input_ids
         return token_ids
 
     async def constraint(
         self, form: Form | None, allowed: Sequence[int] | None = None, begun: str = ""
     ) -> RequestConstraint:
-        """The constraint of the tokens allowed and of an answer's form, for an answer that may have `begun`. Raises
-        `InvalidField`."""
+        """Combine an answer's form and its allowed tokens into a constraint. Raise `InvalidField`.
+
+        `begun` is the part of the answer that is already in the prompt.
+        """
         compiled = RequestConstraint(None)
         if form is not None:
             compile_form = partial(self.constraints.compile, form.param, form.grammar, begun)
@@ -244,16 +215,16 @@ class Service:
             return compiled
         return compiled._replace(constraint=AllowedTokens.of(allowed, self.vocab_size, compiled.constraint))
 
-    async def aside(self, work: Callable[..., Result], *given: Any) -> Result:
-        """Run `work` on one of a few threads, so that a flood of it leaves time for the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._aside, partial(work, *given))
+    async def in_thread(self, task: Callable[..., Result], *args: Any) -> Result:
+        """Run a task of a generating request on one of a few threads, off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._text_threads, partial(task, *args))
 
-    async def aside_alone(self, work: Callable[[], Result]) -> Result:
-        """The same on a single thread, for work that may take seconds and needs no generation."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+    async def in_tokenizing_thread(self, task: Callable[[], Result]) -> Result:
+        """Run a task on the single thread of `/tokenize` and `/detokenize`, which may take seconds."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, task)
 
     def card(self, name: str) -> Model:
-        """The model's entry in the list of models, by one of its names."""
+        """Return the model's entry in `/v1/models` under one of its names."""
         names = (*RequestLimits.model_fields, "max_queue", "max_body_bytes")
         return Model(
             id=name,
@@ -287,7 +258,7 @@ def read_template(file: Path) -> str:
 
 
 def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:
-    """Identifies weights (by samples of every tensor), precision, a CPU's instructions and threads, and schedule."""
+    """Identify the weights (by samples of every tensor), dtype, CPU instructions and threads, and schedule."""
     digest = hashlib.sha256()
     for name, tensor in sorted(loaded.model.state_dict().items()):
         digest.update(f"{name} {list(tensor.shape)} {sample(tensor)}".encode())
@@ -298,6 +269,6 @@ def fingerprint(loaded: LoadedModel, settings: Settings, engine: Engine) -> str:
 
 
 def sample(tensor: Any) -> list[float]:
-    """Evenly spread elements of a tensor."""
+    """Return evenly spaced elements of a tensor."""
     values: list[float] = tensor.flatten()[:: max(1, tensor.numel() // FINGERPRINT_SAMPLES)].tolist()
     return values

@@ -12,7 +12,7 @@ from starlette.responses import Response as HttpResponse
 from server.errors import ApiError
 from server.generation.chat import start_chat
 from server.routes.json_route import JsonRoute
-from server.schemas.responses import DeletedResponse, Json, Response, ResponseRequest, added
+from server.schemas.responses import DeletedResponse, Json, Response, ResponseRequest, with_item
 from server.writers.answer import answer, opened
 from server.writers.response_writer import ResponseWriter
 
@@ -54,7 +54,7 @@ class KeptResponses:
         """A response of the same id, which clients may give (`x-request-id`), is replaced."""
         said = list(messages)
         for item in response["output"]:
-            said = added(said, item, "output")
+            said = with_item(said, item, "output")
         kept = Kept(to_json(response).decode(), json.dumps(said))
         with self._lock:
             self._drop(owner, response["id"])

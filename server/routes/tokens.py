@@ -18,7 +18,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
     body.check()
-    return await service.aside_alone(lambda: json_response(tokens(service, body), body))
+    return await service.in_tokenizing_thread(lambda: json_response(tokens(service, body), body))
 
 
 @router.post("/detokenize")
@@ -26,7 +26,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     check_model(service, body.model)
-    return await service.aside_alone(lambda: json_response(detokenized(service, body.tokens), body))
+    return await service.in_tokenizing_thread(lambda: json_response(detokenized(service, body.tokens), body))
 
 
 @router.get("/tokenizer_info")

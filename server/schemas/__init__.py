@@ -1,1 +1,1 @@
-"""Bodies of requests and responses, a module for each endpoint."""
+"""Pydantic models of request and response bodies, one module for each endpoint."""

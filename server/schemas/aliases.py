@@ -1,4 +1,4 @@
-"""Names that other servers have for our fields."""
+"""Aliases of request fields: the names that other servers use."""
 
 SAME: dict[str, str] = {
     "repeat_penalty": "repetition_penalty",
@@ -17,4 +17,4 @@ SAME: dict[str, str] = {
     "truncate": "truncate_prompt_tokens",
     "return_full_text": "echo",
 }
-"""Other names of our fields, for endpoints that have the field and do not use the name otherwise."""
+"""Fields by alias. An endpoint accepts an alias if it has the field and no other field of that name."""

@@ -1,4 +1,4 @@
-"""What all bodies share: null means the default, unknown fields are reported, some take neutral values only."""
+"""Base classes of all bodies: null means the default, and unknown fields are accepted and reported."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,13 +22,13 @@ from pydantic_core import CoreSchema, PydanticCustomError, ValidationError
 from server.errors import WRONG_FIELD, InvalidField
 
 MAX_FIELDS = 1_000
-"""Fields of one object, known and unknown."""
+"""Most fields in one request object."""
 
 
 class NeutralOnly:
-    """Marks a field that is not supported: null and these values, which change nothing, pass; others are refused.
+    """Marks an unsupported field. Only null and these neutral values, which have no effect, are accepted.
 
-    `why` continues the message "not supported".
+    `why` is appended to the message "not supported".
     """
 
     def __init__(self, *values: Any, why: str = "") -> None:
@@ -41,33 +41,33 @@ class NeutralOnly:
     def check(self, param: str, value: Any) -> None:
         if not self.is_neutral(value):
             allowed = " or ".join(json.dumps(allowed) for allowed in (*self.values, None))
-            raise InvalidField(param, f"not supported{self.why}; only {allowed} is")
+            raise InvalidField(param, f"not supported{self.why}; must be {allowed}")
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"enum": list(self.values)} if self.values else {"type": "null"}
 
 
 class WithoutEffect(NeutralOnly):
-    """Marks a field that may have any value and changes nothing: what it asks for is done anyway."""
+    """Marks a field that accepts any value and has no effect: the server always does what it asks for."""
 
     def check(self, param: str, value: Any) -> None:
-        """Accept anything."""
+        """Accept any value."""
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return handler(core_schema)
 
 
 class Hint(WithoutEffect):
-    """Marks a field that is not followed: other values than neutral ones are reported as ignored."""
+    """Marks a field that is ignored. Values that are not neutral are reported to the client."""
 
 
 class RequestBody(BaseModel):
-    """Unknown fields are accepted and reported."""
+    """A request body, which accepts unknown fields and reports them as ignored."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
 
     same: ClassVar[Mapping[str, str]] = {}
-    """Other names of fields."""
+    """Fields by alias."""
 
     @model_validator(mode="before")
     @classmethod
@@ -75,17 +75,17 @@ class RequestBody(BaseModel):
         if not isinstance(body, dict):
             return body
         if len(body) > MAX_FIELDS:
-            raise PydanticCustomError("too_many", f"at most {MAX_FIELDS} fields are allowed, got {len(body)}")
+            raise PydanticCustomError("too_many", f"must have at most {MAX_FIELDS} fields, got {len(body)}")
         given = {name: value for name, value in body.items() if value is not None}
         for name, own in cls.other_names(given).items():
             if given.setdefault(own, given[name]) != given[name]:
-                message = f"differs from {own}, which is the same field"
+                message = f"must equal {own}, of which it is an alias"
                 raise PydanticCustomError(WRONG_FIELD + name, message)
         return given
 
     @classmethod
     def other_names(cls, given: Iterable[str]) -> dict[str, str]:
-        """Our fields by the other names of those given."""
+        """Return the fields that these names are aliases of."""
         names = {name: cls.same[name] for name in given if name in cls.same and name not in cls.model_fields}
         return {name: own for name, own in names.items() if own in cls.model_fields}
 
@@ -100,20 +100,19 @@ class RequestBody(BaseModel):
 
     @property
     def unknown_fields(self) -> list[str]:
-        """Names of ignored fields, with a dot for nested objects."""
+        """Return the paths of ignored fields, separated by dots."""
         unknown_within = [f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields]
         extra = self.model_extra or {}
         known = self.other_names(extra)
         return [*self._hints(), *(name for name in extra if name not in known), *unknown_within]
 
     def _hints(self) -> Iterator[str]:
-        """Fields given that are hints."""
         for name, field in type(self).model_fields.items():
             if any(isinstance(mark, Hint) and not mark.is_neutral(getattr(self, name)) for mark in field.metadata):
                 yield name
 
     def check_neutral(self, within: str = "") -> None:
-        """Raise `InvalidField` for fields that are not supported."""
+        """Raise `InvalidField` if an unsupported field has an effect."""
         for name, field in type(self).model_fields.items():
             for mark in field.metadata:
                 if isinstance(mark, NeutralOnly):
@@ -131,9 +130,9 @@ class RequestBody(BaseModel):
 
 
 class ResponseBody(BaseModel):
-    """Only fields that were set are sent, so a null is deliberate.
+    """A response body that serializes only the fields that were set.
 
-    Bodies with tokens are `TypedDict`s instead, which are cheaper to make and to write.
+    Bodies with tokens are `TypedDict`s instead, which are cheaper to create and to serialize.
     """
 
     def json_text(self) -> str:
@@ -141,7 +140,7 @@ class ResponseBody(BaseModel):
 
 
 def or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
-    """The schema of a field that may also be null; title, description and default stay outside."""
+    """Make the schema of a field nullable. Title, description and default stay at the top level."""
     about = {key: value for key, value in schema.items() if key in ("title", "description", "default")}
     kind = {key: value for key, value in schema.items() if key not in about}
     kinds = kind.get("anyOf", [kind])
@@ -149,7 +148,7 @@ def or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def described(message: str) -> WrapValidator:
-    """Gives one message in place of one for each member of a union."""
+    """Replace the errors of all union members with one message."""
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -160,16 +159,16 @@ def described(message: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
-def told_apart(kind: Callable[[Any], str | None], message: str, by: str = "") -> Discriminator:
-    """Chooses the member of a union by `kind`, which gives a member's tag, or None if none fits.
+def tagged(kind: Callable[[Any], str | None], message: str, by: str = "") -> Discriminator:
+    """Select the member of a union by the tag that `kind` returns, or fail with `message` for None.
 
-    The error for None names the field `by`. Tags must not be names of fields, so that `errors.path` can skip them.
+    The error names the field `by`. A tag must not be the name of a field: `errors.path` skips tags.
     """
     return Discriminator(kind, custom_error_type=WRONG_FIELD + by, custom_error_message=message)
 
 
 def encodable(text: str) -> str:
-    """Refuse lone surrogates, which JSON can hold and UTF-8 cannot."""
+    """Reject lone surrogates, which are valid in JSON but not in UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -178,11 +177,11 @@ def encodable(text: str) -> str:
 
 
 def at_most(num_items: int) -> BeforeValidator:
-    """Refuses a list or object by its size before looking at its items, each of which may have errors to report."""
+    """Limit the size of a list or object before its items are validated, which is slow if many are invalid."""
 
     def validate(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > num_items:
-            raise PydanticCustomError("too_many", f"at most {num_items} entries are allowed, got {len(value)}")
+            raise PydanticCustomError("too_many", f"must have at most {num_items} entries, got {len(value)}")
         return value
 
     return BeforeValidator(validate)
@@ -190,10 +189,10 @@ def at_most(num_items: int) -> BeforeValidator:
 
 Text = Annotated[str, AfterValidator(encodable)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""Range of numbers in calculations: JSON's may have more digits than Python prints."""
+"""A 64-bit integer. JSON integers can be too long for Python to print."""
 
 
 def check(condition: bool, param: str, message: str) -> None:
-    """Raise `InvalidField` naming the parameter unless the condition holds."""
+    """Raise `InvalidField` for this parameter unless the condition holds."""
     if not condition:
         raise InvalidField(param, message)

@@ -31,29 +31,29 @@ from server.schemas.tools import NamedTool, Tool, ToolChoice, callable_tools
 class ChatRequest(TemplateOptions, GenerationRequest):
     messages: Messages
     max_completion_tokens: Int64 | None = None
-    """Without one, or −1, the rest of the context, within the server's limit."""
+    """Default, and −1: the rest of the context, up to `--max-new-tokens`."""
     max_tokens: Int64 | None = None
-    """The old name of `max_completion_tokens`; both are accepted if they agree."""
+    """Deprecated name of `max_completion_tokens`. If both are given, they must be equal."""
     logprobs: bool = False
-    """log π_mix of every token; with `nvium.sampling: original`, log π_N of the last exit."""
+    """Return log π_mix of every token, or with `nvium.sampling: original` log π_N of the last exit."""
     top_logprobs: int | None = None
-    """0 to 20 alternatives; only with `logprobs`."""
+    """Number of alternatives, 0 to 20. Requires `logprobs`."""
 
     tool_choice: ToolChoice | None = None
-    """`none`, `auto` (the default with tools: text or calls), `required`, or a function that is called once."""
+    """`none`, `auto` (text or calls; the default with tools), `required`, or one function, which is called once."""
     parallel_tool_calls: bool = True
-    """Whether several calls may be made."""
+    """Allow several calls in one answer."""
 
     safety_identifier: Text | None = None
-    """In the request's log line, in place of `user`."""
+    """Logged with the request instead of `user`."""
     prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
-    """Prefixes are always shared, whatever the key."""
+    """The prefix cache is always shared."""
     prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
     prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
     service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
     store: Annotated[Any, NeutralOnly(False, why=": nothing is stored")] = None
 
-    add_special_tokens: Annotated[Any, NeutralOnly(False, why=": the chat template brings its own")] = None
+    add_special_tokens: Annotated[Any, NeutralOnly(False, why=": the chat template adds them")] = None
     modalities: Annotated[Any, NeutralOnly(["text"])] = None
     reasoning_effort: Annotated[Any, Hint("none")] = None
     verbosity: Annotated[Any, Hint("medium")] = None
@@ -61,8 +61,8 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     prediction: Annotated[Any, NeutralOnly()] = None
     moderation: Annotated[Any, NeutralOnly()] = None
     web_search_options: Annotated[Any, NeutralOnly()] = None
-    functions: Annotated[Any, NeutralOnly([], why="; `tools` replaced it")] = None
-    function_call: Annotated[Any, NeutralOnly("none", why="; `tool_choice` replaced it")] = None
+    functions: Annotated[Any, NeutralOnly([], why="; use `tools`")] = None
+    function_call: Annotated[Any, NeutralOnly("none", why="; use `tool_choice`")] = None
 
     @property
     def own_names(self) -> dict[str, str]:
@@ -75,11 +75,11 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         return super().who if self.safety_identifier is None else loggable(self.safety_identifier)
 
     def conversation(self) -> Conversation:
-        """Tools that may not be called are not shown."""
+        """Return the messages and the tools for the chat template. With tool_choice `none` it sees no tools."""
         return self.conversation_of(self.messages, [] if self.tool_choice == "none" else self.tools)
 
     def callable_tools(self) -> list[Tool]:
-        """Raises `InvalidField`."""
+        """Return the tools that the model may call. Raise `InvalidField` if `tool_choice` does not fit the tools."""
         return callable_tools(self.tools, self.tool_choice)
 
     @property
@@ -88,23 +88,23 @@ class ChatRequest(TemplateOptions, GenerationRequest):
 
     @property
     def continued(self) -> str:
-        """The text that the answer continues."""
+        """Return the start of the answer that is already in the last message."""
         return self.messages[-1].text if self.continues(self.messages) else ""
 
     @property
     def ends_at_repeated_calls(self) -> bool:
-        """Models that were not taught to end after their calls repeat them; where they need not call, they may."""
+        """Return whether to end the answer before a repeated call. Some models repeat required calls endlessly."""
         return self.tool_choice == "required"
 
     def form(self, calls: CallFormat | None = PLAIN, special: Mapping[str, int] | None = None) -> Form | None:
-        """The form of the answer, calls as the model's template writes them. Raises `InvalidField`."""
+        """Return the form of the answer, with calls in the format of the model's template. Raise `InvalidField`."""
         asked = super().form()
         if not (tools := self.callable_tools()):
             return asked
         if calls is None:
-            raise InvalidField("tools", "not supported: the model's chat template writes calls as Qwen3-Coder's does")
+            raise InvalidField("tools", "not supported: the model's chat template uses the call format of Qwen3-Coder")
         is_schema = asked is None or (self.may_answer_in_text and isinstance(asked.grammar, JsonSchema))
-        check(is_schema, "tool_choice", "a call has a form of its own; give no other")
+        check(is_schema, "tool_choice", "cannot be combined with another output format")
         grammar = ToolCalls(
             {tool.function.name: tool.function.signature(closes=not self.nvium.open_objects) for tool in tools},
             calls,
@@ -117,12 +117,11 @@ class ChatRequest(TemplateOptions, GenerationRequest):
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """None for the rest of the context."""
         asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return None if asked == NO_LIMIT else asked
 
     def params(self, constraint: Constraint | None, max_tokens: int, end_of_turn: Sequence[int]) -> SamplingParams:
-        """Raises `InvalidRequest`."""
+        """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range."""
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         also_stops_at = () if self.ignore_eos else end_of_turn
         return self.sampling(max_tokens, constraint, also_stops_at=also_stops_at, logprobs=logprobs)
@@ -130,14 +129,14 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     def check(self, limits: RequestLimits) -> None:
         super().check(limits)
         given = {self.max_tokens, self.max_completion_tokens} - {None}
-        check(len(given) < 2, "max_tokens", "differs from max_completion_tokens, which replaced it")
+        check(len(given) < 2, "max_tokens", "must equal max_completion_tokens, of which it is an alias")
         self.check_template(self.messages)
         asks_for_logprobs = self.logprobs or not self.top_logprobs
         check(asks_for_logprobs, "top_logprobs", "only allowed when logprobs is true")
 
 
 class TopLogprob(TypedDict):
-    """A token's name, log π_mix and bytes, which may be part of a character."""
+    """A token with its log π_mix. Its bytes may be an incomplete character."""
 
     token: str
     logprob: float
@@ -159,7 +158,7 @@ class CalledFunction(TypedDict):
 
 
 class MadeToolCall(TypedDict):
-    """A call, or in a chunk the new part of the call with this index."""
+    """A call, or in a chunk the new part of a call."""
 
     index: NotRequired[int]
     id: NotRequired[str]
@@ -168,18 +167,17 @@ class MadeToolCall(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """The assistant's content and calls, or in a chunk their new part.
+    """The assistant's message, or in a chunk its new part.
 
-    The last chunk of a choice has the exits of all its tokens: clients that join a stream by themselves keep of unknown
-    fields what the last delta has, and of the others the first (Python) or the last (Node).
+    `nvium` in a choice's last chunk covers all its tokens: clients that join chunks keep only the last `nvium`.
     """
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
     reasoning_content: NotRequired[str]
-    """The model's thoughts before the content, if any."""
+    """The model's reasoning before the content, if any."""
     reasoning: NotRequired[str]
-    """The same: clients read either name."""
+    """A copy of `reasoning_content`: clients read either name."""
     refusal: NotRequired[None]
     tool_calls: NotRequired[list[MadeToolCall]]
     nvium: NotRequired[TokenExits]

@@ -28,21 +28,21 @@ Prompts = Annotated[
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
-    """A text, token ids, or a list of either; at most `--max-prompts`."""
+    """A string, a list of token ids, or a list of either with at most `--max-prompts` prompts."""
     max_tokens: Int64 = 16
-    """0 to score an echoed prompt only; −1: the rest of the context."""
+    """0 with `echo` only scores the prompt. −1: the rest of the context."""
     best_of: int | None = None
-    """Choices to generate; the `n` of the highest mean log-probability are returned. Not above `n` in a stream."""
+    """Generate this many choices and return the `n` of highest mean log-probability. Must equal `n` in a stream."""
     echo: bool = False
-    """Whether the text begins with the prompt."""
+    """Prepend the prompt to the text."""
     logprobs: int | None = None
-    """0 to 20: log π_mix of every token, and this many alternatives; with `nvium.sampling: original`, log π_N."""
+    """0 to 20: return log π_mix of tokens and this many alternatives, or log π_N with `nvium.sampling: original`."""
     add_special_tokens: Annotated[Any, NeutralOnly(True)] = None
-    suffix: Annotated[str, NeutralOnly("", why=": the model cannot fill in")] = ""
+    suffix: Annotated[str, NeutralOnly("", why=": the model cannot infill")] = ""
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """A list of prompts; [] is one prompt without tokens."""
+        """Return the prompts as a list. An empty list of token ids is one empty prompt."""
         if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
             return [self.prompt]  # type: ignore[list-item]
         return list(self.prompt)
@@ -56,7 +56,7 @@ class CompletionRequest(GenerationRequest):
         return None if self.max_tokens == NO_LIMIT else self.max_tokens
 
     def params(self, constraint: Constraint | None, max_tokens: int) -> SamplingParams:
-        """An echoed prompt is scored with `logprobs`, or if only the echo is asked for. Raises `InvalidRequest`."""
+        """Score an echoed prompt with `logprobs` or if nothing is generated. Raise `InvalidRequest`."""
         scores_prompt = self.echo and (self.logprobs is not None or self.max_tokens == 0)
         logprobs = 0 if scores_prompt and self.logprobs is None else self.logprobs
         return self.sampling(
@@ -67,14 +67,14 @@ class CompletionRequest(GenerationRequest):
         super().check(limits)
         num_prompts = len(self.prompts)
         allowed = limits.max_prompts
-        check(num_prompts <= allowed, "prompt", f"{num_prompts} prompts are more than the {allowed} allowed")
+        check(num_prompts <= allowed, "prompt", f"must have at most {allowed} prompts, got {num_prompts}")
         if self.best_of is not None:  # `SamplingParams` checks that it is not below n
             check(self.best_of <= limits.max_n, "best_of", f"must be at most {limits.max_n}, got {self.best_of}")
-            check(not self.stream or self.best_of == self.n, "best_of", "more than n cannot be ranked in a stream")
+            check(not self.stream or self.best_of == self.n, "best_of", "must equal n when stream is true")
 
 
 class CompletionLogprobs(TypedDict):
-    """Arrays aligned by token: log π_mix, null for a prompt's first token. `text_offset` counts characters."""
+    """Arrays aligned by token, null for a prompt's first token. `text_offset` counts characters."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -1,5 +1,7 @@
-"""Fields of other servers that are not supported here, with the values that change nothing. All other unknown fields
-are hints, which are accepted and named in the answer's header."""
+"""Fields of other servers that would change the output and are not supported, with their neutral values.
+
+All other unknown fields are accepted, and named in the response header `x-nvium-ignored-params`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +12,8 @@ from pydantic_core import PydanticUndefined
 from server.schemas.aliases import SAME
 from server.schemas.body import Hint, NeutralOnly
 
-CHANGES = ": it would change what is generated"
 
-
-def refused(*neutral: Any, why: str = CHANGES) -> NeutralOnly:
+def refused(*neutral: Any, why: str = ": it would change the output") -> NeutralOnly:
     return NeutralOnly(*neutral, why=why)
 
 
@@ -33,7 +33,7 @@ FOREIGN: dict[str, NeutralOnly] = {
     # LoRA, of vLLM, SGLang, llama.cpp and TGI
     **dict.fromkeys(
         ("lora", "lora_request", "lora_path", "lora_id", "adapter_id", "adapter_source"),
-        refused("", [], {}, why=": there are no adapters here"),
+        refused("", [], {}, why=": the server has no adapters"),
     ),
     # SGLang
     **dict.fromkeys(("stop_regex", "custom_logit_processor", "custom_params", "session_params"), EMPTY),
@@ -69,28 +69,25 @@ FOREIGN: dict[str, NeutralOnly] = {
     **dict.fromkeys(("safe_prompt", "enable_search", "web_search"), OFF),
     **dict.fromkeys(("response_schema", "transforms", "plugins", "safety_model", "prompt_mode"), EMPTY),
     **dict.fromkeys(("instructions", "previous_response_id", "system", "input", "format"), EMPTY),
-    **dict.fromkeys(("thinking", "think"), refused(why="; `chat_template_kwargs` has the template's variables")),
+    **dict.fromkeys(("thinking", "think"), refused(why="; use `chat_template_kwargs`")),
     **dict.fromkeys(("extra_body", "options"), refused({}, why="; put its fields at the top level")),
-    **dict.fromkeys(("prompt_truncate_len", "prompt_truncate_length"), refused(why="; `truncate_prompt_tokens` is")),
+    **dict.fromkeys(("prompt_truncate_len", "prompt_truncate_length"), refused(why="; use `truncate_prompt_tokens`")),
 }
-"""Foreign fields, with the values that change nothing."""
-
-GUIDED_HINTS = ("guided_decoding_backend",)
 
 
 def check_foreign(unknown: Mapping[str, Any]) -> None:
-    """Raise `InvalidField` for a field that would change what is generated."""
+    """Raise `InvalidField` for an unsupported field that would change the output."""
     for name, value in unknown.items():
-        if name in FOREIGN or (name.startswith("guided_") and name not in GUIDED_HINTS):
+        if name in FOREIGN or (name.startswith("guided_") and name != "guided_decoding_backend"):
             FOREIGN.get(name, EMPTY).check(name, value)
 
 
 def check_elsewhere(unknown: Mapping[str, Any], other: type[BaseModel], endpoint: str) -> None:
-    """Raise `InvalidField` for a field that another endpoint has, unless it is at its default there."""
+    """Raise `InvalidField` for a field of another endpoint, unless it has its default value."""
     for name, value in unknown.items():
         if field := other.model_fields.get(name) or other.model_fields.get(SAME.get(name, name)):
             marks = [mark for mark in field.metadata if isinstance(mark, NeutralOnly)]
-            mark = marks[0] if marks else NeutralOnly("", *neutral(field.default), why=f" here; `{endpoint}` has it")
+            mark = marks[0] if marks else NeutralOnly("", *neutral(field.default), why=f"; use `{endpoint}`")
             if not isinstance(mark, Hint):
                 mark.check(name, value)
 

@@ -1,4 +1,4 @@
-"""The form of an answer: OpenAI's `response_format`, and `structured_outputs` beyond it."""
+"""The form of an answer: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,53 +11,49 @@ from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, Lark, On
 from server.schemas.body import NeutralOnly, RequestBody, Text, check, described
 
 FormatName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-
-
-Schema = Annotated[dict[str, Any] | Text | None, described("must be a JSON schema, as an object or as text")]
+Schema = Annotated[dict[str, Any] | Text | None, described("must be a JSON schema, as an object or a string")]
 Choices = Annotated[list[Text], Field(fail_fast=True)]
 
 
 class Form(NamedTuple):
-    """The grammar of an answer, and the field that asks for it."""
+    """The grammar of an answer, and the request field that sets it."""
 
     param: str
     grammar: Grammar
     is_text: bool = False
-    """The answer is text, which also ends where the chat template's turns end."""
+    """The answer is text, which also ends at the stop strings of the chat template."""
 
 
 class JsonSchemaFormat(RequestBody):
     name: FormatName
-    """For the client's own use, like `description`."""
+    """Not used by the server, like `description`."""
     description: Text | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
-    """Without one, any object."""
+    """Default: any object."""
     strict: bool = False
-    """The schema always holds; this also closes objects that declare nothing."""
+    """Also close objects without `properties`. The schema is enforced either way."""
 
 
 class ResponseFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
     """`text`, `json_object` or `json_schema`."""
     json_schema: JsonSchemaFormat | None = None
-    """With type `json_schema`, and only with it."""
+    """Requires type `json_schema`."""
     object_schema: dict[str, Any] | None = Field(default=None, alias="schema")
-    """With type `json_object`, a schema; with `json_schema`, in place of the field of this name."""
-    value: Annotated[Any, NeutralOnly(why="; `json_schema` is")] = None
-    pattern: Annotated[Any, NeutralOnly(why="; `structured_outputs.regex` is")] = None
-    regex: Annotated[Any, NeutralOnly(why="; `structured_outputs.regex` is")] = None
-    grammar: Annotated[Any, NeutralOnly(why="; `structured_outputs.grammar` is")] = None
+    """A schema for type `json_object`, or for type `json_schema` instead of that field."""
+    value: Annotated[Any, NeutralOnly(why="; use `json_schema`")] = None
+    pattern: Annotated[Any, NeutralOnly(why="; use `structured_outputs.regex`")] = None
+    regex: Annotated[Any, NeutralOnly(why="; use `structured_outputs.regex`")] = None
+    grammar: Annotated[Any, NeutralOnly(why="; use `structured_outputs.grammar`")] = None
 
     def form(self, *, closes: bool) -> Form | None:
-        """None for text. Raises `InvalidField`."""
+        """Return the form, or None for text. Raise `InvalidField`."""
         param = "response_format.json_schema"
         has_schema = self.json_schema is not None or (self.type == "json_schema" and self.object_schema is not None)
-        check(
-            has_schema == (self.type == "json_schema"), param, "must be given with type json_schema, and only with it"
-        )
+        check(has_schema == (self.type == "json_schema"), param, "is required with, and only with, type json_schema")
         if self.object_schema is not None:
             fits = self.type != "text" and self.json_schema is None
-            check(fits, "response_format.schema", "is for type json_object")
+            check(fits, "response_format.schema", "is only allowed with type json_object")
             return Form("response_format.schema", JsonSchema(self.object_schema, closes=closes))
         if self.type == "text":
             return None
@@ -68,23 +64,23 @@ class ResponseFormat(RequestBody):
 
 
 class StructuredOutputs(RequestBody):
-    """Exactly one of the first five."""
+    """The format of an answer: exactly one of `regex`, `choice`, `json`, `grammar` and `json_object`."""
 
     regex: Text | None = None
-    """Matches the whole answer, in the syntax of Rust's regex crate."""
+    """A pattern that the whole answer matches, in the syntax of Rust's regex crate."""
     choice: Choices | None = None
     """The answer is one of these texts."""
     json_schema: Annotated[Schema, Field(alias="json")] = None
-    """A schema, as an object or as text."""
+    """A JSON schema, as an object or a string."""
     grammar: Text | None = None
-    """In llguidance's variant of Lark, or in llama.cpp's GBNF."""
+    """A grammar in llguidance's variant of Lark or in llama.cpp's GBNF."""
     json_object: bool | None = None
     """Any JSON object."""
     structural_tag: Annotated[Any, NeutralOnly()] = None
-    whitespace_pattern: Annotated[Any, NeutralOnly(why=": JSON is written without whitespace")] = None
+    whitespace_pattern: Annotated[Any, NeutralOnly(why=": generated JSON has no whitespace")] = None
 
     def form(self, *, closes: bool, param: str = "") -> Form:
-        """The form of the one field given, which errors call `param` if it has an older name. Raises `InvalidField`."""
+        """Return the form. Raise `InvalidField` unless exactly one field is set. Errors name `param`, if given."""
         given: dict[str, Any] = {"regex": self.regex, "choice": self.choice, "json": self.json_schema}
         given |= {"grammar": self.grammar, "json_object": self.json_object or None}
         names = [name for name, value in given.items() if value is not None]
@@ -115,23 +111,23 @@ GUIDED = {
     "grammar": "grammar",
     "ebnf": "grammar",
 }
-"""Other names of fields of `structured_outputs`."""
+"""Fields of `structured_outputs` by their top-level aliases."""
 
 
 def guided(given: Mapping[str, Any]) -> Iterator[tuple[str, StructuredOutputs]]:
-    """Fields given by other names; an empty text is none."""
+    """Convert the aliases that are set to `StructuredOutputs`. An empty string counts as unset."""
     for name, value in given.items():
         if value is not None and value != "":
             yield name, StructuredOutputs.model_validate({GUIDED[name]: value})
 
 
 def as_schema(param: str, schema: Any) -> dict[str, Any]:
-    """A schema from an object or from JSON text. Raises `InvalidField` naming the parameter."""
+    """Parse a schema that may be a JSON string. Raise `InvalidField`."""
     if isinstance(schema, dict):
         return schema
     try:
         read = json.loads(schema)
     except (ValueError, RecursionError) as error:
-        raise InvalidField(param, "must be a JSON schema, as an object or as text") from error
-    check(isinstance(read, dict), param, "must be a JSON schema that is an object")
+        raise InvalidField(param, "must be a JSON schema, as an object or a string") from error
+    check(isinstance(read, dict), param, "must be a JSON object")
     return dict(read)

@@ -1,4 +1,4 @@
-"""Fields of completions and chat: how to sample, when to stop, what to return."""
+"""The request and response fields that completions and chat share."""
 
 import re
 from abc import abstractmethod
@@ -13,21 +13,12 @@ from typing_extensions import TypedDict
 from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.generation.grammars import Without
 from server.schemas.aliases import SAME
-from server.schemas.body import (
-    Int64,
-    NeutralOnly,
-    RequestBody,
-    ResponseBody,
-    Text,
-    at_most,
-    check,
-    described,
-)
+from server.schemas.body import Int64, NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
 from server.schemas.foreign import check_foreign
 from server.schemas.formats import GUIDED, Choices, Form, ResponseFormat, Schema, StructuredOutputs, guided
 
 NO_LIMIT = -1
-"""As `max_tokens` and `top_k`."""
+"""The value of `max_tokens` and `top_k` that means no limit."""
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 10_000
@@ -44,14 +35,13 @@ TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 Stops = Annotated[
     Text | Annotated[list[Text], Field(fail_fast=True)],
-    described("must be a string or a list of strings, valid Unicode"),
+    described("must be a string or a list of strings of valid Unicode"),
 ]
 
 
 def short(metadata: dict[str, str]) -> dict[str, str]:
-    """Within OpenAI's bounds."""
     if any(len(name) > MAX_METADATA_NAME or len(text) > MAX_METADATA_TEXT for name, text in metadata.items()):
-        message = f"names may have {MAX_METADATA_NAME} characters, texts {MAX_METADATA_TEXT}"
+        message = f"keys must have at most {MAX_METADATA_NAME} characters and values at most {MAX_METADATA_TEXT}"
         raise PydanticCustomError("too_long", message)
     return metadata
 
@@ -60,7 +50,7 @@ Metadata = Annotated[dict[Text, Text], at_most(MAX_METADATA), AfterValidator(sho
 
 
 class RequestLimits(ResponseBody):
-    """Bounds on one request."""
+    """Limits on one request."""
 
     max_n: int
     max_prompts: int
@@ -69,76 +59,76 @@ class RequestLimits(ResponseBody):
 
 class StreamOptions(RequestBody):
     include_usage: bool = False
-    """A last chunk with the usage."""
+    """Send the usage in a final chunk."""
     continuous_usage_stats: bool = False
-    """Usage so far in every chunk."""
+    """Send the usage so far in every chunk."""
     include_obfuscation: Annotated[bool, NeutralOnly(False)] = False
 
 
 class NviumOptions(RequestBody):
-    """Unknown keys are refused."""
+    """Options of this server. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
     sampling: Literal["exits", "mixture", "original"] | None = None
-    """Sample from the exit that routers draw, from the explicit mixture, or from the last exit alone; by default what
-    `--sampling` or the model says."""
+    """Sample from the exit that the routers draw, from the explicit mixture, or from the last exit. The default is
+    `--sampling`, or the model's own."""
     early_exits: bool = True
-    """Without them every token passes all layers before the next one. It is the same token, later."""
+    """Emit tokens at their exits. `false` runs all layers before each token: the same tokens, later."""
     metadata: bool = True
-    """Whether the answer has the exits of its tokens, `nvium`."""
+    """Return the exits of the tokens, in `nvium`."""
     text_offsets: bool = False
-    """Adds where each token's characters begin in the text."""
+    """Return where each token's characters start in the text."""
     probabilities: bool = False
-    """Adds p_k of all exits; costs as much as `logprobs`."""
+    """Return p_k of all exits. Costs as much as `logprobs`."""
     open_objects: bool = False
-    """Whether objects that declare `properties` may have others too unless the schema says otherwise."""
+    """Allow undeclared properties in schemas with `properties` but without `additionalProperties`."""
 
 
 class GenerationRequest(RequestBody):
-    """Fields of both endpoints: OpenAI's, those of other servers that the engine has, and `nvium`."""
+    """Fields of completions and chat: OpenAI's, those of other servers, and `nvium`."""
 
     same = SAME
 
     model: Text
-    """Its id, or `default`."""
+    """The model's id, or `default`."""
     n: int = 1
-    """Choices that share one prompt, at most `--max-n`; choice j draws from (seed, j)."""
+    """Number of choices for each prompt, at most `--max-n`. Choice j samples with (seed, j)."""
     seed: int | None = None
-    """64 bits, which decide every draw; random by default."""
+    """A 64-bit seed for reproducible sampling. Random by default."""
     temperature: float = 1.0
-    """0 to 2. 0 takes the most probable token of the mixture; with `nvium.sampling: original`, of the last exit."""
+    """0 to 2. 0 selects the most probable token of the mixture, or of the last exit with `nvium.sampling: original`."""
     top_p: float = 1.0
-    """Above 0, at most 1; 1: off."""
+    """In (0, 1]. 1: off."""
     top_k: int = 0
-    """0 or −1: off."""
+    """Sample from this many most probable tokens. 0 or −1: off."""
     min_p: float = 0
-    """0 to 1, a share of the most probable token's probability; 0: off."""
+    """Minimum probability relative to the most probable token, 0 to 1. 0: off."""
     presence_penalty: float = 0
-    """−2 to 2, taken off the logits of tokens generated so far; 0: off."""
+    """−2 to 2, subtracted from the logits of tokens generated so far. 0: off."""
     frequency_penalty: float = 0
-    """The same for each occurrence."""
+    """−2 to 2, subtracted once for each occurrence. 0: off."""
     repetition_penalty: float = 1
-    """From 0.01 to 2; of all tokens so far, the prompt's included; 1: off."""
+    """0.01 to 2, applied to all tokens so far including the prompt. 1: off."""
     logit_bias: Annotated[dict[str, float], at_most(MAX_BIASES)] = {}
-    """Added to the logits, by token id, −100 to 100."""
+    """Biases added to logits, −100 to 100 by token id."""
 
     stop: Stops = []
-    """At most four strings of at most 10,000 characters."""
+    """At most four stop strings of at most 10,000 characters."""
     stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKENS)] = []
-    """End the answer as end-of-text does."""
+    """Tokens that end the answer like end-of-text."""
     min_tokens: int = 0
-    """Tokens before the text may end."""
+    """Minimum number of tokens."""
     ignore_eos: bool = False
-    """The text ends neither at end-of-text nor at the end of a turn of the chat template."""
+    """Continue after end-of-text and after the chat template's end of turn."""
     include_stop_str_in_output: bool = False
-    """Whether the text holds the stop string that ended it."""
+    """Include the matched stop string in the text."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    """Not with `response_format`."""
+    """Excludes `response_format`."""
     guided_json: Schema = None
-    """Another name of `structured_outputs.json`, as the next seven are of its other fields."""
+    """Alias of `structured_outputs.json`. The next seven fields are aliases of its other fields."""
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
@@ -147,30 +137,30 @@ class GenerationRequest(RequestBody):
     grammar: Text | None = None
     ebnf: Text | None = None
     bad_words: Annotated[list[Text], at_most(MAX_BAD_WORDS)] = []
-    """Texts that the answer must not contain, at most 64."""
+    """At most 64 strings that the answer must not contain."""
     allowed_token_ids: Annotated[list[int], at_most(MAX_ALLOWED_TOKENS)] | None = None
-    """Tokens that the answer may have; end-of-text only if it is among them."""
+    """The only tokens that may be sampled. End-of-text must be listed too."""
     truncate_prompt_tokens: Annotated[Int64, Field(ge=-1)] | None = None
-    """Only this many last tokens of a prompt are used; −1: as many as leave room for the answer, `max_tokens` or 1."""
+    """Keep only this many last tokens of each prompt. −1: keep what leaves room for `max_tokens`, or for 1 token."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
-    """As `logprobs`, of the prompt's tokens, with this many alternatives; not in a stream."""
+    """Return log-probabilities of the prompt's tokens with this many alternatives. Not in a stream."""
     priority: Int64 = 0
-    """Of waiting requests with the same API key, the lowest number goes first."""
+    """Among waiting requests of one API key, the lowest value runs first."""
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None
-    """Cached prefixes are shared only by requests with the same salt."""
+    """Share cached prefixes only with requests that have the same salt."""
     skip_special_tokens: bool = True
-    """Whether special tokens are left out of the text."""
+    """Omit special tokens from the text."""
     metadata: Metadata | None = None
-    """Up to 16 pairs of texts, of 64 and 512 characters, returned with the answer; in a stream, in its last chunk."""
+    """Up to 16 pairs with keys of 64 and values of 512 characters. Returned with the answer, or in its last chunk."""
 
     stream: bool = False
-    """Whether the answer is sent as events."""
+    """Send the answer as server-sent events."""
     stream_options: StreamOptions | None = None
-    """Only with `stream`."""
+    """Requires `stream`."""
     return_token_ids: bool = False
-    """Adds `prompt_token_ids`, and `token_ids` of each choice."""
+    """Return `prompt_token_ids`, and `token_ids` of each choice."""
     user: Text | None = None
-    """In the request's log line, its first 64 characters."""
+    """Logged with the request, up to 64 characters."""
     nvium: NviumOptions = NviumOptions()
 
     @property
@@ -179,27 +169,27 @@ class GenerationRequest(RequestBody):
 
     @property
     def num_choices(self) -> int:
-        """Alternatives to generate for each prompt."""
+        """Return the number of choices to generate for each prompt."""
         return self.n
 
     @property
     @abstractmethod
     def asked_max_tokens(self) -> int | None:
-        """None for the rest of the context."""
+        """Return the requested `max_tokens`, or None for the rest of the context."""
 
     def num_prompt_tokens_kept(self, context: int) -> int | None:
-        """None for all of them."""
+        """Return how many last tokens of a prompt to keep, or None for all."""
         if self.truncate_prompt_tokens != -1:
             return self.truncate_prompt_tokens
         return max(1, context - max(1, self.asked_max_tokens or 0))
 
     @property
     def own_names(self) -> dict[str, str]:
-        """The names of the engine's fields by which this request gives them, where they differ."""
+        """Map fields of the engine to the names this request used, where they differ."""
         return {own: name for name, own in self.other_names(self.model_extra or {}).items()}
 
     def form(self) -> Form | None:
-        """The form of the answer, if any. Raises `InvalidField` if there are two."""
+        """Return the form of the answer, if any. Raise `InvalidField` if fields contradict each other."""
         closes = not self.nvium.open_objects
         forms = [self.response_format.form(closes=closes)] if self.response_format else []
         forms += [self.structured_outputs.form(closes=closes)] if self.structured_outputs else []
@@ -208,17 +198,17 @@ class GenerationRequest(RequestBody):
         forms += [Form("bad_words", Without(self.bad_words), is_text=True)] if self.bad_words else []
         asked = [form for form in forms if form is not None]
         for form in asked[1:]:
-            check(form.grammar == asked[0].grammar, form.param, f"contradicts {asked[0].param}; give one")
+            check(form.grammar == asked[0].grammar, form.param, f"cannot be combined with {asked[0].param}")
         return asked[0] if asked else None
 
     @property
     def who(self) -> str | None:
-        """The client's user, safe to log."""
+        """Return the client's user, safe to log."""
         return None if self.user is None else loggable(self.user)
 
     @contextmanager
     def in_own_names(self) -> Iterator[None]:
-        """Name this endpoint's fields in the engine's errors."""
+        """Rename the fields in engine errors to the names this request used."""
         try:
             yield
         except InvalidRequest as error:
@@ -235,7 +225,10 @@ class GenerationRequest(RequestBody):
         scores_prompt: bool = False,
         **more: Any,
     ) -> SamplingParams:
-        """As many alternatives for all tokens as any of them needs. Raises `InvalidRequest`."""
+        """Return the engine's sampling parameters. Raise `InvalidRequest` for a value out of range.
+
+        Prompt and answer share one number of alternatives, the larger of both.
+        """
         scored = [number for number in (logprobs, self.prompt_logprobs) if number is not None]
         return SamplingParams(
             max_tokens=max_tokens,
@@ -262,37 +255,37 @@ class GenerationRequest(RequestBody):
         )
 
     def check(self, limits: RequestLimits) -> None:
-        """Raise `InvalidField` for a field that is out of bounds or not supported."""
+        """Raise `InvalidField` if a field is out of range or not supported."""
         self.check_neutral()
         check_foreign(self.model_extra or {})
         check(1 <= self.n <= limits.max_n, "n", f"must be between 1 and {limits.max_n}, got {self.n}")
-        check(len(self.stops) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} stop strings are allowed")
-        check(all(self.stops), "stop", "a stop string must not be empty")
+        check(len(self.stops) <= MAX_STOP_STRINGS, "stop", f"must have at most {MAX_STOP_STRINGS} strings")
+        check(all(self.stops), "stop", "must not contain an empty string")
         longest = max(map(len, self.stops), default=0)
-        message = f"a stop string may have {MAX_STOP_CHARACTERS} characters, got {longest}"
+        message = f"strings must have at most {MAX_STOP_CHARACTERS} characters, got {longest}"
         check(longest <= MAX_STOP_CHARACTERS, "stop", message)
         check(self.truncate_prompt_tokens != 0, "truncate_prompt_tokens", "must be at least 1, or -1")
-        check(not self.stream or self.prompt_logprobs is None, "prompt_logprobs", "not available in a stream")
+        check(not self.stream or self.prompt_logprobs is None, "prompt_logprobs", "not supported when stream is true")
         check(self.stream or self.stream_options is None, "stream_options", "only allowed when stream is true")
         self.form()
 
     def _logit_bias(self) -> dict[int, float]:
-        """By token id; JSON's keys are text."""
         for token_id in self.logit_bias:
             is_token_id = TOKEN_ID.fullmatch(token_id) is not None
-            check(is_token_id, "logit_bias", f"its keys must be token ids, got {token_id!r}")
+            check(is_token_id, "logit_bias", f"keys must be token ids, got {token_id!r}")
         return {int(token_id): bias for token_id, bias in self.logit_bias.items()}
 
 
 def loggable(name: str) -> str:
-    """Its printable characters, cut to the length of a log field."""
+    """Truncate a client's text for the log and replace unprintable characters."""
     return "".join(character if character.isprintable() else "?" for character in name[:MAX_LOGGED_CHARACTERS])
 
 
 class TokenExits(TypedDict):
-    """Arrays aligned by token. `exits` count from 1, `exit_layers` are depths in layers, `text_offsets` count
-    characters from the beginning of the choice's text. `exit_probabilities` are p_k of the exit taken, `probabilities`
-    those of all exits.
+    """Arrays aligned by token.
+
+    `exits` are 1-based and `exit_layers` are their depths in layers. `text_offsets` count characters of the choice's
+    text. `exit_probabilities` are p_k of the exit taken, `probabilities` those of all exits.
     """
 
     token_ids: list[int]
@@ -304,7 +297,7 @@ class TokenExits(TypedDict):
 
 
 class ExitSummary(TypedDict):
-    """Over all choices: tokens per exit, and the mean depth as a share of all layers."""
+    """Tokens per exit over all choices, and the mean depth as a fraction of all layers."""
 
     exit_counts: list[int]
     mean_depth: float
@@ -322,13 +315,13 @@ class Usage(TypedDict):
 
 
 class PromptTokenIds(TypedDict, total=False):
-    """Returned once per prompt, on request."""
+    """The prompt's tokens, if requested."""
 
     prompt_token_ids: list[int]
 
 
 class PromptLogprob(TypedDict):
-    """log π_mix, the place among all tokens (null if it is not among the alternatives), and the token's name."""
+    """log π_mix of a token, its rank among all tokens (null if beyond the alternatives), and its text."""
 
     logprob: float
     rank: int | None
@@ -336,17 +329,17 @@ class PromptLogprob(TypedDict):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""By token of the prompt, null for the first: the alternatives and the token itself, by id."""
+"""For each prompt token, the token itself and the alternatives by id. Null for the first token."""
 
 
 class ScoredPrompt(TypedDict, total=False):
-    """Of a whole answer, on request."""
+    """Scores of the prompt in a whole response, if requested."""
 
     prompt_logprobs: PromptLogprobs
 
 
 class GeneratedChoice(TypedDict):
-    """Fields of any choice, in a response or a chunk."""
+    """A choice in a response or a chunk."""
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
@@ -356,7 +349,7 @@ class GeneratedChoice(TypedDict):
 
 
 class Generated(TypedDict):
-    """Fields of any response or chunk."""
+    """A response or a chunk."""
 
     id: str
     created: int

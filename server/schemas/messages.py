@@ -1,6 +1,6 @@
-"""The messages of a chat: one model for each kind of turn, chosen by its role.
+"""Chat messages, one model for each kind of role.
 
-Whatever an answer of this server held is accepted as a turn of the assistant.
+A message that this server returned is valid as an assistant message.
 """
 
 import json
@@ -9,30 +9,29 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from server.schemas.body import NeutralOnly, RequestBody, Text, WithoutEffect, at_most, encodable, told_apart
+from server.schemas.body import NeutralOnly, RequestBody, Text, WithoutEffect, at_most, encodable, tagged
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
-"""Bound on the contents of all messages, each of which is validated on the event loop."""
+"""Most content parts over all messages. The event loop validates each part."""
 
 MAX_CALLS = 1024
 
 Name = Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$"), AfterValidator(encodable)]
-NoRefusal = Annotated[Any, NeutralOnly(why=": only the assistant refuses")]
-NoReasoning = Annotated[Any, NeutralOnly(why=": only the assistant thinks")]
-NoToolCalls = Annotated[Any, NeutralOnly([], why=": only the assistant calls functions")]
-NoPrefix = Annotated[Any, NeutralOnly(False, why=": only the assistant's turn is continued")]
-NoToolCallId = Annotated[Any, NeutralOnly(why=": only role tool answers a call")]
+OnlyAssistant = Annotated[Any, NeutralOnly(why=": only for role assistant")]
+NoToolCalls = Annotated[Any, NeutralOnly([], why=": only for role assistant")]
+NoPrefix = Annotated[Any, NeutralOnly(False, why=": only for role assistant")]
+NoToolCallId = Annotated[Any, NeutralOnly(why=": only for role tool")]
 
 
 class Part(RequestBody):
     prompt_cache_breakpoint: Annotated[dict[str, Any] | None, WithoutEffect()] = None
-    """Prefixes are always shared, whatever their length."""
+    """The prefix cache is always shared."""
 
 
 class TextPart(Part):
     type: Literal["text"]
-    """`text`, or `refusal`; images, sounds and files are refused."""
+    """`text` or `refusal`. Images, audio and files are not supported."""
     text: Text
 
 
@@ -58,11 +57,11 @@ def kind_of_content(content: Any) -> str | None:
 
 ContentPart = Annotated[
     Annotated[TextPart, Tag("text part")] | Annotated[RefusalPart, Tag("refusal part")],
-    told_apart(kind_of_part, by="type", message="is not supported; only text is"),
+    tagged(kind_of_part, by="type", message="must be text or refusal"),
 ]
 Content = Annotated[
     Annotated[Text, Tag("one text")] | Annotated[list[ContentPart], Field(fail_fast=True), Tag("text parts")],
-    told_apart(kind_of_content, message="must be a string or a list of text parts"),
+    tagged(kind_of_content, message="must be a string or a list of text parts"),
 ]
 
 
@@ -71,7 +70,7 @@ class FunctionCall(RequestBody):
     arguments: Text
 
     def for_template(self) -> dict[str, Any]:
-        """Arguments as an object, as chat templates expect them; text that is not JSON stays text."""
+        """Parse the arguments for the chat template. Arguments that are not JSON stay a string."""
         try:
             arguments = json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -89,28 +88,28 @@ class ToolCall(RequestBody):
 
 
 class Message(RequestBody):
-    """Fields of every turn. Content in parts is joined by newlines."""
+    """Fields of every message. Content parts are joined by newlines."""
 
     same = {"reasoning": "reasoning_content"}
 
     role: str
     content: Content | None = None
-    refusal: NoRefusal = None
-    reasoning_content: NoReasoning = None
+    refusal: OnlyAssistant = None
+    reasoning_content: OnlyAssistant = None
     name: Name | None = None
     tool_call_id: NoToolCallId = None
     tool_calls: NoToolCalls = []
     prefix: NoPrefix = False
     partial: NoPrefix = False
-    audio: Annotated[Any, NeutralOnly(why=": there is no sound here")] = None
-    function_call: Annotated[Any, NeutralOnly(why="; `tool_calls` replaced it")] = None
+    audio: Annotated[Any, NeutralOnly(why=": audio is not supported")] = None
+    function_call: Annotated[Any, NeutralOnly(why="; use `tool_calls`")] = None
 
     @property
     def text(self) -> str:
         return "\n".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it; a developer's is a system message."""
+        """Return the message for the chat template, with role developer as system."""
         role = "system" if self.role == "developer" else self.role
         named = {name: getattr(self, name) for name in ("name", "tool_call_id", "reasoning_content")}
         fields = {"role": role, "content": self.text, **{k: v for k, v in named.items() if v is not None}}
@@ -119,7 +118,7 @@ class Message(RequestBody):
 
 class PromptMessage(Message):
     role: Literal["system", "developer", "user"]
-    """A developer's is a system message."""
+    """`developer` is the same as `system`."""
     content: Content
 
 
@@ -127,19 +126,19 @@ class ToolMessage(Message):
     role: Literal["tool"]
     content: Content
     tool_call_id: Text
-    """Of the call that it answers."""
+    """The id of the call that this message answers."""
 
 
 class AssistantMessage(Message):
     role: Literal["assistant"]
     refusal: Text | None = None
     reasoning_content: Text | None = None
-    """The assistant's earlier thoughts, also as `reasoning`; templates may show them."""
+    """The reasoning of an earlier answer, also accepted as `reasoning`. Templates may use it."""
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(MAX_CALLS)] = []
     prefix: bool = False
-    """Of the last message: the same as `continue_final_message`."""
+    """On the last message, the same as `continue_final_message`."""
     partial: bool = False
-    """Another name of `prefix`."""
+    """Alias of `prefix`."""
 
     @property
     def text(self) -> str:
@@ -155,7 +154,7 @@ KINDS = {
 
 def kind_of_message(message: Any) -> str | None:
     if not isinstance(message, dict):
-        return "prompt message"  # which refuses it as no object
+        return "prompt message"  # fails validation: not an object
     role = message.get("role")
     return KINDS.get(role) if isinstance(role, str) else None
 
@@ -164,18 +163,18 @@ AnyMessage = Annotated[
     Annotated[PromptMessage, Tag("prompt message")]
     | Annotated[ToolMessage, Tag("tool message")]
     | Annotated[AssistantMessage, Tag("assistant message")],
-    told_apart(kind_of_message, by="role", message="must be system, developer, user, assistant or tool"),
+    tagged(kind_of_message, by="role", message="must be system, developer, user, assistant or tool"),
 ]
 
 
 def with_few_parts(messages: Any) -> Any:
-    """Refuses many parts before looking at them."""
+    """Limit the number of content parts before they are validated."""
     if not isinstance(messages, list):
         return messages
     contents = (message.get("content") for message in messages if isinstance(message, dict))
     num_parts = sum(len(content) for content in contents if isinstance(content, list))
     if num_parts > MAX_PARTS:
-        raise PydanticCustomError("too_many", f"at most {MAX_PARTS} parts of content are allowed, got {num_parts}")
+        raise PydanticCustomError("too_many", f"must have at most {MAX_PARTS} content parts, got {num_parts}")
     return messages
 
 

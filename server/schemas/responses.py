@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: requests, as chats, and responses, whole and as typed events."""
+"""`POST /v1/responses`: requests, their conversion to chat requests, and responses."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,17 +9,7 @@ from typing_extensions import TypedDict
 
 from server.errors import InvalidField
 from server.schemas.aliases import SAME
-from server.schemas.body import (
-    Hint,
-    Int64,
-    NeutralOnly,
-    RequestBody,
-    Text,
-    WithoutEffect,
-    at_most,
-    check,
-    described,
-)
+from server.schemas.body import Hint, Int64, NeutralOnly, RequestBody, Text, WithoutEffect, at_most, check, described
 from server.schemas.chat import ChatRequest
 from server.schemas.foreign import check_elsewhere, check_foreign
 from server.schemas.generation import ExitSummary, Metadata, NviumOptions, TokenExits
@@ -34,7 +24,7 @@ CHAT_FIELDS = (
     *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "stream"),
     *("user", "safety_identifier", "metadata", "parallel_tool_calls"),
 )
-"""Fields that a chat has by the same name."""
+"""Fields with the same name in a chat request."""
 
 
 class FunctionTool(RequestBody):
@@ -45,9 +35,9 @@ class FunctionTool(RequestBody):
     strict: bool = False
 
     def functions(self, param: str) -> Iterator["FunctionTool"]:
-        """Raises `InvalidField`."""
+        """Yield the functions of this tool. Raise `InvalidField` for a function without a name."""
         if self.type == "function":
-            check(self.name is not None, f"{param}.name", "is missing")
+            check(self.name is not None, f"{param}.name", "field required")
             yield self
 
     def as_chat(self) -> Json:
@@ -56,10 +46,10 @@ class FunctionTool(RequestBody):
 
 
 class ResponseTool(FunctionTool):
-    """A function, a `namespace` of functions, or a tool that OpenAI's servers run, which is left out."""
+    """A function, a `namespace` of functions, or a hosted tool, which is ignored."""
 
     type: Text
-    """`function`, or `namespace` with `tools`; others are ignored."""
+    """`function`, or `namespace` with `tools`. Other tools are ignored."""
     tools: Annotated[list[FunctionTool], Field(fail_fast=True), at_most(MAX_TOOLS)] = []
 
     @property
@@ -102,7 +92,7 @@ class ResponseStreamOptions(RequestBody):
 
 
 class ResponseRequest(RequestBody):
-    """Sampling fields beyond OpenAI's are those of the other endpoints."""
+    """OpenAI's fields, and sampling fields of the other endpoints."""
 
     same = SAME
 
@@ -111,13 +101,13 @@ class ResponseRequest(RequestBody):
         Text | Annotated[list[Json], Field(min_length=1), at_most(MAX_MESSAGES)],
         described("must be a string or a list of items"),
     ]
-    """A user's text, or messages, function calls and their outputs."""
+    """A user message, or a list of messages, function calls and their outputs."""
     instructions: Text | None = None
-    """A system message before the others; not kept for later responses."""
+    """A system message for this response only. Later responses do not inherit it."""
     previous_response_id: Text | None = None
-    """One of this server's latest responses, which it keeps in memory."""
+    """A recent response to continue. The server keeps responses in memory."""
     store: bool = True
-    """Whether the response may be continued by its id."""
+    """Keep the response, so its id can be used as `previous_response_id`."""
     max_output_tokens: Int64 | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -139,7 +129,7 @@ class ResponseRequest(RequestBody):
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Annotated[Text | None, WithoutEffect()] = None
-    """Prefixes are always shared, whatever the key."""
+    """The prefix cache is always shared."""
     nvium: NviumOptions = NviumOptions()
 
     reasoning: Annotated[Any, Hint({})] = None
@@ -147,27 +137,27 @@ class ResponseRequest(RequestBody):
     truncation: Annotated[Any, NeutralOnly("disabled")] = None
     service_tier: Annotated[Any, NeutralOnly("auto", "default")] = None
     background: Annotated[Any, NeutralOnly(False)] = None
-    conversation: Annotated[Any, NeutralOnly(why="; `previous_response_id` is")] = None
+    conversation: Annotated[Any, NeutralOnly(why="; use `previous_response_id`")] = None
     prompt: Annotated[Any, NeutralOnly()] = None
-    max_tool_calls: Annotated[Any, NeutralOnly(why=": functions are called by the client")] = None
-    top_logprobs: Annotated[Any, NeutralOnly(0, why="; `/v1/chat/completions` has it")] = None
+    max_tool_calls: Annotated[Any, NeutralOnly(why=": the client calls the functions")] = None
+    top_logprobs: Annotated[Any, NeutralOnly(0, why="; use `/v1/chat/completions`")] = None
     context_management: Annotated[Any, NeutralOnly()] = None
     moderation: Annotated[Any, NeutralOnly()] = None
     prompt_cache_options: Annotated[Any, NeutralOnly({}, {"mode": "implicit"})] = None
     prompt_cache_retention: Annotated[Any, NeutralOnly("in_memory")] = None
 
     def messages(self) -> list[Json]:
-        """The input as messages of a chat. Raises `InvalidField`."""
+        """Convert the input to chat messages. Raise `InvalidField` for an unsupported item."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
-        said: list[Json] = []
+        messages: list[Json] = []
         for number, item in enumerate(self.input):
             if item.get("type") != MORE_TOOLS:
-                said = added(said, item, f"input[{number}]")
-        return said
+                messages = with_item(messages, item, f"input[{number}]")
+        return messages
 
     def functions(self) -> list[FunctionTool]:
-        """All that can be called, also those that items bring. Raises `InvalidField`."""
+        """Return the functions of `tools` and of the input items. Raise `InvalidField` for an invalid tool."""
         given = [(f"tools[{number}]", tool) for number, tool in enumerate(self.tools)]
         for number, item in enumerate(self.input if isinstance(self.input, list) else []):
             if item.get("type") == MORE_TOOLS:
@@ -175,17 +165,17 @@ class ResponseRequest(RequestBody):
         return [function for param, tool in given for function in tool.functions(param)]
 
     def namespace(self, function: str) -> str | None:
-        """That of a function."""
+        """Return the name of the namespace that contains a function."""
         spaces = [tool for tool in self.tools if tool.type == "namespace"]
-        return next((tool.name for tool in spaces if any(one.name == function for one in tool.tools)), None)
+        return next((tool.name for tool in spaces if any(inner.name == function for inner in tool.tools)), None)
 
     def as_chat(self, earlier: Sequence[Json]) -> ChatRequest:
-        """The chat that this asks for, after the messages of earlier responses. Raises `InvalidField`."""
+        """Convert to a chat request after the messages of earlier responses. Raise `InvalidField`."""
         self.check_neutral()
         check_foreign(self.model_extra or {})
         check_elsewhere(self.model_extra or {}, ChatRequest, "/v1/chat/completions")
-        asked = self.include if isinstance(self.include, list) else []
-        check(LOGPROBS not in asked, "include", f"{LOGPROBS} is not supported; `/v1/chat/completions` has `logprobs`")
+        included = self.include if isinstance(self.include, list) else []
+        check(LOGPROBS not in included, "include", f"{LOGPROBS} is not supported; use `/v1/chat/completions`")
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         choice: Any = self.tool_choice
         if isinstance(choice, NamedResponseTool):
@@ -230,74 +220,76 @@ ARGUMENTS: dict[str, Callable[[Json], tuple[Any, Any]]] = {
     "local_shell_call": lambda item: ("local_shell", json.dumps(item.get("action"))),
     "mcp_call": lambda item: (item.get("name"), item.get("arguments")),
 }
-"""The name and the arguments of items that are calls."""
+"""Returns the name and the arguments of an item that is a call, by type."""
 
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
-TOLD = {
+TEXT_ITEMS = {
     "web_search_call": "action",
     "file_search_call": "queries",
     "code_interpreter_call": "code",
     "mcp_list_tools": "server_label",
 }
-"""Items that become text: what other servers' tools did, and the field that says it."""
+"""Items about hosted tools, which become text: the field to quote, by type."""
 
 
-def added(said: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
-    """The messages with an item; successive calls, and the text before them, are one message of the assistant."""
+def with_item(messages: list[Json], item: Mapping[str, Any], param: str) -> list[Json]:
+    """Append an item to chat messages. Consecutive calls join the assistant message before them."""
     kind = item.get("type", "message")
     if kind == "message":
         message = {"role": item.get("role"), "content": content(item.get("content"), f"{param}.content")}
-        if message["role"] == "assistant" and is_only_reasoning(said):
-            return [*said[:-1], said[-1] | message]
-        return [*said, message]
+        if message["role"] == "assistant" and is_only_reasoning(messages):
+            return [*messages[:-1], messages[-1] | message]
+        return [*messages, message]
     if kind in ARGUMENTS:
         name, arguments = ARGUMENTS[kind](dict(item))
         call_id = item.get("call_id") or item.get("id")
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        said = with_call(said, call)
-        return said if item.get("output") is None else [*said, answered(call_id, item["output"], param)]
+        messages = with_call(messages, call)
+        has_output = item.get("output") is not None
+        return [*messages, tool_message(call_id, item["output"], param)] if has_output else messages
     if kind in OUTPUTS:
-        return [*said, answered(item.get("call_id") or item.get("id"), item.get("output"), param)]
-    if kind in TOLD:
-        return [*said, {"role": "assistant", "content": f"[{kind}: {json.dumps(item.get(TOLD[kind]))}]"}]
+        return [*messages, tool_message(item.get("call_id") or item.get("id"), item.get("output"), param)]
+    if kind in TEXT_ITEMS:
+        return [*messages, {"role": "assistant", "content": f"[{kind}: {json.dumps(item.get(TEXT_ITEMS[kind]))}]"}]
     if kind == "reasoning":
-        thought = content(item.get("content"), f"{param}.content")
-        return [*said, {"role": "assistant", "content": "", "reasoning_content": thought}] if thought else said
+        text = content(item.get("content"), f"{param}.content")
+        return [*messages, {"role": "assistant", "content": "", "reasoning_content": text}] if text else messages
     raise InvalidField(f"{param}.type", f"{str(kind)[:100]!r} is not supported")
 
 
-def with_call(said: list[Json], call: Json) -> list[Json]:
-    if said and said[-1]["role"] == "assistant":
-        return [*said[:-1], said[-1] | {"tool_calls": [*said[-1].get("tool_calls", []), call]}]
-    return [*said, {"role": "assistant", "content": None, "tool_calls": [call]}]
+def with_call(messages: list[Json], call: Json) -> list[Json]:
+    if messages and messages[-1]["role"] == "assistant":
+        return [*messages[:-1], messages[-1] | {"tool_calls": [*messages[-1].get("tool_calls", []), call]}]
+    return [*messages, {"role": "assistant", "content": None, "tool_calls": [call]}]
 
 
-def answered(call_id: Any, output: Any, param: str) -> Json:
+def tool_message(call_id: Any, output: Any, param: str) -> Json:
     return {"role": "tool", "content": content(output, f"{param}.output"), "tool_call_id": call_id}
 
 
 def more_tools(item: Json, param: str) -> list[ResponseTool]:
-    """Those that an item brings. Raises `InvalidField`."""
+    """Return the tools in an input item. Raise `InvalidField` if they are invalid."""
     try:
         return TypeAdapter(list[ResponseTool]).validate_python(item.get("tools"))
     except ValidationError as error:
         raise InvalidField(param, error.errors()[0]["msg"]) from error
 
 
-def is_only_reasoning(said: Sequence[Json]) -> bool:
-    return bool(said) and "reasoning_content" in said[-1] and not said[-1]["content"] and "tool_calls" not in said[-1]
+def is_only_reasoning(messages: Sequence[Json]) -> bool:
+    last = messages[-1] if messages else {}
+    return "reasoning_content" in last and not last["content"] and "tool_calls" not in last
 
 
 def content(parts: Any, param: str) -> str | None:
-    """The text of content. Raises `InvalidField` for other content."""
+    """Join text parts with newlines. Raise `InvalidField` for parts other than text."""
     if parts is None or isinstance(parts, str):
         return parts
     check(isinstance(parts, list), param, "must be a string or a list of text parts")
     texts = []
     for number, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
-        check(kind in PARTS, f"{param}[{number}].type", f"{str(kind)[:100]!r} is not supported; only text is")
+        check(kind in PARTS, f"{param}[{number}].type", f"{str(kind)[:100]!r} is not supported; must be text")
         text = part.get("refusal" if kind == "refusal" else "text")
         check(isinstance(text, str), f"{param}[{number}].text", "must be a string")
         texts.append(text)
@@ -312,7 +304,7 @@ class OutputPart(TypedDict):
 
 
 class OutputItem(TypedDict):
-    """What the model thought, a message or a function call."""
+    """Reasoning, a message or a function call."""
 
     id: str
     type: Literal["reasoning", "message", "function_call"]
@@ -320,7 +312,7 @@ class OutputItem(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[list[OutputPart]]
     summary: NotRequired[list[Any]]
-    """Empty: the reasoning is returned in full."""
+    """Always empty: the reasoning is returned in full."""
     call_id: NotRequired[str]
     name: NotRequired[str]
     namespace: NotRequired[str]
@@ -336,7 +328,7 @@ class ResponseUsage(TypedDict):
 
 
 class ResponseExits(TokenExits, ExitSummary):
-    """For all tokens in order, with the summary."""
+    """Exits of all tokens, with their summary."""
 
 
 class Response(TypedDict):
@@ -371,7 +363,7 @@ class DeletedResponse(TypedDict):
 
 
 class ResponseEvent(TypedDict):
-    """An event of a stream. Its type decides which of the optional fields it has."""
+    """A streaming event. Its type determines its optional fields."""
 
     type: str
     sequence_number: int

@@ -1,4 +1,4 @@
-"""What a request says of the chat template, besides its messages."""
+"""Request fields that control the chat template."""
 
 import inspect
 from collections.abc import Sequence
@@ -14,22 +14,21 @@ from server.schemas.tools import Tool, Tools, unique
 MAX_TEMPLATE_VARIABLES = 64
 
 OWN_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages", "template"}
-"""What renders a conversation; no variables of a template."""
+"""Parameters of the renderer, which are not template variables."""
 
 
 class TemplateOptions(RequestBody):
     tools: Tools = []
     add_generation_prompt: bool | None = None
-    """Whether the prompt begins the assistant's turn; the default unless the last message is continued."""
+    """Start the assistant's turn at the end of the prompt. Default unless the last message is continued."""
     continue_final_message: bool = False
-    """Whether the answer continues the last message, which is the assistant's."""
+    """Continue the last message, which must be the assistant's."""
     chat_template_kwargs: Annotated[dict[str, Any], at_most(MAX_TEMPLATE_VARIABLES)] = {}
-    """Variables of the chat template; not the arguments of `apply_chat_template`."""
+    """Variables for the chat template, except arguments of `apply_chat_template`."""
     enable_thinking: bool | None = None
-    """The same as the template's variable of this name."""
+    """The template variable of the same name."""
 
     def continues(self, messages: Sequence[Message]) -> bool:
-        """Whether the answer continues the last message."""
         return self.continue_final_message or bool(messages[-1].prefix or messages[-1].partial)
 
     @property
@@ -38,26 +37,27 @@ class TemplateOptions(RequestBody):
         return self.chat_template_kwargs | thinks
 
     def conversation_of(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
-        """As chat templates expect it."""
-        asked, continues = self.add_generation_prompt, self.continues(messages)
+        """Return the arguments of the chat template. Raise `InvalidField` if tools contradict each other."""
+        continues = self.continues(messages)
         return Conversation(
             [message.for_template() for message in messages],
             [tool.for_template() for tool in unique(tools)],
-            not continues if asked is None else asked,
+            not continues if self.add_generation_prompt is None else self.add_generation_prompt,
             continues,
             self.variables,
         )
 
     def check_template(self, messages: Sequence[Message]) -> None:
-        """Raise `InvalidField` for a variable that is none, and for a message that cannot be continued."""
+        """Raise `InvalidField` for a reserved template variable or a message that cannot be continued."""
         own = next((name for name in self.chat_template_kwargs if name in OWN_ARGUMENTS), None)
-        check(own is None, f"chat_template_kwargs.{own}", "not a variable of the template")
-        differs = self.chat_template_kwargs.get("enable_thinking", self.variables.get("enable_thinking"))
-        check(differs == self.variables.get("enable_thinking"), "enable_thinking", "differs from chat_template_kwargs")
+        check(own is None, f"chat_template_kwargs.{own}", "not allowed: an argument of apply_chat_template")
+        thinking = self.chat_template_kwargs.get("enable_thinking", self.enable_thinking)
+        agrees = self.enable_thinking in (None, thinking)
+        check(agrees, "enable_thinking", "must equal chat_template_kwargs.enable_thinking")
         for number, message in enumerate(messages[:-1]):
             param = f"messages[{number}].{'prefix' if message.prefix else 'partial'}"
             check(not (message.prefix or message.partial), param, "only the last message can be continued")
         *_, last = messages
         fits = last.role == "assistant" and not self.add_generation_prompt and not last.tool_calls
-        needs = "needs a last message of the assistant without calls, and no add_generation_prompt"
+        needs = "requires a last message of role assistant without tool calls, and no add_generation_prompt"
         check(fits or not self.continues(messages), "continue_final_message", needs)

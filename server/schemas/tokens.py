@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
 
 from typing import Annotated
 
@@ -11,32 +11,32 @@ from server.schemas.template import TemplateOptions
 
 
 class TokenizeRequest(TemplateOptions):
-    """A prompt or messages, with what chats say of the template."""
+    """A prompt, or messages with the template fields of chats."""
 
     model: Text | None = None
     prompt: Text | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
-    """Of a prompt, by default yes; a chat template has its own."""
+    """Add the tokenizer's special tokens to a prompt, by default `true`. Not with messages."""
     return_token_strs: bool = False
-    """Adds the vocabulary's names of the tokens."""
+    """Return the tokens' names in the vocabulary."""
 
     def check(self) -> None:
-        """Raise `InvalidField` for what does not go together."""
+        """Raise `InvalidField` if fields contradict each other."""
         self.check_neutral()
         check_foreign(self.model_extra or {})
-        check((self.prompt is None) != (self.messages is None), "prompt", "give either prompt or messages")
+        check((self.prompt is None) != (self.messages is None), "prompt", "give exactly one of prompt and messages")
         check(self.messages is not None or not self.tools, "tools", "only allowed with messages")
         given = self.continue_final_message or self.chat_template_kwargs or self.add_generation_prompt
-        check(self.messages is not None or not given, "messages", "missing: what is said of the template is for them")
+        check(self.messages is not None or not given, "messages", "required with fields of the chat template")
         if self.messages is not None:
             self.check_template(self.messages)
         adds = bool(self.messages and self.add_special_tokens)
-        check(not adds, "add_special_tokens", "not supported with messages: the chat template brings its own")
+        check(not adds, "add_special_tokens", "not supported with messages: the chat template adds them")
 
 
 class Tokens(ResponseBody):
-    """`token_strs` are the vocabulary's names of the tokens, null if not requested."""
+    """`token_strs` are the tokens' names in the vocabulary, or null."""
 
     count: int
     max_model_len: int
@@ -50,13 +50,13 @@ class DetokenizeRequest(RequestBody):
 
 
 class Detokenized(ResponseBody):
-    """Special tokens included."""
+    """The text of the tokens, including special tokens."""
 
     prompt: str
 
 
 class TokenizerInfo(ResponseBody):
-    """Its class as transformers names it, its special tokens by role, and the chat template, if there is one."""
+    """The tokenizer's transformers class, its special tokens by role, and its chat template if it has one."""
 
     tokenizer_class: str
     vocab_size: int

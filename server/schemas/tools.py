@@ -1,4 +1,4 @@
-"""The functions that a chat may or must call."""
+"""Tools and the choice among them."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 
 class Function(RequestBody):
-    """Takes no arguments without `parameters`. Their schema always holds; `strict` closes objects that declare none."""
+    """A function, by default without arguments. `strict` rejects schemas that cannot be enforced."""
 
     name: FunctionName
     description: Text | None = None
@@ -36,7 +36,6 @@ class Tool(RequestBody):
     function: Function
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it."""
         about = {} if self.function.description is None else {"description": self.function.description}
         function = {"name": self.function.name, **about, "parameters": self.function.schema_of_parameters}
         return {"type": self.type, "function": function}
@@ -61,24 +60,24 @@ ToolChoice = Annotated[
 
 
 def unique(tools: Sequence[Tool]) -> list[Tool]:
-    """Each once. Raises `InvalidField` for different functions of the same name."""
+    """Remove duplicates. Raise `InvalidField` if different functions share a name."""
     by_name: dict[str, Tool] = {}
     for tool in tools:
         is_same = by_name.setdefault(tool.function.name, tool) == tool
-        check(is_same, "tools", f"two functions have the name {tool.function.name}")
+        check(is_same, "tools", f"different functions have the same name {tool.function.name}")
     return [*by_name.values()]
 
 
 def callable_tools(tools: list[Tool], choice: ToolChoice | None) -> list[Tool]:
-    """The tools that may be called. Raises `InvalidField`."""
+    """Return the tools that the model may call. Raise `InvalidField` if `choice` does not fit them."""
     tools = unique(tools)
     if choice is None or choice == "auto":
         return tools
     if choice == "none":
         return []
-    check(bool(tools), "tool_choice", "there are no tools to choose from")
+    check(bool(tools), "tool_choice", "requires tools")
     if choice == "required":
         return tools
     named = [tool for tool in tools if tool.function.name == choice.function.name]
-    check(bool(named), "tool_choice", f"there is no tool {choice.function.name!r}")
+    check(bool(named), "tool_choice", f"{choice.function.name!r} is not among the tools")
     return named

@@ -1,4 +1,4 @@
-"""Turns a checked request into its response, whole or streamed, for every generating endpoint."""
+"""Sends the response of every generating endpoint, whole or streamed."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from server.telemetry.record import CLIENT_CLOSED_REQUEST, RequestRecord
 from server.writers.writer import Writer
 
 MAX_INLINE_TOKENS = 2_000
-"""Longer answers are written off the event loop."""
+"""Longer responses are serialized off the event loop."""
 
 HARMFUL_IN_HEADER = re.compile("[^][A-Za-z0-9_.-]")
 
@@ -28,7 +28,7 @@ log = structlog.get_logger("nvium.server")
 
 
 def opened(request: Request, body: GenerationRequest) -> tuple[Service, RequestRecord]:
-    """The service and the record of a request whose body is valid. Raises `ApiError` for one that is not."""
+    """Check that the server accepts the request, and return its service and record. Raise `ApiError`."""
     service, record = request.app.state.service, request.state.record
     record.user = body.who
     service.check_accepting()
@@ -64,21 +64,21 @@ async def whole(request: Request, writer: Writer, headers: dict[str, str], servi
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     num_tokens = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in gained)
     is_long = num_tokens > MAX_INLINE_TOKENS
-    written = await service.aside(writer.whole, gained) if is_long else writer.whole(gained)
+    written = await service.in_thread(writer.whole, gained) if is_long else writer.whole(gained)
     writer.note_ends(gained)
     return Response(written, headers=headers, media_type="application/json")
 
 
 def failure_events(error: Exception, record: RequestRecord) -> list[bytes]:
-    """The last events of a stream that failed."""
+    """Return the final events of a failed stream."""
     if not isinstance(error, EngineError | ApiError):
-        log.error("a stream failed", request_id=record.request_id, exc_info=error)
+        log.error("stream failed", request_id=record.request_id, exc_info=error)
     refusal = as_api_error(error)
     record.refused(refusal)
     return [to_json(refusal.body), DONE]
 
 
 def ignored_params(body: RequestBody, more: Sequence[str] = ()) -> dict[str, str]:
-    """The header that names unknown fields, and `more`; characters that a header cannot have become `?`."""
+    """Return the header that names the ignored fields and `more`. Unsafe characters become `?`."""
     names = [HARMFUL_IN_HEADER.sub("?", name) or "?" for name in (*body.unknown_fields, *more)]
     return {"x-nvium-ignored-params": ", ".join(names)[:1000].rstrip(", ")} if names else {}

@@ -1,4 +1,4 @@
-"""Reads an answer as it is generated: the reasoning, the content and the calls."""
+"""Splits a generated answer into reasoning, content and tool calls, incrementally."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -21,28 +21,27 @@ class AnswerPart(NamedTuple):
 
 @dataclass
 class AnswerReader:
-    """The result does not depend on how deltas cut the text."""
+    """Parses an answer. The result does not depend on where deltas split the text."""
 
     reasoning: ReasoningReader
     calls: ToolCallReader | None
-    """None if no tool may be called: then all that is not reasoning is content."""
+    """None without callable tools: then all text after the reasoning is content."""
     may_be_text: bool
-    """Whether an answer without a call is allowed: if not, a call that is cut is no content."""
+    """Whether an answer without a call is allowed. If not, an incomplete call is never content."""
 
     _begun_calls: list[CallPiece] = field(default_factory=list, init=False)
-    """Calls that the prompt has begun; the answer repeats them whole."""
+    """The start of calls that the prompt contains. The answer repeats it."""
     _begun_content: str = field(default="", init=False)
-    """Text in the prompt that may become a call; the answer does not repeat it."""
+    """Text in the prompt that may become a call. The answer omits it."""
 
     def begin(self, continued: str, *, is_form: bool) -> None:
-        """Read what the prompt has of the answer, and of its calls if it has the answer's form."""
+        """Parse the start of the answer that is already in the prompt, and its calls if the grammar consumed it."""
         answer = self.reasoning.push(continued).answer
         if self.calls and is_form:
             self._begun_calls = self.calls.push(answer).calls
             self._begun_content = self.calls.held
 
     def read(self, delta: Delta) -> AnswerPart:
-        """Read a delta."""
         reasoning, text = self.reasoning.push(delta.text)
         if delta.finish_reason:
             rest = self.reasoning.flush()
@@ -58,7 +57,7 @@ class AnswerReader:
         return AnswerPart(reasoning, content, pieces)
 
     def finish_reason(self, delta: Delta) -> FinishReason | None:
-        """The parts of a delta that has been read."""
+        """Return the finish reason of a delta that has been read."""
         has_called = self.calls is not None and self.calls.is_complete
         return "tool_calls" if delta.finish_reason == "stop" and has_called else delta.finish_reason
 

@@ -1,4 +1,4 @@
-"""The bodies of `/v1/chat/completions`, from the deltas of one request."""
+"""Writes the response bodies of `/v1/chat/completions`."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -27,6 +27,7 @@ from server.writers.logprobs import chat_logprobs
 
 CHUNK: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 NO_TOKEN_IDS: PromptTokenIds = {}
+"""Tells mypy that a chunk lacks the field."""
 
 
 class ChatWriter(ChunkWriter):
@@ -37,13 +38,12 @@ class ChatWriter(ChunkWriter):
         self._has_tools = self._readers[0].calls is not None
         self._is_text_first = self._readers[0].may_be_text
         self._streamed = [Delta(choice.index) for choice in generation.choices]
-        """Tokens already streamed, by choice."""
+        """The tokens streamed so far, by choice."""
 
     def whole(self, gained: Sequence[Delta]) -> bytes:
         choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in gained]
-        fields = self._whole_fields()
         response: Chat = {
-            **fields,
+            **self._whole_fields(),
             "object": "chat.completion",
             "choices": choices,
             **self._prompt_logprobs(gained[0]),
@@ -52,7 +52,7 @@ class ChatWriter(ChunkWriter):
         return to_json(response)
 
     def _opening(self) -> list[bytes]:
-        """A chunk for each choice with its role."""
+        """Return a chunk with the role for each choice."""
         message: ChatMessage = {"role": "assistant", "content": "" if self._is_text_first else None}
         first, *others = [self._chunk_of(Delta(choice.index), message) for choice in self.generation.choices]
         return [to_json({**first, **self._prompt_token_ids()}), *map(to_json, others)]
@@ -107,14 +107,14 @@ class ChatWriter(ChunkWriter):
         return chat_logprobs(self._vocabulary, token_ids, scores, self._request.top_logprobs or 0)
 
     def _prompt_token_ids(self) -> PromptTokenIds:
-        """Written at the top level: all choices share the prompt."""
+        """Return the prompt's token ids for the top level: all choices share the prompt."""
         if not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": self.generation.choices[0].prompt.token_ids}
 
 
 def joined(pieces: Sequence[CallPiece]) -> dict[int, MadeToolCall]:
-    """The new part of each call, by its number; the piece with a call's name gives it an id."""
+    """Join the pieces of each call, by its number."""
     calls: dict[int, MadeToolCall] = {}
     for piece in pieces:
         call = calls.setdefault(piece.number, {"function": {"arguments": ""}})

@@ -1,4 +1,4 @@
-"""What completions and chat share: a stream is a sequence of chunks, each shaped like a whole response."""
+"""The common part of the completions and chat writers: streams of chunks."""
 
 import time
 from abc import abstractmethod
@@ -15,7 +15,7 @@ from server.writers.writer import Writer
 
 
 class ChunkWriter(Writer):
-    """Subclasses say what a chunk and its choices look like."""
+    """Writes chunks, whose format subclasses define."""
 
     def __init__(self, service: Service, request: GenerationRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation)
@@ -34,11 +34,11 @@ class ChunkWriter(Writer):
 
     @abstractmethod
     def _chunk(self, delta: Delta) -> Mapping[str, object]:
-        """The chunk for one delta."""
+        """Return the chunk for one delta."""
 
     @abstractmethod
     def _usage_chunk(self) -> Mapping[str, object]:
-        """The chunk after the last, without choices."""
+        """Return the final chunk with the usage and without choices."""
 
     def _events(self, delta: Delta) -> list[bytes]:
         return [to_json(self._chunk(delta))]
@@ -47,7 +47,7 @@ class ChunkWriter(Writer):
         return [to_json(self._usage_chunk())] if self._options.include_usage else []
 
     def _choice(self, delta: Delta, index: int) -> GeneratedChoice:
-        """Fields of a choice; its tokens count from here on."""
+        """Return the common fields of a choice, and count its tokens as generated."""
         self._count(delta)
         self._num_ended += delta.finish_reason is not None
         fields: GeneratedChoice = {"index": index, "finish_reason": delta.finish_reason}
@@ -60,7 +60,7 @@ class ChunkWriter(Writer):
         return fields
 
     def _prompt_logprobs(self, delta: Delta) -> ScoredPrompt:
-        """Prompt fields of a whole choice, if requested."""
+        """Return the scores of a choice's prompt, if requested."""
         if self._num_prompt_logprobs is None:
             return {}
         token_ids = self.generation.choices[delta.index].prompt.token_ids
@@ -68,11 +68,11 @@ class ChunkWriter(Writer):
         return {"prompt_logprobs": prompt_logprobs(self._vocabulary, token_ids, scores, self._num_prompt_logprobs)}
 
     def _whole_fields(self) -> Generated:
-        """Fields of any whole response, once its choices are written."""
+        """Return the common fields of a whole response. Call it after writing the choices."""
         return self._with_summary({**self._envelope, "usage": self._usage()})
 
     def _chunk_fields(self) -> Generated:
-        """Fields of any chunk with choices, once they are written; the last chunk of a request has the summary."""
+        """Return the common fields of a chunk. Call it after writing its choice: the last chunk has the summary."""
         fields = self._envelope.copy()
         if self._options.continuous_usage_stats:
             fields["usage"] = self._usage()

@@ -1,4 +1,4 @@
-"""The bodies of `/v1/completions`, from the deltas of one request."""
+"""Writes the response bodies of `/v1/completions`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ class CompletionWriter(ChunkWriter):
     def __init__(self, service: Service, request: CompletionRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation, response_id)
         self._request = request
-        self._begun: set[int] = set()
-        """Choices whose prompt's token ids have been written."""
+        self._has_prompt: set[int] = set()
+        """Choices whose prompt token ids are written."""
         self._num_echoed: Counter[int] = Counter()
-        """Tokens of the echoed prompt whose scores have been written, by choice."""
+        """Number of echoed prompt tokens whose scores are written, by choice."""
 
     def whole(self, gained: Sequence[Delta]) -> bytes:
-        """The best n choices of each prompt; tokens of the others count as generated."""
+        """Write the best `n` choices of each prompt. The usage counts the tokens of all choices."""
         per_prompt = self._request.num_choices
         groups = [gained[first : first + per_prompt] for first in range(0, len(gained), per_prompt)]
         chosen = [delta for group in groups for delta in best(group, self._request.n, rank)]
@@ -51,10 +51,10 @@ class CompletionWriter(ChunkWriter):
         }
 
     def _prompt_token_ids(self, index: int) -> PromptTokenIds:
-        """Written with the first tokens of each choice."""
-        if not self._request.return_token_ids or index in self._begun:
+        """Return the prompt's token ids, once for each choice."""
+        if not self._request.return_token_ids or index in self._has_prompt:
             return {}
-        self._begun.add(index)
+        self._has_prompt.add(index)
         return {"prompt_token_ids": self.generation.choices[index].prompt.token_ids}
 
     def _logprobs(self, delta: Delta) -> CompletionLogprobs | None:
@@ -73,7 +73,7 @@ class CompletionWriter(ChunkWriter):
         return completion_logprobs(self._vocabulary, token_ids, scores, offsets, self._request.logprobs)
 
     def _newly_scored(self, delta: Delta) -> list[Score | None]:
-        """Scores of further tokens of the prompt; its first token has none."""
+        """Return the new prompt scores of a delta. The first prompt token has no score."""
         is_first = self._num_echoed[delta.index] == 0
         return [None, *delta.prompt_scores] if is_first else [*delta.prompt_scores]
 

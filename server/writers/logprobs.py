@@ -1,4 +1,4 @@
-"""Log-probabilities as the protocol writes them: log π_mix, from scores and the bytes of tokens."""
+"""Formats log-probabilities (log π_mix) as OpenAI and vLLM do."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +9,7 @@ from server.schemas.completions import CompletionLogprobs
 from server.schemas.generation import PromptLogprobs
 
 MIN_LOGPROB = -9999.0
-"""Stands for log 0: JSON has no infinity."""
+"""Replaces log 0: JSON has no infinity."""
 
 
 def completion_logprobs(
@@ -19,7 +19,7 @@ def completion_logprobs(
     text_offsets: Sequence[int],
     num_alternatives: int,
 ) -> CompletionLogprobs:
-    """The arrays of `/v1/completions`, with null for the first token of a prompt, which has no score."""
+    """Return the arrays of `/v1/completions`, with null for tokens without a score."""
     scores = list(scores)
     return {
         "tokens": [vocabulary.name(token_id) for token_id in token_ids],
@@ -33,7 +33,7 @@ def completion_logprobs(
 
 
 def alternatives(vocabulary: TokenBytes, token_id: int, score: Score, num_alternatives: int) -> dict[str, float]:
-    """The most probable tokens and the token itself, by name, the best first."""
+    """Return the most probable tokens and the token itself, by name, in descending order."""
     by_id = dict(score.top[:num_alternatives])
     by_id.setdefault(token_id, score.logprob)
     best: dict[str, float] = {}
@@ -45,11 +45,11 @@ def alternatives(vocabulary: TokenBytes, token_id: int, score: Score, num_altern
 def prompt_logprobs(
     vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score], num_alternatives: int
 ) -> PromptLogprobs:
-    """As vLLM returns them: the most probable tokens and the prompt's own, by id, the best first."""
+    """Return vLLM's `prompt_logprobs`: for each token the most probable tokens and the token itself, by id."""
     entries: PromptLogprobs = [None]
     for own_id, score in zip(token_ids[1:], scores, strict=True):
         ranks = {token_id: rank for rank, (token_id, _) in enumerate(score.top, start=1)}
-        given = dict([*score.top[:num_alternatives], (own_id, score.logprob)])
+        logprobs = dict([*score.top[:num_alternatives], (own_id, score.logprob)])
         entries.append(
             {
                 str(token_id): {
@@ -57,7 +57,7 @@ def prompt_logprobs(
                     "rank": ranks.get(token_id),
                     "decoded_token": vocabulary.name(token_id),
                 }
-                for token_id, logprob in given.items()
+                for token_id, logprob in logprobs.items()
             }
         )
     return entries
@@ -66,7 +66,7 @@ def prompt_logprobs(
 def chat_logprobs(
     vocabulary: TokenBytes, token_ids: Sequence[int], scores: Iterable[Score | None], num_alternatives: int
 ) -> ChatLogprobs:
-    """The entries of `/v1/chat/completions`, each with `num_alternatives`."""
+    """Return the entries of `/v1/chat/completions`, each with `num_alternatives`."""
     scored = [(token_id, score) for token_id, score in zip(token_ids, scores, strict=True) if score]
     entries: list[TokenLogprob] = [
         {

@@ -1,4 +1,4 @@
-"""The bodies of `/v1/responses`, whole or as typed events, from the deltas of one request."""
+"""Writes the responses of `/v1/responses`, whole or as typed events."""
 
 import time
 import uuid
@@ -20,7 +20,7 @@ NO_LOGPROBS: dict[TextKind, dict[str, Any]] = {"message": {"logprobs": []}, "rea
 
 
 class ResponseWriter(Writer):
-    """A delta makes any number of typed events. `keep` is called with the finished response."""
+    """Writes one response. Calls `keep` with the finished response."""
 
     def __init__(
         self,
@@ -48,7 +48,6 @@ class ResponseWriter(Writer):
         return [self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress")]
 
     def _events(self, delta: Delta) -> list[bytes]:
-        """The last delta ends the response."""
         return list(self._each_event(delta))
 
     def _each_event(self, delta: Delta) -> Iterator[bytes]:
@@ -120,7 +119,7 @@ class ResponseWriter(Writer):
         }
 
     def _num_reasoning_tokens(self) -> int:
-        """Number of tokens before the answer's text."""
+        """Return the number of tokens before the answer's content."""
         num_characters = self._reader.reasoning.num_characters
         return sum(offset < num_characters for offset in self._gained.text_offsets)
 
@@ -179,7 +178,7 @@ def new_part(kind: TextKind) -> OutputPart:
 
 
 def new_response(asked: ResponseRequest, response_id: str, model: str) -> Response:
-    """The response before its first token."""
+    """Return the response before its first token."""
     return {
         "id": response_id,
         "object": "response",

@@ -1,4 +1,4 @@
-"""Writes the deltas of one request as JSON: whole, or event by event, with the exits of its tokens."""
+"""The base class of the writers, which turn the deltas of one request into JSON."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,7 +13,7 @@ from server.telemetry.metrics import EndReason
 
 
 class Writer(ABC):
-    """What all endpoints share: the source of a stream's events, and counts over all choices."""
+    """Writes a response whole or as events. Counts tokens and exits over all choices."""
 
     def __init__(self, service: Service, request: GenerationRequest, generation: Generation) -> None:
         self.generation = generation
@@ -34,7 +34,7 @@ class Writer(ABC):
         return self.generation.is_over
 
     def take(self) -> list[bytes]:
-        """Events for what arrived since the last call; the first and the last of the stream come with them."""
+        """Return the events for all deltas since the last call, including the opening and closing events."""
         deltas = self.generation.take()
         if not deltas:
             return []
@@ -46,29 +46,28 @@ class Writer(ABC):
         return [*events, *self._closing(), DONE] if self.generation.is_over else events
 
     def note_ends(self, deltas: Sequence[Delta]) -> None:
-        """Count the choices that these deltas have ended, after they were written."""
+        """Record the choices that end with these deltas. Call it after writing the deltas."""
         for delta in deltas:
             if reason := self._finish_reason(delta):
                 self.generation.choices[delta.index].ended(reason)
 
     def _finish_reason(self, delta: Delta) -> EndReason | None:
-        """Exit metadata of a delta."""
         return delta.finish_reason
 
     @abstractmethod
     def whole(self, gained: Sequence[Delta]) -> bytes:
-        """The whole response, from each choice's complete delta."""
+        """Return the whole response from one complete delta for each choice."""
 
     @abstractmethod
     def _events(self, delta: Delta) -> list[bytes]:
-        """The events of a stream for one delta."""
+        """Return the events for one delta."""
 
     def _opening(self) -> list[bytes]:
-        """Events before the first delta."""
+        """Return the events before the first delta."""
         return []
 
     def _closing(self) -> list[bytes]:
-        """Events after the last delta."""
+        """Return the events after the last delta."""
         return []
 
     def _count(self, delta: Delta) -> None:
@@ -95,7 +94,7 @@ class Writer(ABC):
         return {"exit_counts": counts, "mean_depth": layers_run / (max(1, sum(counts)) * self._num_layers)}
 
     def _usage(self) -> Usage:
-        """Each prompt counts once, however many choices it has; tokens of choices that are not returned count too."""
+        """Count each prompt once, and the tokens of all choices, returned or not."""
         leaders = self.generation.choices[:: self._num_choices]
         num_prompt, num_generated = sum(len(choice.prompt.token_ids) for choice in leaders), self._num_generated
         return {

@@ -1,3 +1,5 @@
+"""Limits on sizes and counts, and unusual but valid HTTP."""
+
 import asyncio
 import json
 from typing import Any
@@ -32,7 +34,7 @@ def error_of(answer: Answer) -> dict[str, str | None]:
     return answer.json()["error"]
 
 
-async def test_a_list_of_1024_prompts_is_answered_in_its_order(server: LiveServer) -> None:
+async def test_a_list_of_1024_prompts_is_answered_in_order(server: LiveServer) -> None:
     prompts = [f"{number:x}" for number in range(1024)]
     together = await asked(server.url, asking(max_tokens=2, prompt=prompts))
     assert len(together.spoken()) == 1024
@@ -44,7 +46,7 @@ async def test_a_list_of_1024_prompts_is_answered_in_its_order(server: LiveServe
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_as_many_choices_as_allowed_are_given_and_no_more(server: LiveServer, path: str) -> None:
+async def test_the_maximum_number_of_choices_is_allowed_and_no_more(server: LiveServer, path: str) -> None:
     answer = await asked(server.url, asking(path, max_tokens=2, n=128))
     assert sorted(answer.spoken()) == list(range(128))
     refused = await asked(server.url, asking(path, max_tokens=2, n=129))
@@ -59,14 +61,14 @@ async def test_the_context_can_be_filled_to_its_last_token(byte_model: LoadedMod
         assert (refused.status, error_of(refused)["code"]) == (400, "context_length_exceeded")
 
 
-async def test_a_request_may_ask_for_as_many_tokens_as_allowed(byte_model: LoadedModel) -> None:
+async def test_the_maximum_number_of_new_tokens_is_allowed_and_no_more(byte_model: LoadedModel) -> None:
     with live_server(byte_model, max_new_tokens=24) as server:
         assert (await asked(server.url, asking(prompt=["a", "b"], n=3, max_tokens=4))).status == 200
         refused = await asked(server.url, asking(prompt=["a", "b"], n=3, max_tokens=5))
         assert (refused.status, error_of(refused)["param"]) == (400, "max_tokens")
 
 
-async def test_alternatives_are_counted_over_all_tokens_that_are_scored(server: LiveServer) -> None:
+async def test_alternatives_are_limited_over_all_scored_tokens(server: LiveServer) -> None:
     scoring = {"prompt": [[5] * 1000] * 101, "max_tokens": 0, "echo": True, "logprobs": 20}
     refused = await asked(server.url, asking(**scoring))
     assert (refused.status, error_of(refused)["param"]) == (400, "logprobs")
@@ -74,7 +76,7 @@ async def test_alternatives_are_counted_over_all_tokens_that_are_scored(server: 
     assert (refused.status, error_of(refused)["param"]) == (400, "top_logprobs")
 
 
-async def test_a_text_that_no_context_could_hold_is_refused_before_it_is_tokenized(byte_model: LoadedModel) -> None:
+async def test_a_text_too_long_for_the_context_is_refused_without_tokenizing_it(byte_model: LoadedModel) -> None:
     with live_server(byte_model, context=100) as server:
         for path, name in zip(PATHS, ("prompt", "messages"), strict=True):
             text = "a" * 100_000
@@ -87,7 +89,7 @@ async def test_a_text_that_no_context_could_hold_is_refused_before_it_is_tokeniz
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_a_body_may_be_as_long_as_allowed_and_not_a_byte_longer(
+async def test_the_maximum_body_size_is_allowed_and_not_a_byte_more(
     server: LiveServer, path: str, is_chunked: bool
 ) -> None:
     body = json.dumps({"model": NAME, **STARTS[path], "max_tokens": 2}).encode().ljust(MAX_BODY_BYTES)
@@ -97,7 +99,7 @@ async def test_a_body_may_be_as_long_as_allowed_and_not_a_byte_longer(
     assert refused.headers["connection"] == "close"
 
 
-async def test_a_body_without_end_is_refused_as_soon_as_it_is_too_long(server: LiveServer) -> None:
+async def test_an_endless_body_is_refused_once_it_is_too_long(server: LiveServer) -> None:
     piece = b"%x\r\n%b\r\n" % (100_000, b" " * 100_000)
     async with connected(server.url) as connection:
         await connection.send(request("/v1/completions", b"", is_chunked=True).removesuffix(b"0\r\n\r\n"))
@@ -107,7 +109,7 @@ async def test_a_body_without_end_is_refused_as_soon_as_it_is_too_long(server: L
 
 
 @pytest.mark.parametrize(("param", "fields"), HEAVY)
-async def test_a_large_body_with_something_wrong_is_refused_briefly(
+async def test_the_error_for_a_large_invalid_body_is_short(
     server: LiveServer, param: str, fields: dict[str, Any]
 ) -> None:
     answer = await asked(server.url, asking(**fields))
@@ -115,7 +117,7 @@ async def test_a_large_body_with_something_wrong_is_refused_briefly(
     assert len(answer.body) < 2_000
 
 
-async def test_what_is_no_http_is_refused_in_the_form_of_all_errors(server: LiveServer) -> None:
+async def test_malformed_http_has_the_same_error_format(server: LiveServer) -> None:
     for data in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
         b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
@@ -136,7 +138,7 @@ async def test_odd_targets_are_not_found(server: LiveServer, target: str) -> Non
 
 
 @pytest.mark.parametrize("protocol", ["websocket", "h2c"])
-async def test_no_other_protocol_is_offered_nor_logged(
+async def test_protocol_upgrades_are_refused_without_a_log_line(
     server: LiveServer, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     headers = {"connection": "upgrade", "upgrade": protocol, "sec-websocket-version": "13"}
@@ -146,7 +148,7 @@ async def test_no_other_protocol_is_offered_nor_logged(
     assert not caplog.records
 
 
-async def test_a_body_is_awaited_as_the_client_expects(server: LiveServer) -> None:
+async def test_expect_100_continue_is_answered(server: LiveServer) -> None:
     head, end, body = asking(max_tokens=2).replace(b"host:", b"expect: 100-continue\r\nhost:").partition(b"\r\n\r\n")
     async with connected(server.url) as connection:
         await connection.send(head + end)
@@ -156,14 +158,14 @@ async def test_a_body_is_awaited_as_the_client_expects(server: LiveServer) -> No
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_requests_sent_together_are_answered_in_turn(server: LiveServer, stream: bool) -> None:
+async def test_pipelined_requests_are_answered_in_order(server: LiveServer, stream: bool) -> None:
     sizes = [3, 1, 2]
     async with connected(server.url) as connection:
         await connection.send(b"".join(asking(max_tokens=size, stream=stream) for size in sizes))
         assert [len((await connection.answer()).spoken()[0]) for _ in sizes] == sizes
 
 
-async def test_more_requests_ahead_than_are_read_still_get_their_turn(server: LiveServer) -> None:
+async def test_more_pipelined_requests_than_the_read_buffer_are_answered(server: LiveServer) -> None:
     data = asking(max_tokens=2, user="x" * 90_000)
     async with connected(server.url) as connection:
         sending = asyncio.create_task(connection.send(data * 4))

@@ -1,3 +1,5 @@
+"""Tool calls: required, optional, streamed, and in the formats of chat templates."""
+
 import json
 from typing import Any
 
@@ -29,39 +31,33 @@ TOOLS = [tool("get_weather", description="The weather.", parameters=PARAMETERS, 
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
-def test_one_of_the_functions_is_called_where_a_call_is_required(server: LiveServer) -> None:
+def test_a_required_call_names_one_of_the_functions(server: LiveServer) -> None:
+    schemas: Json = {"get_weather": PARAMETERS, "stop": {"const": {}}}
     names = set()
     for seed in range(12):
-        choice = server.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed).json()[
-            "choices"
-        ][0]
-        [call] = choice["message"]["tool_calls"]
+        body = server.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed).json()
+        [call] = body["choices"][0]["message"]["tool_calls"]
         names.add(call["function"]["name"])
-        jsonschema.validate(
-            json.loads(call["function"]["arguments"]),
-            PARAMETERS if call["function"]["name"] == "get_weather" else {"const": {}},
-        )
-    assert names == {"get_weather", "stop"}
+        jsonschema.validate(json.loads(call["function"]["arguments"]), schemas[call["function"]["name"]])
+    assert names == schemas.keys()
 
 
-def test_a_call_that_is_cut_says_so(server: LiveServer) -> None:
+def test_a_truncated_call_ends_with_length(server: LiveServer) -> None:
     choice = server.chat(tools=TOOLS, tool_choice=NAMED, max_tokens=45).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
     early = server.chat(tools=TOOLS, tool_choice=NAMED, max_tokens=12).json()["choices"][0]
-    assert (early["finish_reason"], early["message"]) == (
-        "length",
-        {"role": "assistant", "content": None, "refusal": None},
-    )
+    assert early["finish_reason"] == "length"
+    assert early["message"] == {"role": "assistant", "content": None, "refusal": None}
 
 
-def test_equal_tools_are_one(server: LiveServer) -> None:
+def test_duplicate_tools_are_merged(server: LiveServer) -> None:
     asked = {"max_tokens": 1, "return_token_ids": True}
     once, twice = (server.chat(tools=tools, **asked).json() for tools in (TOOLS, TOOLS * 2))
     assert once["prompt_token_ids"] == twice["prompt_token_ids"]
 
 
-def test_tools_that_may_not_be_called_change_nothing(server: LiveServer) -> None:
+def test_tool_choice_none_hides_the_tools(server: LiveServer) -> None:
     plain = server.chat(max_tokens=9, return_token_ids=True).json()
     unused = server.chat(max_tokens=9, return_token_ids=True, tools=TOOLS, tool_choice="none").json()
     assert unused["choices"][0]["message"] == plain["choices"][0]["message"]
@@ -69,7 +65,7 @@ def test_tools_that_may_not_be_called_change_nothing(server: LiveServer) -> None
     assert server.chat(max_tokens=1, tools=[]).status_code == 200
 
 
-def test_the_model_is_told_of_tools_calls_and_their_results() -> None:
+def test_the_template_receives_tools_calls_and_results() -> None:
     model = load_byte_model()
     model.tokenizer.chat_template = (
         "{{ tools[0].function.name }}{% for m in messages %}|{{ m.role }} {{ m.content }}"
@@ -93,16 +89,23 @@ def streamed(server: LiveServer, **body: Any) -> list[Json]:
     return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
 
 
-def test_a_stream_begins_a_call_with_its_name_and_goes_on_with_arguments(server: LiveServer) -> None:
+def streamed_calls(chunks: list[Json]) -> list[Json]:
+    """Return the pieces of calls in streamed choices."""
+    return [call["function"] for chunk in chunks for call in chunk["delta"].get("tool_calls", [])]
+
+
+def joined(pieces: list[Json], name: str) -> str:
+    return "".join(piece.get(name, "") for piece in pieces)
+
+
+def test_a_streamed_call_starts_with_its_name(server: LiveServer) -> None:
     first, *choices = streamed(server, tools=TOOLS, tool_choice=NAMED)
     assert first["delta"] == {"role": "assistant", "content": None}
-    deltas = [choice["delta"]["tool_calls"][0] for choice in choices if "tool_calls" in choice["delta"]]
-    assert deltas[0]["index"] == 0
-    assert deltas[0]["id"].startswith("call_")
-    assert (deltas[0]["type"], deltas[0]["function"]) == ("function", {"name": "get_weather", "arguments": ""})
-    assert all(
-        delta.keys() == {"index", "function"} and delta["function"].keys() == {"arguments"} for delta in deltas[1:]
-    )
+    begun, *rest = [choice["delta"]["tool_calls"][0] for choice in choices if "tool_calls" in choice["delta"]]
+    assert begun.pop("id").startswith("call_")
+    assert begun == {"index": 0, "type": "function", "function": {"name": "get_weather", "arguments": ""}}
+    assert all(delta.keys() == {"index", "function"} for delta in rest)
+    assert all(delta["function"].keys() == {"arguments"} for delta in rest)
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
 
 
@@ -121,10 +124,9 @@ def test_joined_chunks_equal_the_whole(
     chunks = streamed(server, **asked)
     for choice in whole:
         mine = [chunk for chunk in chunks if chunk["index"] == choice["index"]]
-        pieces = [call["function"] for chunk in mine for call in chunk["delta"].get("tool_calls", [])]
         calls = [call["function"] for call in choice["message"].get("tool_calls", [])]
-        assert "".join(piece.get("name", "") for piece in pieces) == "".join(call["name"] for call in calls)
-        assert "".join(piece["arguments"] for piece in pieces) == "".join(call["arguments"] for call in calls)
+        for name in ("name", "arguments"):
+            assert joined(streamed_calls(mine), name) == joined(calls, name)
         assert mine[-1]["finish_reason"] == choice["finish_reason"]
 
 
@@ -135,7 +137,7 @@ STOP = '{"name": "stop", "arguments": {}}'
 
 @pytest.mark.parametrize("tool_choice", [{}, {"tool_choice": "auto"}])
 @pytest.mark.parametrize("text", ["It rains.", '{"name": not a call', "", " {"])
-def test_an_answer_may_be_text_where_the_model_chooses(server: LiveServer, text: str, tool_choice: Json) -> None:
+def test_an_answer_may_be_text_under_auto(server: LiveServer, text: str, tool_choice: Json) -> None:
     with answering(server.app, text, text):
         whole = server.chat(tools=TOOLS, **tool_choice).json()["choices"][0]
         chunks = streamed(server, tools=TOOLS, **tool_choice)
@@ -152,16 +154,16 @@ def test_an_answer_may_be_text_where_the_model_chooses(server: LiveServer, text:
         (f"\n {STOP}", ["stop"]),
     ],
 )
-def test_what_begins_as_a_call_is_one_and_there_may_be_several(server: LiveServer, text: str, names: list[str]) -> None:
+def test_one_or_more_calls_are_returned_whole_and_streamed(server: LiveServer, text: str, names: list[str]) -> None:
     client = server.client()
     asked: Json = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "tools": TOOLS}
     with answering(server.app, text, text):
         choice = client.chat.completions.create(**asked).choices[0]
         with client.chat.completions.stream(**asked) as stream:
-            joined = stream.until_done().get_final_completion().choices[0]
-    for told in (choice, joined):
-        assert (told.finish_reason, told.message.content or None) == ("tool_calls", None)
-        calls = [call.function for call in told.message.tool_calls or []]
+            streamed_choice = stream.until_done().get_final_completion().choices[0]
+    for answer in (choice, streamed_choice):
+        assert (answer.finish_reason, answer.message.content or None) == ("tool_calls", None)
+        calls = [call.function for call in answer.message.tool_calls or []]
         assert [call.name for call in calls] == names
         assert [json.loads(call.arguments) for call in calls] == [
             {"place": "Köln", "when": "now"} if name == "get_weather" else {} for name in names
@@ -170,35 +172,34 @@ def test_what_begins_as_a_call_is_one_and_there_may_be_several(server: LiveServe
 
 
 @pytest.mark.parametrize("broken", ['{"name": "get_weather", "arguments": {"place":"Rome"', '{"name": "g"'])
-def test_what_begins_as_a_call_cannot_go_on_as_anything_else(server: LiveServer, broken: str) -> None:
+def test_an_answer_that_starts_like_a_call_must_be_one(server: LiveServer, broken: str) -> None:
     with answering(server.app, broken):
         response = server.chat(tools=TOOLS)
-    assert response.json()["error"]["code"] == "no_token_allowed", "nothing of the script is allowed any more"
+    assert response.json()["error"]["code"] == "no_token_allowed", "the grammar allows none of the script's next tokens"
 
 
 @pytest.mark.parametrize("before", ["", "I look. "])
-def test_nor_where_a_tag_opens_it(before: str) -> None:
+def test_an_answer_with_an_opening_tag_must_be_a_call(before: str) -> None:
     model = load_byte_model()
     model.tokenizer.chat_template = "{# <tool_call> #}{{ messages[0].content }}"
     with live_server(model) as server, answering(server.app, f'{before}<tool_call>\n{{"name": "other'):
         assert server.chat(tools=TOOLS).json()["error"]["code"] == "no_token_allowed"
 
 
-def test_one_call_is_made_where_several_are_not_allowed(server: LiveServer) -> None:
+def test_parallel_tool_calls_false_allows_one_call(server: LiveServer) -> None:
     with answering(server.app, f"{CALL}\n{CALL}"):
         choice = server.chat(tools=TOOLS, parallel_tool_calls=False).json()["choices"][0]
     assert len(choice["message"]["tool_calls"]) == 1
 
 
 @pytest.mark.usefixtures("one_by_one")
-def test_arguments_are_streamed_as_they_grow(server: LiveServer) -> None:
+def test_arguments_are_streamed_incrementally(server: LiveServer) -> None:
     with answering(server.app, CALL):
         chunks = streamed(server, tools=TOOLS)
-    pieces = [call["function"]["arguments"] for chunk in chunks for call in chunk["delta"].get("tool_calls", [])]
-    assert len([piece for piece in pieces if piece]) > 10
+    assert len([piece for piece in streamed_calls(chunks) if piece["arguments"]]) > 10
 
 
-def test_with_a_schema_an_answer_is_a_call_or_what_the_schema_says(server: LiveServer) -> None:
+def test_with_a_response_format_an_answer_is_a_call_or_matches_the_schema(server: LiveServer) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
     with answering(server.app, '{"name":"Ada"}', STOP):
@@ -231,7 +232,7 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("family", list(TEMPLATES))
-def test_calls_are_written_as_the_models_template_has_them(family: str) -> None:
+def test_calls_in_the_format_of_the_chat_template_are_parsed(family: str) -> None:
     sign, text, content = TEMPLATES[family]
     model = load_byte_model()
     model.tokenizer.chat_template = f"{{# {sign} #}}{{{{ messages[0].content }}}}"
@@ -262,7 +263,7 @@ INVALID: list[tuple[str, Json]] = [
 
 
 @pytest.mark.parametrize(("param", "fields"), INVALID)
-def test_what_is_wrong_is_refused_with_the_name_of_its_field(server: LiveServer, param: str, fields: Json) -> None:
+def test_an_invalid_tool_field_is_refused_with_its_name(server: LiveServer, param: str, fields: Json) -> None:
     response = server.chat(**fields)
     assert response.status_code == 400
     assert error_of(response)["param"] == param

@@ -1,4 +1,4 @@
-"""Grammars against the libraries that say what they mean: jsonschema, re, and plain comparison."""
+"""Grammars accept the same texts as jsonschema, `re` and string comparison."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def compiled(grammar: Grammar, name: str = "bytes") -> Constraint:
 
 
 def refusal(grammar: Grammar) -> str:
-    """Why it cannot be had."""
+    """Return the message with which the grammar is refused."""
     with pytest.raises(InvalidField) as refused:
         compiled(grammar)
     assert refused.value.param == "the_field"
@@ -55,22 +55,22 @@ def refusal(grammar: Grammar) -> str:
     return refused.value.message
 
 
-def may_be(constraint: Constraint, token_id: int) -> bool:
+def allows(constraint: Constraint, token_id: int) -> bool:
     return constraint.allowed()[token_id // 8] >> token_id % 8 & 1 == 1
 
 
 def is_answer(grammar: Grammar, text: str) -> bool:
-    """Whether the text, byte by byte, may be a whole answer."""
-    return takes(compiled(grammar), text)
+    """Return whether the grammar accepts the text, byte by byte."""
+    return accepts(compiled(grammar), text)
 
 
-def takes(prototype: Constraint, text: str) -> bool:
+def accepts(prototype: Constraint, text: str) -> bool:
     constraint = prototype.fork()
     for token_id in token_ids(text):
-        if constraint.is_over or not may_be(constraint, token_id):
+        if constraint.is_over or not allows(constraint, token_id):
             return False
         constraint.advance(token_id)
-    return constraint.is_over or may_be(constraint, 0)
+    return constraint.is_over or allows(constraint, 0)
 
 
 def validator(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
@@ -84,13 +84,12 @@ def compact(value: Any) -> str:
 
 
 def generated(name: str, grammar: Grammar, *, seeds: int = 1, **params: Any) -> Iterator[tuple[str, str | None]]:
-    """Texts a model writes, with their finish reasons; it likes to close what it has opened."""
+    """Generate texts and their finish reasons. A bias towards closing brackets lets most texts end."""
     model, engine, constraints = loaded(name)
     closers = {id_: 4.0 for id_ in range(1, len(model.tokenizer)) if constraints.token_bytes(id_) in CLOSERS}
-    wish = {"max_tokens": 150, "logit_bias": closers, "n": seeds, "seed": 0, **params}
-    for completion in engine.generate(
-        [[1]], SamplingParams(constraint=constraints.compile("f", grammar).constraint, **wish)
-    ):
+    params = {"max_tokens": 150, "logit_bias": closers, "n": seeds, "seed": 0, **params}
+    constraint = constraints.compile("f", grammar).constraint
+    for completion in engine.generate([[1]], SamplingParams(constraint=constraint, **params)):
         yield text_of(completion, constraints), completion.finish_reason
 
 
@@ -98,16 +97,14 @@ CLOSERS = {b'"', b"]", b"}", b",", b":", b'":', b'",', b'"}', b"]}"}
 
 
 def text_of(completion: Completion, constraints: Constraints) -> str:
-    """The answer's text; a character that the end has cut is left out."""
+    """Decode the answer without an incomplete last character."""
     without_end = completion.token_ids[:-1] if completion.token_ids[-1] == 0 else completion.token_ids
     return b"".join(map(constraints.token_bytes, without_end)).decode(errors="ignore")
 
 
 @settings(max_examples=settings().max_examples // 4)
 @given(schemas, st.sampled_from(["exits", "exits", "mixture"]), st.sampled_from([0.0, 1.0, 1.5]))
-def test_what_a_model_writes_under_a_schema_is_json_that_the_schema_describes(
-    schema: dict[str, Any], sampling: str, temperature: float
-) -> None:
+def test_generated_json_is_valid_under_its_schema(schema: dict[str, Any], sampling: str, temperature: float) -> None:
     for text, reason in generated("bytes", JsonSchema(schema), seeds=3, sampling=sampling, temperature=temperature):
         event(f"finish reason: {reason}")
         if reason == "stop":
@@ -115,13 +112,13 @@ def test_what_a_model_writes_under_a_schema_is_json_that_the_schema_describes(
 
 
 @given(schemas, st.data())
-def test_compact_json_is_an_answer_just_if_the_schema_describes_it(schema: dict[str, Any], data: st.DataObject) -> None:
+def test_compact_json_is_accepted_if_and_only_if_it_is_valid(schema: dict[str, Any], data: st.DataObject) -> None:
     value = data.draw(instances(schema))
     assert is_answer(JsonSchema(schema), compact(value)) == validator(closed(schema)).is_valid(value)
 
 
 def instances(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that often are what a schema describes; properties in its order."""
+    """Draw values that are often valid, with properties in the schema's order."""
     kind = schema.get("type")
     if "anyOf" in schema:
         return st.one_of([instances(member) for member in schema["anyOf"]])
@@ -147,7 +144,7 @@ SCALARS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def test_json_is_written_without_whitespace_whatever_the_schema_asks() -> None:
+def test_json_has_no_whitespace_whatever_the_schema_says() -> None:
     flexible = JsonSchema({"type": "object", "x-guidance": {"whitespace_flexible": True}})
     for grammar in (ANY_OBJECT, flexible):
         assert is_answer(grammar, '{"a":[1,{"b":" "}]}')
@@ -156,40 +153,40 @@ def test_json_is_written_without_whitespace_whatever_the_schema_asks() -> None:
         assert not is_answer(grammar, "[]")
 
 
-def test_an_answer_is_over_with_its_last_bracket_and_may_end_where_a_number_could_go_on() -> None:
+def test_an_answer_is_over_after_its_last_bracket_and_may_end_after_any_digit() -> None:
     constraint = compiled(ANY_OBJECT)
     for token_id in token_ids("{}"):
         constraint.advance(token_id)
     assert constraint.is_over
     number = compiled(JsonSchema({"type": "integer"}))
-    assert not may_be(number, 0)
+    assert not allows(number, 0)
     number.advance(token_ids("7")[0])
     assert not number.is_over
-    assert may_be(number, 0)
-    assert may_be(number, token_ids("7")[0])
+    assert allows(number, 0)
+    assert allows(number, token_ids("7")[0])
     number.advance(0)
     assert number.is_over
 
 
-def test_a_fork_goes_its_own_way() -> None:
+def test_a_fork_advances_independently() -> None:
     first = compiled(OneOf(["ab", "cd"]))
     second = first.fork()
     first.advance(token_ids("a")[0])
-    assert may_be(first, token_ids("b")[0])
-    assert may_be(second, token_ids("c")[0])
-    assert not may_be(second, token_ids("b")[0])
+    assert allows(first, token_ids("b")[0])
+    assert allows(second, token_ids("c")[0])
+    assert not allows(second, token_ids("b")[0])
 
 
-def test_a_token_that_is_not_allowed_is_refused_and_said_without_quoting_the_text() -> None:
+def test_a_disallowed_token_raises_an_error_that_does_not_quote_the_text() -> None:
     constraint = compiled(OneOf(["secret"]))
     constraint.advance(token_ids("x")[0])
-    with pytest.raises(RuntimeError, match=r"^the grammar cannot be followed further$"):
+    with pytest.raises(RuntimeError, match=r"^the grammar does not allow a token that was sampled$"):
         constraint.allowed()
 
 
-def test_a_limit_that_is_reached_while_matching_is_told_as_such() -> None:
+def test_a_limit_exceeded_while_matching_raises_too_costly() -> None:
     constraint = compiled(Regex("(.{0,500}){20}"))
-    with pytest.raises(TooCostly, match=r"cannot be followed further|costs too much"):
+    with pytest.raises(TooCostly, match=r"the grammar exceeded its \w+"):
         [(constraint.allowed(), constraint.advance(token_id)) for token_id in token_ids("abc" * 100)]
 
 
@@ -208,16 +205,16 @@ PATTERNS = [
 
 
 @given(st.sampled_from(PATTERNS), st.data())
-def test_a_regex_is_matched_as_a_whole(pattern: str, data: st.DataObject) -> None:
+def test_a_regex_matches_the_whole_answer(pattern: str, data: st.DataObject) -> None:
     text = data.draw(st.from_regex(pattern, fullmatch=True, alphabet=st.characters(max_codepoint=0xFF)) | st.text())
     assert is_answer(Regex(pattern), text) == bool(re.fullmatch(pattern, text))
 
 
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=5), st.text(max_size=5))
-def test_a_choice_is_one_of_its_texts_to_the_letter(options: list[str], other: str) -> None:
+def test_a_choice_accepts_exactly_its_texts(options: list[str], other: str) -> None:
     constraint = compiled(OneOf(options))
     for text in [*options, other, options[0] + other, options[0][:-1]]:
-        assert takes(constraint, text) == (text in options)
+        assert accepts(constraint, text) == (text in options)
 
 
 FUNCTIONS: dict[str, dict[str, Any] | None] = {
@@ -256,7 +253,7 @@ def call(name: str, arguments: str) -> str:
         ("f3", "{}", False),
     ],
 )
-def test_a_tool_call_names_a_function_and_gives_it_arguments_of_its_schema(
+def test_a_tool_call_names_a_function_and_its_arguments_match_the_schema(
     name: str, arguments: str, is_valid: bool
 ) -> None:
     assert is_answer(calls_of(FUNCTIONS), call(name, arguments)) == is_valid
@@ -267,7 +264,7 @@ def test_a_tool_call_names_a_function_and_gives_it_arguments_of_its_schema(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_call_the_function_they_are_told_to(name: str) -> None:
+def test_models_call_the_required_function(name: str) -> None:
     answers = list(generated(name, calls_of({"get_weather": FUNCTIONS["get_weather"]}), seeds=5))
     called = [json.loads(text) for text, reason in answers if reason == "stop"]
     assert called
@@ -277,64 +274,61 @@ def test_models_call_the_function_they_are_told_to(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSED_SCHEMAS)
-def test_a_schema_that_cannot_be_had_is_refused_as_response_and_as_parameters(kind: str) -> None:
+def test_unusable_schemas_are_refused_as_response_and_as_parameters(kind: str) -> None:
     assert refusal(JsonSchema(REFUSED_SCHEMAS[kind]))
     assert refusal(ToolCalls({"f": Signature(REFUSED_SCHEMAS[kind], is_strict=True)}))
 
 
-def test_a_schema_that_could_not_be_followed_behind_its_first_bracket_is_refused() -> None:
+def test_a_schema_whose_second_mask_is_too_complex_is_refused() -> None:
     assert "too complex" in refusal(JsonSchema({"allOf": [either(i) for i in range(8)]}))
 
 
-@pytest.mark.parametrize("number", range(len(REFUSED_PATTERNS)))
-def test_a_regex_that_cannot_be_had_is_refused(number: int) -> None:
-    assert refusal(Regex(REFUSED_PATTERNS[number]))
+REFUSED_CHOICES: list[list[str]] = [[], [""], ["a", ""], ["\ud800"], ["a" * 100_001]]
 
 
-@pytest.mark.parametrize("options", [[], [""], ["a", ""], ["\ud800"], ["a" * 100_001]])
-def test_a_choice_that_cannot_be_had_is_refused(options: list[str]) -> None:
-    assert refusal(OneOf(options))
+@pytest.mark.parametrize("grammar", [*map(Regex, REFUSED_PATTERNS), *map(OneOf, REFUSED_CHOICES)])
+def test_unusable_patterns_and_choices_are_refused(grammar: Grammar) -> None:
+    assert refusal(grammar)
 
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"', "ä", "a" * 65, "a\n"])
-def test_a_function_is_named_in_letters_that_need_no_escape(name: str) -> None:
+def test_function_names_that_need_an_escape_are_refused(name: str) -> None:
     assert "function's name" in refusal(calls_of({name: None}))
 
 
 def test_parameters_must_be_an_object() -> None:
-    assert all("must be an object" in refusal(calls_of({"f": {"type": t}})) for t in ("string", ["object", "null"]))
-    assert refusal(calls_of({}))
+    for kind in ("string", ["object", "null"]):
+        assert "must have type object" in refusal(calls_of({"f": {"type": kind}}))
 
 
-def test_reasons_say_what_is_wrong_and_where_it_is() -> None:
+def test_refusals_name_the_field_and_the_reason() -> None:
     assert refusal(Regex("(a")) == "the_field: unclosed group"
     assert refusal(JsonSchema({"type": "strin"})) == "the_field: Invalid type: strin"
     assert refusal(JsonSchema({"$ref": "#"})) == "the_field: no text satisfies it"
+    assert refusal(calls_of({})) == "the_field: must be a non-empty list of functions"
 
 
 @pytest.mark.parametrize("grammar", [*map(JsonSchema, COSTLY_SCHEMAS.values()), *map(Regex, COSTLY_PATTERNS)])
-def test_what_is_costly_is_compiled_and_followed_all_the_same(grammar: Grammar) -> None:
+def test_costly_grammars_within_the_limits_still_generate(grammar: Grammar) -> None:
     for text, _ in generated("embedded", grammar, max_tokens=20, logit_bias={}):
         assert isinstance(text, str)
 
 
-def test_bytes_of_tokens_are_what_they_add_to_a_text() -> None:
+def test_token_bytes_of_a_byte_tokenizer() -> None:
     _, _, constraints = loaded("bytes")
     assert [constraints.token_bytes(1 + byte) for byte in range(256)] == [bytes([byte]) for byte in range(256)]
     assert constraints.token_bytes(0) == END_OF_TEXT.encode()
     assert constraints.token_bytes(257) == b""
 
 
-def test_bytes_of_embedded_tokens_join_to_the_text_they_came_from() -> None:
+def test_token_bytes_of_the_embedded_model_join_to_the_text() -> None:
     model, _, constraints = loaded("embedded")
     for text in ("Once upon a time, Zoë said: 中 🦊\n", "  two  blanks"):
-        assert (
-            b"".join(map(constraints.token_bytes, model.tokenizer(text, add_special_tokens=False).input_ids))
-            == text.encode()
-        )
+        ids = model.tokenizer(text, add_special_tokens=False).input_ids
+        assert b"".join(map(constraints.token_bytes, ids)) == text.encode()
 
 
-def test_bytes_that_look_like_a_mark_are_told_as_they_are() -> None:
+def test_token_bytes_that_look_like_llguidances_marker_are_unchanged() -> None:
     pieces = [b"\xff", b"\xffabc", b"a\xff", b"\xff[12]", b"\xff\xff"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(pieces), eos_token=END_OF_TEXT)
     constraints = Constraints(tokenizer, {0})
@@ -342,7 +336,7 @@ def test_bytes_that_look_like_a_mark_are_told_as_they_are() -> None:
 
 
 def sentencepiece_tokenizer(*, has_bytes: bool) -> PreTrainedTokenizerFast:
-    """Words with ▁ for a blank, as Llama 2 has them."""
+    """Build a tokenizer like Llama 2's, with ▁ for a space."""
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)] if has_bytes else []
     vocabulary = ["</s>", *byte_tokens, "▁", "a", "▁a", "é", '{"', '":1}']
     model = models.BPE({token: number for number, token in enumerate(vocabulary)}, [], byte_fallback=has_bytes)
@@ -355,7 +349,7 @@ def sentencepiece_tokenizer(*, has_bytes: bool) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
 
 
-def test_blanks_and_bytes_of_a_tokenizer_with_byte_fallback_are_known() -> None:
+def test_a_tokenizer_with_byte_fallback_is_supported() -> None:
     tokenizer = sentencepiece_tokenizer(has_bytes=True)
     constraints = Constraints(tokenizer, {0})
     ids = tokenizer.convert_tokens_to_ids(["▁", "▁a", "a", "é", "<0x0A>", "<0xFF>"])
@@ -364,12 +358,12 @@ def test_blanks_and_bytes_of_a_tokenizer_with_byte_fallback_are_known() -> None:
     assert constraint is not None
     for token in ('{"', "▁a", "é", '":1}'):
         (number,) = tokenizer.convert_tokens_to_ids([token])
-        assert may_be(constraint, number)
+        assert allows(constraint, number)
         constraint.advance(number)
     assert constraint.is_over
 
 
-def test_a_tokenizer_that_is_not_made_of_bytes_has_texts_but_no_constraints() -> None:
+def test_a_tokenizer_without_bytes_has_token_texts_but_no_constraints() -> None:
     tokenizer = sentencepiece_tokenizer(has_bytes=False)
     constraints = Constraints(tokenizer, {0})
     assert constraints.token_bytes(tokenizer.convert_tokens_to_ids("é")) == "é".encode()
@@ -377,13 +371,13 @@ def test_a_tokenizer_that_is_not_made_of_bytes_has_texts_but_no_constraints() ->
         constraints.compile("f", ANY_OBJECT)
 
 
-def test_every_end_of_text_may_end_an_answer() -> None:
+def test_every_end_of_text_token_may_end_an_answer() -> None:
     model, _, _ = loaded("bytes")
     constraint = Constraints(model.tokenizer, {0, 5}).compile("f", JsonSchema({"type": "integer"})).constraint
     assert constraint is not None
     constraint.advance(token_ids("7")[0])
     for end in (0, 5):
-        assert may_be(constraint, end)
+        assert allows(constraint, end)
         ended = constraint.fork()
         ended.advance(end)
         assert ended.is_over

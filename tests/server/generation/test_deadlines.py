@@ -1,4 +1,4 @@
-"""A request may take so long and no longer, whatever it waits for."""
+"""A request past its deadline ends with `length`, or fails if it has not started."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ SECONDS = 1.5
 
 
 class SlowRunner(Runner):
-    """Takes its time over every Step, so that no machine finishes a long request early."""
+    """Delays every Step, so no machine finishes a long request before its deadline."""
 
     def run(self, step: Step) -> StepResult:
         time.sleep(0.03)
@@ -23,63 +23,65 @@ class SlowRunner(Runner):
 
 
 @pytest.fixture(scope="module")
-def hurried(byte_model: LoadedModel) -> Iterator[LiveServer]:
+def slow_server(byte_model: LoadedModel) -> Iterator[LiveServer]:
     with live_server(byte_model, max_sequences=1, request_seconds=SECONDS) as live:
         live.service.engine.runner.__class__ = SlowRunner
         yield live
 
 
-def test_what_runs_ends_with_length_and_what_it_has(hurried: LiveServer) -> None:
+def test_a_running_request_ends_with_length(slow_server: LiveServer) -> None:
     started = time.monotonic()
-    choice = hurried.complete(**LONG).json()["choices"][0]
+    choice = slow_server.complete(**LONG).json()["choices"][0]
     assert time.monotonic() - started >= SECONDS
     assert choice["finish_reason"] == "length"
     assert 0 < len(choice["nvium"]["token_ids"]) < LONG["max_tokens"]
-    wait_until(lambda: not hurried.service.engine.has_work)
+    wait_until(lambda: not slow_server.service.engine.has_work)
 
 
-def test_a_stream_ends_in_order(hurried: LiveServer) -> None:
+def test_a_stream_ends_with_length(slow_server: LiveServer) -> None:
     chunks = list(
-        hurried.client(strict=False).completions.create(model="default", prompt="Once", stream=True, extra_body=LONG)
+        slow_server.client(strict=False).completions.create(
+            model="default", prompt="Once", stream=True, extra_body=LONG
+        )
     )
     assert chunks[-1].choices[0].finish_reason == "length"
     assert sum(chunks[-1].nvium["exit_counts"]) == sum(len(chunk.choices[0].nvium["token_ids"]) for chunk in chunks)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_never_began_is_refused(hurried: LiveServer, stream: bool) -> None:
-    with hurried.http.stream(
+def test_a_request_that_has_not_started_is_refused(slow_server: LiveServer, stream: bool) -> None:
+    with slow_server.http.stream(
         "POST", "/v1/completions", json={"model": "default", "prompt": "a", "stream": True} | LONG
     ):
-        wait_until(lambda: hurried.service.worker.state.num_running == 1)
+        wait_until(lambda: slow_server.service.worker.state.num_running == 1)
         patient = SECONDS
-        hurried.service.settings = hurried.service.settings.model_copy(update={"request_seconds": 0.05})
-        response = hurried.complete(stream=stream)
-        hurried.service.settings = hurried.service.settings.model_copy(update={"request_seconds": patient})
+        slow_server.service.settings = slow_server.service.settings.model_copy(update={"request_seconds": 0.05})
+        response = slow_server.complete(stream=stream)
+        slow_server.service.settings = slow_server.service.settings.model_copy(update={"request_seconds": patient})
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "deadline_exceeded"
-    wait_until(lambda: hurried.service.admission.num_present == 0)
+    wait_until(lambda: slow_server.service.admission.num_present == 0)
 
 
-def test_choices_that_ended_in_time_keep_their_end(hurried: LiveServer) -> None:
-    body = hurried.complete(prompt=["a", "b"], **LONG).json()
+def test_a_prompt_that_has_not_started_ends_with_length(slow_server: LiveServer) -> None:
+    body = slow_server.complete(prompt=["a", "b"], **LONG).json()
     assert [choice["finish_reason"] for choice in body["choices"]] == ["length", "length"]
     assert body["choices"][1]["text"] == ""
 
 
-def test_the_best_of_several_can_be_told_though_some_never_began(byte_model: LoadedModel) -> None:
+def test_best_of_ignores_choices_that_have_not_started(byte_model: LoadedModel) -> None:
     with live_server(byte_model, max_sequences=1, request_seconds=2) as server:
         server.service.engine.runner.__class__ = SlowRunner
-        answer = server.complete(best_of=3, **LONG)
-    assert answer.status_code == 200, answer.text
-    [choice] = answer.json()["choices"]
+        response = server.complete(best_of=3, **LONG)
+    assert response.status_code == 200, response.text
+    [choice] = response.json()["choices"]
     assert choice["finish_reason"] == "length"
     assert choice["nvium"]["token_ids"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_scores_of_half_a_prompt_are_never_told_as_all(hurried: LiveServer, stream: bool) -> None:
-    asked = {"prompt": ["a" * 3000] * 30, "echo": True, "logprobs": 1, "max_tokens": 0, "stream": stream}
-    response = hurried.complete(**asked)
+def test_partial_prompt_scores_are_an_error(slow_server: LiveServer, stream: bool) -> None:
+    prompts = ["a" * 3000] * 30
+    response = slow_server.complete(prompt=prompts, echo=True, logprobs=1, max_tokens=0, stream=stream)
     assert "deadline_exceeded" in response.text
     assert stream or response.status_code == 503

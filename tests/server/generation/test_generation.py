@@ -1,3 +1,5 @@
+"""A request's choices: submission, failures, and the order of tokens and prompt scores."""
+
 from collections.abc import Sequence
 
 import pytest
@@ -24,7 +26,7 @@ from tests.server.live_server import LiveServer
 SCORES = (Score(-1.0), Score(-2.0))
 
 
-def test_a_request_that_cannot_be_submitted_leaves_nothing_behind(
+def test_a_request_that_cannot_be_submitted_releases_its_admission(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(self: EngineWorker, requests: Sequence[EngineRequest]) -> TokenStream:
@@ -38,7 +40,7 @@ def test_a_request_that_cannot_be_submitted_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("of_server", [(RequestRecord, "admitted"), (Service, "deadline"), (Choice, "__init__")])
-def test_what_was_submitted_is_cancelled_where_the_request_fails_afterwards(
+def test_a_failure_after_submission_cancels_the_sequences(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, of_server: tuple[type, str]
 ) -> None:
     submit, streams = EngineWorker.submit, list[TokenStream]()
@@ -60,9 +62,7 @@ def test_what_was_submitted_is_cancelled_where_the_request_fails_afterwards(
 
 
 @pytest.mark.parametrize("is_together", [True, False])
-async def test_every_choice_begins_with_the_scores_of_its_prompt_though_its_own_tokens_come_first(
-    is_together: bool,
-) -> None:
+async def test_every_choice_starts_with_its_prompts_scores_even_if_its_tokens_arrive_first(is_together: bool) -> None:
     record = RequestRecord(Metrics([1.0]), request_id="request", endpoint="completions")
     record.admitted(num_prompt_tokens=3)
     prompt, tokenizer = Prompt(token_ids("abc")), load_byte_model().tokenizer.backend_tokenizer

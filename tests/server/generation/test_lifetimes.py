@@ -1,3 +1,5 @@
+"""Sequences end with their connection, with a failed engine, or with the drain after SIGTERM."""
+
 import json
 import socket
 import threading
@@ -33,7 +35,7 @@ def test_a_closed_connection_frees_its_sequences_within_a_second(server: LiveSer
     assert server.gauge(aborted) == before_aborted + n
 
 
-def test_a_failure_in_a_stream_is_an_event_and_then_the_end(byte_model: LoadedModel) -> None:
+def test_a_failed_stream_ends_with_an_error_event_and_done(byte_model: LoadedModel) -> None:
     with (
         live_server(byte_model) as server,
         server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response,
@@ -50,21 +52,20 @@ def test_a_failure_in_a_stream_is_an_event_and_then_the_end(byte_model: LoadedMo
         assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "engine_stopped")
 
 
-def test_a_failure_of_a_whole_response_is_an_internal_error(byte_model: LoadedModel) -> None:
+def test_a_whole_response_fails_with_503_if_the_engine_stops(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server:
-        answers: list[httpx.Response] = []
-        request = threading.Thread(target=lambda: answers.append(server.http.post("/v1/completions", json=LONG)))
+        responses: list[httpx.Response] = []
+        request = threading.Thread(target=lambda: responses.append(server.http.post("/v1/completions", json=LONG)))
         request.start()
         wait_until(lambda: server.service.worker.state.num_running == 1)
         server.service.worker.stop()
         request.join()
-        assert answers[0].status_code == 503
-        assert answers[0].json()["error"]["code"] == "engine_stopped"
-        assert int(answers[0].headers["retry-after"]) > 0
+        assert (responses[0].status_code, responses[0].json()["error"]["code"]) == (503, "engine_stopped")
+        assert int(responses[0].headers["retry-after"]) > 0
 
 
 @pytest.mark.slow
-def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(model_folder: Path, tmp_path: Path) -> None:
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(model_folder: Path, tmp_path: Path) -> None:
     with server_process(model_folder, tmp_path) as server:
         http = server.http
         body = LONG | {"max_tokens": 300, "stream": True}
@@ -88,7 +89,7 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(model_folder
 
 
 @pytest.mark.slow
-def test_requests_that_outlast_the_drain_are_told_so(model_folder: Path, tmp_path: Path) -> None:
+def test_requests_that_outlast_the_drain_end_with_an_error(model_folder: Path, tmp_path: Path) -> None:
     with server_process(model_folder, tmp_path, drain_seconds=0.2) as server:
         with server.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
             lines = response.iter_lines()

@@ -1,3 +1,5 @@
+"""`response_format` and `structured_outputs` over HTTP."""
+
 import json
 import re
 from functools import partial
@@ -49,7 +51,7 @@ def response_format(schema: Any = None, **more: Any) -> Json:
         {"structured_outputs": {"json": json.dumps(SCHEMA)}},
     ],
 )
-def test_an_answer_obeys_its_schema(server: LiveServer, endpoint: str, seed: int, fields: Json) -> None:
+def test_an_answer_matches_its_schema(server: LiveServer, endpoint: str, seed: int, fields: Json) -> None:
     choices = ask(server, endpoint, max_tokens=200, seed=seed, n=2, **fields).json()["choices"]
     for choice in choices:
         if choice["finish_reason"] == "stop":
@@ -58,7 +60,7 @@ def test_an_answer_obeys_its_schema(server: LiveServer, endpoint: str, seed: int
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_a_json_object_is_one(server: LiveServer, endpoint: str) -> None:
+def test_json_object_generates_an_object(server: LiveServer, endpoint: str) -> None:
     bias = {str(ord("}") + 1): 8}
     for format_ in ({"type": "json_object"}, response_format()):
         choice = ask(server, endpoint, max_tokens=200, logit_bias=bias, response_format=format_).json()["choices"][0]
@@ -67,7 +69,7 @@ def test_a_json_object_is_one(server: LiveServer, endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_an_answer_matches_its_expression_or_is_one_of_the_choices(server: LiveServer, endpoint: str) -> None:
+def test_an_answer_matches_its_regex_or_is_one_of_the_choices(server: LiveServer, endpoint: str) -> None:
     for seed in range(5):
         asked = {"max_tokens": 50, "seed": seed}
         matched = ask(server, endpoint, structured_outputs={"regex": "[a-f]{3}(é|日本)"}, **asked).json()["choices"][0]
@@ -77,30 +79,27 @@ def test_an_answer_matches_its_expression_or_is_one_of_the_choices(server: LiveS
         assert {matched["finish_reason"], chosen["finish_reason"]} == {"stop"}
 
 
-def test_neither_ignored_ends_nor_the_templates_own_stop_strings_reach_into_a_form(server: LiveServer) -> None:
+def test_a_form_ignores_ignore_eos_and_the_templates_stop_strings(server: LiveServer) -> None:
     form = {"structured_outputs": {"regex": "a\nUser:b"}}
     for ignore_eos in (True, False):
         choice = server.chat(max_tokens=50, ignore_eos=ignore_eos, **form).json()["choices"][0]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("a\nUser:b", "stop")
 
 
-def test_the_clients_own_models_are_parsed(server: LiveServer) -> None:
+def test_the_client_parses_an_answer_into_a_pydantic_model(server: LiveServer) -> None:
     class Thing(pydantic.BaseModel):
         flag: bool
         number: int = pydantic.Field(ge=0, lt=1000)
 
-    client = server.client()
-    parsed = client.chat.completions.parse(
+    parsed = server.client().chat.completions.parse(
         model=NAME, messages=[{"role": "user", "content": "a"}], response_format=Thing, seed=1, max_tokens=60
     )
     assert isinstance(parsed.choices[0].message.parsed, Thing)
 
 
 def test_text_is_the_neutral_format(server: LiveServer) -> None:
-    plain = server.chat(max_tokens=9).json()["choices"][0]["message"]["content"]
-    assert (
-        server.chat(max_tokens=9, response_format={"type": "text"}).json()["choices"][0]["message"]["content"] == plain
-    )
+    plain, text = (server.chat(max_tokens=9, **more).json() for more in ({}, {"response_format": {"type": "text"}}))
+    assert text["choices"][0]["message"] == plain["choices"][0]["message"]
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -145,9 +144,7 @@ INVALID: list[tuple[str, Json]] = [
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize(("param", "fields"), INVALID)
-def test_what_is_wrong_is_refused_with_the_name_of_its_field(
-    server: LiveServer, endpoint: str, param: str, fields: Json
-) -> None:
+def test_an_invalid_form_is_refused_with_its_field(server: LiveServer, endpoint: str, param: str, fields: Json) -> None:
     response = ask(server, endpoint, **fields)
     assert response.status_code == 400
     error = error_of(response)
@@ -158,14 +155,14 @@ COSTLY = {"structured_outputs": {"regex": "(.{0,500}){20}"}, "max_tokens": 400, 
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_an_expression_that_costs_too_much_to_follow_is_refused_with_one_warning(
+def test_a_regex_that_is_too_costly_while_sampling_is_refused_with_one_warning(
     server: LiveServer, endpoint: str
 ) -> None:
     with log_lines() as log:
-        answer = ask(server, endpoint, **COSTLY)
-        lines = partial(log.of, answer.headers["x-request-id"])
+        response = ask(server, endpoint, **COSTLY)
+        lines = partial(log.of, response.headers["x-request-id"])
         wait_until(lambda: "request" in [line["event"] for line in lines()])
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_costly")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "too_costly")
     assert [line["level"] for line in lines()] == ["warning", "info"]
     assert all("exception" not in line for line in lines())
     streamed = ask(server, endpoint, **COSTLY, stream=True)

@@ -1,13 +1,13 @@
-"""Tools without `strict` take what schemas agents' servers publish: what cannot be enforced is dropped and named."""
+"""Tools without `strict` accept any schema: keywords that cannot be enforced are dropped and reported."""
 
 from typing import Any
 
 import pytest
 
-from server.generation.constraints import Constraints, RequestConstraint
+from server.generation.constraints import RequestConstraint
 from server.generation.grammars import JsonSchema, Schema, Signature, ToolCalls
-from tests.byte_model import load_byte_model
-from tests.server.generation.test_constraints import loaded, refusal
+from tests.byte_model import token_ids
+from tests.server.generation.test_constraints import allows, loaded, refusal
 
 Json = dict[str, Any]
 
@@ -51,15 +51,14 @@ DROPPED: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "keyword"), DROPPED)
-def test_what_cannot_be_enforced_is_dropped_at_its_keyword(schema: Json, keyword: str) -> None:
-    assert (
-        f"tools.f.parameters.properties.a.{keyword}" in compiled(of_property(schema), other=of_property(STRING)).ignored
-    )
+def test_keywords_that_cannot_be_enforced_are_dropped_and_reported(schema: Json, keyword: str) -> None:
+    ignored = compiled(of_property(schema), other=of_property(STRING)).ignored
+    assert f"tools.f.parameters.properties.a.{keyword}" in ignored
     within = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": of_property(schema)}}
     assert f"tools.f.parameters.$defs.X.properties.a.{keyword}" in compiled(within).ignored
 
 
-NOTHING: list[Json] = [
+UNCONSTRAINING: list[Json] = [
     {"type": "object", "propertyNames": STRING},
     {"type": "object", "propertyNames": {"type": "string", "description": "a name"}},
     {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
@@ -74,16 +73,16 @@ NOTHING: list[Json] = [
 ]
 
 
-@pytest.mark.parametrize("schema", NOTHING)
-def test_what_constrains_nothing_is_no_constraint_under_strict_either(schema: Json) -> None:
+@pytest.mark.parametrize("schema", UNCONSTRAINING)
+def test_keywords_that_constrain_nothing_are_accepted_under_strict_too(schema: Json) -> None:
     assert not compiled(of_property(schema), is_strict=True).ignored
     assert not compiled(of_property(schema)).ignored
 
 
 @pytest.mark.parametrize(("schema", "keyword"), DROPPED)
-def test_strict_and_response_format_refuse_by_path_in_our_words(schema: Json, keyword: str) -> None:
+def test_strict_and_response_format_refuse_by_path_without_llguidances_terms(schema: Json, keyword: str) -> None:
     if keyword == "uniqueItems":
-        pytest.skip("an annotation, as formats are")
+        pytest.skip("an annotation, like formats")
     for grammar, place in (
         (ToolCalls({"f": Signature(of_property(schema), is_strict=True)}), "f.parameters.properties.a"),
         (JsonSchema(of_property(schema)), "properties.a"),
@@ -93,12 +92,10 @@ def test_strict_and_response_format_refuse_by_path_in_our_words(schema: Json, ke
         assert not any(word in message for word in ("Some(", "None", "option", "coerce", "Regex"))
 
 
-def test_the_rest_holds() -> None:
+def test_the_other_keywords_are_still_enforced() -> None:
     schema = {"type": "object", "properties": {"a": {"not": STRING, "enum": [1, 2]}}, "required": ["a"]}
-    kept = (
-        Constraints(load_byte_model().tokenizer, [0]).compile("tools", ToolCalls({"f": Signature(schema)})).constraint
-    )
-    assert kept is not None
-    for byte in b'{"name": "f", "arguments": {"a":':
-        kept.advance(1 + byte)
-    assert [byte for byte in range(256) if int.from_bytes(kept.allowed(), "little") >> (1 + byte) & 1] == [*b"12"]
+    constraint = compiled(schema).constraint
+    assert constraint is not None
+    for token_id in token_ids('{"name": "f", "arguments": {"a":'):
+        constraint.advance(token_id)
+    assert [byte for byte in range(256) if allows(constraint, 1 + byte)] == [*b"12"]

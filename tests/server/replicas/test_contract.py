@@ -1,7 +1,7 @@
 """What holds of one server holds of many processes behind one address: its tests, asked of a gateway."""
 
 from tests.server.generation.test_structured_outputs import (
-    test_an_answer_matches_its_expression_or_is_one_of_the_choices,
+    test_an_answer_matches_its_regex_or_is_one_of_the_choices,
 )
 from tests.server.http.test_disconnects import test_a_client_is_missed_within_a_second_however_it_leaves
 from tests.server.routes.test_chat import (
@@ -21,13 +21,13 @@ from tests.server.routes.test_tokenize import (
     test_the_tokens_of_messages_are_those_of_a_chats_prompt,
 )
 from tests.server.test_limits import (
-    test_a_body_is_awaited_as_the_client_expects,
-    test_a_body_may_be_as_long_as_allowed_and_not_a_byte_longer,
-    test_a_body_without_end_is_refused_as_soon_as_it_is_too_long,
-    test_a_list_of_1024_prompts_is_answered_in_its_order,
+    test_a_list_of_1024_prompts_is_answered_in_order,
+    test_an_endless_body_is_refused_once_it_is_too_long,
+    test_expect_100_continue_is_answered,
+    test_malformed_http_has_the_same_error_format,
     test_odd_targets_are_not_found,
-    test_requests_sent_together_are_answered_in_turn,
-    test_what_is_no_http_is_refused_in_the_form_of_all_errors,
+    test_pipelined_requests_are_answered_in_order,
+    test_the_maximum_body_size_is_allowed_and_not_a_byte_more,
 )
 from tests.server.test_operations import (
     test_a_strict_client_lists_and_finds_the_model,
@@ -35,12 +35,12 @@ from tests.server.test_operations import (
     test_the_probes_say_yes_and_the_version_is_told,
 )
 from tests.server.test_refusals import (
-    test_a_context_exceeded_is_told_with_its_numbers,
+    test_a_lone_surrogate_is_not_an_internal_error,
     test_a_strict_client_raises_the_right_errors,
-    test_half_a_surrogate_pair_breaks_nothing,
-    test_unknown_routes_and_methods_answer_in_the_same_form,
-    test_what_is_wrong_is_refused_with_the_name_of_its_field,
+    test_an_exceeded_context_is_refused_with_its_numbers,
+    test_an_invalid_field_is_refused_with_its_name,
+    test_unknown_routes_and_methods_have_the_same_error_format,
 )
-from tests.server.test_tools import test_one_of_the_functions_is_called_where_a_call_is_required
+from tests.server.test_tools import test_a_required_call_names_one_of_the_functions
 from tests.server.writers.test_logprobs import test_an_echoed_prompt_is_scored_with_null_first
 from tests.server.writers.test_stream_equals_whole import test_completions as test_a_stream_is_the_whole

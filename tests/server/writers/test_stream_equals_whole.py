@@ -1,4 +1,4 @@
-"""Whatever is asked for, the chunks of a stream joined are the whole response of the same seed."""
+"""The joined chunks of a stream equal the whole response of the same seed, for any request."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ def events(text: str) -> list[Json]:
 
 
 def merged(earlier: Any, later: Any) -> Any:
-    """What two chunks' fields are together: strings and lists joined, null where nothing is said yet."""
+    """Merge the fields of two chunks: join strings and lists, and keep the value next to a null."""
     if earlier is None or later is None:
         return later if earlier is None else earlier
     if isinstance(earlier, dict):
@@ -30,17 +30,17 @@ def merged(earlier: Any, later: Any) -> Any:
 
 
 def joined(chunks: list[Json]) -> list[Json]:
-    """The choices of all chunks, by index."""
+    """Merge the choices of all chunks, by index."""
     choices: dict[int, Json] = {}
     for chunk in chunks:
         for choice in chunk["choices"]:
-            said = {name: value for name, value in choice.items() if name != "index"}
-            choices[choice["index"]] = merged(choices.get(choice["index"], {}), said)
+            fields = {name: value for name, value in choice.items() if name != "index"}
+            choices[choice["index"]] = merged(choices.get(choice["index"], {}), fields)
     return [{"index": index, **choices[index]} for index in sorted(choices)]
 
 
 def rounded(value: Any) -> Any:
-    """Floats without the digits that depend on what else runs."""
+    """Round floats: their last digits depend on the batch."""
     if isinstance(value, dict):
         return {name: rounded(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -49,7 +49,7 @@ def rounded(value: Any) -> Any:
 
 
 def utf8_bias(text: str) -> dict[str, float]:
-    """Makes the bytes of a text likely, so that characters of many bytes are begun, ended and broken off."""
+    """Make the bytes of a text likely, to generate complete and incomplete multi-byte characters."""
     return {str(token_id): 4.0 for token_id in token_ids(text)}
 
 
@@ -117,10 +117,10 @@ def assert_arrays_are_aligned(whole: Json) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=3))
-def test_the_text_is_that_of_all_tokens_decoded_at_once_less_a_cut_character(
+def test_the_text_equals_all_tokens_decoded_at_once_except_for_an_incomplete_character(
     server: LiveServer, seed: int, pieces: list[str]
 ) -> None:
     bias = utf8_bias("".join(pieces))
     choice = server.complete(seed=seed, max_tokens=20, ignore_eos=True, logit_bias=bias).json()["choices"][0]
-    spoken = bytes(token_id - 1 for token_id in choice["nvium"]["token_ids"] if token_id)
-    assert choice["text"].rstrip("\ufffd") == spoken.decode(errors="replace").rstrip("\ufffd")
+    decoded = bytes(token_id - 1 for token_id in choice["nvium"]["token_ids"] if token_id)
+    assert choice["text"].rstrip("\ufffd") == decoded.decode(errors="replace").rstrip("\ufffd")

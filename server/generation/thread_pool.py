@@ -1,0 +1,49 @@
+"""Threads for work that would block the event loop."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any
+
+
+class DaemonThreadPool(Executor):
+    """Threads that measure how long their oldest task has run. Unlike `ThreadPoolExecutor`, exiting does not wait."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._tasks = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
+        self._started_at: dict[int, float] = {}
+        """Start time of each running task by thread, on the `time.monotonic()` clock."""
+        self._excused_at = 0.0
+        for _ in range(num_threads):
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, task: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._tasks.put((future, partial(task, *args, **kwargs)))
+        return future
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the oldest running task has run."""
+        now = time.monotonic()
+        return now - max(self._excused_at, min(list(self._started_at.values()), default=now))
+
+    def excuse(self) -> None:
+        """Measure running tasks from now on: the process was suspended."""
+        self._excused_at = time.monotonic()
+
+    def _run(self) -> None:
+        while True:
+            future, task = self._tasks.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            self._started_at[threading.get_ident()] = time.monotonic()
+            try:
+                future.set_result(task())
+            except BaseException as error:
+                future.set_exception(error)
+            self._started_at.pop(threading.get_ident(), None)
+            del future, task  # they reference the request's text
