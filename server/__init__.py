@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP server. Uses the engine through what `nvium_core` exports; imports no PyTorch."""
+"""The OpenAI-compatible HTTP server. It uses the engine through `nvium_core`'s public names and imports no PyTorch."""

@@ -1,4 +1,4 @@
-"""The ASGI app for a model and settings, and `run`, which serves it until a signal stops it."""
+"""The ASGI app for one model, and `run`, which serves it until SIGTERM or SIGINT."""
 
 import ssl
 import sys
@@ -50,25 +50,25 @@ ENDPOINTS = {
     "/detokenize": "detokenize",
     "/v1/detokenize": "detokenize",
 }
-"""Endpoints whose requests are recorded, by path, with their names in metrics and logs."""
+"""Paths whose POST requests are recorded, with the endpoint's name in metrics and logs."""
 
 STOP_SECONDS = 5
-"""Timeout for closing connections, and then for stopping the engine, once draining is over."""
+"""Timeout after draining, first for closing connections, then for stopping the engine."""
 
 
 def create_app(model: LoadedModel, settings: Settings) -> FastAPI:
-    """Create the app for one model. Raises `InvalidRequest` or `SettingsError` for settings that do not fit it."""
+    """Create the app for one model. Raise `InvalidRequest` or `SettingsError` if the settings do not fit the model."""
     service, keys = Service(model, settings), KeyRing(read_keys(settings))
     return assemble(service, keys_gate(keys, settings, service.metrics), tracer_provider(settings))
 
 
 def assemble(service: Service, gate: Middleware | None = None, provider: TracerProvider | None = None) -> FastAPI:
-    """The app around a service, behind a gate, traced if there is a provider."""
+    """Create the app for a service. `gate` checks keys, `provider` exports traces."""
     tracing = Tracing(provider, service.name) if provider else None
-    app = bare_app(lifespan, layers(service.settings, service.metrics, gate, tracing))
+    app = bare_app(lifespan, middleware(service.settings, service.metrics, gate, tracing))
     app.state.service = service
     app.state.kept_responses = responses.KeptResponses()
-    service.metrics.foresee(ENDPOINTS.values())
+    service.metrics.create_series(ENDPOINTS.values())
     for routes in (completions, chat, responses, tokens, models, health, metrics_page, openapi):
         app.include_router(routes.router)
     if service.settings.playground:
@@ -77,7 +77,7 @@ def assemble(service: Service, gate: Middleware | None = None, provider: TracerP
 
 
 def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware]) -> FastAPI:
-    """An app without routes, with the error handlers."""
+    """Create an app with middleware and error handlers but no routes."""
     app = FastAPI(
         docs_url=None,
         redoc_url=None,
@@ -85,17 +85,17 @@ def bare_app(lifespan: Callable[[FastAPI], Any], middleware: Iterable[Middleware
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=list(middleware),
-        # FastAPI's own telemetry would repeat exception messages and trace each request twice
+        # FastAPI's own telemetry would log exception messages and trace each request twice
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     install_error_handlers(app)
     return app
 
 
-def layers(
+def middleware(
     settings: Settings, metrics: Metrics, gate: Middleware | None, tracing: Tracing | None = None
 ) -> Iterator[Middleware]:
-    """The layers around the routes, outermost first."""
+    """Yield the middleware around the routes, outermost first."""
     if settings.root_path:
         yield Middleware(UnderPath, prefix=settings.root_path)
     yield Middleware(RequestFrame, metrics=metrics, endpoints=ENDPOINTS, tracing=tracing)
@@ -110,23 +110,19 @@ def layers(
     if settings.requests_per_minute:
         yield Middleware(RateLimit, requests_per_minute=settings.requests_per_minute, metrics=metrics)
     yield Middleware(JsonBodies, metrics=metrics)
-    yield Middleware(
-        Bodies,
-        max_bytes=settings.max_body_bytes,
-        max_bytes_present=settings.max_present_bytes,
-        metrics=metrics,
-    )
+    max_bytes, max_total_bytes = settings.max_body_bytes, settings.max_present_bytes
+    yield Middleware(Bodies, max_bytes=max_bytes, max_total_bytes=max_total_bytes, metrics=metrics)
     yield Middleware(HeadAsGet)
 
 
 def keys_gate(keys: KeyRing, settings: Settings, metrics: Metrics) -> Middleware | None:
-    """The layer that requires a key, if there are any."""
+    """Return the middleware that requires a key; None if no keys are configured."""
     return Middleware(KeyGate, keys=keys, metrics=metrics, metrics_open=settings.metrics_open) if keys else None
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Warm up if necessary, then run the engine as long as the app lives."""
+    """Run the engine while the app runs. Warm it up first unless `run` has done so."""
     service: Service = app.state.service
     if not service.is_warm:
         service.warm_up()
@@ -134,14 +130,14 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        service.worker.stop(STOP_SECONDS)  # without a thread, which may be busy or gone; connections have ended
+        service.worker.stop(STOP_SECONDS)  # may block the event loop: all connections are closed
 
 
 def run(settings: Settings) -> None:
-    """Load the model and serve it until SIGTERM or SIGINT, then finish running requests.
+    """Load the model, serve it until SIGTERM or SIGINT, then finish running requests.
 
-    Raises `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` for an unusable model, settings or address.
-    Exits with code `FAILURE` once the service has failed, so that a supervisor restarts it.
+    Raise `CheckpointError`, `InvalidRequest`, `SettingsError` or `OSError` if the model, the settings or the address
+    cannot be used. If the service fails, exit with code `FAILURE`: a supervisor then restarts the process.
     """
     configure_logs(settings.log_level)
     disable_created_metrics()
@@ -158,9 +154,9 @@ def run(settings: Settings) -> None:
 
 
 def load(settings: Settings) -> Service:
-    """Load the model, and log that. Raises `CheckpointError` or `InvalidRequest`."""
-    say = log.info if sys.stderr.isatty() else log.debug  # a terminal's user waits for it
-    say("loading", model=settings.model or "the bundled model")
+    """Load and log the model. Raise `CheckpointError` or `InvalidRequest` if it cannot be served."""
+    log_loading = log.info if sys.stderr.isatty() else log.debug  # at a terminal, a user is waiting
+    log_loading("loading", model=settings.model or "the bundled model")
     started = time.monotonic()
     loaded = load_mapped(settings.model, settings.device, settings.dtype, settings.weights, settings.exits)
     service = Service(loaded, settings)
@@ -179,11 +175,11 @@ def load(settings: Settings) -> Service:
 def uvicorn_config(
     app: FastAPI, settings: Settings, tls: ssl.SSLContext | None, *, descriptors_each: int = 1, **more: Any
 ) -> uvicorn.Config:
-    """uvicorn's configuration. Raises `SettingsError` if the limit of open files allows no connection.
+    """Configure uvicorn. Raise `SettingsError` if the limit of open files leaves no room for connections.
 
-    `descriptors_each` is how many file descriptors a connection takes.
+    `descriptors_each` is the number of file descriptors per connection.
     """
     room = room_for(settings.max_connections, descriptors_each)
     if room.num_connections < settings.max_connections:
-        log.warning("the limit of open files bounds connections", allowed=room.num_connections)
+        log.warning("connections reduced to fit the limit of open files", allowed=room.num_connections)
     return bounded_config(app, settings, tls, room, app.state.service.metrics, **more)

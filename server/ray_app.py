@@ -1,4 +1,4 @@
-"""For a Ray cluster: `serve run server.ray_app:app`, with settings as NVIUM_… in the environment."""
+"""Run the server on a Ray cluster: `serve run server.ray_app:app`. Reads its settings from `NVIUM_…` variables."""
 
 from server.replicas.deployment import application
 from server.settings import read_settings

@@ -1,6 +1,6 @@
-"""The checked options of `nvium serve`: from the command line, else NVIUM_… in the environment, else the defaults.
+"""The validated options of `nvium serve`: from the command line, else `NVIUM_…` variables, else the defaults.
 
-They are declared in `nvium_core/options.py`; here are the checks that types and bounds do not cover.
+`nvium_core/options.py` declares the options. This module adds the checks that types and bounds cannot express.
 """
 
 import os
@@ -20,18 +20,18 @@ PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 ENDPOINT = re.compile(r"https?://[^/\s]+(/\S*)?")
 
 SECRET = ("api_keys", "otlp_endpoint")
-"""Settings whose values are never shown."""
+"""Settings whose values never appear in errors or logs."""
 
 RAY_DEFAULTS = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-"""Show every line of every replica, send no usage reports, run replicas at normal priority."""
+"""Log every line of every replica, send no usage reports, run replicas at normal priority."""
 
 
 class SettingsError(NviumError, ValueError):
-    """An invalid setting; the message names it."""
+    """A setting is invalid. The message names the setting."""
 
 
-def as_sent(text: str) -> str:
-    """An origin in the form that browsers send."""
+def as_origin(text: str) -> str:
+    """Return the origin in lower case, as browsers send it."""
     origin = text.lower()
     if not ORIGIN.fullmatch(origin):
         raise ValueError("must be an origin such as https://example.org, without a path, or *")
@@ -39,14 +39,13 @@ def as_sent(text: str) -> str:
 
 
 def as_prefix(path: str) -> str:
-    """A path prefix."""
     prefix = path.rstrip("/")
     if prefix and not PREFIX.fullmatch(prefix):
         raise ValueError("must be a path such as /llm, of letters, digits, . _ ~ - and /")
     return prefix
 
 
-def endpoint(url: str) -> str:
+def as_endpoint(url: str) -> str:
     if not ENDPOINT.fullmatch(url):
         raise ValueError("must be a URL such as http://localhost:4318")
     return url
@@ -59,45 +58,43 @@ class Settings(BaseSettings, ServerOptions):  # type: ignore[misc] # frozen belo
 
     api_keys: Annotated[tuple[str, ...], Field(repr=False, exclude=True)] = ServerOptions.api_keys
     root_path: Annotated[str, AfterValidator(as_prefix)] = ServerOptions.root_path
-    cors_origins: tuple[Annotated[str, AfterValidator(as_sent)], ...] = ServerOptions.cors_origins
-    otlp_endpoint: Annotated[Annotated[str, AfterValidator(endpoint)] | None, Field(repr=False, exclude=True)] = (
+    cors_origins: tuple[Annotated[str, AfterValidator(as_origin)], ...] = ServerOptions.cors_origins
+    otlp_endpoint: Annotated[Annotated[str, AfterValidator(as_endpoint)] | None, Field(repr=False, exclude=True)] = (
         ServerOptions.otlp_endpoint
     )
 
     @field_validator("*", mode="before")
     @classmethod
     def _split_lists(cls, value: object, info: ValidationInfo) -> object:
-        """Split comma-separated text from the environment or the command line."""
+        """Split a comma-separated list from the environment or the command line."""
         is_list = get_origin(cls.model_fields[str(info.field_name)].annotation) is tuple
         return [part.strip() for part in value.split(",")] if is_list and isinstance(value, str) else value
 
     @property
     def engine(self) -> EngineConfig:
-        """Raises `InvalidRequest`."""
+        """The engine's part of the settings. Raise `InvalidRequest` if they contradict each other."""
         return EngineConfig(**{field.name: getattr(self, field.name) for field in fields(EngineConfig)})
 
 
 def set_defaults(variables: Mapping[str, str]) -> None:
-    """Set unset environment variables, for libraries that read them on import."""
+    """Set environment variables that are unset. Call this before importing a library that reads them."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
-    """Settings from `given`, then the environment, then the defaults. Raises `SettingsError`."""
+    """Read settings from `given`, then the environment, then the defaults. Raise `SettingsError` if one is invalid."""
     try:
         settings = Settings(**given)
         _ = settings.engine
     except ValidationError as error:
         first = error.errors()[0]
         name, message = ".".join(map(str, first["loc"])), plain(first["msg"])
-        value = f", got {first['input']!r}" if may_be_quoted(first["loc"][0]) else ""
+        setting = first["loc"][0]
+        # an unknown setting may be a misspelt secret, so its value is not quoted either
+        is_quotable = setting in Settings.model_fields and setting not in SECRET
+        value = f", got {first['input']!r}" if is_quotable else ""
         raise SettingsError(f"{name}: {message}{value}") from error
     except InvalidRequest as error:
         raise SettingsError(str(error)) from error
     return settings
-
-
-def may_be_quoted(name: int | str) -> bool:
-    """Whether an error may quote a setting's value: not of a secret, nor of an unknown setting, which may be one."""
-    return name in Settings.model_fields and name not in SECRET

@@ -233,7 +233,7 @@ def start(
         record.admitted(sum(len(prompt.token_ids) for prompt in prompts))
         choices = choices_of(texts, record, params)
         leave = partial(service.admission.leave, key=tenant)
-        generation = Generation(stream, choices, leave, service.deadline(record.arrived))
+        generation = Generation(stream, choices, leave, service.deadline(record.arrived_at))
         generation.ignored += ignored
         if request.asked_max_tokens is not None and params.max_tokens < request.asked_max_tokens:
             generation.ignored.append(request.own_names.get("max_tokens", "max_tokens"))

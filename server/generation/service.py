@@ -64,7 +64,7 @@ class Service:
         self.metrics.watch(lambda: self.worker.state, lambda: self.worker.seconds_since_progress)
         self.admission = Admission(settings.max_sequences + settings.max_queue)
         self.fingerprint = fingerprint(loaded, settings, self.engine)
-        self.metrics.introduce(self._about(loaded), settings.max_sequences)
+        self.metrics.add_model(self._about(loaded), settings.max_sequences)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
         self.constraints = Constraints(loaded.tokenizer, self.engine.end_token_ids)

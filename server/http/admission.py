@@ -1,4 +1,4 @@
-"""Admission: a bound on the choices that run and wait, shared by keys, and none once the server drains."""
+"""Admission control: bounds running and waiting choices, shares the bound among keys, and refuses while draining."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ RETRY_QUEUE_SECONDS = 1
 
 
 class Admission:
-    """Counts choices from admission to their end, by key. Lives on the event loop."""
+    """Counts each key's choices from admission to their end. Use it on the event loop only."""
 
     def __init__(self, capacity: int) -> None:
         self._shares = Shares(capacity)
@@ -21,24 +21,24 @@ class Admission:
         return self._shares.num_held
 
     def enter(self, num_choices: int, key: str = "") -> None:
-        """Admit a request's choices, all or none. Raises `InvalidField` or `Overloaded`."""
+        """Admit all choices of a request. Raise `InvalidField` or `Overloaded` if they do not fit."""
         capacity = self._shares.capacity
         if num_choices > capacity:
             raise InvalidField(
-                "n", f"{num_choices} choices (prompts × n) are more than the {capacity} accepted at once"
+                "n", f"the request has {num_choices} choices (prompts × n), the server accepts at most {capacity}"
             )
         if self.is_draining:
             raise draining()
         if not self._shares.fits(num_choices, key):
             is_full = self.num_present + num_choices > capacity
-            reason = "the queue is full" if is_full else "the rest of the queue is for other keys"
-            message = f"{reason}: {self.num_present} choices are running or waiting, of {capacity}"
+            reason = "the queue is full" if is_full else "the rest of the queue is reserved for other keys"
+            message = f"{reason}: {self.num_present} of {capacity} choices are running or waiting"
             raise Overloaded(message, code="queue_full", retry_after_seconds=RETRY_QUEUE_SECONDS)
         self._shares.take(num_choices, key)
 
     @contextmanager
     def entered(self, num_choices: int, key: str) -> Iterator[None]:
-        """Admit choices before any work is done for them; they leave at once if that fails, else as they end."""
+        """Admit choices. If the context raises, they leave at once; else the caller calls `leave` as they end."""
         self.enter(num_choices, key)
         try:
             yield

@@ -1,4 +1,4 @@
-"""The layer that reads bodies: bounds on the size of each and of all, and on how many are parsed in a turn."""
+"""Middleware that reads request bodies. Bounds the size of each body and of all bodies, and the rate of parsing."""
 
 import asyncio
 from collections import deque
@@ -13,25 +13,25 @@ from server.telemetry.metrics import Metrics
 
 LARGE_BYTES = 100_000
 BYTES_PER_SECOND = 10_000_000
-"""The rate at which large bodies are admitted. Parsing them blocks the event loop but is several times as fast."""
+"""Rate at which large bodies are parsed. Parsing blocks the event loop, but is several times as fast."""
 
-MAX_BEGUN_IN_A_TURN = 8
+MAX_STARTS_PER_TURN = 8
 
 MAX_CONTAINERS = 50_000
-"""Lists and objects in one body. Parsed, `[]` takes thirty times the memory of text and hundreds of times the time."""
+"""Lists and objects per body. `[]` takes 30 times the memory of text, and hundreds of times the time to parse."""
 
 
 class Bodies:
-    """Reads each body completely before it is parsed, and refuses it as soon as it is too large.
+    """Reads each body completely before the app parses it. Refuses a body as soon as it is too large.
 
-    `max_bytes` bounds one body, `max_bytes_present` the bodies of all unanswered requests, which keys share: a parsed
-    body takes up to fifteen times its size.
+    `max_bytes` bounds one body. `max_total_bytes` bounds the bodies of all open requests and is shared among keys. A
+    parsed body takes up to 15 times its size.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, max_bytes_present: int, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_total_bytes: int, metrics: Metrics) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._shares = Shares(max(max_bytes, max_bytes_present))
+        self._shares = Shares(max(max_bytes, max_total_bytes))
         self._metrics = metrics
         self._turnstile = Turnstile()
 
@@ -58,7 +58,7 @@ class Bodies:
             record.aborted("disconnected")
 
     async def _read(self, body: bytearray, scope: Scope, receive: Receive) -> bool:
-        """False if the client disconnected before the end of the body."""
+        """Read the body. Return False if the client disconnects before its end."""
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max_bytes:
             raise BodyTooLarge(self._max_bytes)
@@ -75,56 +75,59 @@ class Bodies:
     def _add(self, body: bytearray, piece: bytes, key: str) -> None:
         if len(body) + len(piece) > self._max_bytes:
             raise BodyTooLarge(self._max_bytes)
-        if not self._shares.fits(len(piece), key, of_request=len(body)):
+        if not self._shares.fits(len(piece), key, held_by_request=len(body)):
             raise BodiesTooLarge(self._shares.capacity)
         self._shares.take(len(piece), key)
         body += piece
 
 
 class Turnstile:
-    """Limits how many requests begin in one turn of the event loop, so that streams are written in between.
+    """Limits how many requests start in one turn of the event loop, so streams can write in between.
 
-    Large bodies first wait in their own queue, in proportion to their size.
+    A large body first waits in a separate queue, for a time in proportion to its size.
     """
 
     def __init__(self) -> None:
-        self._line_of_large = asyncio.Lock()
-        self._line = deque[asyncio.Future[None]]()
-        self._num_begun = 0
-        """Requests begun in this turn."""
+        self._large_bodies = asyncio.Lock()
+        self._waiting = deque[asyncio.Future[None]]()
+        self._num_started = 0
+        """Requests started in this turn."""
 
     async def pass_through(self, num_bytes: int) -> None:
         if num_bytes > LARGE_BYTES:
-            async with self._line_of_large:
+            async with self._large_bodies:
                 await asyncio.sleep(num_bytes / BYTES_PER_SECOND)
         loop = asyncio.get_running_loop()
-        if self._num_begun == MAX_BEGUN_IN_A_TURN:
-            self._line.append(place := loop.create_future())
+        if self._num_started == MAX_STARTS_PER_TURN:
+            self._waiting.append(place := loop.create_future())
             await place
             return
-        if self._num_begun == 0:
-            loop.call_soon(self._begin_turn, loop)
-        self._num_begun += 1
+        if self._num_started == 0:
+            loop.call_soon(self._start_turn, loop)
+        self._num_started += 1
 
-    def _begin_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._num_begun = 0
-        while self._line and self._num_begun < MAX_BEGUN_IN_A_TURN:
-            place = self._line.popleft()
-            if not place.done():  # cancelled meanwhile
+    def _start_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._num_started = 0
+        while self._waiting and self._num_started < MAX_STARTS_PER_TURN:
+            place = self._waiting.popleft()
+            if not place.done():  # the request may have been cancelled
                 place.set_result(None)
-                self._num_begun += 1
-        if self._num_begun:
-            loop.call_soon(self._begin_turn, loop)
+                self._num_started += 1
+        if self._num_started:
+            loop.call_soon(self._start_turn, loop)
 
 
 def check_structure(body: bytearray) -> None:
-    """Refuse a body that would take long to parse. Brackets inside strings are only discounted where there are many."""
+    """Raise `MalformedRequest` if the body has more than `MAX_CONTAINERS` lists and objects.
+
+    Strings are only removed if there are that many brackets, because removing them is slow.
+    """
     if num_containers(body) > MAX_CONTAINERS and num_containers(without_strings(body)) > MAX_CONTAINERS:
         raise MalformedRequest(f"the body has more than {MAX_CONTAINERS} lists and objects")
 
 
 def without_strings(body: bytearray) -> bytes:
-    """A JSON text without its strings."""
+    """Remove all strings from a JSON text."""
     return b"".join(bytes(body).replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
 
 
@@ -133,7 +136,7 @@ def num_containers(text: bytes | bytearray) -> int:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body in one message, then the messages after it."""
+    """Return a `receive` that returns the body in one message, then the later messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

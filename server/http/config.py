@@ -1,4 +1,4 @@
-"""uvicorn's configuration, with our connections."""
+"""uvicorn's configuration."""
 
 import ssl
 from functools import partial
@@ -25,14 +25,11 @@ def bounded_config(
     listener: Listener | None = None,
     **more: Any,
 ) -> uvicorn.Config:
-    """For as many connections as there is room for; those that are refused are counted in the metrics.
-
-    With TLS, those of the listener that are still shaking hands count too; there is always room for some.
-    """
+    """Configure uvicorn for the connections in `room`. With TLS, bound the listener's unfinished handshakes too."""
     if listener:
         more["port"] = port_of(listener)
         if tls:
-            listener.handshakes = Handshakes(room.num_connections + 2 * room.num_beyond)
+            listener.handshakes = Handshakes(room.num_connections + 2 * room.num_excess)
     connection: Any = partial(
         Connection,
         arrival_seconds=settings.arrival_seconds,
@@ -45,13 +42,13 @@ def bounded_config(
         app,
         ssl_context_factory=(lambda *_: tls) if tls else None,
         http=connection,
-        loop="asyncio",  # the same behaviour whether or not uvloop is installed
+        loop="asyncio",  # do not use uvloop, even if it is installed
         ws="none",
         host=settings.host,
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=settings.http_keep_alive_seconds,  # type: ignore[arg-type]  # fractions too
+        timeout_keep_alive=settings.http_keep_alive_seconds,  # type: ignore[arg-type]  # may be a fraction
         backlog=min(BACKLOG, room.num_connections),
         **more,
     )

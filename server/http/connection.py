@@ -1,4 +1,4 @@
-"""A client's connection: uvicorn's, with bounds on slow clients. Knows framing, not what a request means."""
+"""A client's connection: uvicorn's protocol, with bounds on slow and malicious clients."""
 
 import asyncio
 import select
@@ -16,33 +16,33 @@ from server.http.handshakes import Handshakes
 from server.http.parser import MAX_HEAD_BYTES, BoundedParser
 from server.http.protection import protect
 from server.http.room import Room
-from server.telemetry.logs import SeldomLine
+from server.telemetry.logs import RateLimitedWarning
 from server.telemetry.metrics import Metrics
 
 FAST_PATH = "nvium.http.response.fast_path"
-"""The ASGI extension that holds a connection's `FastPath`."""
+"""The ASGI extension with the connection's `FastPath`."""
 
 MAX_BYTES_AHEAD = 65_536
-"""Bytes of further requests that are read while one is answered."""
+"""Bytes of pipelined requests that are read while a request is answered."""
 
-MAX_BYTES_AT_ONCE = 65_536
-"""Bytes of one read. asyncio asks for 256 kB, which the allocator gets from the system anew each time."""
+READ_BYTES = 65_536
+"""Size of a read. asyncio's default of 256 kB makes the allocator call the system for each read."""
 
 GRACE_SECONDS = 1
-"""Delay that lets the writer detect and record a slow client first."""
+"""Delay before the connection acts, so that the writer detects and records a slow client first."""
 
-SECONDS_BEYOND = 1
-"""How long a connection beyond the bound may be silent."""
+EXCESS_SECONDS = 1
+"""How long an excess connection (beyond the limit) may send nothing."""
 
 log = structlog.get_logger("nvium.server")
-too_many = SeldomLine("too many connections")
+too_many = RateLimitedWarning("too many connections")
 
 
 class FastPath:
-    """Writes to the body of an answer that has begun, while the client keeps up.
+    """Writes directly to the transport, for a response that has begun and whose client keeps up.
 
-    The bytes are those of an `http.response.body` message, written without waiting, past the layers between, which pass
-    such messages on unchanged, and past h11, which would check each one.
+    The client receives the same bytes as from an `http.response.body` message. The message would pass all middleware,
+    which does not change it, and h11, which checks it.
     """
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, *, is_chunked: bool) -> None:
@@ -58,23 +58,23 @@ class FastPath:
         self._transport.abort()
 
     def write(self, piece: bytes) -> None:
-        """Add a piece. It must not be empty: in HTTP that ends the body."""
+        """Write a part of the body. It must not be empty: an empty chunk ends the body."""
         assert piece
         self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._is_chunked else piece)
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, and:
+    """uvicorn's HTTP protocol with these additions:
 
-    - A request must arrive completely within `arrival_seconds` of its first byte, or of the connection if it is the
-      first.
-    - An idle connection is closed in stages, and not if a request has arrived meanwhile.
+    - A request must arrive completely within `arrival_seconds` of its first byte. The first request must arrive within
+      `arrival_seconds` of the connection.
+    - An idle connection is closed in stages, and only if no request has arrived in the meantime.
     - A client that reads nothing for `slow_client_seconds` is disconnected.
-    - A disconnect is noticed while a request is answered, even if the client has sent more than that request.
-    - Malformed or oversized HTTP is refused in the error form, and so are requests beyond the bound on connections,
-      except one probe each.
-    - A request's state has `received_at`: when its first bytes were read, by `time.monotonic()`.
-    - A scope's extensions have the connection's `FastPath`.
+    - A disconnect is detected while a request is answered, even if the client has pipelined further requests.
+    - Malformed or oversized HTTP is answered in the API's error form. So are requests on excess connections, except for
+      one probe each.
+    - `scope["state"]["received_at"]` is the time of the request's first bytes, by `time.monotonic()`.
+    - `scope["extensions"]` contains the connection's `FastPath`.
     """
 
     conn: BoundedParser
@@ -87,9 +87,9 @@ class Connection(H11Protocol):
         room: Room,
         metrics: Metrics,
         handshakes: Handshakes | None = None,
-        **given: Any,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**given)
+        super().__init__(**kwargs)
         self._metrics = metrics
         self.conn = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
         self._room = room
@@ -103,13 +103,13 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
-        cast("Any", transport).max_size = MAX_BYTES_AT_ONCE
+        cast("Any", transport).max_size = READ_BYTES
         if self._handshakes:
             self._handshakes.end(transport.get_extra_info("socket").fileno())
         self._time_arrival()
         if len(self.connections) > self._room.num_connections:
-            self._room.hold(self)
-            self.loop.call_later(SECONDS_BEYOND, self._end_silence)
+            self._room.add_excess(self)
+            self.loop.call_later(EXCESS_SECONDS, self._refuse_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -121,7 +121,7 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_leaving:
             return
-        if self._room.holds(self):
+        if self._room.is_excess(self):
             if len(self.connections) <= self._room.num_connections:
                 self._room.release(self)
             elif not self._room.admits(self, data):
@@ -139,7 +139,7 @@ class Connection(H11Protocol):
             self._received_at = self._received_at if self.conn.trailing_data[0] else None
             is_chunked = scope["http_version"] >= "1.1"
             scope["extensions"] = {FAST_PATH: FastPath(self.transport, self.flow, is_chunked=is_chunked)}
-            if self._room.holds(self):  # one answer, then room for other probes
+            if self._room.is_excess(self):  # close after one response, to make room for other probes
                 self.headers.append(CLOSE_HEADER)
         self._time_arrival()
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < MAX_BYTES_AHEAD:
@@ -154,7 +154,7 @@ class Connection(H11Protocol):
         self._cut_off = self.loop.call_later(self._cut_off_seconds, self._cut_off_unless_below, waiting)
 
     def _cut_off_unless_below(self, num_bytes: int) -> None:
-        """Keep the connection if the client has read something meanwhile."""
+        """Abort the connection if the client has read nothing since `_time_cut_off`."""
         if self.transport.get_write_buffer_size() < num_bytes:
             self._time_cut_off()
         else:
@@ -166,7 +166,7 @@ class Connection(H11Protocol):
             self._cut_off.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close as RFC 9112 (9.6) asks: answer what has arrived, else end our side and await the client's end."""
+        """Close in stages (RFC 9112, 9.6): if no request has arrived, close our side and wait for the client's."""
         if self.transport.is_closing():
             return
         if is_readable(self.transport):
@@ -181,14 +181,14 @@ class Connection(H11Protocol):
         self.loop.call_later(GRACE_SECONDS if is_read else self._cut_off_seconds, self.transport.abort)
 
     def _should_upgrade(self) -> bool:
-        """No upgrade is offered; uvicorn would log each request for one."""
+        """Ignore upgrade requests. uvicorn would log each of them."""
         return False
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self.conn.refusal or MalformedRequest(msg))
 
     def _time_arrival(self) -> None:
-        """Run the timer while a request is arriving, or the first one awaited."""
+        """Run the timer while a request is arriving, and until the first request has arrived."""
         is_first = cast("object | None", self.cycle) is None
         has_begun = self.conn.their_state is h11.IDLE and (is_first or self.conn.trailing_data[0])
         is_arriving = has_begun or self.conn.their_state is h11.SEND_BODY
@@ -199,36 +199,36 @@ class Connection(H11Protocol):
             self._arrival = None
 
     def _end_arrival(self) -> None:
-        """Answer 408; close silently if nothing has arrived."""
+        """Respond with 408, or close silently if no byte has arrived."""
         if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
             self._refuse(RequestTimeout(self._arrival_seconds))
         else:
             self.transport.close()
 
     def refuse_as_too_many(self) -> None:
-        """Called for a connection beyond the bound."""
+        """Refuse an excess connection."""
         self._room.release(self)
         self._refuse(TooManyConnections(self._room.num_connections))
 
-    def _end_silence(self) -> None:
-        has_asked = cast("object | None", self.cycle) is not None
-        if self._room.holds(self) and not has_asked:
+    def _refuse_if_silent(self) -> None:
+        has_request = cast("object | None", self.cycle) is not None
+        if self._room.is_excess(self) and not has_request:
             self.refuse_as_too_many()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer in place of the application and close."""
+        """Respond with an error in place of the app, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             scope = cast("dict[str, Any] | None", self.scope) or {}
             self._metrics.rejected.labels(error.code).inc()
             response, request_id = error.response(), scope.get("state", {}).get("request_id") or uuid.uuid4().hex
             if isinstance(error, TooManyConnections):
-                too_many.tell(allowed=self._room.num_connections)
+                too_many.log(allowed=self._room.num_connections)
             else:
                 log.info("refused", request_id=request_id, status=error.status, code=error.code)
             protect(response.headers)
-            named = [*response.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode())]
+            headers = [*response.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode())]
             reason = STATUS_PHRASES[error.status]
-            head = h11.Response(status_code=error.status, headers=named, reason=reason)
+            head = h11.Response(status_code=error.status, headers=headers, reason=reason)
             body = b"" if self.conn.is_head else bytes(response.body)
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
@@ -241,7 +241,7 @@ class Connection(H11Protocol):
 
 
 def is_readable(transport: asyncio.BaseTransport) -> bool:
-    """Whether something has arrived that the event loop has not read yet."""
-    arrived = select.poll()
-    arrived.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-    return bool(arrived.poll(0))
+    """Return whether bytes have arrived that the event loop has not read yet."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,4 +1,4 @@
-"""CORS: which origins' pages may call this server from a browser. Off unless origins are configured."""
+"""CORS: lets pages of other origins call this server from a browser. Off unless origins are configured."""
 
 from collections.abc import Collection
 
@@ -17,11 +17,11 @@ EXPOSED = (
     "x-ratelimit-reset-requests",
     "x-request-id",
 )
-"""Response headers that such a page may read."""
+"""Response headers that a page of an allowed origin may read."""
 
 
 class Cors(CORSMiddleware):
-    """Allows any request header, as clients have their own; the server uses no cookies, so no credentials."""
+    """Starlette's middleware. Allows any request header, because clients add their own, and no cookies."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         super().__init__(
@@ -33,7 +33,7 @@ class Cors(CORSMiddleware):
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Starlette's response, with refusals in the error form."""
+        """Return Starlette's response, or an error in the API's form if Starlette refuses."""
         response = super().preflight_response(request_headers)
         if response.status_code < 400:
             return response

@@ -1,4 +1,4 @@
-"""Detects disconnected clients."""
+"""Detects that a client has disconnected."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -16,7 +16,7 @@ async def disconnected(receive: Receive) -> None:
 
 
 async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """The result of the work; None, with the work cancelled, if the client disconnects first."""
+    """Return the result of the work. If the client disconnects first, cancel the work and return None."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

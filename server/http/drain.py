@@ -17,73 +17,71 @@ from server.http.renewal import Renewal
 from server.settings import Settings
 from server.telemetry.sink import sink
 
-ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (it is not listened on here)
+ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (only looked up, not listened on)
 
 log = structlog.get_logger("nvium.server")
 
 FAILED_SECONDS = 5
-"""Timeout for answering open requests after a failure."""
+"""Timeout for answering open requests after the service has failed."""
 
 GOODBYE_SECONDS = 2
-"""How long open connections may bring another request, whose answer says that the server drains. Closing them at once
-would lose a request that is on its way."""
+"""How long idle connections stay open while draining. A request in flight then gets a 503 instead of a reset."""
 
 CLOSE = (b"connection", b"close")
 
 
 def url_of(settings: Settings, port: int) -> str:
-    """The server's URL on this machine."""
+    """Return the server's URL on this machine."""
     scheme = "https" if settings.ssl_certfile else "http"
     host = ANY_INTERFACE.get(settings.host, settings.host)
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
 
 
 class Drainable(Protocol):
-    """The service or gateway behind an app."""
+    """The service or the gateway behind an app."""
 
     settings: Settings
     admission: Admission
 
     @property
     def has_failed(self) -> bool:
-        """Nothing can be answered any more."""
+        """The service cannot answer any further request."""
 
     def tick(self) -> None:
-        """Called ten times a second."""
+        """Called on the event loop ten times a second."""
 
     def give_up(self) -> None:
-        """Fail the requests that still run. Called on the event loop."""
+        """Fail all open requests. Called on the event loop."""
 
 
 FAILURE = 1
-"""The exit code of a server whose service has failed."""
+"""Exit code if the service has failed."""
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal drains, the second fails what still runs; the exit code is 0 either way.
+    """Drains at the first signal and fails open requests at the second. The exit code is 0 in both cases.
 
-    A service that has failed drains too, but only briefly, as nothing can be computed any more. An event loop without
-    memory ends the process at once.
+    If the service fails, the server drains for `FAILED_SECONDS` and exits with `FAILURE`. If the event loop runs out of
+    memory, the process exits at once.
     """
 
     def __init__(self, config: uvicorn.Config, service: Drainable, renewal: Renewal | None = None) -> None:
         super().__init__(config)
         self._service = service
         self._renewal = renewal
-        self._was_told = False
-        self._began_to_drain: float | None = None
+        self._was_signalled = False
+        self._drains_since: float | None = None
         self._drain_seconds: float = service.settings.drain_seconds
         self._is_logged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._was_told:
+        if self._was_signalled:
             self._drain_seconds = 0
-        elif self._began_to_drain is None:
+        elif self._drains_since is None:
             self._begin_to_drain()
-        self._was_told = True
+        self._was_signalled = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Exits with `FAILURE` where the service has failed."""
         super().run(sockets)
         sink.drain()
         if self._service.has_failed:
@@ -93,7 +91,7 @@ class DrainingServer(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(self._note_error)
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # the model stays for good; each collection would scan it and hold up every stream
+        gc.freeze()  # do not scan the model at each collection, which would pause all streams
         settings = self._service.settings
         url = url_of(settings, self.config.port)
         log.info("ready", host=self.config.host, port=self.config.port, url=url, playground=settings.playground)
@@ -103,12 +101,12 @@ class DrainingServer(uvicorn.Server):
         self._service.tick()
         if self._renewal:
             self._renewal.tick()
-        if self._service.has_failed and self._began_to_drain is None:
-            log.error("the service has failed and stops")
+        if self._service.has_failed and self._drains_since is None:
+            log.error("the service has failed, stopping")
             self._drain_seconds = FAILED_SECONDS
             self._begin_to_drain()
-        if self._began_to_drain is not None and not self.should_exit:
-            self._drain(time.monotonic() - self._began_to_drain)
+        if self._drains_since is not None and not self.should_exit:
+            self._drain(time.monotonic() - self._drains_since)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -116,20 +114,20 @@ class DrainingServer(uvicorn.Server):
         log.info("stopped")
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an exception of a callback."""
+        """Handle an exception in a callback of the event loop."""
         if isinstance(context.get("exception"), MemoryError):
             os._exit(FAILURE)
         loop.default_exception_handler(context)
 
     def _begin_to_drain(self) -> None:
-        """From now on each answer closes its connection."""
-        self._began_to_drain = time.monotonic()
+        """Refuse new requests, and close each connection after its next response."""
+        self._drains_since = time.monotonic()
         self.server_state.default_headers.append(CLOSE)
-        self.config.encoded_headers.append(CLOSE)  # of which uvicorn makes the others anew every second
+        self.config.encoded_headers.append(CLOSE)  # uvicorn copies these to `default_headers` every second
         self._service.admission.drain()
 
     def _drain(self, seconds: float) -> None:
-        """Stop once no request is left and no connection may bring one, or when the time is over: those left fail."""
+        """Stop when all requests and connections have ended, or fail open requests when `_drain_seconds` are over."""
         num_present, connections = self._service.admission.num_present, self.server_state.connections
         if not self._is_logged:
             log.info("draining", choices=num_present, connections=len(connections), seconds=self._drain_seconds)
@@ -137,6 +135,6 @@ class DrainingServer(uvicorn.Server):
         if num_present == 0:
             self.should_exit = not connections or seconds > min(GOODBYE_SECONDS, self._drain_seconds)
         elif seconds > self._drain_seconds:
-            log.warning("stopping with requests still running", choices=num_present)
+            log.warning("stopping although requests are still running", choices=num_present)
             self._service.give_up()
             self.should_exit = True

@@ -1,4 +1,4 @@
-"""A response of server-sent events that ends when its client disconnects, with keep-alive comments while it waits."""
+"""A response of server-sent events, with keep-alive comments. It ends when its client disconnects."""
 
 import asyncio
 import time
@@ -14,31 +14,30 @@ from server.http.disconnect import disconnected
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"[DONE]"
 LINE_ENDS = {"\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029", "\x85".encode(): b"\\u0085"}
+"""Characters at which some clients, against the standard, end a line; with their JSON escapes."""
 
 
 class EventSource(Protocol):
-    """The source of a stream's events."""
-
     @property
     def is_over(self) -> bool:
         """All events have been taken."""
 
     def listen(self, listener: Callable[[], object]) -> None:
-        """Call this when events arrive."""
+        """Call the listener whenever events arrive."""
 
     def take(self) -> list[bytes]:
-        """The events since the last call. Raises if the source has failed."""
+        """Return the events since the last call. Raise the source's error if it has failed."""
 
 
 class EventStream(Response):
-    """Sends the events of a source; events that arrive together are sent together.
+    """Sends the events of a source. Events that arrive together are sent together.
 
-    The status line waits for the first event or keep-alive, so that an earlier failure gets its own status;
-    `on_failure` gives the last events after a later one. A client that does not read for `slow_client_seconds` is
-    disconnected. `on_close` is always called, even if nothing could be sent.
+    The status line is sent with the first event or keep-alive, so an earlier failure gets its own status. After a later
+    failure, the stream ends with the events that `on_failure` returns. A client that reads nothing for
+    `slow_client_seconds` is disconnected. `on_close` is always called, even if nothing could be sent.
 
-    Once the answer has begun, and while its client keeps up, events are written in the same turn of the event loop in
-    which they arrive. Everything else is written by a task, which costs twice as much per event.
+    Once the response has begun, and while its client keeps up, events are written through the fast path as soon as they
+    arrive. Otherwise a task writes them, which costs twice as much per event.
     """
 
     media_type = "text/event-stream"
@@ -71,14 +70,14 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
         self._fast_path: FastPath | None = scope.get("extensions", {}).get(FAST_PATH)
-        jobs = self._stream(), disconnected(receive), self._live(), self._watch()
+        jobs = self._stream(), disconnected(receive), self._keep_alive(), self._watch()
         tasks = [asyncio.create_task(job) for job in jobs]
-        leaving = tasks[1]
+        disconnect = tasks[1]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if done == {leaving}:
+            if done == {disconnect}:
                 self._on_abort("disconnected")
-            for task in done - {leaving}:
+            for task in done - {disconnect}:
                 task.result()
         except SlowClient:
             self._on_abort("slow_client")
@@ -91,25 +90,25 @@ class EventStream(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stream(self) -> None:
-        """Send the first events, the last, and those between that cannot take the fast path."""
+        """Send the first and the last events, and all others that do not take the fast path."""
         try:
             self._source.listen(self._arrived)
             while (events := self._source.take()) or not self._source.is_over:
                 if events:
-                    await self._tell(framed(events))
+                    await self._send_piece(framed(events))
                 else:
                     self._turn = asyncio.get_running_loop().create_future()
                     await self._turn
         except Exception as error:
             if not self._has_started:
                 raise
-            await self._tell(framed(self._on_failure(error)))
+            await self._send_piece(framed(self._on_failure(error)))
         self._sending_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": b""})
 
     def _arrived(self) -> None:
-        """Called by the source, so nothing may be raised. A task that is not waiting takes the events by itself."""
-        if self._turn is None or self._turn.done():
+        """Called by the source when events arrive. Must not raise."""
+        if self._turn is None or self._turn.done():  # `_stream` is sending and will take the events
             return
         is_between_pieces = self._has_started and self._sending_since is None
         try:
@@ -123,7 +122,7 @@ class EventStream(Response):
         except Exception as error:
             self._turn.set_exception(error)
 
-    async def _tell(self, piece: bytes) -> None:
+    async def _send_piece(self, piece: bytes) -> None:
         self._sending_since = self._sending_since or time.monotonic()
         if not self._has_started:
             self._has_started = True
@@ -131,18 +130,18 @@ class EventStream(Response):
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         self._sending_since, self._sent_at = None, time.monotonic()
 
-    async def _live(self) -> None:
-        """Send a comment when nothing else was sent for a while."""
+    async def _keep_alive(self) -> None:
+        """Send a comment whenever nothing was sent for `keep_alive_seconds`."""
         self._sent_at = time.monotonic()
         while True:
             await asyncio.sleep(self._sent_at + self._keep_alive_seconds - time.monotonic())
             if self._sending_since is not None:
                 await asyncio.sleep(self._keep_alive_seconds)
             elif time.monotonic() >= self._sent_at + self._keep_alive_seconds:
-                await self._tell(KEEP_ALIVE)
+                await self._send_piece(KEEP_ALIVE)
 
     async def _watch(self) -> None:
-        """Raise `SlowClient` once a piece has waited too long. One timer per stream is cheaper than one per piece."""
+        """Raise `SlowClient` if sending takes too long. One timer per stream is cheaper than one per piece."""
         while True:
             since = self._sending_since
             await asyncio.sleep(self._slow_client_seconds + (since - time.monotonic() if since else 0))
@@ -155,12 +154,12 @@ class SlowClient(Exception):
 
 
 def framed(events: list[bytes]) -> bytes:
-    """Events of a type bring their `event:` line and their `data:`."""
+    """Frame events for the wire. An event with an `event:` line must contain its own `data:` line."""
     return b"".join(b"%b\n\n" % on_one_line(event if event[:6] == b"event:" else b"data: " + event) for event in events)
 
 
 def on_one_line(event: bytes) -> bytes:
-    """JSON without the characters at which some clients, though not the standard, end a line."""
+    """Escape the characters of `LINE_ENDS`."""
     if b"\xe2\x80" in event or b"\xc2\x85" in event:
         for character, escape in LINE_ENDS.items():
             event = event.replace(character, escape)

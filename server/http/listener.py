@@ -1,4 +1,4 @@
-"""The listening socket, which accepts a few connections at a time."""
+"""The listening socket. It accepts a few connections at a time."""
 
 import socket
 from typing import Any
@@ -8,31 +8,31 @@ from server.http.handshakes import Handshakes
 BACKLOG = 2048
 """Length of the accept queue."""
 
-MAX_ACCEPTED_IN_TURN = 4
-"""Connections accepted in a turn of the event loop. Some turns pass until one beyond the bound is closed again."""
+MAX_ACCEPTS_PER_TURN = 4
+"""Connections accepted per turn of the event loop. Closing an excess connection takes some turns."""
 
 
 class Listener(socket.socket):
-    """Accepts connections, a few at a time, then raises `BlockingIOError` once, as if no more were waiting.
+    """Accepts `MAX_ACCEPTS_PER_TURN` connections, then raises `BlockingIOError` as if no more were waiting.
 
-    A burst accepted at once would take the descriptors of those beyond the bound before any of them can be refused, and
-    then asyncio would accept nobody, no probe either, for a second.
+    If asyncio accepted a whole burst in one turn, the burst could use up all descriptors before the server refuses any
+    connection. asyncio would then accept nothing for a second, not even a probe.
     """
 
-    def __init__(self, taken: socket.socket) -> None:
-        super().__init__(fileno=taken.detach())
+    def __init__(self, listening: socket.socket) -> None:
+        super().__init__(fileno=listening.detach())
         self.handshakes: Handshakes | None = None
-        self._num_in_turn = 0
+        self._num_accepts = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        self._num_in_turn += 1
+        self._num_accepts += 1
         try:
             is_full = self.handshakes is not None and not self.handshakes.has_room
-            if is_full or self._num_in_turn > MAX_ACCEPTED_IN_TURN:
+            if is_full or self._num_accepts > MAX_ACCEPTS_PER_TURN:
                 raise BlockingIOError
             accepted = super().accept()
         except OSError:
-            self._num_in_turn = 0
+            self._num_accepts = 0
             raise
         if self.handshakes:
             self.handshakes.begin(accepted[0])
@@ -44,10 +44,10 @@ def port_of(listener: socket.socket) -> int:
 
 
 def listen(host: str, port: int) -> Listener:
-    """Raises `OSError` naming the address.
+    """Open a listening socket. Raise `OSError` with the address if that fails.
 
-    Connections send small pieces at once, which asyncio sees to only for sockets that it opens itself: without, the
-    first token would wait 40 ms for the client to acknowledge the status line.
+    TCP_NODELAY sends small writes at once. asyncio sets it only on sockets that it opens itself. Without it, the first
+    token waits 40 ms for the client to acknowledge the status line.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -1,7 +1,4 @@
-"""Layers around the app, in pure ASGI: request ids and records, unexpected errors, and content types.
-
-The layers for keys, rates, origins and bodies have files of their own.
-"""
+"""ASGI middleware for request ids, records, unexpected errors, content types and path prefixes."""
 
 import asyncio
 import re
@@ -24,9 +21,9 @@ log = structlog.get_logger("nvium.server")
 
 
 class RequestFrame:
-    """The outermost layer: gives each request an id, for its answer and log lines, and records some requests.
+    """The outermost middleware. Gives each request an id, for its response and log lines.
 
-    `endpoints` maps paths to names; requests that POST to them are recorded.
+    `endpoints` maps paths to names. POST requests to these paths are recorded.
     """
 
     def __init__(
@@ -59,7 +56,9 @@ class RequestFrame:
             await self._app(scope, receive, framed_send)
         finally:
             if record:
-                self._close(record, Headers(scope=scope))
+                record.close()
+                if self._tracing:
+                    self._tracing.trace(record, Headers(scope=scope))
 
     def _open(self, scope: Scope, request_id: str) -> RequestRecord | None:
         endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
@@ -68,14 +67,9 @@ class RequestFrame:
         received_at = scope.get("state", {}).get("received_at")
         return RequestRecord(self._metrics, request_id=request_id, endpoint=endpoint, received_at=received_at)
 
-    def _close(self, record: RequestRecord, headers: Headers) -> None:
-        record.close()
-        if self._tracing:
-            self._tracing.trace(record, headers)
-
 
 class LastResort:
-    """Answers 500 for an exception that nothing inside has handled, and 503 if the server stops before the answer."""
+    """Answers 500 to an unhandled exception, and 503 if the server stops before the response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -104,9 +98,9 @@ class LastResort:
 
 
 class JsonBodies:
-    """Treats a body as JSON if it has no content type, or that of a form, which `curl -d` sends by default.
+    """Treats a body as JSON if it has no content type or that of a form, which is the default of `curl -d`.
 
-    Answers 415 to such a body from a browser, where any page may send it, and to a body that is encoded.
+    Answers 415 to such a body from a browser, because pages of any site can send it, and to an encoded body.
     """
 
     TAKEN_FOR_JSON = ("", "application/x-www-form-urlencoded")
@@ -132,14 +126,14 @@ class JsonBodies:
     def _check(self, scope: Scope, headers: Headers) -> None:
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
-            raise UnsupportedBody(f"content-encoding: {encoding[:50]!r} is not supported, send the body as it is")
+            raise UnsupportedBody(f"content-encoding: {encoding[:50]!r} is not supported, send the body unencoded")
         is_from_browser = any(name in headers for name in self.SENT_BY_BROWSERS)
         if scope["method"] == "POST" and is_from_browser and media_type(headers) in self.SENT_BY_FORMS:
-            raise UnsupportedBody("content-type: a page must send its body as application/json")
+            raise UnsupportedBody("content-type: browsers must send application/json")
 
 
 class HeadAsGet:
-    """Handles HEAD as GET; the connection omits the body."""
+    """Handles HEAD as GET. uvicorn omits the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -150,7 +144,7 @@ class HeadAsGet:
 
 
 class UnderPath:
-    """Removes a proxy's prefix from paths, whether or not the proxy has removed it already."""
+    """Removes a proxy's prefix from paths, unless the proxy has removed it."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app = app
@@ -172,7 +166,7 @@ def media_type(headers: Headers) -> str:
 
 
 async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with an error of a layer, and count it for recorded and other requests."""
+    """Respond with an error of a middleware, and count it."""
     if record := scope["state"]["record"]:
         record.refused(error)
     else:
@@ -181,5 +175,5 @@ async def refuse(error: ApiError, metrics: Metrics, scope: Scope, receive: Recei
 
 
 def sanitized(request_id: str | None) -> str:
-    """The client's id if it is safe in logs and headers, else a fresh one."""
+    """Return the client's id if it is safe in logs and headers, else a new id."""
     return request_id if request_id and REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex

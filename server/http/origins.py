@@ -1,4 +1,4 @@
-"""Refuses requests from other sites' pages to a server without keys, which would accept anyone's."""
+"""Protects a server without keys from pages of other sites."""
 
 import socket
 from ipaddress import ip_address
@@ -19,8 +19,7 @@ ANY = "*"
 class OwnOrigin:
     """Answers 403 to a `Host` that is not this server's, and to pages of origins that CORS does not allow.
 
-    A name that somebody rebinds to this machine has its own name in `Host`. Host is not checked at a Unix socket, which
-    no browser reaches. A link may lead to the playground from anywhere.
+    The check of `Host` defends against DNS rebinding. Links to the playground are allowed from any site.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
@@ -58,7 +57,7 @@ class OwnOrigin:
 
 
 def name_of(host: str) -> str:
-    """The name or address of a `Host`, without its port; empty if it has none."""
+    """Return the name or address in a `Host` header, without the port. Empty if the header is malformed."""
     try:
         return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:
@@ -66,7 +65,7 @@ def name_of(host: str) -> str:
 
 
 def is_own_address(name: str, scope: Scope) -> bool:
-    """A loopback address, or the one that the client has connected to."""
+    """Return whether the name is a loopback address or the address that the client connected to."""
     try:
         address = ip_address(name)
     except ValueError:
@@ -76,5 +75,5 @@ def is_own_address(name: str, scope: Scope) -> bool:
 
 
 def opens_page(scope: Scope, headers: Headers) -> bool:
-    """Whether a link to the playground is being followed."""
+    """Return whether the request follows a link to the playground."""
     return scope["method"] == "GET" and scope["path"] == PAGE and headers.get("sec-fetch-mode") == "navigate"

@@ -1,4 +1,4 @@
-"""HTTP parsing by h11, with bounds on requests that cost more to parse than to send. Knows no connection."""
+"""HTTP parsing by h11, with bounds on requests that are cheap to send and expensive to parse."""
 
 import re
 
@@ -11,26 +11,27 @@ MAX_HEAD_LINES = 128
 
 FREE_PIECES = 2_000
 BYTES_PER_PIECE = 256
-"""A body may have `FREE_PIECES` chunks of any size; further chunks must average `BYTES_PER_PIECE`."""
+"""A body may have `FREE_PIECES` chunks of any size. Further chunks must average `BYTES_PER_PIECE`."""
 
 BLANK_LINE = re.compile(rb"\n\r?\n")
 BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 FOLDED_LINE = re.compile(rb"\n[ \t]")
 
 ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
-"""A target that is a whole URL."""
+"""A request target in absolute form."""
 
 VERSIONS = (b"1.0", b"1.1")
 
 
 class BoundedParser(h11.Connection):
-    """Raises `h11.RemoteProtocolError` for such requests too; `refusal` then has the error to answer with.
-
-    `is_head`: the answer to the current request has no body.
-    """
+    """h11's parser. If it refuses a request, `next_event` raises `h11.RemoteProtocolError` and `refusal` is set."""
 
     refusal: ApiError | None = None
+    """The error to respond with."""
+
     is_head = False
+    """The current request is a HEAD request, so the response must have no body."""
+
     _num_pieces = 0
     _num_bytes = 0
 
@@ -49,23 +50,23 @@ class BoundedParser(h11.Connection):
         return event
 
     def _check_head(self, data: bytes) -> None:
-        """Check the head before h11 parses it, which is slow for many lines."""
+        """Check the head before h11 parses it: h11 is slow for many lines."""
         end = BLANK_LINE.search(data)
         head = data[: end.start()] if end else data
         if len(head) > MAX_HEAD_BYTES or head.count(b"\n") > MAX_HEAD_LINES:
             self._refuse(HeadTooLarge(MAX_HEAD_BYTES, MAX_HEAD_LINES))
         if BARE_LINE_FEED.search(data[: end.end()] if end else data):
-            self._refuse(MalformedRequest("a line ends without a carriage return"))
+            self._refuse(MalformedRequest("header lines must end with CRLF"))
         if FOLDED_LINE.search(head):
-            self._refuse(MalformedRequest("a header continues on a second line"))
+            self._refuse(MalformedRequest("a header must not continue on a second line"))
 
     def _check_framing(self, request: h11.Request) -> None:
-        """Refuse ambiguous framing: a proxy may have read the body differently."""
+        """Refuse ambiguous framing: a proxy may have framed the request differently."""
         if request.http_version not in VERSIONS:
             self._refuse(MalformedRequest("only HTTP/1.1 and HTTP/1.0 are supported"))
         names = {name for name, _ in request.headers}
         if b"transfer-encoding" in names and request.http_version == b"1.0":
-            self._refuse(MalformedRequest("HTTP/1.0 has no transfer-encoding"))
+            self._refuse(MalformedRequest("HTTP/1.0 does not support transfer-encoding"))
         if {b"content-length", b"transfer-encoding"} <= names:
             self._refuse(MalformedRequest("content-length and transfer-encoding must not be combined"))
 
@@ -81,7 +82,7 @@ class BoundedParser(h11.Connection):
 
 
 def in_origin_form(request: h11.Request) -> h11.Request:
-    """Rewrite an absolute-form target to a path, with the URL's host as `Host` (RFC 9112, 3.2.2)."""
+    """Rewrite a target in absolute form to a path. The URL's host replaces `Host` (RFC 9112, 3.2.2)."""
     if not (absolute := ABSOLUTE.fullmatch(request.target)):
         return request
     host, path = absolute.groups()

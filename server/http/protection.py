@@ -1,4 +1,4 @@
-"""Security headers for browsers; a route's own headers take precedence."""
+"""Security headers for browsers. A route's own headers take precedence."""
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,7 +13,7 @@ PROTECTIVE = {
 
 
 class Protection:
-    """The layer that adds them to every answer."""
+    """Middleware that adds the headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

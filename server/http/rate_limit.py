@@ -1,4 +1,4 @@
-"""A limit on each key's requests in any 60 seconds, with OpenAI's headers. Without keys all clients share it."""
+"""Limits each key's requests in any 60 seconds, with OpenAI's headers. Without keys, all clients share the limit."""
 
 import math
 import time
@@ -17,9 +17,9 @@ WINDOW_SECONDS = 60
 
 
 class RateLimit:
-    """Answers 429 before a body is read. Public routes, /metrics and refused requests are not counted.
+    """Answers 429 before the body is read. Does not count public routes, /metrics and refused requests.
 
-    Keeps the times of at most `requests_per_minute` requests for each key. `clock` gives seconds and never goes back.
+    Stores the times of at most `requests_per_minute` requests per key. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -37,11 +37,15 @@ class RateLimit:
             return
         now, times = self._clock(), self.times[scope["state"]["key_id"]]
         is_accepted = self._accept(now, times)
-        remaining, seconds = self._per_minute - len(times), times[0] + WINDOW_SECONDS - now
+        remaining = self._per_minute - len(times)
+        seconds = times[0] + WINDOW_SECONDS - now  # until the oldest counted request leaves the window
 
         async def limited_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._tell(MutableHeaders(scope=message), remaining, seconds)
+                headers = MutableHeaders(scope=message)
+                headers["x-ratelimit-limit-requests"] = str(self._per_minute)
+                headers["x-ratelimit-remaining-requests"] = str(remaining)
+                headers["x-ratelimit-reset-requests"] = f"{seconds:.3f}s"
             await send(message)
 
         if is_accepted:
@@ -51,16 +55,10 @@ class RateLimit:
             await refuse(error, self._metrics, scope, receive, limited_send)
 
     def _accept(self, now: float, times: deque[float]) -> bool:
-        """Drop times outside the window, then add one if there is room."""
+        """Remove times outside the window. Add this request and return True if it is within the limit."""
         while times and times[0] <= now - WINDOW_SECONDS:
             times.popleft()
         if len(times) == self._per_minute:
             return False
         times.append(now)
         return True
-
-    def _tell(self, headers: MutableHeaders, remaining: int, seconds: float) -> None:
-        """`seconds`: until the oldest counted request leaves the window."""
-        headers["x-ratelimit-limit-requests"] = str(self._per_minute)
-        headers["x-ratelimit-remaining-requests"] = str(remaining)
-        headers["x-ratelimit-reset-requests"] = f"{seconds:.3f}s"

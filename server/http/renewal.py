@@ -17,9 +17,9 @@ log = structlog.get_logger("nvium.server")
 
 
 class Renewal:
-    """Reloads from files. If one is invalid, nothing changes and a log line says why.
+    """Reloads the files. If a file is invalid, logs the reason and changes nothing.
 
-    The signal is only noted: it may come in the midst of a log line, whose lock another line would wait for, for ever.
+    The signal handler only sets a flag. It may interrupt a log call, so logging in the handler could deadlock.
     """
 
     def __init__(self, settings: Settings, keys: KeyRing, tls: ssl.SSLContext | None) -> None:
@@ -28,41 +28,36 @@ class Renewal:
         self._tls = tls
         self._is_due = False
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether there is anything to reload: a certificate, or a key file in use."""
-        return self._tls is not None or (self._settings.api_keys_file is not None and len(self._keys) > 0)
-
     def listen(self) -> None:
-        """Reload after SIGHUP, which would end the process. From the main thread, before the model is loaded."""
-        if self.is_possible:
+        """Handle SIGHUP if there is a key file or a certificate. Call this from the main thread."""
+        if self._tls or self._settings.api_keys_file:
             signal.signal(signal.SIGHUP, self._at_signal)
 
     def _at_signal(self, number: int, frame: FrameType | None) -> None:
         self._is_due = True
 
     def tick(self) -> None:
-        """Called ten times a second: reload if SIGHUP has arrived."""
+        """Reload if SIGHUP has arrived. Called ten times a second."""
         if self._is_due:
-            self._is_due = False  # before reading, as the files may change again meanwhile
+            self._is_due = False  # before reading: the files may change again
             self.renew()
 
     def renew(self) -> None:
         try:
             self._check_files()
             keys = read_keys(self._settings)
-            tls_context(self._settings)  # a trial: a mismatched pair would break the context in use
+            tls_context(self._settings)  # checks the pair: loading a mismatched pair would break the context in use
             if self._tls and self._settings.ssl_certfile:
                 load_certificate(self._tls, self._settings.ssl_certfile, self._settings.ssl_keyfile)
         except SettingsError as error:
-            log.error("keys and certificate stay as they were", reason=str(error))
+            log.error("cannot reload keys and certificate, keeping the old ones", reason=str(error))
             return
         self._keys.replace(keys)
-        log.info("keys and certificate renewed", api_keys=len(keys), tls=self._tls is not None)
+        log.info("reloaded keys and certificate", api_keys=len(keys), tls=self._tls is not None)
 
     def _check_files(self) -> None:
-        """Raise `SettingsError` for a pipe or device, on which the event loop could block."""
+        """Raise `SettingsError` if a file is a pipe or device: reading it could block the event loop."""
         for name in FILES:
             file: Path | None = getattr(self._settings, name)
             if file is not None and file.exists() and not file.is_file():
-                raise SettingsError(f"{name}: {file} is no file that can be read again")
+                raise SettingsError(f"{name}: {file} is not a regular file")

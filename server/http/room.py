@@ -1,4 +1,4 @@
-"""Room for connections: the configured number, as far as file descriptors allow, and a few more for probes."""
+"""How many connections the server accepts: the configured number, if file descriptors allow it, and some for probes."""
 
 import re
 import resource
@@ -12,81 +12,79 @@ from typing import Protocol
 from server.settings import SettingsError
 
 RESERVE = 96
-"""Descriptors kept for files and for connections beyond the bound; at most a quarter of the limit."""
+"""Descriptors reserved for files and for excess connections. At most a quarter of the limit is reserved."""
 
-SHARE_BEYOND = 3
-"""One in this many of the reserve is for connections beyond the bound."""
+EXCESS_SHARE = 3
+"""A third of the reserve is for excess connections."""
 
-DESCRIPTORS_PRESUMED = 64
-"""Assumed where the system does not tell how many are in use."""
+DEFAULT_DESCRIPTORS = 64
+"""Assumed number of descriptors in use if the system does not report it."""
 
 OWN_DESCRIPTORS = Path("/proc/self/fd")
 PROBE = re.compile(rb"(?:GET|HEAD) /(?:livez|readyz|health) HTTP/1\.")
 
 
 class Refusable(Protocol):
-    """A connection beyond the bound."""
-
     def refuse_as_too_many(self) -> None: ...
 
 
 @dataclass(eq=False)
 class Room:
-    """For `num_connections`, and `num_beyond` more that are answered probes only."""
+    """Room for `num_connections`, and for `num_excess` more on which only probes are answered."""
 
     num_connections: int
-    num_beyond: int = RESERVE // SHARE_BEYOND
-    _beyond: OrderedDict[Refusable, bool] = field(default_factory=OrderedDict)
-    """Whether each is answering a probe."""
+    num_excess: int = RESERVE // EXCESS_SHARE
+    _excess: OrderedDict[Refusable, bool] = field(default_factory=OrderedDict)
+    """Excess connections, oldest first, and whether each is answering a probe."""
 
-    def hold(self, connection: Refusable) -> None:
-        """Accept one beyond the bound. If there are too many, the one that has been silent the longest is refused."""
-        self._beyond[connection] = False
-        if len(self._beyond) > self.num_beyond:
-            silent = next(held for held, is_answered in self._beyond.items() if not is_answered)
-            silent.refuse_as_too_many()
+    def add_excess(self, connection: Refusable) -> None:
+        """Add an excess connection. If there are too many, refuse the oldest one without a probe."""
+        self._excess[connection] = False
+        if len(self._excess) > self.num_excess:
+            oldest = next(excess for excess, has_probe in self._excess.items() if not has_probe)
+            oldest.refuse_as_too_many()
 
-    def holds(self, connection: Refusable) -> bool:
-        return connection in self._beyond
+    def is_excess(self, connection: Refusable) -> bool:
+        return connection in self._excess
 
     def admits(self, connection: Refusable, data: bytes) -> bool:
-        """Whether the request of a connection beyond the bound is a probe, which is answered."""
-        self._beyond[connection] = PROBE.match(data) is not None
-        return self._beyond[connection]
+        """Return whether the first bytes on an excess connection are a probe, which the server answers."""
+        self._excess[connection] = PROBE.match(data) is not None
+        return self._excess[connection]
 
     def release(self, connection: Refusable) -> None:
-        """The connection is closed, or counts as an ordinary one now."""
-        self._beyond.pop(connection, None)
+        """Remove a connection that is closed or is no longer an excess connection."""
+        self._excess.pop(connection, None)
 
 
-def room_for(wanted: int, descriptors_each: int = 1, count: Callable[[], int] | None = None) -> Room:
-    """As many connections as are wanted and possible. Raises `SettingsError` if none is.
+def room_for(max_connections: int, descriptors_each: int = 1, count: Callable[[], int] | None = None) -> Room:
+    """Return room for `max_connections`, or fewer if descriptors are short. Raise `SettingsError` if there is none.
 
-    `count` gives the number of descriptors in use.
+    `count` returns the number of descriptors in use.
     """
     limit = raised_limit()
     if limit == resource.RLIM_INFINITY:
-        return Room(wanted)
+        return Room(max_connections)
     reserve = min(RESERVE, limit // 4)
     possible = (limit - (count or num_descriptors)() - reserve) // descriptors_each
     if possible < 1:
         raise SettingsError(f"max_connections: a limit of {limit} open files leaves no room for connections")
-    return Room(min(wanted, possible), max(1, reserve // SHARE_BEYOND))
+    return Room(min(max_connections, possible), max(1, reserve // EXCESS_SHARE))
 
 
 def raised_limit() -> int:
-    """The limit of open files, after raising the soft limit to the hard one."""
+    """Raise the soft limit of open files to the hard limit. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(OSError, ValueError):  # the system has a lower bound of its own
+        with suppress(OSError, ValueError):  # some systems allow less than the hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             return hard
     return soft
 
 
 def num_descriptors() -> int:
-    """Descriptors in use."""
+    """Return the number of descriptors in use."""
     try:
         return len(list(OWN_DESCRIPTORS.iterdir()))
     except OSError:
-        return DESCRIPTORS_PRESUMED
+        return DEFAULT_DESCRIPTORS

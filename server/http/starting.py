@@ -1,4 +1,4 @@
-"""Answers while the model loads: probes, and 503 to everything else."""
+"""A server that runs while the model loads. It answers probes, and 503 to everything else."""
 
 import os
 import socket
@@ -24,19 +24,15 @@ STOP_SECONDS = 1
 
 
 async def starting_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """The app while the model loads: live but not ready. It closes connections, so that the next request reaches the
-    server itself."""
-    response = JSONResponse({"status": "ok"}) if scope["path"].endswith("/livez") else not_ready().response()
+    """Answer as a live server that is not ready. Close each connection: the next request must reach the real server."""
+    loading = Overloaded("the model is loading", code="not_ready", retry_after_seconds=RETRY_SECONDS)
+    response = JSONResponse({"status": "ok"}) if scope["path"].endswith("/livez") else loading.response()
     response.headers["connection"] = "close"
     await response(scope, receive, send)
 
 
-def not_ready() -> Overloaded:
-    return Overloaded("the model is loading", code="not_ready", retry_after_seconds=RETRY_SECONDS)
-
-
 def starting_config(settings: Settings, tls: ssl.SSLContext | None, listener: Listener) -> uvicorn.Config:
-    """Connections are bounded as later; metrics begin with the model."""
+    """Configure uvicorn with the same limits as for the real server. Metrics are discarded."""
     room = room_for(settings.max_connections)
     more = {"lifespan": "off", "timeout_graceful_shutdown": STOP_SECONDS}
     return bounded_config(starting_app, settings, tls, room, Metrics(()), listener=listener, **more)
@@ -44,7 +40,7 @@ def starting_config(settings: Settings, tls: ssl.SSLContext | None, listener: Li
 
 @contextmanager
 def answered_while_starting(listener: socket.socket, configure: Callable[[Listener], uvicorn.Config]) -> Iterator[None]:
-    """Answer from a thread, on a duplicate of the socket; connections still waiting are left to the server."""
+    """Run the starting server in a thread, on a duplicate of the socket, while the context is open."""
     duplicate = Listener(socket.socket(fileno=os.dup(listener.fileno())))
     server = uvicorn.Server(configure(duplicate))
     thread = threading.Thread(target=server.run, args=[[duplicate]], name="nvium-starting", daemon=True)

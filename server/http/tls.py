@@ -1,4 +1,4 @@
-"""TLS: a certificate and its key from files, checked before serving."""
+"""TLS: loads a certificate and its key, and checks them before the server starts."""
 
 import ssl
 from pathlib import Path
@@ -7,11 +7,11 @@ from server.settings import Settings, SettingsError
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """None without a certificate. Raises `SettingsError`."""
+    """Return None if no certificate is configured. Raise `SettingsError` if the files cannot be used."""
     certificate, key = settings.ssl_certfile, settings.ssl_keyfile
     if certificate is None:
         if key is not None:
-            raise SettingsError("ssl_keyfile: needs ssl_certfile too")
+            raise SettingsError("ssl_keyfile: requires ssl_certfile")
         return None
     for name, file in (("ssl_certfile", certificate), ("ssl_keyfile", key or certificate)):
         check_readable(name, file)
@@ -22,10 +22,10 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    """Use these files for new connections. Raises `SettingsError`."""
+    """Use these files for new connections. Raise `SettingsError` if they cannot be used."""
     try:
-        context.load_cert_chain(certificate, key, refuse_to_ask)
-    except OSError as error:  # OpenSSL's are such too
+        context.load_cert_chain(certificate, key, password_required)
+    except OSError as error:  # `ssl.SSLError` is an `OSError`
         reason = (error.reason or "not PEM") if isinstance(error, ssl.SSLError) else error.strerror
         raise SettingsError(f"ssl_certfile: {certificate} and its key cannot be used: {reason}") from error
 
@@ -37,6 +37,6 @@ def check_readable(name: str, file: Path) -> None:
         raise SettingsError(f"{name}: cannot read {file}: {error.strerror}") from error
 
 
-def refuse_to_ask() -> str:
-    """Keeps OpenSSL from asking for a password on the terminal."""
-    raise SettingsError("ssl_keyfile: the key is encrypted; give one that is not, in a file that only the server reads")
+def password_required() -> str:
+    """Called by OpenSSL for an encrypted key, instead of a prompt on the terminal."""
+    raise SettingsError("ssl_keyfile: the key must not be encrypted; restrict the file's permissions instead")

@@ -1,4 +1,4 @@
-"""One server of many processes: a gateway with the public interface, and replicas that each run a model.
+"""Serving from several processes: a gateway with the public API, and replicas that each run the model.
 
-Only `deployment` knows Ray; the rest works with any pool.
+Only `deployment` imports Ray. The other modules work with any `Pool` of replicas.
 """

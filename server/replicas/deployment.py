@@ -1,6 +1,6 @@
-"""Replicas as Ray deployments, the router that chooses among them, and `nvium serve --replicas N`.
+"""Replicas as a Ray Serve deployment, their request router, and `nvium serve --replicas N`.
 
-The only module that knows Ray, which scales, checks, replaces and drains the replicas.
+Ray scales, health-checks, replaces and drains the replicas.
 """
 
 import logging
@@ -42,40 +42,38 @@ from server.telemetry.logs import configure_logs
 from server.telemetry.tracing import tracer_provider
 
 KEEP_ALIVE_SECONDS = 60
-"""How long an unused connection of the gateway is kept."""
+"""How long a replica keeps an idle connection of the gateway."""
 
-LOOK_SECONDS = 0.05
+START_POLL_SECONDS = 0.05
 HEALTH_SECONDS = 2
-"""Between health checks of a replica, which is replaced after three failures."""
+"""Interval of health checks. Ray replaces a replica after three failures."""
 
 HEALTH_TIMEOUT_SECONDS = 2.5
 LOOK_BACK_SECONDS = 15
-"""The window over which the number of sequences is averaged."""
+"""Window over which autoscaling averages the number of sequences."""
 
-DRAIN_LOOK_SECONDS = 0.2
+DRAIN_POLL_SECONDS = 0.2
 MAX_GATEWAY_REQUESTS = 10_000
-"""Requests at one gateway at a time; more wait at Ray's proxy."""
-
-GATEWAY_CPUS = 0
-"""A gateway is light and fits wherever a replica does."""
+"""Concurrent requests per gateway. Ray's proxy queues the others."""
 
 APPLICATION = "nvium"
 LOCAL = "127.0.0.1"
-OF_EACH_CLIENT = 2
-"""Descriptors of a client: its connection, and one to a replica."""
+DESCRIPTORS_PER_CLIENT = 2
+"""One for the client's connection, one for a connection to a replica."""
 
-COMPLAINT = re.compile(r"^(?:nvium_core|server)\.[\w.]+: (.+)$", re.MULTILINE)
-"""The last line of a traceback for a user's mistake."""
+USER_ERROR = re.compile(r"^(?:nvium_core|server)\.[\w.]+: (.+)$", re.MULTILINE)
+"""The last line of a traceback that ends in one of this package's exceptions."""
+
+QUIET_LOGS = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 log = structlog.get_logger("nvium.server")
 
 
 class Replica:
-    """The ordinary server of one model, in a thread of a Ray actor, on a port known to the gateway only.
+    """A single-process server in a thread of a Ray actor. Only the gateway knows its port and secret.
 
-    `host` is where it listens; None is this machine's address in the cluster.
-
-    Raises what `server.app.run` raises.
+    `host` is the address to listen on. None means this machine's address in the cluster.
+    The constructor raises the same errors as `server.app.run`.
     """
 
     def __init__(self, settings: Settings, host: str | None) -> None:
@@ -97,68 +95,71 @@ class Replica:
         while not self._server.started:
             if not self._thread.is_alive():
                 raise RuntimeError("the server did not start")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(START_POLL_SECONDS)
 
     _thread: threading.Thread | None = None
 
     def address(self) -> dict[str, str]:
-        """The fields of an `Address`."""
+        """Return the fields of an `Address`."""
         host, port = self._listener.getsockname()[:2]
         name = serve.get_replica_context().replica_id.unique_id
         return {"name": name, "url": f"http://{f'[{host}]' if ':' in host else host}:{port}", "secret": self._secret}
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """What the gateway gets when it chooses this replica."""
+        """Called by Ray. The gateway reads it from the replica that it chooses."""
         return self.address()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         return {SEQUENCES: self._service.admission.num_present}
 
     def check_health(self) -> None:
-        """Raises if the replica must be replaced."""
+        """Called by Ray, which replaces a replica that keeps raising."""
         if not (self._thread and self._thread.is_alive() and self._service.is_live):
             raise RuntimeError("the device thread makes no progress")
 
     def __del__(self) -> None:
-        """Called after the last request, or after `__init__` failed."""
+        """Called by Ray after the last request, or after `__init__` failed."""
         if self._thread:
             self._server.should_exit = True
             self._thread.join(STOP_SECONDS)
 
 
 class AffineRouter(RequestRouter):  # type: ignore[misc]
-    """A request's arguments are its prefixes (`routing.beginnings`) and the names of excluded replicas."""
+    """Ray's request router with prefix affinity.
+
+    A request's arguments are its prefix digests (`routing.prefix_digests`) and the names of excluded replicas.
+    """
 
     def initialize_state(self, *, is_affine: bool = True) -> None:
-        """Called once by Ray, before the first request."""
+        """Called by Ray before the first request."""
         self._is_affine = is_affine
         self._prefixes = PrefixHolders()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The preferred one first, then the others in case it is full."""
-        beginnings, excluded = pending_request.args if pending_request and pending_request.args else ([], [])
+        """Return the preferred replica, then the others in case it is full."""
+        digests, excluded = pending_request.args if pending_request and pending_request.args else ([], [])
         if pending_request:
             pending_request.routing_context.should_backoff = True
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         for name in excluded if replicas.keys() - set(excluded) else ():
             replicas.pop(name, None)
         loads = {name: self._load(replicas[name]) for name in random.sample(list(replicas), len(replicas))}
-        chosen = preferred(beginnings, self._prefixes.by_prefix, loads)
+        chosen = preferred(digests, self._prefixes.by_digest, loads)
         if self._is_affine:
-            self._prefixes.note(beginnings, chosen)
+            self._prefixes.note(digests, chosen)
         first = replicas.pop(chosen)
-        self.on_send_request(first.replica_id)  # counts before the replica reports its load
+        self.on_send_request(first.replica_id)  # adds to the load that the replica last reported
         return [[first], list(replicas.values())]
 
     def _load(self, replica: RunningReplica) -> int:
-        """The replica's load: requests that it last reported, and those sent since."""
+        """Return the number of requests that the replica last reported, plus those sent since."""
         return self.replica_queue_len_cache.get(replica.replica_id) or 0
 
 
 def replicas(settings: Settings, host: str | None = None) -> serve.Application:
-    """The replicas alone, listening at `host`. Each has one CPU, and on a GPU that GPU for itself."""
+    """Define the replicas, without a gateway. Each one reserves a CPU and, if it runs on a GPU, that GPU."""
     least = settings.replicas or 1
     own = settings.model_copy(update={"cors_origins": (), "requests_per_minute": None, "api_keys": ()})
     return serve.deployment(
@@ -179,24 +180,24 @@ def replicas(settings: Settings, host: str | None = None) -> serve.Application:
         ),
         max_ongoing_requests=settings.max_sequences + settings.max_queue,
         graceful_shutdown_timeout_s=settings.drain_seconds,
-        graceful_shutdown_wait_loop_s=DRAIN_LOOK_SECONDS,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_SECONDS,
         health_check_period_s=HEALTH_SECONDS,
         health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
         ray_actor_options={"num_cpus": 1, "num_gpus": int(is_on_gpu(settings.device))},
-        logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+        logging_config=QUIET_LOGS,
     ).bind(own, host)
 
 
 def application(settings: Settings) -> serve.Application:
-    """The replicas behind a gateway, which gets its requests from Ray's proxy."""
+    """Define the replicas and a gateway, which receives requests from Ray's proxy."""
     deployment = serve.deployment(
         serve.ingress()(IngressGateway),
-        name="Front",
+        name="Gateway",
         max_ongoing_requests=MAX_GATEWAY_REQUESTS,
         graceful_shutdown_timeout_s=settings.drain_seconds,
-        graceful_shutdown_wait_loop_s=DRAIN_LOOK_SECONDS,
-        ray_actor_options={"num_cpus": GATEWAY_CPUS},
-        logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_SECONDS,
+        ray_actor_options={"num_cpus": 0},  # Ray may place it on any node
+        logging_config=QUIET_LOGS,
     )
     return deployment.bind(settings, replicas(settings))
 
@@ -211,15 +212,15 @@ class IngressGateway:
 
 
 class RayPool:
-    """The replicas of a deployment."""
+    """A `Pool` of one Ray deployment's replicas."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
 
     @asynccontextmanager
-    async def chosen(self, beginnings: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
+    async def chosen(self, digests: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
         try:
-            choosing = self._handle.choose_replica(list(beginnings), sorted(excluded))
+            choosing = self._handle.choose_replica(list(digests), sorted(excluded))
             selection = await choosing.__aenter__()
         except (RayError, RayServeException) as error:
             raise NoReplica from error
@@ -239,7 +240,7 @@ class RayPool:
 def run(settings: Settings) -> None:
     """Serve from several processes until SIGTERM or SIGINT, then finish running requests.
 
-    Raises `SettingsError` or `OSError` for an unusable model, settings or address.
+    Raise `SettingsError` or `OSError` if the model, the settings or the address cannot be used.
     """
     configure_logs(settings.log_level)
     disable_created_metrics()
@@ -249,13 +250,13 @@ def run(settings: Settings) -> None:
     (renewal := Renewal(settings, keys, tls)).listen()
     with listen(settings.host, settings.port) as listener, ExitStack() as stack:
         start_ray(most)
-        stack.enter_context(reaper_of(session_folder()))
+        stack.enter_context(reaper_of(ray.worker.global_worker.node.get_session_dir_path()))
         try:
             gateway = Gateway(RayPool(started(settings)), settings)
             log.info("access", api_keys=len(keys), requests_per_minute=settings.requests_per_minute)
             app = gateway_app(gateway, keys)
             more = {"listener": listener, "timeout_graceful_shutdown": STOP_SECONDS}
-            config = uvicorn_config(app, settings, tls, descriptors_each=OF_EACH_CLIENT, **more)
+            config = uvicorn_config(app, settings, tls, descriptors_each=DESCRIPTORS_PER_CLIENT, **more)
             DrainingServer(config, gateway, renewal).run(sockets=[listener])
         finally:
             serve.shutdown()
@@ -263,35 +264,29 @@ def run(settings: Settings) -> None:
 
 
 def started(settings: Settings) -> DeploymentHandle[Any]:
-    """The replicas, once they are ready. Raises `SettingsError` with a replica's error."""
+    """Start the replicas and wait until they are ready. Raise `SettingsError` if one fails to start."""
     try:
         return serve.run(replicas(settings, LOCAL), name=APPLICATION, route_prefix=None)
     except RuntimeError as error:
         [deployment] = serve.status().applications[APPLICATION].deployments.values()
-        complaints = COMPLAINT.findall(deployment.message)
-        raise SettingsError(complaints[-1] if complaints else "replicas: did not start") from error
+        errors = USER_ERROR.findall(deployment.message)
+        raise SettingsError(errors[-1] if errors else "replicas: failed to start") from error
 
 
 def is_on_gpu(device: str) -> bool:
-    """Ray hides GPUs from replicas that ask for none."""
+    """Return whether replicas need a GPU. Ray hides GPUs from replicas that request none."""
     return device == "cuda" or (device == "auto" and torch.cuda.is_available())
 
 
 def check_devices(device: str, num_replicas: int) -> None:
-    """Raise `SettingsError` if there are fewer GPUs than replicas, which would wait forever."""
+    """Raise `SettingsError` if there are fewer GPUs than replicas: Ray would wait for a GPU forever."""
     available = torch.cuda.device_count() if is_on_gpu(device) else num_replicas
     if available < num_replicas:
-        raise SettingsError(f"replicas: {num_replicas} of them need a GPU each, and this machine has {available}")
-
-
-def session_folder() -> str:
-    """The session's folder, which is on the command lines of all processes of this Ray."""
-    folder: str = ray.worker.global_worker.node.get_session_dir_path()
-    return folder
+        raise SettingsError(f"replicas: {num_replicas} replicas need {num_replicas} GPUs, this machine has {available}")
 
 
 def start_ray(num_replicas: int, *, shows_logs: bool = True) -> None:
-    """With as many CPUs as replicas, whatever this machine has."""
+    """Start Ray with one CPU per replica, regardless of the machine's CPUs."""
     ray.init(
         address="local",
         num_cpus=num_replicas,
@@ -300,4 +295,4 @@ def start_ray(num_replicas: int, *, shows_logs: bool = True) -> None:
         log_to_driver=shows_logs,
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
+    serve.start(proxy_location="Disabled", logging_config=QUIET_LOGS)

@@ -1,4 +1,4 @@
-"""The public server: checks keys, rates, origins and bodies, answers probes, forwards everything else to replicas."""
+"""The public server. It checks keys, rates, origins and bodies, answers probes, and forwards other requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge
 from starlette.responses import Response
 
-from server.app import bare_app, keys_gate, layers
+from server.app import bare_app, keys_gate, middleware
 from server.http.keys import KeyRing
 from server.replicas.pages import merged
 from server.replicas.relay import Relay
@@ -18,70 +18,65 @@ from server.settings import Settings
 from server.telemetry.metrics import Metrics
 
 GATEWAY_LABEL = "front"
-"""The gateway's value of the metrics' label `replica`, known to dashboards."""
+"""The gateway's value of the metrics label `replica`. Dashboards depend on it."""
 
-ASKING_SECONDS = 1.5
-"""Timeout for listing replicas: a hanging one keeps Ray waiting."""
+LIST_SECONDS = 1.5
+"""Timeout for listing replicas. Ray waits for a replica that hangs."""
 
 ANSWER_SECONDS = 2
-"""Timeout for a replica's answer to a probe or scrape."""
+"""Timeout for a replica's response to a probe or scrape."""
 
 router = APIRouter()
 
 
 class Gateway:
-    """Passes requests on, and answers probes and scrapes for all replicas together."""
+    """Forwards requests to replicas. Probes and scrapes cover all replicas."""
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics([1.0], settings.latency_buckets)
         self.relay = Relay(pool, self.metrics)
         self.admission = self.relay.admission
-        under_way = Gauge("nvium_relayed_requests", "Requests being passed on.", registry=self.metrics.registry)
-        under_way.set_function(lambda: self.admission.num_present)
+        relayed = Gauge("nvium_relayed_requests", "Requests in flight to replicas.", registry=self.metrics.registry)
+        relayed.set_function(lambda: self.admission.num_present)
         self._pool = pool
         self._known: list[Address] = []
 
     has_failed = False
 
     def tick(self) -> None:
-        """Nothing to do for a gateway."""
+        """Nothing to do."""
 
     def give_up(self) -> None:
-        """Fail the requests that still run. Called on the event loop."""
         self.relay.give_up()
 
     async def is_served(self) -> bool:
-        """Whether any replica is ready."""
+        """Return whether any replica is ready."""
         return bool(await self._answers("/readyz"))
 
-    async def pages(self) -> dict[str, str]:
-        """The metrics of the gateway and of every replica that answers in time, by name."""
-        return {GATEWAY_LABEL: self.metrics.page().decode(), **await self._answers("/metrics")}
-
-    async def merged_pages(self) -> bytes:
-        """The same, merged."""
-        return await asyncio.to_thread(merged, await self.pages())
+    async def metrics_page(self) -> bytes:
+        """Merge the metrics of the gateway and of every replica that answers in time."""
+        pages = {GATEWAY_LABEL: self.metrics.page().decode(), **await self._answers("/metrics")}
+        return await asyncio.to_thread(merged, pages)
 
     async def _answers(self, path: str) -> dict[str, str]:
-        """The answers of replicas that come in time, by name."""
+        """Get a path from all replicas. Return the bodies by replica name, without failures and timeouts."""
         addresses = await self._replicas()
-        asked = [asyncio.wait_for(self.relay.get(address, path), ANSWER_SECONDS) for address in addresses]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        requests = [asyncio.wait_for(self.relay.get(address, path), ANSWER_SECONDS) for address in addresses]
+        answers = await asyncio.gather(*requests, return_exceptions=True)
         return {address.name: page for address, page in zip(addresses, answers, strict=True) if isinstance(page, str)}
 
     async def _replicas(self) -> list[Address]:
-        """The replicas; if Ray waits for a hanging one, those known before."""
+        """Return the current replicas, or the last known ones if Ray does not answer in time."""
         with suppress(TimeoutError):
             try:
-                self._known = await asyncio.wait_for(self._pool.all(), ASKING_SECONDS)
+                self._known = await asyncio.wait_for(self._pool.all(), LIST_SECONDS)
             except NoReplica:
                 self._known = []
         return self._known
 
 
 def gateway_app(gateway: Gateway, keys: KeyRing | None = None) -> FastAPI:
-    """The app around a gateway."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -89,7 +84,7 @@ def gateway_app(gateway: Gateway, keys: KeyRing | None = None) -> FastAPI:
             yield
 
     gate = keys_gate(keys or KeyRing(), gateway.settings, gateway.metrics)
-    app = bare_app(lifespan, layers(gateway.settings, gateway.metrics, gate))
+    app = bare_app(lifespan, middleware(gateway.settings, gateway.metrics, gate))
     app.state.service = gateway
     app.include_router(router)
     app.mount("/", gateway.relay)
@@ -113,4 +108,4 @@ async def readyz(request: Request) -> dict[str, str]:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     gateway: Gateway = request.app.state.service
-    return Response(await gateway.merged_pages(), headers={"content-type": CONTENT_TYPE_LATEST})
+    return Response(await gateway.metrics_page(), headers={"content-type": CONTENT_TYPE_LATEST})

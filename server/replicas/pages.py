@@ -1,4 +1,4 @@
-"""Merges metrics pages: each sample gets a label with its replica's name. Knows no network."""
+"""Merges the replicas' Prometheus pages. Each sample gets a label with its replica's name."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -11,31 +11,28 @@ LABEL = "replica"
 
 
 def merged(pages: Mapping[str, str]) -> bytes:
-    """One page from pages by replica name."""
+    """Merge pages, given by replica name, into one page."""
     registry = CollectorRegistry()
-    registry.register(Families(pages))
+    registry.register(PageCollector(pages))
     return generate_latest(registry)
 
 
-class Families(Collector):
+class PageCollector(Collector):
     def __init__(self, pages: Mapping[str, str]) -> None:
         self._pages = pages
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for replica, page in self._pages.items():
-            for family in labelled(text_string_to_metric_families(page), replica):
-                families.setdefault(family.name, family)
-                if families[family.name] is not family:
-                    families[family.name].samples += family.samples
+            for family in text_string_to_metric_families(page):
+                samples = [sample._replace(labels={**sample.labels, LABEL: replica}) for sample in family.samples]
+                if family.name in families:
+                    families[family.name].samples += samples
+                else:
+                    family.samples = samples
+                    families[family.name] = family
         yield from families.values()
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, as the metrics depend on the replicas."""
+        """Return nothing: the metrics are only known when they are collected."""
         return ()
-
-
-def labelled(families: Iterable[Metric], replica: str) -> Iterator[Metric]:
-    for family in families:
-        family.samples = [sample._replace(labels={**sample.labels, LABEL: replica}) for sample in family.samples]
-        yield family

@@ -1,6 +1,6 @@
-"""`python -m server.replicas.reaper FOLDER`: kills the Ray processes that a killed gateway leaves behind.
+"""`python -m server.replicas.reaper FOLDER`: kills the Ray processes left behind by a gateway that was killed.
 
-It waits for the end of its standard input, which comes when its parent is gone. After a goodbye it does nothing.
+Standard input ends when the parent process ends. If the parent has written `GOODBYE` before, the reaper does nothing.
 """
 
 import os
@@ -14,12 +14,15 @@ from pathlib import Path
 
 GOODBYE = b"."
 ROUNDS, ROUND_SECONDS = 20, 0.5
-"""Repeated, as processes may still be starting others."""
+"""Kill repeatedly, because the processes may still be starting others."""
 
 
 @contextmanager
 def reaper_of(folder: str) -> Iterator[None]:
-    """While open, processes with this folder on their command line do not outlive this process."""
+    """While the context is open, kill all processes with this folder on their command line if this process dies.
+
+    The command lines of all processes of a Ray session contain the session's folder.
+    """
     command = [sys.executable, "-m", "server.replicas.reaper", folder]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 (our own)
     assert process.stdin
@@ -32,8 +35,8 @@ def reaper_of(folder: str) -> Iterator[None]:
         process.wait()
 
 
-def named(folder: str) -> Iterator[int]:
-    """The processes with the folder on their command lines."""
+def processes_of(folder: str) -> Iterator[int]:
+    """Yield the ids of processes with the folder on their command line."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             if entry.name.isdecimal() and folder.encode() in (entry / "cmdline").read_bytes():
@@ -45,7 +48,7 @@ def main() -> None:
     if sys.stdin.buffer.read():
         return
     for _ in range(ROUNDS):
-        for pid in named(folder):
+        for pid in processes_of(folder):
             if pid != os.getpid():
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Which replica a request goes to, and how many there should be. Needs neither Ray nor HTTP.
+"""Chooses a replica for each request, and the number of replicas. Imports neither Ray nor an HTTP library.
 
-Prefixes are remembered as digests of the text, one per `BLOCK_CHARACTERS`, so no tokenizer is needed. An outdated
-entry, because the page was evicted or the replica is gone, only costs the hit.
+Prompt prefixes are stored as digests of the text, one per `BLOCK_CHARACTERS`, so the gateway needs no tokenizer. A
+stale entry (the page was evicted, or the replica is gone) only costs a cache hit.
 """
 
 import json
@@ -17,25 +17,24 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 BLOCK_CHARACTERS = 64
-"""About one cache page."""
+"""Roughly the text of one cache page."""
 
 MAX_BLOCKS = 128
-"""Longer prefixes are not distinguished."""
+"""Maximum prefix length, in blocks."""
 
 MAX_AHEAD = 4
-"""Requests by which a preferred replica may be busier than the idlest."""
+"""How many more requests than the least loaded replica a preferred replica may have."""
 
-MAX_REMEMBERED = 100_000
-"""Prefixes remembered, the latest ones."""
+MAX_DIGESTS = 100_000
 
 
-def beginnings(body: bytes) -> list[bytes]:
-    """Digests of the prefixes of a request's prompt, shortest first; none if it is short or missing."""
+def prefix_digests(body: bytes) -> list[bytes]:
+    """Digest the prefixes of a request's prompt, shortest first. Empty if the prompt is short or missing."""
     try:
-        asked = json.loads(body)
+        request = json.loads(body)
     except (ValueError, RecursionError):
         return []
-    text = opening(asked) if isinstance(asked, dict) else ""
+    text = prompt_text(request) if isinstance(request, dict) else ""
     digest, found = blake2b(digest_size=16), []
     for end in range(BLOCK_CHARACTERS, min(len(text), BLOCK_CHARACTERS * MAX_BLOCKS) + 1, BLOCK_CHARACTERS):
         digest.update(text[end - BLOCK_CHARACTERS : end].encode(errors="surrogatepass"))
@@ -43,50 +42,46 @@ def beginnings(body: bytes) -> list[bytes]:
     return found
 
 
-def opening(asked: Mapping[str, Any]) -> str:
-    """The beginning of a request's prompt as text; equal for two prompts as far as they are."""
-    prompt = asked.get("prompt")
+def prompt_text(request: Mapping[str, Any]) -> str:
+    """Return text for a request's prompt (the first of a list). Prompts with a common prefix get a common prefix."""
+    prompt = request.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, list):
         prompt = " ".join(map(str, prompt[: BLOCK_CHARACTERS * MAX_BLOCKS]))
-    return prompt if isinstance(prompt, str) else json.dumps([asked.get("tools"), asked.get("messages")])
+    return prompt if isinstance(prompt, str) else json.dumps([request.get("tools"), request.get("messages")])
 
 
 class PrefixHolders:
-    """The replica that each prefix was last sent to."""
+    """Maps each prefix digest to the replica that last received it. Keeps the latest `capacity` digests."""
 
-    def __init__(self, capacity: int = MAX_REMEMBERED) -> None:
+    def __init__(self, capacity: int = MAX_DIGESTS) -> None:
         self._capacity = capacity
-        self._holders: OrderedDict[bytes, str] = OrderedDict()
+        self.by_digest: OrderedDict[bytes, str] = OrderedDict()
 
-    def note(self, beginnings: Iterable[bytes], replica: str) -> None:
-        for beginning in beginnings:
-            self._holders[beginning] = replica
-            self._holders.move_to_end(beginning)
-        while len(self._holders) > self._capacity:
-            self._holders.popitem(last=False)
-
-    @property
-    def by_prefix(self) -> Mapping[bytes, str]:
-        return self._holders
+    def note(self, digests: Iterable[bytes], replica: str) -> None:
+        for digest in digests:
+            self.by_digest[digest] = replica
+            self.by_digest.move_to_end(digest)
+        while len(self.by_digest) > self._capacity:
+            self.by_digest.popitem(last=False)
 
 
-def preferred(beginnings: Sequence[bytes], holders: Mapping[bytes, str], loads: Mapping[str, int]) -> str:
-    """The replica with the longest prefix that is not much busier than the idlest; else the idlest.
+def preferred(digests: Sequence[bytes], holders: Mapping[bytes, str], loads: Mapping[str, int]) -> str:
+    """Return the replica with the longest cached prefix, unless it is overloaded; else the least loaded replica.
 
-    `loads` are the requests of each replica; of equally idle ones the first is taken.
+    `loads` maps each replica to its number of requests. The first of equally loaded replicas is chosen.
     """
     bound = min(loads.values()) + MAX_AHEAD
-    for beginning in reversed(beginnings):
-        if (holder := holders.get(beginning, "")) in loads and loads[holder] <= bound:
+    for digest in reversed(digests):
+        if (holder := holders.get(digest, "")) in loads and loads[holder] <= bound:
             return holder
     return min(loads, key=loads.__getitem__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """A replica's name, base URL, and the secret that it requires."""
+    """A replica's name, its base URL, and the secret that its requests must carry."""
 
     name: str
     url: str
@@ -94,26 +89,26 @@ class Address:
 
 
 class NoReplica(Exception):
-    """There is no replica at the moment."""
+    """No replica is available."""
 
 
 class Pool(Protocol):
-    def chosen(self, beginnings: Sequence[bytes], excluded: Collection[str]) -> AbstractAsyncContextManager[Address]:
-        """The replica for a request with these prefixes (`beginnings`), which counts in its load meanwhile.
+    def chosen(self, digests: Sequence[bytes], excluded: Collection[str]) -> AbstractAsyncContextManager[Address]:
+        """Wait for a replica and add the request to its load while the context is open.
 
-        Not an excluded one, unless there is no other. Waits for one. Raises `NoReplica` if there will be none.
+        Prefer one that is not excluded. Raise `NoReplica` if no replica will become available.
         """
 
     async def all(self) -> list[Address]:
-        """The replicas that serve now."""
+        """Return all running replicas. Raise `NoReplica` if they cannot be listed."""
 
 
 SEQUENCES = "sequences"
-"""The statistic in which a replica reports its sequences, running and waiting."""
+"""The name under which a replica reports its number of running and waiting sequences to Ray."""
 
 
 class BySequences:
-    """Ray's autoscaling policy; Ray applies bounds and delays."""
+    """An autoscaling policy for Ray: a fixed number of sequences per replica. Ray applies bounds and delays."""
 
     def __init__(self, sequences_per_replica: int) -> None:
         self._sequences_per_replica = sequences_per_replica

@@ -1,4 +1,4 @@
-"""Probes: liveness, readiness and version."""
+"""Probes (`/livez`, `/readyz`, `/health`) and `/version`."""
 
 from fastapi import APIRouter, Request
 
@@ -40,7 +40,7 @@ async def served_version() -> dict[str, str]:
 
 def check_live(service: Service) -> None:
     if not service.is_live:
-        raise Unhealthy("the device thread, or work off the event loop, makes no progress", code="not_live")
+        raise Unhealthy("the device thread or a worker thread makes no progress", code="not_live")
 
 
 def check_ready(service: Service) -> None:

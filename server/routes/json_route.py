@@ -1,4 +1,4 @@
-"""JSON bodies; rejects by name what Python's parser would accept beyond the standard."""
+"""JSON bodies. Rejects duplicate keys, which Python's parser accepts."""
 
 import json
 from collections.abc import Callable, Coroutine
@@ -12,6 +12,8 @@ from server.errors import ApiError
 
 
 class JsonRoute(APIRoute):
+    """A route whose body is parsed by `parsed`."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
@@ -27,21 +29,21 @@ class JsonRequest(Request):
 
 
 def parsed(body: bytes) -> Any:
-    """Raises `json.JSONDecodeError`, or `ApiError` for bytes that are no text, too much depth and a key twice."""
+    """Parse JSON. Raise `json.JSONDecodeError`, or `ApiError` for bad encoding, deep nesting or duplicate keys."""
     encoding = json.detect_encoding(body)
     try:
-        return json.loads(body.decode(encoding), object_pairs_hook=once)
+        return json.loads(body.decode(encoding), object_pairs_hook=without_duplicates)
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not valid {encoding.upper()}: {error.reason} at byte {error.start}") from error
     except RecursionError as error:
         raise ApiError("the body is nested too deeply") from error
 
 
-def once(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Reject duplicate keys, of which a proxy may have read the other value."""
+def without_duplicates(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raise `ApiError` for a duplicate key: a proxy may have checked the other value."""
     made = dict(members)
     if len(made) < len(members):
         names = [name for name, _ in members]
-        twice = next(name for name in made if names.count(name) > 1)
-        raise ApiError(f"the body has {twice[:100]!r} twice in one object", param=twice[:100])
+        duplicate = next(name for name in made if names.count(name) > 1)
+        raise ApiError(f"the body has a duplicate key {duplicate[:100]!r}", param=duplicate[:100])
     return made

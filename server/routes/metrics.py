@@ -1,4 +1,4 @@
-"""`GET /metrics`, for Prometheus."""
+"""`GET /metrics` for Prometheus."""
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST

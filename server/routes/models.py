@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `/v1/models/{id}`: the served model under its names."""
+"""`GET /v1/models` and `/v1/models/{id}`: the served model under each of its names."""
 
 from fastapi import APIRouter, Request
 

@@ -1,6 +1,6 @@
-"""`GET /openapi.json`: every route but the page's, with its request and all its responses.
+"""`GET /openapi.json`: describes every route except the playground's, with its request and all its responses.
 
-A test compares the table below with the app's routes.
+A test compares `ROUTES` with the app's routes.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,11 @@ router = APIRouter()
 
 REF = "#/components/schemas/{model}"
 
-REFUSALS_OF_PROBES = (400, 405, 408, 500, 503)
-"""Errors of probes: not HTTP, wrong method, incomplete request, failure, negative answer."""
+PROBE_ERRORS = (400, 405, 408, 500, 503)
+ERRORS = (400, 401, 405, 408, 429, 500)
+"""Status codes of all routes except probes."""
 
-REFUSALS = (400, 401, 405, 408, 429, 500)
-"""Errors of other routes: also a missing key and too many requests."""
-
-REFUSALS_OF_BODIES = (404, 413, 503)
+POST_ERRORS = (*ERRORS, 404, 413, 503)
 
 
 class ErrorDetails(ResponseBody):
@@ -56,7 +54,7 @@ class Version(ResponseBody):
 
 @dataclass(frozen=True)
 class Route:
-    """`chunk` is the content of a stream's events, if the route streams."""
+    """`answer` is the type of the response; None means plain text. `chunk` is the type of a stream's events."""
 
     method: str
     path: str
@@ -64,33 +62,32 @@ class Route:
     answer: Any
     request: type[RequestBody] | None = None
     chunk: type | None = None
-    refusals: tuple[int, ...] = REFUSALS
+    errors: tuple[int, ...] = ERRORS
 
 
-BODIES = REFUSALS + REFUSALS_OF_BODIES
-TOKENS = "Tokens of a text or chat"
-TEXT = "Text of tokens"
-RESPONSES = "Answer messages, in the form that agents use; events if streamed"
+TOKENIZE = "Tokenize a text or a chat"
+DETOKENIZE = "Convert token ids to text"
+RESPONSES = "Generate a response in the form that agents use"
 
 ROUTES = (
-    Route("post", "/v1/completions", "Continue prompts", Completion, CompletionRequest, Completion, BODIES),
-    Route("post", "/v1/chat/completions", "Answer messages", Chat, ChatRequest, ChatChunk, BODIES),
-    Route("post", "/v1/responses", RESPONSES, Response, ResponseRequest, ResponseEvent, BODIES),
-    Route("get", "/v1/responses/{response_id}", "A response that is still kept", Response, refusals=(*REFUSALS, 404)),
-    Route("delete", "/v1/responses/{response_id}", "Forget it", DeletedResponse, refusals=(*REFUSALS, 404)),
-    Route("post", "/tokenize", TOKENS, Tokens, TokenizeRequest, None, BODIES),
-    Route("post", "/v1/tokenize", TOKENS, Tokens, TokenizeRequest, None, BODIES),
-    Route("post", "/detokenize", TEXT, Detokenized, DetokenizeRequest, None, BODIES),
-    Route("post", "/v1/detokenize", TEXT, Detokenized, DetokenizeRequest, None, BODIES),
+    Route("post", "/v1/completions", "Continue prompts", Completion, CompletionRequest, Completion, POST_ERRORS),
+    Route("post", "/v1/chat/completions", "Answer messages", Chat, ChatRequest, ChatChunk, POST_ERRORS),
+    Route("post", "/v1/responses", RESPONSES, Response, ResponseRequest, ResponseEvent, POST_ERRORS),
+    Route("get", "/v1/responses/{response_id}", "Get a stored response", Response, errors=(*ERRORS, 404)),
+    Route("delete", "/v1/responses/{response_id}", "Delete it", DeletedResponse, errors=(*ERRORS, 404)),
+    Route("post", "/tokenize", TOKENIZE, Tokens, TokenizeRequest, None, POST_ERRORS),
+    Route("post", "/v1/tokenize", TOKENIZE, Tokens, TokenizeRequest, None, POST_ERRORS),
+    Route("post", "/detokenize", DETOKENIZE, Detokenized, DetokenizeRequest, None, POST_ERRORS),
+    Route("post", "/v1/detokenize", DETOKENIZE, Detokenized, DetokenizeRequest, None, POST_ERRORS),
     Route("get", "/tokenizer_info", "The tokenizer's class, special tokens and chat template", TokenizerInfo),
     Route("get", "/v1/models", "The model under each of its names, with its exits and limits", ModelList),
-    Route("get", "/v1/models/{model_id}", "The same, by one name", Model, refusals=(*REFUSALS, 404)),
-    Route("get", "/livez", "Liveness probe: the engine makes progress", Status, refusals=REFUSALS_OF_PROBES),
-    Route("get", "/readyz", "Readiness probe: requests are accepted", Status, refusals=REFUSALS_OF_PROBES),
-    Route("get", "/health", "Both probes in one", Status, refusals=REFUSALS_OF_PROBES),
+    Route("get", "/v1/models/{model_id}", "The model under one name", Model, errors=(*ERRORS, 404)),
+    Route("get", "/livez", "Liveness probe: the engine makes progress", Status, errors=PROBE_ERRORS),
+    Route("get", "/readyz", "Readiness probe: the server accepts requests", Status, errors=PROBE_ERRORS),
+    Route("get", "/health", "Both probes in one", Status, errors=PROBE_ERRORS),
     Route("get", "/version", "The version of nvium", Version),
-    Route("get", "/metrics", "Metrics for Prometheus; `--metrics-open` lets them be read without a key", None),
-    Route("get", "/openapi.json", "These endpoints as an OpenAPI 3.1 document", Json),
+    Route("get", "/metrics", "Metrics for Prometheus. `--metrics-open` makes them public", None),
+    Route("get", "/openapi.json", "This API as an OpenAPI 3.1 document", Json),
 )
 
 
@@ -102,7 +99,6 @@ async def openapi(request: Request) -> Json:
 
 @cache
 def document() -> Json:
-    """OpenAPI 3.1."""
     modes: dict[Any, JsonSchemaMode] = {Error: "serialization"}
     for route in ROUTES:
         modes |= {route.request: "validation"} if route.request else {}
@@ -132,10 +128,11 @@ def operation(route: Route, refs: dict[Any, Json]) -> Json:
 
 
 def responses(route: Route, refs: dict[Any, Json]) -> Json:
-    refused = {"application/json": {"schema": refs[Error]}}
-    answered = {status: (HTTPStatus(status).phrase, refused) for status in sorted(route.refusals)}
-    answered[200] = ("OK", contents(route, refs))
-    return {str(status): {"description": phrase, "content": content} for status, (phrase, content) in answered.items()}
+    error = {"application/json": {"schema": refs[Error]}}
+    described: Json = {"200": {"description": "OK", "content": contents(route, refs)}}
+    for status in sorted(route.errors):
+        described[str(status)] = {"description": HTTPStatus(status).phrase, "content": error}
+    return described
 
 
 def contents(route: Route, refs: dict[Any, Json]) -> Json:
@@ -148,7 +145,7 @@ def contents(route: Route, refs: dict[Any, Json]) -> Json:
 
 
 def event(chunk: Json, error: Json) -> Json:
-    """One event of a stream, as OpenAPI 3.1 describes event streams."""
+    """Describe an event of a stream in the form of OpenAPI 3.1."""
     content = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [chunk, error]}}
     data = {"type": "string", "anyOf": [{"const": "[DONE]"}, content]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}

@@ -1,6 +1,5 @@
-"""`GET /` and `GET /assets/…`: a static page that loads nothing from other origins."""
+"""`GET /` and `GET /assets/…`: the playground, a static page that loads nothing from other origins."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +17,7 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Content types of served files; other files are not served."""
+"""Content types by suffix. Files with other suffixes are not served."""
 
 POLICY = "; ".join(
     (
@@ -44,7 +43,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
-"""Headers of every file. Caches must revalidate, since another version of the server may have changed it."""
+"""Headers of every file. Caches must revalidate, because another version of the server may have changed the file."""
 
 router = APIRouter()
 
@@ -58,22 +57,19 @@ class Asset:
     def etag(self) -> str:
         return f'"{sha256(self.body).hexdigest()[:32]}"'
 
-    def response(self, known: str) -> Response:
-        """The file; 304 if its tag is in `known`, the tags that the client has."""
+    def response(self, if_none_match: str) -> Response:
+        """Return the file, or 304 if the client has it."""
         headers = {**HEADERS, "etag": self.etag}
-        if self.etag in known or known.strip() == "*":
+        if self.etag in if_none_match or if_none_match.strip() == "*":
             return Response(status_code=304, headers=headers)
         return Response(self.body, headers={**headers, "content-type": self.media_type})
 
 
-def read_assets() -> Iterator[tuple[str, Asset]]:
-    """Every served file by name."""
-    for file in FOLDER.iterdir():
-        if media_type := MEDIA_TYPES.get(file.suffix):
-            yield file.name, Asset(file.read_bytes(), media_type)
-
-
-ASSETS = dict(read_assets())
+ASSETS = {
+    file.name: Asset(file.read_bytes(), MEDIA_TYPES[file.suffix])
+    for file in FOLDER.iterdir()
+    if file.suffix in MEDIA_TYPES
+}
 
 
 @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)

@@ -1,4 +1,4 @@
-"""`/v1/responses`: a chat in another form, whose responses can be continued, read and deleted by id for a while."""
+"""`/v1/responses`: chats in OpenAI's Responses form. Recent responses can be continued, read and deleted by id."""
 
 import json
 from collections import OrderedDict, defaultdict
@@ -18,6 +18,7 @@ from server.writers.response_writer import ResponseWriter
 
 MAX_KEPT = 10_000
 MAX_KEPT_CHARACTERS = 64_000_000
+NOT_FOUND = "response {!r} does not exist or is no longer stored"
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -32,16 +33,16 @@ class Kept(NamedTuple):
 
 
 class KeptResponses:
-    """The latest responses, by the id of the API key and of the response.
+    """Recent responses by API key id and response id, in this process's memory.
 
-    When they are too many or too long, the key that has the most loses its oldest. Kept in this process's memory: each
-    replica has its own, and a restart loses them.
+    If they exceed `MAX_KEPT` or `MAX_KEPT_CHARACTERS`, the key with the most characters loses its least recently used
+    response. Replicas do not share them, and a restart loses them.
     """
 
     def __init__(self) -> None:
         self._kept: defaultdict[str, OrderedDict[str, Kept]] = defaultdict(OrderedDict)
         self._sizes: defaultdict[str, int] = defaultdict(int)
-        self._lock = Lock()  # long answers are written by other threads than short ones
+        self._lock = Lock()  # long responses are written on other threads
 
     def find(self, owner: str, response_id: str) -> Kept | None:
         with self._lock:
@@ -51,18 +52,18 @@ class KeptResponses:
             return kept
 
     def keep(self, owner: str, messages: list[Json], response: Response) -> None:
-        """A response of the same id, which clients may give (`x-request-id`), is replaced."""
-        said = list(messages)
+        """Store a response and its conversation. Replace a response with the same id (from `x-request-id`)."""
+        conversation = list(messages)
         for item in response["output"]:
-            said = with_item(said, item, "output")
-        kept = Kept(to_json(response).decode(), json.dumps(said))
+            conversation = with_item(conversation, item, "output")
+        kept = Kept(to_json(response).decode(), json.dumps(conversation))
         with self._lock:
             self._drop(owner, response["id"])
             self._kept[owner][response["id"]] = kept
             self._sizes[owner] += kept.num_characters
             while sum(self._sizes.values()) > MAX_KEPT_CHARACTERS or sum(map(len, self._kept.values())) > MAX_KEPT:
-                greedy = max(self._kept, key=lambda key: (self._sizes[key], len(self._kept[key])))
-                self._drop(greedy, next(iter(self._kept[greedy])))
+                largest = max(self._kept, key=lambda key: (self._sizes[key], len(self._kept[key])))
+                self._drop(largest, next(iter(self._kept[largest])))
 
     def delete(self, owner: str, response_id: str) -> None:
         with self._lock:
@@ -74,11 +75,11 @@ class KeptResponses:
 
 
 def earlier(kept: KeptResponses, owner: str, response_id: str | None) -> list[Json]:
-    """The conversation that a response ends. Raises `ApiError` for one that is not kept, or of another key."""
+    """Return the conversation up to a response. Raise `ApiError` if the key has no such response."""
     if response_id is None:
         return []
     if (found := kept.find(owner, response_id)) is None:
-        message = f"there is no response {response_id[:100]!r}, or it is no longer kept"
+        message = NOT_FOUND.format(response_id[:100])
         raise ApiError(message, param="previous_response_id", code="previous_response_not_found")
     messages: list[Json] = json.loads(found.conversation)
     return messages
@@ -92,11 +93,10 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
     chat = body.as_chat(before)
     service, record = opened(request, chat)
     generated = await start_chat(service, chat, record, owner)
-    said = [*before, *body.messages()]
 
     def keep(response: Response) -> None:
         if body.store:
-            kept.keep(owner, said, response)
+            kept.keep(owner, [*before, *body.messages()], response)
 
     writer = ResponseWriter(service, body, chat, generated, f"resp_{record.request_id}", keep)
     return await answer(request, body, writer)
@@ -104,11 +104,11 @@ async def create_response(body: ResponseRequest, request: Request) -> HttpRespon
 
 @router.api_route("/v1/responses/{response_id}", methods=["GET", "DELETE"])
 async def stored_response(response_id: str, request: Request) -> HttpResponse:
-    """One route, as the `allow` header of a 405 names the methods of one."""
+    """Both methods share a route, because the `allow` header of a 405 lists the methods of one route."""
     kept, owner = request.app.state.kept_responses, request.state.key_id
     found: Kept | None = kept.find(owner, response_id)
     if found is None:
-        error = ApiError(f"there is no response {response_id[:100]!r}, or it is no longer kept", param="response_id")
+        error = ApiError(NOT_FOUND.format(response_id[:100]), param="response_id")
         error.status = 404
         raise error
     if request.method == "GET":

@@ -41,26 +41,19 @@ def check_model(service: Service, name: str | None) -> None:
 
 
 def tokens(service: Service, body: TokenizeRequest) -> Tokens:
-    token_ids = read(service, body)
-    return Tokens(
-        count=len(token_ids),
-        max_model_len=service.engine.context,
-        tokens=token_ids,
-        token_strs=[service.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
-        if body.return_token_strs
-        else None,
-    )
-
-
-def read(service: Service, body: TokenizeRequest) -> list[int]:
     if body.messages is None:
-        return service.encode(body.prompt or "", adds_special_tokens=body.add_special_tokens is not False)
-    return service.chat_template.prompt(body.conversation_of(body.messages, body.tools))
+        token_ids = service.encode(body.prompt or "", adds_special_tokens=body.add_special_tokens is not False)
+    else:
+        token_ids = service.chat_template.prompt(body.conversation_of(body.messages, body.tools))
+    names = (
+        [service.tokenizer.id_to_token(token_id) or "" for token_id in token_ids] if body.return_token_strs else None
+    )
+    return Tokens(count=len(token_ids), max_model_len=service.engine.context, tokens=token_ids, token_strs=names)
 
 
 def detokenized(service: Service, token_ids: list[int]) -> Detokenized:
     wrong = next((token_id for token_id in token_ids if not 0 <= token_id < service.vocab_size), None)
-    check(wrong is None, "tokens", f"must be below {service.vocab_size} and not negative, got {wrong}")
+    check(wrong is None, "tokens", f"must be token ids in [0, {service.vocab_size}), got {wrong}")
     return Detokenized(prompt=service.tokenizer.decode(token_ids, skip_special_tokens=False))
 
 

@@ -1,1 +1,1 @@
-"""Metrics, traces and logs of requests."""
+"""Metrics, traces and logs."""

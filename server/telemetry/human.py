@@ -1,4 +1,4 @@
-"""Log lines for a terminal: a sentence for each known event, the fields of any other."""
+"""Log lines for a terminal. Known events become sentences, others show their name and fields."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,13 +20,13 @@ SENTENCES = {
     "{total_seconds:.2f} s",
     "access": "",
 }
-"""An event with an empty sentence is not shown."""
+"""Sentence templates by event. An empty sentence hides the event."""
 
 HIDDEN = ("event", "level", "timestamp", "exception")
 
 
 def in_words(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    """A renderer for structlog."""
+    """Render an event. This is structlog's last processor."""
     text = sentence(event)
     if not text:
         raise DropEvent
@@ -40,6 +40,6 @@ def sentence(event: Mapping[str, Any]) -> str:
         name = "ready, no playground"
     try:
         return SENTENCES[name].format_map(event)
-    except (KeyError, TypeError, ValueError):  # no sentence, or a field that is missing or None
+    except (KeyError, TypeError, ValueError):  # no template for the event, or one of its fields is missing or None
         fields = [f"{key}={value}" for key, value in event.items() if key not in HIDDEN and value not in (None, "")]
         return "\n".join([" ".join([name, *fields]), *filter(None, [event.get("exception")])])

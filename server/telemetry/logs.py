@@ -1,7 +1,7 @@
-"""Log lines on stderr: JSON, or sentences at a terminal.
+"""Log lines on stderr: JSON, or sentences if stderr is a terminal.
 
-An exception's message may quote a request, so exceptions are logged by type and place. Only exceptions in the engine's
-own lines keep their messages, as the engine knows no text.
+An exception's message may quote a request, so exceptions are logged as types and traceback only. Exceptions that the
+engine logs keep their messages, because the engine handles no text.
 """
 
 import logging
@@ -21,11 +21,11 @@ from server.telemetry.sink import sink
 
 ENGINE = "nvium_core"
 MAX_CAUSES = 10
-"""Longest chain of causes that is logged."""
+"""Maximum number of chained exceptions in a log line."""
 
 
 def configure_logs(level: str = "info") -> None:
-    """Configure logging of the whole process; lines of the standard library look the same."""
+    """Configure structlog and the standard library's logging for the whole process."""
     least = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -48,7 +48,7 @@ def configure_logs(level: str = "info") -> None:
 
 
 def take_over_from_interpreter() -> None:
-    """Log warnings and unhandled exceptions. Written to stderr by the interpreter, they could block the process."""
+    """Log warnings and unhandled exceptions. The interpreter's own writes to stderr could block the process."""
 
     def log_arguments(error: "threading.ExceptHookArgs | sys.UnraisableHookArgs") -> None:
         log_unhandled((error.exc_type, error.exc_value, error.exc_traceback))
@@ -59,50 +59,49 @@ def take_over_from_interpreter() -> None:
 
 
 def log_unhandled(error: tuple[type[BaseException], BaseException | None, TracebackType | None]) -> None:
-    """Log an exception; SystemExit and KeyboardInterrupt are not errors."""
     if not issubclass(error[0], (SystemExit, KeyboardInterrupt)):
-        structlog.get_logger("nvium.server").error("an unhandled exception", exc_info=error)
+        structlog.get_logger("nvium.server").error("unhandled exception", exc_info=error)
 
 
-class SeldomLine:
-    """A warning logged at most once a second, with the number of times it occurred since the last line."""
+class RateLimitedWarning:
+    """A warning that is logged at most once in `seconds`, with the number of occurrences since the last line."""
 
     def __init__(self, event: str, seconds: float = 1) -> None:
         self._event = event
         self._seconds = seconds
-        self._told_at = -math.inf
+        self._logged_at = -math.inf
         self._times = 0
 
-    def tell(self, **fields: Any) -> None:
+    def log(self, **fields: Any) -> None:
         self._times += 1
         now = time.monotonic()
-        if now >= self._told_at + self._seconds:
+        if now >= self._logged_at + self._seconds:
             structlog.get_logger("nvium.server").warning(self._event, times=self._times, **fields)
-            self._told_at, self._times = now, 0
+            self._logged_at, self._times = now, 0
 
 
 def without_reprs(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Keep the first line of asyncio's messages; the others show tasks with their exceptions."""
+    """Keep only the first line of asyncio's messages: the others show tasks and their exceptions' messages."""
     if event["_record"].name == "asyncio":
         event["event"] = event["event"].partition("\n")[0]
     return event
 
 
 def add_exception(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Add a line's exception as text."""
+    """Format the exception of a log line."""
     is_engine = "_record" in event and event["_record"].name.startswith(ENGINE)
     add = structlog.processors.format_exc_info if is_engine else add_types_and_places
     return add(logger, method, event)
 
 
 def types_and_places(exc_info: ExcInfo) -> str:
-    """An exception after its causes, the first cause first, without their messages."""
-    shown: list[str] = []
+    """Format an exception and its causes as tracebacks without messages, root cause first."""
+    parts: list[str] = []
     error: BaseException | None = exc_info[1]
-    while error is not None and len(shown) < MAX_CAUSES:
-        shown.append("".join(traceback.format_tb(error.__traceback__)) + type(error).__qualname__)
+    while error is not None and len(parts) < MAX_CAUSES:
+        parts.append("".join(traceback.format_tb(error.__traceback__)) + type(error).__qualname__)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "\n\n".join(reversed(shown))
+    return "\n\n".join(reversed(parts))
 
 
 add_types_and_places = structlog.processors.ExceptionRenderer(types_and_places)

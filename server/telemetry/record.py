@@ -1,4 +1,4 @@
-"""The record of one request: timed as it runs, counted and logged in one line at its end. Holds no text."""
+"""The record of one request. It is counted and logged in one line when the request ends. It contains no text."""
 
 import time
 from collections import Counter
@@ -14,17 +14,17 @@ REJECTED = (401, 403, 413, 415, 429, 503)
 ABORTED = ("disconnected", "slow_client")
 
 CLIENT_CLOSED_REQUEST = 499
-"""The status of an answer whose client has disconnected."""
+"""Status of a request whose client disconnected before the response."""
 
 log = structlog.get_logger("nvium.request")
 
 
 class RequestRecord:
-    """Opened when a request arrives, closed when it is answered or its client has disconnected.
+    """The times, tokens and outcome of one request.
 
-    A request that is passed on is counted and logged by the replica that answers it.
+    If the request is passed on (`is_passed_on`), the replica that answers counts and logs it instead.
 
-    Times are by `time.monotonic()`, for the first choice that got so far; None if none did.
+    Times are by `time.monotonic()`. Each is the time of the first choice that reached the stage; None if none did.
     """
 
     def __init__(self, metrics: Metrics, *, request_id: str, endpoint: str, received_at: float | None = None) -> None:
@@ -41,61 +41,61 @@ class RequestRecord:
         self.is_passed_on = False
         self.exit_counts: Counter[int] = Counter()
         now = time.monotonic()
-        self.arrived = now if received_at is None else received_at
-        self.arrived_unix_ns = time.time_ns() - round((now - self.arrived) * 1e9)
-        self.queued: float | None = None
-        self.left: float | None = None
-        self.spoke: float | None = None
-        self.last_told: float | None = None
-        self.closed: float | None = None
+        self.arrived_at = now if received_at is None else received_at
+        self.arrived_unix_ns = time.time_ns() - round((now - self.arrived_at) * 1e9)
+        self.queued_at: float | None = None
+        self.started_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.closed_at: float | None = None
 
     def admitted(self, num_prompt_tokens: int) -> None:
-        """Called when all choices are queued."""
-        self.queued = time.monotonic()
+        """Record that all choices are queued."""
+        self.queued_at = time.monotonic()
         self.num_prompt_tokens = num_prompt_tokens
         self._metrics.prompt_tokens.inc(num_prompt_tokens)
 
     def left_queue(self, seconds: float) -> None:
-        """A choice began to run; the request's queue time is that of its first choice."""
-        assert self.queued is not None
-        seconds = max(0.0, seconds)  # the device thread may be ahead of the event loop
+        """Record that a choice started to run after `seconds` in the queue."""
+        assert self.queued_at is not None
+        seconds = max(0.0, seconds)  # the device thread may start a choice before `admitted` is called
         self._metrics.queue_time.observe(seconds)
-        left = self.queued + seconds
-        self.left = left if self.left is None else min(left, self.left)
+        started_at = self.queued_at + seconds
+        self.started_at = started_at if self.started_at is None else min(started_at, self.started_at)
 
     def found_in_cache(self, num_prompt_tokens: int) -> None:
-        """Rows of a prompt came from the cache."""
+        """Record that rows of a prompt came from the prefix cache."""
         self.num_cached_prompt_tokens = num_prompt_tokens + (self.num_cached_prompt_tokens or 0)
 
     def first_tokens(self, now: float) -> None:
-        """A choice emitted its first tokens."""
-        if self.spoke is None:
-            self.spoke = now
-            self._metrics.time_to_first_token.observe(now - self.arrived)
+        """Record the first tokens of a choice."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self._metrics.time_to_first_token.observe(now - self.arrived_at)
 
     def later_tokens(self, num_tokens: int, gap: float) -> None:
+        """Record tokens that arrived together, `gap` seconds after the choice's previous tokens."""
         for _ in range(num_tokens):
             self._metrics.inter_token_latency.observe(gap / num_tokens)
 
     def served(self, tokens: list[TokenEvent]) -> None:
         for event in tokens:
             self.exit_counts[event.exit] += 1
-        self.last_told = time.monotonic()
+        self.last_token_at = time.monotonic()
 
     def choice_ended(self, reason: EndReason) -> None:
-        """A choice ended, or is `abort`ed because its request ended first."""
         self._metrics.finished_choices.labels(reason).inc()
         if reason != "abort":
             self.finish_reasons.append(reason)
 
     def refused(self, error: ApiError) -> None:
-        """The request got an error, before the status line or in the stream."""
+        """Record an error that was sent to the client, as the response or within a stream."""
         self.abort_cause = error.code or error.type
         if error.status in REJECTED and error.code:
             self._metrics.rejected.labels(error.code).inc()
 
     def aborted(self, cause: str) -> None:
-        """The client ended the answer early: `disconnected` or `slow_client`."""
+        """Record that the client ended the response early. `cause` is `disconnected` or `slow_client`."""
         self.abort_cause = cause
 
     @property
@@ -109,10 +109,10 @@ class RequestRecord:
         return "invalid" if self.status >= 400 else "completed"
 
     def close(self) -> None:
-        self.closed = time.monotonic()
+        self.closed_at = time.monotonic()
         if self.is_passed_on:
             return
-        self._count(self.closed - self.arrived)
+        self._count(self.closed_at - self.arrived_at)
         log.info(
             "request",
             request_id=self.request_id,
@@ -126,9 +126,9 @@ class RequestRecord:
             cached_prompt_tokens=self.num_cached_prompt_tokens,
             completion_tokens=self.exit_counts.total(),
             exit_counts=dict(sorted(self.exit_counts.items())),
-            queue_seconds=seconds_between(self.queued, self.left),
-            first_token_seconds=seconds_between(self.arrived, self.spoke),
-            total_seconds=seconds_between(self.arrived, self.closed),
+            queue_seconds=seconds_between(self.queued_at, self.started_at),
+            first_token_seconds=seconds_between(self.arrived_at, self.first_token_at),
+            total_seconds=seconds_between(self.arrived_at, self.closed_at),
             abort_cause=self.abort_cause,
         )
 

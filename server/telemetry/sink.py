@@ -1,6 +1,6 @@
-"""Writes log lines on a separate thread, so that logging neither blocks nor fails.
+"""Writes log lines on a separate thread, so logging never blocks and never fails.
 
-With a full disk or an unread or closed pipe, lines are dropped and counted.
+Lines are dropped and counted if the disk is full, or if stderr is a pipe that is closed or not read.
 """
 
 import atexit
@@ -12,16 +12,16 @@ from collections.abc import Callable
 from typing import TextIO
 
 MAX_LINES = 4_000
-"""Lines that may wait to be written."""
+"""Length of the queue of lines to write."""
 
 EXIT_SECONDS = 1
-"""Timeout for writing queued lines at exit."""
+"""Timeout for writing the queued lines at exit."""
 
 Write = Callable[[bytes], object]
 
 
 class LogSink:
-    """A stream for log lines; `num_dropped` could not be written. Its methods never raise or block."""
+    """A stream for log lines. `write` never raises or blocks. `num_dropped` counts the lines that were not written."""
 
     def __init__(self) -> None:
         self.num_dropped = 0
@@ -30,7 +30,7 @@ class LogSink:
         self._thread = threading.Thread(target=self._run, name="nvium-log", daemon=True)
 
     def open(self, stream: TextIO | None) -> None:
-        """Write to this stream from now on; None, if the process has no stderr, drops lines."""
+        """Start writing to a stream. None (the process has no stderr) drops all lines."""
         self._write_out = writer_to(stream)
         if not self._thread.is_alive():
             self._thread.start()
@@ -42,10 +42,10 @@ class LogSink:
             self.num_dropped += 1
 
     def flush(self) -> None:
-        """Required of a stream."""
+        """Do nothing. Logging handlers require this method."""
 
     def drain(self, seconds: float = EXIT_SECONDS) -> None:
-        """Wait until everything is written, for at most `seconds`."""
+        """Wait at most `seconds` until all lines are written."""
         with self._lines.all_tasks_done:
             self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
 
@@ -60,7 +60,10 @@ class LogSink:
 
 
 def writer_to(stream: TextIO | None) -> Write:
-    """Writes to a stream's file descriptor: the stream's own buffer would keep lines that a full disk refuses."""
+    """Return a function that writes to the stream's file descriptor.
+
+    The stream's buffer is bypassed: it would keep the lines that a full disk refuses.
+    """
     if stream is None:
         return discard
     try:
@@ -80,7 +83,6 @@ def discard(_: bytes) -> None:
 
 
 sink = LogSink()
-"""This process's sink."""
-
+"""The sink of this process."""
 
 atexit.register(sink.drain)

@@ -1,5 +1,7 @@
-"""Metrics of Steps and their tokens. Only one thread observes, so an observation is a few additions without a lock;
-Prometheus' own histograms took 20 µs per token."""
+"""Metrics of Steps and emitted tokens.
+
+Only one thread observes them, so an observation needs no lock. Prometheus' own histograms took 20 µs per token.
+"""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -16,7 +18,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class Tally:
-    """The number of values in each bucket, given by upper bounds, and above the last; and their sum."""
+    """A histogram without labels or locks. `bounds` are the buckets' upper bounds, without infinity."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.counts = [0] * (len(bounds) + 1)
@@ -28,13 +30,16 @@ class Tally:
         self._sum += value * times
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
-        """Add the histogram to a family, with cumulative counts."""
+        """Add the histogram to a metric family, with cumulative counts."""
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
         family.add_metric(labels, list(zip(bounds, map(float, accumulate(self.counts)), strict=True)), self._sum)
 
 
 class StepMetrics(Collector):
-    """`depth_ratios` are the exits' depths divided by the model's; blocks and exits count from 1."""
+    """Counters and histograms per block and exit, both counted from 1.
+
+    `depth_ratios` are the exits' depths divided by the model's depth.
+    """
 
     def __init__(self, depth_ratios: Sequence[float]) -> None:
         self._depth_ratios = depth_ratios
@@ -42,28 +47,28 @@ class StepMetrics(Collector):
         self._depths = Tally(depth_ratios)
 
     def observe(self, reports: Sequence[StepReport], events: Sequence[Event]) -> None:
-        """Record one engine turn. Steps of one block in one call count with their mean."""
-        for block, num_steps, num_rows, seconds in reports:
-            of_seconds, of_rows = self._blocks[block - 1]
-            of_seconds.observe(seconds / num_steps, num_steps)
-            of_rows.observe(num_rows / num_steps, num_steps)
+        """Record one turn of the engine. Several Steps in one report are recorded with their mean time and rows."""
+        for block, num_steps, num_rows, total_seconds in reports:
+            seconds, rows = self._blocks[block - 1]
+            seconds.observe(total_seconds / num_steps, num_steps)
+            rows.observe(num_rows / num_steps, num_steps)
         for event in events:
             if isinstance(event, TokenEvent):
                 self._depths.observe(self._depth_ratios[event.exit - 1])
 
     def collect(self) -> Iterator[Metric]:
-        tokens = CounterMetricFamily("nvium_generated_tokens", "Tokens emitted, by exit.", labels=["exit"])
+        tokens = CounterMetricFamily("nvium_generated_tokens", "Emitted tokens by exit.", labels=["exit"])
         for number, count in enumerate(self._depths.counts[:-1], start=1):
             tokens.add_metric([str(number)], count)
         depths = HistogramMetricFamily(
-            "nvium_exit_depth_ratio", "Depth of the exit that emitted a token, as a share of all layers."
+            "nvium_exit_depth_ratio", "Depth of a token's exit divided by the number of layers."
         )
         self._depths.add_to(depths)
-        steps = CounterMetricFamily("nvium_steps", "Steps, by block.", labels=["block"])
-        times = HistogramMetricFamily("nvium_step_seconds", "Time of a Step.", labels=["block"])
-        rows = HistogramMetricFamily("nvium_step_rows", "Rows of a Step, piggybacked ones included.", labels=["block"])
-        for number, (of_seconds, of_rows) in enumerate(self._blocks, start=1):
-            steps.add_metric([str(number)], sum(of_rows.counts))
-            of_seconds.add_to(times, [str(number)])
-            of_rows.add_to(rows, [str(number)])
-        yield from (tokens, depths, steps, times, rows)
+        steps = CounterMetricFamily("nvium_steps", "Steps by block.", labels=["block"])
+        step_seconds = HistogramMetricFamily("nvium_step_seconds", "Duration of a Step.", labels=["block"])
+        step_rows = HistogramMetricFamily("nvium_step_rows", "Rows of a Step, with piggybacked rows.", labels=["block"])
+        for number, (seconds, rows) in enumerate(self._blocks, start=1):
+            steps.add_metric([str(number)], sum(rows.counts))
+            seconds.add_to(step_seconds, [str(number)])
+            rows.add_to(step_rows, [str(number)])
+        yield from (tokens, depths, steps, step_seconds, step_rows)

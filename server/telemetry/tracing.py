@@ -1,12 +1,11 @@
-"""OpenTelemetry traces: a span for each recorded request, with spans for queue, prefill and decode. Holds no text.
+"""OpenTelemetry traces: a span per recorded request, with child spans for queue, prefill and decode.
 
-Spans are made at a request's end from the times in its record, so requests that are not traced cost nothing. Names
-follow OpenTelemetry's conventions for generative AI; attributes beyond those begin with `nvium.`.
+Spans are created from the request's record when it ends. They contain no text. Names follow OpenTelemetry's
+conventions for generative AI. Attributes that are not part of them begin with `nvium.`.
 """
 
 from collections.abc import Iterator
 
-from opentelemetry.context import Context
 from opentelemetry.trace import (
     ProxyTracerProvider,
     SpanKind,
@@ -26,19 +25,16 @@ from server.telemetry.record import RequestRecord
 SERVICE = "nvium"
 TRACES = "/v1/traces"
 EXPORT_SECONDS = 3
-"""How long exporting a batch may take, retries included; at its end the process waits for up to four batches."""
+"""Timeout for exporting a batch, with retries. The process exports up to four batches at exit."""
 
 OPERATIONS = {"completions": "text_completion", "chat_completions": "chat"}
-"""The conventions' names of our endpoints."""
-
-Attributes = dict[str, AttributeValue]
-Phase = tuple[str, float, float]
+"""OpenTelemetry's names of endpoints. Other endpoints keep their own name."""
 
 
 def tracer_provider(settings: Settings) -> TracerProvider | None:
-    """A provider for the endpoint in the settings, else the process's own provider, else None.
+    """Return a provider for the configured endpoint, else the process's own provider, else None.
 
-    Raises `SettingsError` for an endpoint without the SDK.
+    Raise `SettingsError` if an endpoint is configured and OpenTelemetry's SDK is not installed.
     """
     if settings.otlp_endpoint:
         return exporting_to(settings.otlp_endpoint)
@@ -47,7 +43,7 @@ def tracer_provider(settings: Settings) -> TracerProvider | None:
 
 
 def exporting_to(endpoint: str) -> TracerProvider:
-    """A provider that exports spans in the background, and the rest when the process ends."""
+    """Return a provider that exports spans in the background and the remaining spans at exit."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk import trace as sdk
@@ -62,7 +58,7 @@ def exporting_to(endpoint: str) -> TracerProvider:
 
 
 class Tracing:
-    """`model` is the served model's name."""
+    """Traces finished requests. `model` is the served model's name."""
 
     def __init__(self, provider: TracerProvider, model: str) -> None:
         self._tracer = provider.get_tracer(SERVICE)
@@ -70,26 +66,25 @@ class Tracing:
 
     def trace(self, record: RequestRecord, headers: Headers) -> None:
         """Export a finished request as part of the trace in its `traceparent`."""
-        assert record.closed is not None
+        assert record.closed_at is not None
         operation = OPERATIONS.get(record.endpoint, record.endpoint)
         request = self._tracer.start_span(
             f"{operation} {self._model}",
             context=TraceContextTextMapPropagator().extract(headers),
             kind=SpanKind.SERVER,
             attributes={"gen_ai.operation.name": operation, "gen_ai.provider.name": SERVICE} | self._attributes(record),
-            start_time=unix_ns(record, record.arrived),
+            start_time=unix_ns(record, record.arrived_at),
         )
         if record.outcome == "failed":
             request.set_status(Status(StatusCode.ERROR))
+        context = set_span_in_context(request)
         for name, start, end in phases(record):
-            self._phase(name, unix_ns(record, start), unix_ns(record, end), set_span_in_context(request))
-        request.end(unix_ns(record, record.closed))
+            phase = self._tracer.start_span(name, context=context, start_time=unix_ns(record, start))
+            phase.end(unix_ns(record, end))
+        request.end(unix_ns(record, record.closed_at))
 
-    def _phase(self, name: str, start_ns: int, end_ns: int, context: Context) -> None:
-        self._tracer.start_span(name, context=context, start_time=start_ns).end(end_ns)
-
-    def _attributes(self, record: RequestRecord) -> Attributes:
-        """The known attributes; none of a model or of tokens if nothing was queued."""
+    def _attributes(self, record: RequestRecord) -> dict[str, AttributeValue]:
+        """Return all attributes that are not None. A request that was not queued has no model and no usage."""
         known: dict[str, AttributeValue | None] = {
             "http.response.status_code": record.status,
             "error.type": record.abort_cause if record.outcome == "failed" else None,
@@ -98,7 +93,7 @@ class Tracing:
             "nvium.key_id": record.key_id or None,
             "nvium.outcome": record.outcome,
         }
-        if record.queued is not None:
+        if record.queued_at is not None:
             known |= self._usage(record)
         return {name: value for name, value in known.items() if value is not None}
 
@@ -115,23 +110,23 @@ class Tracing:
         }
 
 
-def phases(record: RequestRecord) -> Iterator[Phase]:
-    """The phases of a request, by the record's clock.
+def phases(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
+    """Yield the name, start and end of each phase of a request, by the record's clock.
 
-    An aborted request stays in its last phase until its end. A completed one decodes until its last token; the rest is
-    writing. If it only scored its prompt, without emitting tokens, its phases are not known.
+    An aborted request's last phase lasts until the request ends. A completed request decodes until its last token. A
+    request that only scored its prompt has no phases.
     """
-    assert record.closed is not None
+    assert record.closed_at is not None
     is_whole = record.outcome == "completed"
-    if is_whole and record.spoke is None:
+    if is_whole and record.first_token_at is None:
         return
-    starts = (record.queued, record.left, record.spoke)
-    end = record.last_told if is_whole and record.last_told else record.closed
+    starts = (record.queued_at, record.started_at, record.first_token_at)
+    end = record.last_token_at if is_whole and record.last_token_at else record.closed_at
     for name, start, following in zip(("queue", "prefill", "decode"), starts, (*starts[1:], None), strict=True):
         if start is not None:
             yield name, start, max(start, end if following is None else following)
 
 
 def unix_ns(record: RequestRecord, moment: float) -> int:
-    """A time of the record's clock as Unix time."""
-    return record.arrived_unix_ns + round((moment - record.arrived) * 1e9)
+    """Convert a time of the record's clock to Unix time."""
+    return record.arrived_unix_ns + round((moment - record.arrived_at) * 1e9)

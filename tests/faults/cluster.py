@@ -56,7 +56,7 @@ class ListedPool:
         self._busy = {Address(name=url, url=url, secret=SECRET): 0 for url in urls}
 
     @asynccontextmanager
-    async def chosen(self, beginnings: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
+    async def chosen(self, digests: Sequence[bytes], excluded: Collection[str]) -> AsyncIterator[Address]:
         free = [address for address in self._busy if address.name not in excluded] or list(self._busy)
         if not free:
             raise NoReplica

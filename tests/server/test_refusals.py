@@ -168,7 +168,7 @@ def test_an_internal_error_reveals_nothing(byte_model: LoadedModel) -> None:
         (b'{"model":"bytes","prompt":"\xff"}', "is not valid UTF-8: invalid start byte at byte 27", None),
         (b'{"model":"bytes","prompt":"\xed\xa0\x80"}', "is not valid UTF-8", None),
         (b'{"model":"bytes","prompt":' + b"[" * 40_000 + b"]" * 40_000 + b"}", "is nested too deeply", None),
-        (b'{"model":"bytes","prompt":"a","prompt":"b"}', "has 'prompt' twice in one object", "prompt"),
+        (b'{"model":"bytes","prompt":"a","prompt":"b"}', "has a duplicate key 'prompt'", "prompt"),
         (
             b'{"model":"bytes","prompt":"a","nvium":{"sampling":"exits","sampling":"mixture"}}',
             "has 'sampling' tw",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvium_core import LoadedModel
-from server.http.bodies import MAX_BEGUN_IN_A_TURN, MAX_CONTAINERS, Turnstile, num_containers, without_strings
+from server.http.bodies import MAX_CONTAINERS, MAX_STARTS_PER_TURN, Turnstile, num_containers, without_strings
 from tests.server.generating import asking
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.raw_client import asked, connected
@@ -81,7 +81,7 @@ async def test_few_requests_begin_in_a_turn_and_all_in_their_order() -> None:
         numbers.append(len(begun))
     await asyncio.gather(*tasks)
     assert begun == sorted(begun)
-    assert max(after - before for before, after in pairwise(numbers)) == MAX_BEGUN_IN_A_TURN
+    assert max(after - before for before, after in pairwise(numbers)) == MAX_STARTS_PER_TURN
 
 
 async def test_who_comes_alone_does_not_wait() -> None:

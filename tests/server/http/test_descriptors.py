@@ -16,7 +16,7 @@ import pytest
 
 from nvium_core import LoadedModel
 from server.http.handshakes import Handshakes
-from server.http.listener import MAX_ACCEPTED_IN_TURN, Listener
+from server.http.listener import MAX_ACCEPTS_PER_TURN, Listener
 from server.http.room import RESERVE, Room, room_for
 from server.settings import SettingsError
 from tests.server.forked_server import forked_server
@@ -70,7 +70,7 @@ async def test_a_probe_is_answered_beside_more_silent_clients_than_there_are_fil
         wait_until(lambda: httpx.get(f"{server.url}/v1/models").status_code == 200)
         assert (await asked(server.url, asking(max_tokens=20))).spoken() == alone
         lines = [json.loads(line) for line in server.log().splitlines()]
-        assert "the limit of open files bounds connections" in {line["event"] for line in lines}
+        assert "connections reduced to fit the limit of open files" in {line["event"] for line in lines}
         assert sum(line["event"] == "too many connections" for line in lines) < 10
         assert len(server.log()) < MAX_LOG_BYTES
 
@@ -135,28 +135,28 @@ class Held:
 
 
 def test_beyond_the_bound_the_longest_silence_makes_way_and_never_who_is_answered() -> None:
-    room = Room(0, num_beyond=2)
+    room = Room(0, num_excess=2)
     first, second, third, fourth, fifth = (Held(room) for _ in range(5))
-    room.hold(first)
-    room.hold(second)
+    room.add_excess(first)
+    room.add_excess(second)
     assert room.admits(first, b"GET /livez HTTP/1.1\r\n")
     assert not room.admits(second, b"GET /livez?x HTTP/1.1\r\n")
-    room.hold(third)
-    assert [room.holds(held) for held in (first, second, third)] == [True, False, True]
+    room.add_excess(third)
+    assert [room.is_excess(held) for held in (first, second, third)] == [True, False, True]
     assert room.admits(third, b"HEAD /readyz HTTP/1.0\r\n")
-    room.hold(fourth)
-    assert not room.holds(fourth)
+    room.add_excess(fourth)
+    assert not room.is_excess(fourth)
     room.release(first)
-    room.hold(fifth)
-    assert room.holds(fifth)
+    room.add_excess(fifth)
+    assert room.is_excess(fifth)
 
 
 def test_a_listener_accepts_a_few_at_a_time() -> None:
     with Listener(socket.create_server(("127.0.0.1", 0))) as listener, ExitStack() as stack:
         listener.setblocking(False)
-        for _ in range(MAX_ACCEPTED_IN_TURN + 2):
+        for _ in range(MAX_ACCEPTS_PER_TURN + 2):
             stack.enter_context(socket.create_connection(listener.getsockname()))
-        assert [num_accepted(listener, stack) for _ in range(3)] == [MAX_ACCEPTED_IN_TURN, 2, 0]
+        assert [num_accepted(listener, stack) for _ in range(3)] == [MAX_ACCEPTS_PER_TURN, 2, 0]
 
 
 def test_a_listener_accepts_nobody_until_who_made_way_has_closed() -> None:

@@ -237,8 +237,8 @@ def test_keys_that_cannot_be_used_are_refused_by_place_and_not_told(given: dict[
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "holds no keys"),
-        (b"# nobody yet\n\n   # none\n", "holds no keys"),
+        (b"", "contains no keys"),
+        (b"# nobody yet\n\n   # none\n", "contains no keys"),
         (b"sk-a\nsk-secret\n\nname: sk-secret", "line 4: the same key as api_keys_file, line 2"),
         (b"\xff\xfe", "is not UTF-8 text"),
         (b"sk-a\nname:  # forgotten\n", "line 2: must be"),

@@ -53,7 +53,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, setting: str) -> None:
     with log_lines() as log:
         renewal.renew()
     assert ring.owner("sk-old") == "alice"
-    assert [line["reason"] for line in log.lines] == [f"{setting}: {pipe} is no file that can be read again"]
+    assert [line["reason"] for line in log.lines] == [f"{setting}: {pipe} is not a regular file"]
 
 
 def test_a_certificate_that_is_read_again_is_shown_to_who_comes_next(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_a_request_that_comes_in_pieces_counts_as_one() -> None:
     shares = Shares(10)
     shares.fits(1, "bob")
     for taken in range(10):
-        assert shares.fits(1, "eve", of_request=taken)
+        assert shares.fits(1, "eve", held_by_request=taken)
         shares.take(1, "eve")
 
 
@@ -81,7 +81,7 @@ async def test_a_key_that_fills_the_queue_leaves_places_for_another(byte_model: 
             error = error_of(await asked(server.url, long_request("sk-e")))
             assert error["code"] == "queue_full"
             assert error["message"].startswith(
-                "the rest of the queue is for other keys: 6 choices are running or waiting"
+                "the rest of the queue is reserved for other keys: 6 of 8 choices are running or waiting"
             )
             two_choices = await held.enter_async_context(connected(server.url))
             await two_choices.send(long_request("sk-b", n=2))
@@ -93,7 +93,7 @@ async def test_while_one_key_only_has_asked_the_whole_queue_is_its_own(byte_mode
         async with AsyncExitStack() as held:
             await hold(server, held, 8, long_request("sk-e"))
             error = error_of(await asked(server.url, long_request("sk-e")))
-            assert error["message"].startswith("the queue is full: 8 choices")
+            assert error["message"].startswith("the queue is full: 8 of 8 choices")
 
 
 async def test_a_key_that_fills_the_memory_for_bodies_leaves_some_for_another(byte_model: LoadedModel) -> None:

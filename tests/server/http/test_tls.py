@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from nvium_core import LoadedModel
 from nvium_core.engine.schedule import scheduler
 from server.http.connection import FastPath
-from server.http.room import RESERVE, SHARE_BEYOND
+from server.http.room import EXCESS_SHARE, RESERVE
 from server.http.tls import tls_context
 from server.settings import Settings, SettingsError
 from tests.byte_model import NAME
@@ -137,7 +137,7 @@ def test_clients_that_never_shake_hands_are_bounded_and_make_way_for_who_does(
     byte_model: LoadedModel, files: dict[str, Path], trusting: ssl.SSLContext
 ) -> None:
     with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
-        beyond = RESERVE // SHARE_BEYOND
+        beyond = RESERVE // EXCESS_SHARE
         address = httpx.URL(server.url)
         connect = partial(socket.create_connection, (address.host, address.port), timeout=10)
         silent = [stack.enter_context(connect()) for _ in range(4 + 2 * beyond + 10)]
@@ -154,7 +154,7 @@ def test_where_all_connections_are_taken_a_probe_can_still_shake_hands(
 ) -> None:
     with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
         address = httpx.URL(server.url)
-        for _ in range(4 + RESERVE // SHARE_BEYOND):
+        for _ in range(4 + RESERVE // EXCESS_SHARE):
             plain = stack.enter_context(socket.create_connection((address.host, address.port), timeout=10))
             stack.enter_context(trusting.wrap_socket(plain, server_hostname="localhost"))
         assert httpx.get(f"https://localhost:{address.port}/livez", verify=trusting).status_code == 200
@@ -175,12 +175,12 @@ def test_without_a_certificate_there_is_no_tls() -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"ssl_keyfile": "key"}, "ssl_keyfile: needs ssl_certfile"),
+        ({"ssl_keyfile": "key"}, "ssl_keyfile: requires ssl_certfile"),
         ({"ssl_certfile": "missing"}, "ssl_certfile: cannot read"),
         ({"ssl_certfile": "chain", "ssl_keyfile": "missing"}, "ssl_keyfile: cannot read"),
         ({"ssl_certfile": "chain"}, "cannot be used"),
         ({"ssl_certfile": "chain", "ssl_keyfile": "other"}, "cannot be used: KEY_VALUES_MISMATCH"),
-        ({"ssl_certfile": "chain", "ssl_keyfile": "encrypted"}, "ssl_keyfile: the key is encrypted"),
+        ({"ssl_certfile": "chain", "ssl_keyfile": "encrypted"}, "ssl_keyfile: the key must not be encrypted"),
         ({"ssl_certfile": "nonsense"}, "cannot be used"),
     ],
 )

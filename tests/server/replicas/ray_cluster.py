@@ -1,4 +1,4 @@
-"""Replicas by Ray on this machine, with the gateway in a thread of the test process."""
+"""Starts Ray replicas on this machine, with the gateway in a thread of the test process."""
 
 import os
 import warnings
@@ -18,13 +18,13 @@ QUICK = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
-"""Ray looks at the load every ten seconds otherwise."""
+"""Ray's default is to report the load every ten seconds."""
 
 
 @contextmanager
 def ray_started(num_replicas: int) -> Iterator[None]:
     set_defaults({**RAY_DEFAULTS, **QUICK})
-    with warnings.catch_warnings(action="ignore"):  # of what Ray imports
+    with warnings.catch_warnings(action="ignore"):  # raised by Ray's imports
         import ray
         from ray import serve
 
@@ -38,7 +38,7 @@ def ray_started(num_replicas: int) -> Iterator[None]:
 
 @contextmanager
 def replicated(model: LoadedModel, folder: Path, **options: Any) -> Iterator[LiveServer]:
-    """A server of replicas, all ready. Its `gauge` needs the name of a replica among the labels."""
+    """Run a gateway with replicas that are ready. The server's `gauge` sums a metric over all replicas."""
     from ray import serve
 
     from server.replicas.deployment import RayPool, replicas
@@ -59,13 +59,13 @@ def replicated(model: LoadedModel, folder: Path, **options: Any) -> Iterator[Liv
 
 
 def replica_processes() -> list[int]:
-    """The processes of the replicas of this test run."""
-    named = ((int(entry.name), command_line(entry)) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-    return [pid for pid, name in named if name.startswith(f"ray::ServeReplica:{APPLICATION}:")]
+    """Return the process ids of this test run's replicas."""
+    processes = [(int(entry.name), command_line(entry)) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return [pid for pid, command in processes if command.startswith(f"ray::ServeReplica:{APPLICATION}:")]
 
 
 def command_line(process: Path) -> str:
     try:
         return (process / "cmdline").read_text()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended
         return ""

@@ -1,4 +1,4 @@
-"""What holds of one server holds of many processes behind one address: its tests, asked of a gateway."""
+"""Runs tests of the single-process server against a gateway with two replicas."""
 
 from tests.server.generation.test_structured_outputs import (
     test_an_answer_matches_its_regex_or_is_one_of_the_choices,

@@ -24,12 +24,12 @@ WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from nvium_core.cli import
 
 
 def replicas(server: LiveServer) -> set[str]:
-    """The names of those that tell their metrics."""
+    """Return the names of the replicas on the metrics page."""
     return set(re.findall(r'nvium_requests_running{replica="(\w+)"}', server.http.get("/metrics").text))
 
 
 async def streamed(server: LiveServer, seed: int, begun: asyncio.Barrier) -> bytes:
-    """What a stream told that was under way with all others."""
+    """Stream an answer. Wait after its first chunk until all streams have begun."""
     async with connected(server.url) as connection:
         await connection.send(asking(max_tokens=LONG, stream=True, seed=seed))
         await connection.head()
@@ -39,7 +39,7 @@ async def streamed(server: LiveServer, seed: int, begun: asyncio.Barrier) -> byt
 
 
 async def answered(server: LiveServer, seed: int, begun: asyncio.Barrier) -> Answer:
-    """A whole answer that was awaited while all streams were under way."""
+    """Request a whole answer. Wait for it once all streams have begun."""
     async with connected(server.url) as connection:
         await connection.send(asking(PATHS[seed % 2], max_tokens=LONG, seed=seed))
         await begun.wait()
@@ -47,20 +47,20 @@ async def answered(server: LiveServer, seed: int, begun: asyncio.Barrier) -> Ans
 
 
 def is_broken(stream: bytes) -> bool:
-    """Whether a stream ended with the error event, every event before being whole."""
+    """Return whether a stream ended with an error event. Check that all its events are complete."""
     *events, done, end = stream.split(b"\n\n")
     assert (done, end) == (b"data: [DONE]", b"")
-    told = [json.loads(event.removeprefix(b"data: ")) for event in events]
-    assert not any("error" in event for event in told[:-1])
-    if "error" in told[-1]:
-        assert told[-1]["error"]["code"] == "replica_lost"
+    *chunks, last = [json.loads(event.removeprefix(b"data: ")) for event in events]
+    assert not any("error" in chunk for chunk in chunks)
+    if "error" in last:
+        assert last["error"]["code"] == "replica_lost"
         return True
-    assert told[-1]["choices"][0]["finish_reason"] == "length"
+    assert last["choices"][0]["finish_reason"] == "length"
     return False
 
 
 @pytest.mark.slow
-async def test_a_replica_killed_under_load_breaks_what_had_begun_and_nothing_else(server: LiveServer) -> None:
+async def test_a_replica_killed_under_load_breaks_only_the_streams_that_it_had_begun(server: LiveServer) -> None:
     wait_until(lambda: len(replicas(server)) == 2, seconds=60)
     processes, names = replica_processes(), replicas(server)
     lost = server.gauge("nvium_broken_streams_total"), server.gauge("nvium_moved_requests_total")
@@ -70,70 +70,70 @@ async def test_a_replica_killed_under_load_breaks_what_had_begun_and_nothing_els
     async with asyncio.timeout(150):
         await begun.wait()
         os.kill(processes[0], signal.SIGKILL)
-        told = [is_broken(stream) for stream in await asyncio.gather(*streams)]
+        broken = [is_broken(stream) for stream in await asyncio.gather(*streams)]
         answers = await asyncio.gather(*wholes)
-    assert 0 < sum(told) < NUM_STREAMS
+    assert 0 < sum(broken) < NUM_STREAMS
     assert {answer.status for answer in answers} == {200}
     assert all(answer.finish_reasons() == ["length"] for answer in answers)
     num_broken, num_moved = server.gauge("nvium_broken_streams_total"), server.gauge("nvium_moved_requests_total")
-    assert num_broken - lost[0] == sum(told)
+    assert num_broken - lost[0] == sum(broken)
     assert num_moved - lost[1] >= NUM_WHOLE // 4
-    anew = await asked(server.url, asking(PATHS[0], max_tokens=LONG, seed=0))
-    assert anew.spoken() == answers[0].spoken()
+    repeated = await asked(server.url, asking(PATHS[0], max_tokens=LONG, seed=0))
+    assert repeated.spoken() == answers[0].spoken()
     wait_until(lambda: len(replicas(server)) == 2, seconds=90)
     assert len(replicas(server) - names) == 1
     assert len(set(replica_processes()) - set(processes)) == 1
 
 
-def test_a_prompt_goes_where_its_beginning_has_been_seen(server: LiveServer) -> None:
-    def found(replica: str) -> float:
+def test_prompts_with_a_common_prefix_go_to_one_replica(server: LiveServer) -> None:
+    def cached_tokens(replica: str) -> float:
         page = server.http.get("/metrics").text
         [value] = re.findall(rf'nvium_cached_prompt_tokens_total{{replica="{replica}"}} (\S+)', page)
         return float(value)
 
     wait_until(lambda: len(replicas(server)) == 2, seconds=90)
     names = sorted(replicas(server))
-    before = [found(name) for name in names]
+    before = [cached_tokens(name) for name in names]
     story = "There was once a story that everybody knew by heart, and so nobody ever told it any more. " * 4
     for number in range(8):
         assert server.complete(prompt=f"{story}{number}", max_tokens=8).status_code == 200
-    gained = [found(name) - then for name, then in zip(names, before, strict=True)]
+    gained = [cached_tokens(name) - then for name, then in zip(names, before, strict=True)]
     assert min(gained) == 0
     assert max(gained) > 4 * len(story)
 
 
 async def ask_until(server: LiveServer, num_replicas: int, num_clients: int) -> list[bytes]:
-    """Streams one after another from so many clients until there are so many replicas."""
+    """Keep `num_clients` streams running until there are `num_replicas`. Return all streams."""
     reached = asyncio.Event()
 
     async def client(seed: int) -> list[bytes]:
-        told: list[bytes] = []
+        streams: list[bytes] = []
         while not reached.is_set():
-            told.append((await asked(server.url, asking(max_tokens=LONG, stream=True, seed=seed))).body)
-        return told
+            streams.append((await asked(server.url, asking(max_tokens=LONG, stream=True, seed=seed))).body)
+        return streams
 
     async with asyncio.timeout(100):
         clients = [asyncio.create_task(client(seed)) for seed in range(num_clients)]
         await asyncio.to_thread(wait_until, lambda: len(replicas(server)) == num_replicas, seconds=100)
         reached.set()
-        return [stream for told in await asyncio.gather(*clients) for stream in told]
+        return [stream for streams in await asyncio.gather(*clients) for stream in streams]
 
 
 @pytest.mark.slow
-async def test_replicas_come_with_the_load_and_go_with_it_and_no_stream_is_cut(
+async def test_autoscaling_follows_the_load_and_cuts_no_stream(
     ray_of_two: None, byte_model: LoadedModel, model_folder: Path
 ) -> None:
     scaling = {"max_replicas": 2, "sequences_per_replica": 4, "upscale_seconds": 1, "downscale_seconds": 1}
     with replicated(byte_model, model_folder, replicas=1, **scaling) as server:
         assert len(replicas(server)) == 1
-        told = await ask_until(server, num_replicas=2, num_clients=8)
-        told += await ask_until(server, num_replicas=1, num_clients=2)
-        assert not any(map(is_broken, told))
+        streams = await ask_until(server, num_replicas=2, num_clients=8)
+        streams += await ask_until(server, num_replicas=1, num_clients=2)
+        assert not any(map(is_broken, streams))
         assert server.gauge("nvium_moved_requests_total") == 0
 
 
 @pytest.mark.slow
-async def test_sigterm_lets_what_runs_at_replicas_finish(model_folder: Path, tmp_path: Path) -> None:
+async def test_sigterm_lets_requests_at_replicas_finish(model_folder: Path, tmp_path: Path) -> None:
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install 'nvium[ray]'")
     with server_process(model_folder, tmp_path, code=SERVES, replicas=1) as server:
@@ -150,7 +150,7 @@ async def test_sigterm_lets_what_runs_at_replicas_finish(model_folder: Path, tmp
     assert sorted(outcomes) == ["completed", "rejected"]
 
 
-def test_without_ray_one_line_says_what_to_install() -> None:
+def test_an_error_says_how_to_install_ray() -> None:
     command = [sys.executable, "-c", WITHOUT_RAY, "serve", "--replicas", "2"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)

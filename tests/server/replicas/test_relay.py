@@ -22,18 +22,23 @@ from server.replicas.routing import Address
 from server.settings import Settings
 from tests.server.live_server import live_server, wait_until
 from tests.server.raw_client import Answer, asked, connected, post, request
-from tests.server.replicas.scripted import EVENTS, SECRET, SILENT, ScriptedPool, Told, endless, stream, whole
+from tests.server.replicas.scripted import EVENTS, SECRET, SILENT, Reply, ScriptedPool, endless, stream, whole
 
 BODY = b"".join(EVENTS)
 PLACES = st.integers(0, len(BODY))
-"""Where a stream may be cut."""
+"""Byte offsets at which a stream is cut."""
 COMPLETION = post("/v1/completions", {"prompt": "Once"})
-LOST = {"message": "the replica that answered was lost", "type": "server_error", "param": None, "code": "replica_lost"}
+LOST = {
+    "message": "the replica failed while it was answering",
+    "type": "server_error",
+    "param": None,
+    "code": "replica_lost",
+}
 
 
 @asynccontextmanager
 async def gateway_for(pool: ScriptedPool, keys: tuple[ApiKey, ...] = ()) -> AsyncIterator[tuple[str, Gateway]]:
-    """The gateway on a real socket, in this event loop."""
+    """Run a gateway on a real socket, in this event loop."""
     options = Settings()
     gateway = Gateway(pool, options)
     server = DrainingServer(uvicorn_config(gateway_app(gateway, KeyRing(keys)), options, None, port=0), gateway)
@@ -53,56 +58,56 @@ async def answered(pool: ScriptedPool, data: bytes = COMPLETION) -> Answer:
     return answer
 
 
-async def test_an_answer_is_passed_on_as_it_is() -> None:
+async def test_a_response_is_forwarded_unchanged() -> None:
     answer = await answered(ScriptedPool([whole(b'{"a": 1}')]))
     assert (answer.status, answer.json()) == (200, {"a": 1})
     assert answer.headers["content-type"] == "application/json"
 
 
-async def test_a_replica_is_told_who_asks_and_not_with_which_key() -> None:
+async def test_a_replica_receives_the_keys_id_but_not_the_key() -> None:
     pool = ScriptedPool([whole(b"{}")])
     async with gateway_for(pool, keys=(ApiKey("alice", bytes(32)),)) as (url, _):
         refused = await asked(url, COMPLETION)
-    assert (refused.status, pool.asked) == (401, [])
+    assert (refused.status, pool.received) == (401, [])
     headers = {"content-type": "application/json", "authorization": "Bearer sk-a", "x-request-id": "mine"}
     headers |= {"x-nvium-key-id": "root", "x-nvium-secret": "guessed", "cookie": "a=b"}
     await answered(pool, post("/v1/completions", {"prompt": "Once"}, headers=headers))
-    [told] = pool.asked
-    assert b"\r\nx-request-id: mine\r\n" in told
-    assert b"\r\nx-nvium-secret: %b\r\n" % SECRET.encode() in told
-    assert b"\r\nx-nvium-key-id: \r\n" in told
-    assert told.endswith(json.dumps({"prompt": "Once"}).encode())
-    for kept in (b"sk-a", b"root", b"guessed", b"cookie"):
-        assert kept not in told
+    [received] = pool.received
+    assert b"\r\nx-request-id: mine\r\n" in received
+    assert b"\r\nx-nvium-secret: %b\r\n" % SECRET.encode() in received
+    assert b"\r\nx-nvium-key-id: \r\n" in received
+    assert received.endswith(json.dumps({"prompt": "Once"}).encode())
+    for removed in (b"sk-a", b"root", b"guessed", b"cookie"):
+        assert removed not in received
 
 
 @pytest.mark.parametrize("lost", [SILENT, whole(b'{"a": 1}', sent=3), stream(BODY, sent=0), stream(BODY, sent=5)])
 @pytest.mark.parametrize("found", [whole(b"{}"), stream(BODY)])
-async def test_what_has_not_begun_is_begun_anew_elsewhere(lost: object, found: object) -> None:
+async def test_a_response_that_has_not_begun_is_retried_at_another_replica(lost: object, found: object) -> None:
     pool = ScriptedPool([lost, lost, found])
     answer = await answered(pool)
     assert (answer.status, answer.body) == (200, b"{}" if found == whole(b"{}") else BODY)
-    assert len(pool.asked) == 3
-    assert len({asked.partition(b"\r\n\r\n")[2] for asked in pool.asked}) == 1
+    assert len(pool.received) == 3
+    assert len({request.partition(b"\r\n\r\n")[2] for request in pool.received}) == 1
 
 
-async def test_without_a_replica_a_time_to_come_back_is_told() -> None:
+async def test_without_a_replica_the_response_has_a_retry_after() -> None:
     for script in ([], [SILENT], [SILENT] * 2):
         answer = await answered(ScriptedPool(script))
         assert (answer.status, answer.json()["error"]["code"]) == (503, "no_replica")
         assert int(answer.headers["retry-after"]) > 0
 
 
-async def test_a_request_with_which_three_replicas_were_lost_is_not_begun_again() -> None:
+async def test_a_request_that_lost_three_replicas_is_not_retried() -> None:
     pool = ScriptedPool([SILENT] * 9)
     answer = await answered(pool)
     assert (answer.status, answer.json()["error"]["code"]) == (500, "replicas_lost")
-    assert len(pool.asked) == 3
+    assert len(pool.received) == 3
 
 
-async def test_what_a_replica_cannot_answer_any_more_is_begun_anew_elsewhere() -> None:
+async def test_a_request_to_a_replica_whose_engine_has_stopped_is_retried() -> None:
     body = json.dumps(EngineGone().body).encode()
-    stopped = Told(
+    stopped = Reply(
         [b"HTTP/1.1 503 Gone\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body]
     )
     answer = await answered(ScriptedPool([stopped, whole(b"{}")]))
@@ -111,19 +116,19 @@ async def test_what_a_replica_cannot_answer_any_more_is_begun_anew_elsewhere() -
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(PLACES, max_size=6), PLACES)
-async def test_a_stream_comes_whole_however_it_is_cut_and_loses_no_half_event(cuts: list[int], sent: int) -> None:
+async def test_a_stream_in_any_pieces_is_forwarded_in_whole_events(cuts: list[int], sent: int) -> None:
     assert (await answered(ScriptedPool([stream(BODY, cuts=cuts)]))).body == BODY
     answer = await answered(ScriptedPool([stream(BODY, cuts=cuts, sent=sent), whole(b'"anew"')]))
     *events, _ = BODY[:sent].split(b"\n\n")
     if events:
-        *told, error, done, end = answer.body.split(b"\n\n")
-        assert (told, done, end) == (events, b"data: [DONE]", b"")
+        *forwarded, error, done, end = answer.body.split(b"\n\n")
+        assert (forwarded, done, end) == (events, b"data: [DONE]", b"")
         assert json.loads(error.removeprefix(b"data: ")) == {"error": LOST}
     else:
         assert answer.body == b'"anew"'
 
 
-async def test_losses_are_counted_and_told_with_those_of_replicas() -> None:
+async def test_lost_replicas_are_counted_on_the_metrics_page() -> None:
     pool = ScriptedPool([SILENT, whole(b"{}"), stream(BODY, sent=len(EVENTS[0]))])
     async with gateway_for(pool) as (url, _):
         for _ in range(2):
@@ -135,7 +140,7 @@ async def test_losses_are_counted_and_told_with_those_of_replicas() -> None:
     assert 'outcome="completed"' not in page
 
 
-async def test_a_client_that_goes_is_gone_for_its_replica() -> None:
+async def test_a_client_that_disconnects_is_disconnected_from_its_replica() -> None:
     pool = ScriptedPool([endless(BODY)])
     async with gateway_for(pool) as (url, gateway):
         async with connected(url) as connection:
@@ -145,7 +150,7 @@ async def test_a_client_that_goes_is_gone_for_its_replica() -> None:
         await asyncio.to_thread(wait_until, lambda: not (gateway.admission.num_present or pool.num_busy))
 
 
-async def test_a_front_that_drains_takes_nobody_in_and_gives_up_what_does_not_end() -> None:
+async def test_a_draining_gateway_refuses_requests_and_can_end_open_ones() -> None:
     pool = ScriptedPool([endless(BODY)])
     async with gateway_for(pool) as (url, gateway), connected(url) as connection:
         await connection.send(COMPLETION)
@@ -160,7 +165,7 @@ async def test_a_front_that_drains_takes_nobody_in_and_gives_up_what_does_not_en
         assert (await connection.rest()).endswith(b'"code":"replica_lost"}}\n\ndata: [DONE]\n\n')
 
 
-async def test_a_replica_answers_its_front_only(byte_model: LoadedModel) -> None:
+async def test_a_replica_answers_only_its_gateway(byte_model: LoadedModel) -> None:
     def build(model: LoadedModel, options: Settings) -> object:
         service = Service(model, options)
         return assemble(service, Middleware(GatewayOnly, secret=SECRET, metrics=service.metrics))
@@ -169,8 +174,7 @@ async def test_a_replica_answers_its_front_only(byte_model: LoadedModel) -> None
         for path in ("/v1/models", "/metrics", "/livez", "/nowhere"):
             for headers in ({}, {"x-nvium-secret": "guessed"}, {"x-nvium-secret": ""}):
                 assert replica.http.get(path, headers=headers).status_code == 401
-        told = replica.http.get("/v1/models", headers={"x-nvium-secret": SECRET})
-        assert told.status_code == 200
+        assert replica.http.get("/v1/models", headers={"x-nvium-secret": SECRET}).status_code == 200
         address = Address(name="one", url=replica.url, secret=SECRET)
     assert SECRET not in repr(address)
 
@@ -180,9 +184,9 @@ METRICS = b"# TYPE nvium_requests_waiting gauge\nnvium_requests_waiting 3.0\n"
 
 @dataclass
 class HangingPool(ScriptedPool):
-    """Of a replica that tells its metrics and one that tells nothing; while `hangs`, nobody is told who there is."""
+    """One replica that answers with its metrics, and one that never answers. Listing replicas blocks while `hangs`."""
 
-    script: list[Told] = field(default_factory=list)
+    script: list[Reply] = field(default_factory=list)
     known: list[Address] = field(default_factory=list)
     hangs: bool = False
 
@@ -194,23 +198,23 @@ class HangingPool(ScriptedPool):
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for name, told in {"r0": METRICS, "r1": b""}.items():
-                server = await asyncio.start_server(partial(tell_once, told), "127.0.0.1", 0)
+            for name, body in {"r0": METRICS, "r1": b""}.items():
+                server = await asyncio.start_server(partial(answer_once, body), "127.0.0.1", 0)
                 await stack.enter_async_context(server)
                 url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
                 self.known.append(Address(name=name, url=url, secret=SECRET))
             yield
 
 
-async def tell_once(told: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """On one connection; nothing at all if there is nothing to tell."""
+async def answer_once(body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send the body, or close the connection without a response if it is empty."""
     await reader.readuntil(b"\r\n\r\n")
-    if told:
-        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(told), told))
+    if body:
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
     writer.close()
 
 
-async def test_a_replica_that_hangs_hides_no_other() -> None:
+async def test_probes_and_metrics_skip_a_replica_that_hangs() -> None:
     pool = HangingPool()
     async with pool.opened(), gateway_for(pool) as (url, _):
         for pool.hangs in (False, True):

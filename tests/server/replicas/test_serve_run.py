@@ -1,4 +1,4 @@
-"""`serve run server.ray_app:app`, as on a cluster, asked through Ray's own proxy."""
+"""`serve run server.ray_app:app`, as on a cluster, called through Ray's proxy."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.server.live_server import wait_until
 from tests.server.server_process import free_port
 
 READY_SECONDS = 180
-"""Ray replaces a proxy that is not ready after five seconds: on a busy machine, again and again."""
+"""By default Ray replaces a proxy that is not ready after five seconds, which never ends on a busy machine."""
 SERVE = "from ray.serve.scripts import cli; cli()"
 
 

@@ -239,7 +239,7 @@ def test_what_the_interpreter_would_write_to_stderr_itself_is_a_line_and_never_w
         [warning, in_thread, unraisable, in_main] = written.lines
     assert "DeprecationWarning: an old name" in warning["event"]
     for line, kind in ((in_thread, "LookupError"), (unraisable, "ValueError"), (in_main, "LookupError")):
-        assert (line["event"], line["level"]) == ("an unhandled exception", "error")
+        assert (line["event"], line["level"]) == ("unhandled exception", "error")
         assert line["exception"].endswith(kind)
     assert SECRET not in written.text
 

@@ -183,12 +183,14 @@ def test_probes_and_lists_are_not_traced(traced: tuple[LiveServer, Spans]) -> No
 def at(record: RequestRecord, **seconds: float) -> RequestRecord:
     """The record, with what happened so long after its arrival."""
     for name, after in seconds.items():
-        setattr(record, name, record.arrived + after)
+        setattr(record, name, record.arrived_at + after)
     return record
 
 
 def shown(record: RequestRecord) -> list[tuple[str, float, float]]:
-    return [(name, round(start - record.arrived), round(end - record.arrived)) for name, start, end in phases(record)]
+    return [
+        (name, round(start - record.arrived_at), round(end - record.arrived_at)) for name, start, end in phases(record)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -209,8 +211,8 @@ def test_a_request_is_in_its_last_phase_until_it_was_cut_short_or_had_spoken(
     status: int | None, cause: str | None, reached: int, expected: list[tuple[str, int, int]]
 ) -> None:
     record = RequestRecord(Metrics([1.0], [1.0]), request_id="mine", endpoint="completions")
-    moments = {"queued": 1, "left": 2, "spoke": 3, "last_told": 4}
-    at(record, **dict(list(moments.items())[:reached]), closed=9)
+    moments = {"queued_at": 1, "started_at": 2, "first_token_at": 3, "last_token_at": 4}
+    at(record, **dict(list(moments.items())[:reached]), closed_at=9)
     record.status, record.abort_cause = status, cause
     assert shown(record) == expected
 
