@@ -7,7 +7,6 @@ from typing import Any
 from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, FailureEvent, TokenEvent, best
-from nvium_core.engine.failures import error_of
 from nvium_core.engine.params import ContextLengthExceeded, EngineConfig, SamplingParams
 from nvium_core.engine.schedule.sequence import FinishReason
 from nvium_core.loading import LoadedModel
@@ -184,7 +183,7 @@ class LLM:
         while self.engine.has_work:
             for event in self.engine.step():
                 if isinstance(event, FailureEvent):
-                    raise error_of(event)
+                    raise event.error
                 if isinstance(event, TokenEvent):
                     yield event
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, FailureEvent
-from nvium_core.engine.failures import EngineError
 from nvium_core.engine.params import SamplingParams
 from nvium_core.evaluation.predictions import EvaluationError
 from nvium_core.evaluation.report import table
@@ -114,7 +113,7 @@ def sampled(engine: Engine, asked: Sequence[tuple[list[int], SamplingParams]]) -
     while engine.has_work:
         for event in engine.step():
             if isinstance(event, FailureEvent):
-                raise EngineError(event.message)
+                raise event.error
             completions[int(event.sequence_id)].append(event)
     return completions
 

@@ -20,7 +20,6 @@ from nvium_core.choices import Device, Precision, Weights
 from nvium_core.engine.device import native
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, Event, FailureEvent
-from nvium_core.engine.failures import EngineError
 from nvium_core.engine.params import MAX_SEQUENCES, EngineConfig, InvalidRequest, SamplingParams, require
 from nvium_core.loading import LoadedModel, load_model, quantize_as, resolve_device, resolve_dtype
 from nvium_core.model.nvium import Nvium
@@ -150,7 +149,7 @@ def keys(number: int, request: Request) -> list[tuple[str, int]]:
 def checked(event: Event) -> Any:
     """The event; raises `EngineError` for a failure."""
     if isinstance(event, FailureEvent):
-        raise EngineError(event.message)
+        raise event.error
     return event
 
 

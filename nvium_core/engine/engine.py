@@ -1,20 +1,18 @@
-"""The engine: many sequences, one device, one Step at a time. Not thread-safe; `EngineWorker` gives it a thread.
+"""The engine: many sequences, one device, one Step at a time. It knows token ids only, no text.
 
-Knows token ids only, no text.
+Not thread-safe: `EngineWorker` runs it on its own thread.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import replace
+from itertools import count
 from operator import attrgetter
-from typing import Any
 
 from nvium_core.engine.device.memory import cache_size
 from nvium_core.engine.device.runner import Runner
 from nvium_core.engine.events import Completion, Event, FailureEvent, StepReport, best
-from nvium_core.engine.failures import error_of
 from nvium_core.engine.limits import Limits, eos_token_ids
 from nvium_core.engine.params import EngineConfig, SamplingParams, require
 from nvium_core.engine.recorder import Recorder
@@ -22,7 +20,6 @@ from nvium_core.engine.schedule.kv_cache import PagePool
 from nvium_core.engine.schedule.randomness import random_seed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import Step, StepResult
 from nvium_core.engine.warm_up import warm_up
 from nvium_core.model.config import NviumConfig
 from nvium_core.model.nvium import Nvium
@@ -36,7 +33,7 @@ class Engine:
         *,
         make_runner: Callable[..., Runner] = Runner,
     ) -> None:
-        """`make_runner` is for tests and measurements; it is given what `Runner` takes."""
+        """`make_runner` replaces `Runner` in tests and measurements."""
         self.config = config or EngineConfig()
         self.model_config = model.config
         self.context = context_of(self.config, model.config)
@@ -53,14 +50,9 @@ class Engine:
             bounds=self.config.row_bounds(model.device.type),
         )
         self._recorder = Recorder(self.scheduler, vocab_size=model.config.vocab_size)
-        self._num_arrived = 0
+        self._arrivals = count()
         self.reports: list[StepReport] = []
-        """Reports of the last step(), by block."""
-
-    @property
-    def end_token_ids(self) -> frozenset[int]:
-        """The model's end-of-text."""
-        return self.limits.end_token_ids
+        """Reports of the last `step`, one per block that ran."""
 
     def add(
         self,
@@ -72,33 +64,39 @@ class Engine:
         priority: int = 0,
         cache_salt: str = "",
     ) -> None:
-        """Queue a request. Raises `InvalidRequest`, naming the field, for one that can never be served.
+        """Queue a request. Raise `InvalidRequest` if it can never be served.
 
-        Each of its choices (`best_of`, or else `n` of them) becomes a sequence with events of its own. Tenants whose
-        sequences wait take turns; of a tenant's own, the lowest `priority` goes first. Cached prefixes are shared by
-        requests of the same `cache_salt`.
+        Each of its choices becomes a sequence with its own events. Tenants with waiting sequences take turns; within a
+        tenant, the lowest `priority` goes first. Only requests with the same `cache_salt` share cached prefixes.
         """
         params = params or SamplingParams()
-        self.check(token_ids, params)
+        self.limits.check(token_ids, params)
         default = self.config.sampling or self.model_config.default_sampling
         if params.sampling is None and default != "exits":
             params = replace(params, sampling=default)
         require(sequence_id not in self._recorder.requests, "sequence_id", f"{sequence_id!r} is already running")
         seed = random_seed() if params.seed is None else params.seed
-        placed = {"tenant": tenant, "priority": priority, "cache_salt": cache_salt}
         self._recorder.add(
             [
-                self._sequence(sequence_id, token_ids, params, seed=seed, choice=choice, **placed)
+                Sequence(
+                    sequence_id,
+                    token_ids,
+                    params,
+                    seed=seed,
+                    choice=choice,
+                    num_blocks=self.scheduler.num_blocks,
+                    arrival=next(self._arrivals),
+                    stop_token_ids=self.limits.stops(params),
+                    tenant=tenant,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                )
                 for choice in range(params.choice, params.choice + params.num_choices)
             ]
         )
 
-    def check(self, token_ids: Items[int], params: SamplingParams) -> None:
-        """Raise `InvalidRequest` if a request with these tokens and parameters can never be served."""
-        self.limits.check(token_ids, params)
-
     def cancel(self, sequence_id: str, choice: int | None = None) -> None:
-        """Drop a request, or one of its choices, at once; unknown and finished ones are ignored."""
+        """End a request, or one of its choices, immediately. Unknown and finished requests are ignored."""
         for sequence in list(self._recorder.requests.get(sequence_id, [])):
             if choice in (None, sequence.choice):
                 self._recorder.end(sequence)
@@ -108,9 +106,9 @@ class Engine:
         return bool(self._recorder.requests)
 
     def step(self) -> list[Event]:
-        """Schedule, run, record, report; no events if there is nothing to do yet.
+        """Schedule, run, record, report. Return no events if nothing can run yet.
 
-        Raises `DeviceLost` when the device has failed: then nothing can run any more.
+        Raise `DeviceLost` if the device has failed and nothing can run any more.
         """
         started = time.perf_counter()
         self.reports = []
@@ -119,13 +117,15 @@ class Engine:
             return self._recorder.settle(is_idle=True)
         result = self.runner.run(step)
         events = self._recorder.record(step, result.outcomes)
-        self._report(step, result, time.perf_counter() - started)
+        self.reports = result.reports
+        num_tokens = sum([len(outcome.emissions) for outcome in result.outcomes])
+        self.scheduler.observe(step, num_tokens, time.perf_counter() - started)
         return events + self._recorder.settle(is_idle=False)
 
     def generate(self, prompts: Iterable[Items[int]], params: SamplingParams | None = None) -> list[Completion]:
-        """Run prompts to their ends together, on an otherwise idle engine.
+        """Run prompts to completion together, on an idle engine.
 
-        The best `n` completions of the first prompt, then those of the second, and so on.
+        Return the best `n` completions of the first prompt, then those of the second, and so on.
         """
         params = params or SamplingParams()
         choices: dict[str, list[Completion]] = {}
@@ -136,7 +136,7 @@ class Engine:
             while self.has_work:
                 for event in self.step():
                     if isinstance(event, FailureEvent):
-                        raise error_of(event)
+                        raise event.error
                     choices[event.sequence_id][event.choice - params.choice].append(event)
         finally:
             for sequence_id in choices:
@@ -144,53 +144,28 @@ class Engine:
         rank = attrgetter("mean_logprob")
         return [chosen for completions in choices.values() for chosen in best(completions, params.n, rank)]
 
-    def warm_up(self, seconds: float = math.inf, *, remembers: bool = False) -> None:
-        """Capture what is captured and let the schedules race for a moment. For an engine without work.
+    def warm_up(self, *, remembers: bool = False) -> None:
+        """Prepare the device and measure the schedules for about a second, on an idle engine.
 
-        With `remembers`, the race begins with what was measured before in the same conditions.
+        With `remembers`, load and save the measurements of the same model, options and machine.
         """
-        require(not self.has_work, "engine", "must be idle to be warmed up")
+        require(not self.has_work, "engine", "must be idle for the warm-up")
         self.runner.prepare()
-        warm_up(self, seconds, remembers=remembers)
+        warm_up(self, remembers=remembers)
 
     def check_integrity(self) -> None:
-        """Assert that nothing is leaked, owned twice or out of order."""
+        """Assert that no page or seat is leaked or shared by mistake, and that all staircases are monotone."""
         self.scheduler.check_integrity()
         self._recorder.check_integrity()
 
     def check_idle(self) -> None:
-        """Assert that an engine without work holds nothing: what `check_integrity` asks, at no cost."""
+        """Assert that an engine without work owns no sequences or pages: a cheap `check_integrity`."""
         assert not self.scheduler.running and not self.scheduler.waiting and not self._recorder.holds_back
         assert self.pool.num_free == self.pool.num_pages, "a page is leaked"
-
-    def _sequence(
-        self, sequence_id: str, token_ids: Items[int], params: SamplingParams, *, seed: int, choice: int, **placed: Any
-    ) -> Sequence:
-        sequence = Sequence(
-            sequence_id,
-            token_ids,
-            params,
-            seed=seed,
-            choice=choice,
-            num_blocks=self.scheduler.num_blocks,
-            arrival=self._num_arrived,
-            stop_token_ids=self.limits.stops(params),
-            **placed,
-        )
-        sequence.finish_reason = None if params.max_tokens else "length"
-        self._num_arrived += 1
-        return sequence
-
-    def _report(self, step: Step, result: StepResult, seconds: float) -> None:
-        num_tokens = sum([len(outcome.emissions) for outcome in result.outcomes])
-        self.scheduler.observe(step, num_tokens, seconds)
-        self.reports = [
-            StepReport(block + 1, num_steps, num_rows, own) for block, num_steps, num_rows, own in result.reports
-        ]
 
 
 def context_of(config: EngineConfig, model: NviumConfig) -> int:
     limit = model.max_position_embeddings
     context = config.context or limit
-    require(1 < context <= limit, "context", f"must be between 2 and the model's {limit}, got {context}")
+    require(1 < context <= limit, "context", f"must be between 2 and {limit}, the model's context, got {context}")
     return context

@@ -1,18 +1,20 @@
-"""Events of an engine: tokens, scores of the prompt, failures; and completions collected from them."""
+"""Events of an engine (tokens, prompt scores, failures), and completions collected from them."""
 
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+from nvium_core.engine.failures import EngineError
 from nvium_core.engine.schedule.sequence import FinishReason
 
 
 class Score(NamedTuple):
-    """log π_mix of a token, before f; and the most probable tokens in its place, (id, log π_mix) each, best first.
+    """log π_mix of a token before f.
 
-    `exit_probabilities` are p_k of all exits in that place.
+    `top`: the most probable tokens at its position, (id, log π_mix), best first. `exit_probabilities`: p_k of all exits
+    at its position.
     """
 
     logprob: float
@@ -21,11 +23,11 @@ class Score(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """A token was emitted. `exit` counts from 1; `exit_probability` is p_k of the exit taken.
+    """An emitted token. `exit` counts from 1; `exit_probability` is p_k of that exit.
 
-    `choice` is its number among the request's alternatives. `score` comes with requests that ask for logprobs or
-    probabilities; their tokens are held back until it is known. `is_stop`: it is end-of-text or another stop token; the
-    last token of an answer that its constraint ends is neither.
+    `choice` is the index of the request's choice. `score` is set if the request asks for logprobs or probabilities; the
+    event is then delayed until the score is known. `is_stop`: the token is end-of-text or another stop token. The last
+    token of output that a constraint ends is not.
     """
 
     sequence_id: str
@@ -40,7 +42,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptEvent:
-    """Scores of further tokens of the prompt, in order, the second token's first. Ends a request for no tokens."""
+    """Scores of the next prompt tokens, in order, from the second token on. Ends a request with `max_tokens` 0."""
 
     sequence_id: str
     scores: tuple[Score, ...]
@@ -48,28 +50,20 @@ class PromptEvent:
     choice: int = 0
 
 
-FailureReason = Literal["failed", "stopped", "constraint_limit", "no_token_allowed"]
-
-
 @dataclass(frozen=True, slots=True)
 class FailureEvent:
-    """A sequence ended because running it failed; others are not affected.
-
-    `reason`: its own fault or the model's, the engine was stopped, or its constraint costs too much to follow or
-    allows no token of the model.
-    """
+    """A sequence failed and has ended. Other sequences are not affected."""
 
     sequence_id: str
-    message: str
+    error: EngineError
     choice: int = 0
-    reason: FailureReason = "failed"
 
 
 Event = TokenEvent | PromptEvent | FailureEvent
 
 
 class StepReport(NamedTuple):
-    """What one block (1-based) did in a Step: how often it ran, its rows in all, and the seconds that took."""
+    """Work of one block (1-based) in a Step: number of passes, total rows, seconds."""
 
     block: int
     num_steps: int
@@ -79,7 +73,7 @@ class StepReport(NamedTuple):
 
 @dataclass
 class Completion:
-    """All that one choice emitted. `exits` count from 1; `scores` and `prompt_scores` are there if asked for."""
+    """Output of one choice. `exits` count from 1. `scores` and `prompt_scores` are empty unless requested."""
 
     token_ids: list[int] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
@@ -101,12 +95,12 @@ class Completion:
 
     @property
     def mean_logprob(self) -> float:
-        """Mean log π_mix per token, if scores were asked for."""
+        """Mean log π_mix per token, if scores were requested."""
         return mean_logprob(self.scores)
 
 
 def mean_logprob(scores: Items[Score]) -> float:
-    """Mean log π_mix per token; -inf without tokens, so that an empty choice ranks last."""
+    """Return the mean log π_mix per token, or -inf without tokens, which ranks an empty choice last."""
     return sum(score.logprob for score in scores) / len(scores) if scores else -math.inf
 
 
@@ -114,5 +108,5 @@ Choice = TypeVar("Choice")
 
 
 def best(choices: Items[Choice], n: int, rank: Callable[[Choice], float]) -> list[Choice]:
-    """The n choices that rank highest, best first; as they are if there are no more than n."""
+    """Return the n best choices, best first. If there are at most n, return them in their order."""
     return list(choices) if len(choices) <= n else sorted(choices, key=rank, reverse=True)[:n]

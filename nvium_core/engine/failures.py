@@ -1,36 +1,23 @@
 """Errors of sequences that did not finish."""
 
-from nvium_core.engine.events import FailureEvent, FailureReason
 from nvium_core.errors import NviumError
 
 
 class EngineError(NviumError, RuntimeError):
-    """A sequence could not be run to its end."""
+    """A sequence failed."""
 
 
 class DeviceLost(EngineError):
-    """The device has failed; no sequence can run on it any more."""
+    """The device has failed, so no sequence can run any more."""
 
 
 class EngineStopped(EngineError):
-    """Ended because the engine was stopped."""
+    """The engine was stopped before the sequence finished."""
 
 
 class ConstraintLimit(EngineError):
-    """Its constraint costs too much to follow further."""
+    """The sequence's constraint exceeded its cost limits."""
 
 
 class NoTokenAllowed(EngineError):
-    """Its constraint allows no token of the model."""
-
-
-KINDS: dict[FailureReason, type[EngineError]] = {
-    "failed": EngineError,
-    "stopped": EngineStopped,
-    "constraint_limit": ConstraintLimit,
-    "no_token_allowed": NoTokenAllowed,
-}
-
-
-def error_of(event: FailureEvent) -> EngineError:
-    return KINDS[event.reason](event.message)
+    """The sequence's constraint allows no token of the vocabulary."""

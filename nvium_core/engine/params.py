@@ -15,7 +15,7 @@ from nvium_core.errors import NviumError
 
 
 class InvalidRequest(NviumError, ValueError):
-    """A request that cannot be served as asked; `field` names the offending part."""
+    """A request or option that cannot be served. `field` names the invalid parameter."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -24,21 +24,25 @@ class InvalidRequest(NviumError, ValueError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and requested tokens together are longer than the model's context."""
+    """Prompt and requested tokens together exceed the model's context."""
 
     def __init__(self, num_prompt_tokens: int, max_tokens: int, context: int) -> None:
         super().__init__(
             "prompt" if num_prompt_tokens >= context else "max_tokens",
-            f"This model's maximum context length is {context} tokens. However, {num_prompt_tokens + max_tokens} were "
-            f"asked for: {num_prompt_tokens} of the prompt and {max_tokens} more.",
+            f"This model's maximum context length is {context} tokens. However, you requested "
+            f"{num_prompt_tokens + max_tokens} tokens: {num_prompt_tokens} in the prompt and {max_tokens} in the "
+            "completion.",
         )
 
 
 MAX_LOGPROBS = 20
-"""Most alternatives that a request may ask for with each token's log-probability."""
-
 MAX_CHOICES = 1024
 MAX_BIASES = 1024
+MAX_DRAFTS = 16
+MAX_SEQUENCES = 65_536
+
+DEFAULT_CACHE_MEMORY = "25%"
+"""Upper bound on the key/value cache if neither its memory nor its tokens are configured."""
 
 WHOLE = ("max_tokens", "min_tokens", "top_k", "seed", "choice", "n", "best_of", "logprobs")
 OPTIONAL = ("seed", "best_of", "logprobs")
@@ -53,19 +57,20 @@ RANGES = (
 
 
 class Kind(IntEnum):
-    """How a front's token is decided.
+    """How a front row's token is decided.
 
-    `EXITS`: an exit is taken as its router says, and the token drawn from f(π_k). `ARGMAX`: the argmax of Σ p_k g(π_k),
-    at the first exit behind which no later one can change it. `MIXTURE`: drawn from f(π_mix) at the last exit. `RACE`:
-    drawn from f(π_N) by a race, so that drafts can be verified; the argmax at temperature 0.
+    `EXITS`: the routers choose exit k, and the token is sampled from f(π_k). `ARGMAX`: the token is the argmax of
+    Σ p_k g(π_k), emitted at the first exit after which no later exit can change it. `MIXTURE`: the token is sampled
+    from f(π_mix) at the last exit. `RACE`: the token is sampled from f(π_N) by an exponential race, which can verify
+    drafts; at temperature 0 it is the argmax.
     """
 
     EXITS, ARGMAX, MIXTURE, RACE = range(4)
 
 
 class Draw(NamedTuple):
-    """How tokens are drawn from logits. `is_adjusted`: penalties, biases, a minimal length or a constraint change them
-    first."""
+    """How tokens are sampled from logits. `is_adjusted`: penalties, biases, `min_tokens` or a constraint change the
+    logits first."""
 
     kind: Kind
     temperature: float
@@ -76,31 +81,33 @@ class Draw(NamedTuple):
 
     @property
     def is_ranked(self) -> bool:
-        """Top-k or top-p truncates."""
+        """Whether top-k or top-p truncates, which requires sorting."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """What a request asks of its draws. Together all but the lengths and the numbers of choices are f, which is applied
-    to the logits of the exit that emits, in this order: penalties, `logit_bias`, `min_tokens`, `constraint`;
-    `temperature`; `min_p`, `top_k`, `top_p` of the mass that is left.
+    """Sampling parameters of a request.
 
-    `max_tokens` counts every token, end-of-text included; 0 is allowed where the prompt is scored.
-    `temperature` 0 is the argmax of Σ p_k g(π_k), g being f without temperature and what comes after it.
-    `top_k` 0, `top_p` 1 and `min_p` 0 truncate nothing; `min_p` drops tokens less probable than that share of the most
-    probable one. `presence_penalty` and `frequency_penalty` are taken off the logits of tokens generated so far, once
-    or per occurrence; `repetition_penalty` divides positive and multiplies negative logits of all tokens so far, those
-    of the prompt included. `logit_bias` is added by token id.
-    `min_tokens` must come before an end. `stop_token_ids` end a sequence as end-of-text does, which `ignore_eos`
-    disables. `constraint` says which tokens may come next, and ends a sequence when none may. `seed` None draws one at
-    random; `choice` is the number of the first alternative, and each has draws of its own. `n` alternatives are wanted,
-    the best of `best_of` (None: n) by mean log π_mix.
-    `sampling` "mixture" applies f to the explicit π_mix, so every token passes every exit; "original" to π_N alone,
-    whose argmax is then temperature 0's token, while exits only draft; None is the model's default.
-    Without `early_exits` every token passes all blocks at once; it is the same token.
-    `logprobs`: log π_mix ("original": log π_N) before f of every token, with that many alternatives with it;
-    `prompt_logprobs`: of the prompt's tokens too. `probabilities`: p_k of every exit with each token.
+    They define f, which transforms the logits of the exit that emits, in this order: penalties, `logit_bias`,
+    `min_tokens`, `constraint` (these four are g); `temperature`; `min_p`, `top_k`, `top_p` of the remaining mass.
+
+    - `max_tokens`: maximum number of generated tokens, end-of-text included. It may be 0 if the prompt is scored.
+    - `temperature`: 0 selects the argmax of Σ p_k g(π_k).
+    - `top_k`, `top_p`, `min_p`: 0, 1 and 0 disable them. `min_p` is relative to the most probable token.
+    - `presence_penalty`, `frequency_penalty`: subtracted from the logits of generated tokens, once or per occurrence.
+    - `repetition_penalty`: divides positive and multiplies negative logits of generated and prompt tokens.
+    - `min_tokens`: number of tokens before a stop token may be generated.
+    - `stop_token_ids`: tokens that end the sequence, besides end-of-text. `ignore_eos` disables end-of-text.
+    - `constraint`: restricts the next token, and ends the sequence if no token may follow.
+    - `seed`: None chooses a random seed. `choice`: index of the first choice; each choice has its own random numbers.
+    - `n`: number of choices to return, the best of `best_of` (None: n) by mean log π_mix.
+    - `sampling`: "mixture" applies f to the explicit π_mix, so every token passes all exits. "original" applies f to
+      π_N alone, with drafts from the text. None is the model's default.
+    - `early_exits`: False runs all blocks for every token; the tokens are the same.
+    - `logprobs`: number of alternatives to return with each token's log π_mix ("original": log π_N) before f.
+      `prompt_logprobs` scores the prompt too.
+    - `probabilities`: return p_k of all exits with each token.
     """
 
     max_tokens: int = 16
@@ -131,24 +138,23 @@ class SamplingParams:
         self._check_lengths()
         self._check_distribution()
         require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits")
-        require(0 <= self.choice < 2**31, "choice", f"must be between 0 and 2³¹ − 1, got {self.choice}")
+        require_between(self.choice, "choice", 0, 2**31 - 1)
         require(self.n >= 1, "n", f"must be at least 1, got {self.n}")
         require(self.num_choices >= self.n, "best_of", f"must be at least n ({self.n}), got {self.best_of}")
         name = "n" if self.best_of is None else "best_of"
         require(self.num_choices <= MAX_CHOICES, name, f"must be at most {MAX_CHOICES}, got {self.num_choices}")
-        is_known = self.sampling is None or self.sampling in get_args(Sampling)
-        require(is_known, "sampling", f"must be {', '.join(get_args(Sampling))}, got {self.sampling!r}")
-        in_range = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
-        require(in_range, "logprobs", f"must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}")
-        need = "must come with logprobs, which says how many alternatives to give"
-        require(self.logprobs is not None or not self.prompt_logprobs, "prompt_logprobs", need)
+        if self.sampling is not None:
+            require_choice(self.sampling, "sampling", Sampling)
+        if self.logprobs is not None:
+            require_between(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
+        require(self.logprobs is not None or not self.prompt_logprobs, "prompt_logprobs", "requires logprobs")
 
     def _check_kinds(self) -> None:
         for name in WHOLE:
             value = getattr(self, name)
-            is_left_out = value is None and name in OPTIONAL
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            require(is_left_out or is_whole, name, f"must be a whole number, got {value!r}")
+            is_omitted = value is None and name in OPTIONAL
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            require(is_omitted or is_integer, name, f"must be an integer, got {value!r}")
         for name in NUMBERS:
             value = getattr(self, name)
             require(isinstance(value, int | float), name, f"must be a number, got {value!r}")
@@ -156,23 +162,22 @@ class SamplingParams:
     def _check_lengths(self) -> None:
         least = 0 if self.prompt_logprobs else 1
         require(self.max_tokens >= least, "max_tokens", f"must be at least {least}, got {self.max_tokens}")
-        require(self.max_tokens > 0 or self.num_choices == 1, "n", "must be 1 where no tokens are asked for")
+        require(self.max_tokens > 0 or self.num_choices == 1, "n", "must be 1 if max_tokens is 0")
         require(self.min_tokens >= 0, "min_tokens", f"must not be negative, got {self.min_tokens}")
-        fits = self.min_tokens <= self.max_tokens
-        require(fits, "min_tokens", f"{self.min_tokens} is more than max_tokens, which is {self.max_tokens}")
-        contradiction = "cannot be asked of a constrained answer, which ends where its constraint does"
-        require(self.min_tokens == 0 or self.constraint is None, "min_tokens", contradiction)
+        message = f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
+        require(self.min_tokens <= self.max_tokens, "min_tokens", message)
+        message = "must be 0 for constrained output, which ends where its constraint ends"
+        require(self.min_tokens == 0 or self.constraint is None, "min_tokens", message)
 
     def _check_distribution(self) -> None:
         for name, lowest, highest in RANGES:
-            value = getattr(self, name)
-            require(lowest <= value <= highest, name, f"must be between {lowest} and {highest}, got {value}")
-        require(0 <= self.top_k < 2**31, "top_k", f"must be between 0 (off) and 2³¹ − 1, got {self.top_k}")
-        require(0 < self.top_p <= 1, "top_p", f"must be above 0 and at most 1, got {self.top_p}")
+            require_between(getattr(self, name), name, lowest, highest)
+        require_between(self.top_k, "top_k", 0, 2**31 - 1)
+        require(0 < self.top_p <= 1, "top_p", f"must be in (0, 1], got {self.top_p}")
         num_biases = len(self.logit_bias)
-        require(num_biases <= MAX_BIASES, "logit_bias", f"at most {MAX_BIASES} tokens, got {num_biases}")
-        for token_id, bias in self.logit_bias.items():
-            require(-100 <= bias <= 100, "logit_bias", f"must be between -100 and 100, got {bias} for token {token_id}")
+        require(num_biases <= MAX_BIASES, "logit_bias", f"must have at most {MAX_BIASES} tokens, got {num_biases}")
+        for bias in self.logit_bias.values():
+            require_between(bias, "logit_bias", -100, 100)
 
     @property
     def is_greedy(self) -> bool:
@@ -188,7 +193,7 @@ class SamplingParams:
 
     @property
     def draw(self) -> Draw:
-        """The most probable token of the mixture is the first of its truncation to one."""
+        """How to sample. A greedy mixture is expressed as top-k with k = 1."""
         kind = self.kind
         takes_first = kind is Kind.MIXTURE and self.is_greedy
         return Draw(
@@ -197,32 +202,34 @@ class SamplingParams:
             log_min_p=math.log(self.min_p) if self.min_p and not takes_first else -math.inf,
             top_k=1 if takes_first else self.top_k,
             top_p=self.top_p,
-            is_adjusted=self.constraint is not None or self._changes_logits,
+            is_adjusted=bool(
+                self.constraint is not None
+                or self.presence_penalty
+                or self.frequency_penalty
+                or self.repetition_penalty != 1
+                or self.logit_bias
+                or self.min_tokens
+            ),
         )
 
     @property
-    def _changes_logits(self) -> bool:
-        is_penalised = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
-        return bool(is_penalised or self.logit_bias or self.min_tokens)
-
-    @property
     def num_choices(self) -> int:
-        """Alternatives to generate, of which `n` are wanted."""
+        """Number of choices to generate; the best `n` are returned."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def needs_scores(self) -> bool:
-        """Log-probabilities or those of all exits are asked for, or choices are ranked."""
+        """Whether log-probabilities or exit probabilities are requested, or choices are ranked."""
         return self.logprobs is not None or self.probabilities or self.num_choices > self.n
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What an engine may use; each field is an option of `nvium serve` too (`nvium_core.options`).
+    """Limits and policies of an engine. Each field is also an option of `nvium serve` (`nvium_core.options`).
 
-    While sequences with few rows run, long runs (prompts) may take only `chunk_rows` of a Step. The key/value cache
-    holds `cache_tokens` positions, or as many as fit into `cache_memory` of the device. With neither: room for every
-    sequence's full context, within `DEFAULT_CACHE_MEMORY`.
+    While sequences with few rows run, long runs (prompts) may use only `chunk_rows` of a Step. The key/value cache
+    holds `cache_tokens` positions, or as many as fit into `cache_memory`. If neither is set, it holds every sequence's
+    full context, within `DEFAULT_CACHE_MEMORY`.
     """
 
     schedule: Annotated[Schedule, Doc("race measures whole and sweep, and runs the faster.")] = "race"
@@ -247,29 +254,28 @@ class EngineConfig:
     calibrations: Annotated[Path | None, Doc("Folder for the race's measurements [in the user's cache].")] = None
 
     def __post_init__(self) -> None:
-        require(self.schedule in get_args(Schedule), "schedule", f"no such schedule: {self.schedule!r}")
-        known = self.instructions in get_args(Instructions)
-        require(known, "instructions", f"must be {', '.join(get_args(Instructions))}, got {self.instructions!r}")
+        require_choice(self.schedule, "schedule", Schedule)
+        require_choice(self.instructions, "instructions", Instructions)
         thread_count(self.threads)
-        is_known = self.sampling is None or self.sampling in get_args(Sampling)
-        require(is_known, "sampling", f"must be {', '.join(get_args(Sampling))}, got {self.sampling!r}")
-        drafts = self.max_drafts
-        require(drafts is None or 0 <= drafts <= MAX_DRAFTS, "max_drafts", f"must be 0 to {MAX_DRAFTS}, got {drafts}")
+        if self.sampling is not None:
+            require_choice(self.sampling, "sampling", Sampling)
+        if self.max_drafts is not None:
+            require_between(self.max_drafts, "max_drafts", 0, MAX_DRAFTS)
         for name in ("max_sequences", "max_rows_per_step", "chunk_rows", "max_wait_steps", "page_size", "cache_tokens"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, f"must be at least 1, got {value}")
         require(self.max_sequences <= MAX_SEQUENCES, "max_sequences", f"must be at most {MAX_SEQUENCES}")
         both = self.cache_tokens is not None and self.cache_memory is not None
-        require(not both, "cache_memory", "contradicts cache_tokens; give one of them")
+        require(not both, "cache_memory", "conflicts with cache_tokens; set only one of them")
 
     def row_bounds(self, device: str = "cpu") -> "RowBounds":
-        """On this type of device."""
+        """Return the bounds on this type of device."""
         default = ROW_BOUNDS.get(device, ROW_BOUNDS["cpu"])
         return RowBounds(self.max_rows_per_step or default.step, self.chunk_rows or default.chunk)
 
 
 class RowBounds(NamedTuple):
-    """Rows of a Step, and of prompts in a Step while others generate."""
+    """Maximum rows per Step, and maximum prompt rows per Step while other sequences generate."""
 
     step: int
     chunk: int
@@ -278,23 +284,24 @@ class RowBounds(NamedTuple):
 ROW_BOUNDS = {"cpu": RowBounds(256, 64), "cuda": RowBounds(8192, 2048)}
 
 
-MAX_SEQUENCES = 65_536
-
-MAX_DRAFTS = 16
-
-DEFAULT_CACHE_MEMORY = "25%"
-"""Default upper bound."""
-
-
 def thread_count(text: str) -> int | None:
-    """Parse the option `threads`; None is auto."""
+    """Parse the option `threads`; return None for auto."""
     if text == "auto":
         return None
-    require(text.isdecimal() and int(text) > 0, "threads", f"must be auto or at least 1, got {text!r}")
+    require(text.isdecimal() and int(text) > 0, "threads", f"must be auto or a positive integer, got {text!r}")
     return int(text)
 
 
 def require(condition: bool, field: str, message: str) -> None:
-    """Raise `InvalidRequest` naming the field unless the condition holds."""
+    """Raise `InvalidRequest` for the field unless the condition holds."""
     if not condition:
         raise InvalidRequest(field, message)
+
+
+def require_between(value: float, field: str, lowest: float, highest: float) -> None:
+    require(lowest <= value <= highest, field, f"must be between {lowest} and {highest}, got {value}")
+
+
+def require_choice(value: str, field: str, literal: object) -> None:
+    choices = get_args(literal)
+    require(value in choices, field, f"must be one of {', '.join(choices)}, got {value!r}")

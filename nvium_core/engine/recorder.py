@@ -1,7 +1,7 @@
-"""Records the outcomes of Steps: advances staircases, turns tokens, scores and endings into events. Torch-free.
+"""Records the outcomes of Steps: advances staircases and creates events. Torch-free.
 
-A token whose score is wanted is held back until its row has passed every block. What a Step did for a sequence whose
-constraint takes its time is recorded once the constraint says whether the answer is over.
+A token that needs a score is held back until its row has passed every block. If a sequence's constraint is slow, the
+outcome of its Step is recorded once the constraint has decided whether the output is complete.
 """
 
 import math
@@ -11,34 +11,32 @@ from collections.abc import Sequence as Items
 
 from nvium_core.engine.constraint import MAX_PATIENCE_SECONDS
 from nvium_core.engine.events import Event, FailureEvent, PromptEvent, Score, TokenEvent
+from nvium_core.engine.failures import ConstraintLimit, EngineError, NoTokenAllowed
 from nvium_core.engine.schedule.scheduler import Scheduler
 from nvium_core.engine.schedule.sequence import FinishReason, Sequence
 from nvium_core.engine.schedule.step import NO_TOKEN, Emission, Outcome, Step
 
-NOTHING_ALLOWED = "the request's constraint allows no token of the model"
-CONSTRAINT_LIMIT = "the request's constraint is too complex to be followed further"
-
 IDLE_SECONDS = 0.01
-"""Wait without other work, between looks at new requests."""
+"""Maximum wait for constraints without other work, after which new requests are read."""
 
 
 class Recorder:
     def __init__(self, scheduler: Scheduler, *, vocab_size: int) -> None:
         self.requests: dict[str, list[Sequence]] = {}
-        """Each request's living choices."""
+        """Unfinished choices of each request."""
         self._scheduler = scheduler
         self._pool = scheduler.pool
         self._vocab_size = vocab_size
         self._held_back: dict[Sequence, deque[TokenEvent]] = {}
         self._unsettled: dict[Sequence, Outcome | None] = {}
-        """Sequences that await their constraints, with the outcomes of their last Steps."""
+        """Sequences that wait for their constraints, with the outcomes of their last Steps."""
 
     @property
     def holds_back(self) -> bool:
         return bool(self._held_back or self._unsettled)
 
     def add(self, sequences: list[Sequence]) -> None:
-        """The choices of a request."""
+        """Add all choices of a request."""
         self.requests[sequences[0].id] = sequences
         for sequence in sequences:
             sequence.siblings = sequences
@@ -47,7 +45,7 @@ class Recorder:
                 self._unsettled[sequence] = None
 
     def end(self, sequence: Sequence) -> None:
-        """Free what it has."""
+        """Remove a sequence and free its seat and pages."""
         if sequence.seat is not None:
             sequence.take_back()
         self._scheduler.remove(sequence)
@@ -63,7 +61,7 @@ class Recorder:
         return events
 
     def settle(self, *, is_idle: bool) -> list[Event]:
-        """Record the outcomes that waited for constraints which have answered by now, or do so in a moment."""
+        """Conclude outcomes whose constraints are ready, or become ready within a short wait."""
         events: list[Event] = []
         now = time.monotonic()
         until = now + (IDLE_SECONDS if is_idle else MAX_PATIENCE_SECONDS)
@@ -88,9 +86,8 @@ class Recorder:
         assert all(self.requests.values())
 
     def _record(self, sequence: Sequence, outcome: Outcome, events: list[Event]) -> None:
-        """Appends to the events."""
         if outcome.error is not None:
-            events.append(self._fail(sequence, "running the model failed"))
+            events.append(self._fail(sequence, "the model's forward pass failed"))
             return
         since = sequence.filled[-1]
         sequence.filled = outcome.filled
@@ -105,7 +102,7 @@ class Recorder:
             self._conclude(sequence, outcome, events)
 
     def _conclude(self, sequence: Sequence, outcome: Outcome, events: list[Event]) -> None:
-        """Give out its events, and end it if it has finished. Appends to the events."""
+        """Append the outcome's events, and end the sequence if it has finished."""
         for token_id, block, log_p in outcome.emissions if sequence.constraint is not None else ():
             self._emit(sequence, token_id, block, math.exp(log_p), events)
         if outcome.scores:
@@ -116,7 +113,7 @@ class Recorder:
             self.end(sequence)
 
     def _emit_all(self, sequence: Sequence, emissions: Items[Emission], events: list[Event]) -> bool:
-        """False if it could not emit, and has ended."""
+        """Append emitted tokens. Return False if the sequence failed and was ended."""
         num_drafts, num_right = sequence.num_drafts, 0
         for token_id, block, log_p in emissions:
             if token_id == NO_TOKEN:
@@ -146,7 +143,7 @@ class Recorder:
             events.append(event)
 
     def _scored(self, sequence: Sequence, scores: Items[Score]) -> list[Event]:
-        """Events that waited for these scores."""
+        """Return the events that these scores complete."""
         num_of_prompt = max(0, sequence.num_prompt_tokens - 1 - sequence.num_scored)
         of_prompt, of_tokens = scores[:num_of_prompt], scores[num_of_prompt:]
         sequence.num_scored += len(scores)
@@ -158,26 +155,27 @@ class Recorder:
         return events
 
     def _fail(self, sequence: Sequence, message: str) -> FailureEvent:
-        """End it alone. Its pages may be corrupt, so they must not be found again."""
+        """End a sequence whose pages may be corrupt, and remove them from the prefix cache."""
         self._pool.forget(sequence)
         self.end(sequence)
-        return FailureEvent(sequence.id, message, sequence.choice)
+        return FailureEvent(sequence.id, EngineError(message), sequence.choice)
 
     def _fail_to_emit(self, sequence: Sequence) -> FailureEvent:
-        """End one without a possible token: its constraint allows none, or else the model is broken."""
+        """End a sequence that has no valid next token, because of its constraint or of NaN logits."""
         constraint = sequence.constraint
         if constraint is None or constraint.allows_any(self._vocab_size):
             return self._fail(sequence, "the model's output is not finite")
         self.end(sequence)
+        error: EngineError = NoTokenAllowed("the request's constraint allows no token of the vocabulary")
         if constraint.is_too_costly:
-            return FailureEvent(sequence.id, CONSTRAINT_LIMIT, sequence.choice, "constraint_limit")
-        if constraint.has_failed:
-            return FailureEvent(sequence.id, "the request's constraint failed", sequence.choice)
-        return FailureEvent(sequence.id, NOTHING_ALLOWED, sequence.choice, "no_token_allowed")
+            error = ConstraintLimit("the request's constraint is too complex to continue")
+        elif constraint.has_failed:
+            error = EngineError("the request's constraint failed")
+        return FailureEvent(sequence.id, error, sequence.choice)
 
 
 def finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
-    """Why the token just emitted is the last one, if it is."""
+    """Return why the token just emitted is the last token, or None if it is not."""
     if token_id in sequence.stop_token_ids or (sequence.constraint is not None and sequence.constraint.is_over):
         return "stop"
     return "length" if sequence.num_verified == sequence.max_length else None

@@ -1,8 +1,7 @@
-"""Generates for a moment at start-up, so that the race of schedules has results; they are kept on disk."""
+"""Measures the schedules at start-up by generating tokens. The results are cached on disk."""
 
 import hashlib
 import json
-import math
 import os
 import platform
 import time
@@ -20,40 +19,40 @@ if TYPE_CHECKING:
     from nvium_core.engine.engine import Engine
 
 SIZES = 1, 2
-"""Numbers of sequences that race. A second decides two; more sequences race while serving."""
+"""Numbers of sequences to measure. `SECONDS` suffice for two; larger numbers are measured while serving."""
 
 SECONDS = 1.0
-"""In total, unless less is allowed."""
-
-FIRST_TOKENS = 4
-"""Generated first, so that everything has run once."""
-
 PROMPT_TOKENS, MAX_TOKENS = 8, 512
 
 VERSION = 2
-"""Format of race files; others are ignored."""
+"""Format version of race files; files of other versions are ignored."""
 
 
-def warm_up(engine: "Engine", seconds: float = math.inf, *, remembers: bool = False) -> None:
-    """Race the schedules at the sizes without an earlier result."""
+def warm_up(engine: "Engine", *, remembers: bool) -> None:
+    """Race the schedules at the sizes without a cached result."""
     room = min(engine.context, engine.pool.num_pages * engine.pool.page_size) - 1
-    engine.generate([[0]], SamplingParams(max_tokens=min(FIRST_TOKENS, room), seed=0, ignore_eos=True))
+    engine.generate([[0]], SamplingParams(max_tokens=min(4, room), seed=0, ignore_eos=True))
     race = engine.scheduler.schedules
     if not race.is_open:
         return
     file = race_file(engine) if remembers else None
     if file:
-        remember(engine, file)
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # a missing or damaged file
+            race.remember(json.loads(file.read_text(encoding="utf-8")))
     sizes = [size for size in SIZES if size <= engine.config.max_sequences and not race.is_decided(size)]
-    until = time.monotonic() + min(seconds, SECONDS)
+    until = time.monotonic() + SECONDS
     for size in sizes:
         generate(engine, size, until)
     if file and sizes:
-        keep(engine, file)
+        with suppress(OSError):  # an unwritable cache
+            file.parent.mkdir(parents=True, exist_ok=True)
+            scratch = file.with_suffix(f".{os.getpid()}")
+            scratch.write_text(json.dumps(race.as_dict()), encoding="utf-8")
+            scratch.replace(file)
 
 
 def generate(engine: "Engine", num_sequences: int, until: float) -> None:
-    """Generate until the race is decided, at most until this time."""
+    """Generate until the race is decided, or until this time."""
     race = engine.scheduler.schedules
     room = min(engine.context, engine.pool.num_pages * engine.pool.page_size // num_sequences)
     max_tokens = min(MAX_TOKENS, room - PROMPT_TOKENS)
@@ -69,7 +68,7 @@ def generate(engine: "Engine", num_sequences: int, until: float) -> None:
 
 
 def race_file(engine: "Engine") -> Path:
-    """The file name is a digest of everything that affects the measurement, except the machine's load."""
+    """Return the race file, whose name is a digest of everything but the machine's load that affects the speed."""
     model = engine.runner.model
     shape = {
         name: value for name, value in model.config.to_dict().items() if isinstance(value, int | float | str | list)
@@ -85,18 +84,3 @@ def race_file(engine: "Engine") -> Path:
     }
     name = hashlib.sha256(json.dumps(conditions, sort_keys=True, default=str).encode()).hexdigest()
     return (engine.config.calibrations or user_cache_path("nvium") / "calibration") / f"race-{name[:32]}.json"
-
-
-def remember(engine: "Engine", file: Path) -> None:
-    """Load earlier results, if there are any; a damaged file is ignored."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        engine.scheduler.schedules.remember(json.loads(file.read_text(encoding="utf-8")))
-
-
-def keep(engine: "Engine", file: Path) -> None:
-    """Save the result; an unwritable cache is ignored."""
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = file.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(engine.scheduler.schedules.as_dict()), encoding="utf-8")
-        scratch.replace(file)

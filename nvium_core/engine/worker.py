@@ -1,4 +1,4 @@
-"""Runs an engine on a thread of its own for an asyncio program. Neither side waits for the other."""
+"""Runs an engine on its own thread for an asyncio program. Neither blocks the other."""
 
 import logging
 import math
@@ -14,21 +14,20 @@ from dataclasses import dataclass
 from itertools import count
 
 from nvium_core.engine.engine import Engine
-from nvium_core.engine.events import Event, FailureEvent, FailureReason, StepReport
-from nvium_core.engine.failures import EngineStopped
+from nvium_core.engine.events import Event, FailureEvent, StepReport
+from nvium_core.engine.failures import EngineError, EngineStopped
 from nvium_core.engine.token_stream import Admitted, ChoiceKey, EngineRequest, TokenStream, key_of
 
 STOPPED = "the engine has stopped"
-FAILED = "the engine has failed"
 
 OUT_OF_MEMORY = 1
-"""Exit code after a MemoryError: the process ends at once and a supervisor restarts it."""
+"""Exit code after a MemoryError: the process exits immediately, and a supervisor restarts it."""
 
 IDLE_WAIT_SECONDS = 0.5
-"""Period of an idle worker's heartbeat."""
+"""Heartbeat period of an idle worker."""
 
 Observe = Callable[[Items[StepReport], Items[Event]], None]
-"""Receives the reports and events of every turn."""
+"""Receives the reports and events of every Step."""
 
 Deliveries = Mapping[TokenStream, list[Event]]
 
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A snapshot for gauges and health checks, taken between Steps."""
+    """Snapshot for metrics and health checks, taken between Steps."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -48,22 +47,22 @@ class WorkerState:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     piggyback_speedup: float = math.nan
-    """Measured tokens per second over those of whole passes, for the present number of sequences; nan if unknown."""
+    """Tokens per second relative to whole passes, for the current number of sequences; nan until measured."""
 
 
 class EngineWorker:
-    """Queues requests for an engine and delivers its events. `observe`, if given, is called on the engine's thread."""
+    """Queues requests for an engine and delivers its events. `observe` is called on the engine's thread."""
 
     def __init__(self, engine: Engine, observe: Observe | None = None) -> None:
         self.engine = engine
         self.state = WorkerState()
         self.has_failed = False
-        """The engine has ended, or is ending, because of a failure."""
+        """Whether the engine has ended, or is ending, because of a failure."""
         self._observe = observe
         self._streams: dict[ChoiceKey, TokenStream] = {}
         """Streams of running choices."""
         self._open_streams: dict[TokenStream, None] = {}
-        """Streams that are not closed: their last events may still be lost."""
+        """Streams that are not closed; they are failed if the engine ends."""
         self._numbers = count()
         self._has_ended = False
         self._beat = time.monotonic()
@@ -74,7 +73,7 @@ class EngineWorker:
         self._thread.start()
 
     def stop(self, timeout: float | None = None) -> None:
-        """End after the current Step; running requests fail."""
+        """Stop after the current Step. Unfinished requests fail."""
         self._commands.put(None)
         self._thread.join(timeout)
 
@@ -84,7 +83,7 @@ class EngineWorker:
 
     @property
     def seconds_since_progress(self) -> float:
-        """Seconds since the last Step, or the last idle check."""
+        """Seconds since the last Step, or since the last heartbeat of an idle worker."""
         return time.monotonic() - self._beat
 
     def excuse(self) -> None:
@@ -92,9 +91,9 @@ class EngineWorker:
         self._beat = time.monotonic()
 
     def submit(self, requests: Items[EngineRequest], tenant: str = "") -> TokenStream:
-        """Queue all requests or none, from the running event loop, without blocking.
+        """Queue all requests or none, without blocking. Call this on the running event loop.
 
-        Raises `InvalidRequest`, or `EngineError` once the engine has ended.
+        Raise `InvalidRequest` if a request can never be served, `EngineStopped` if the engine has ended.
         """
         for request in requests:
             self.engine.limits.check(request.token_ids, request.params)
@@ -102,17 +101,11 @@ class EngineWorker:
         keys = [key for name, request in by_id.items() for key in request.keys(name)]
         stream = TokenStream(keys, self._cancel, self._forget)
         self._open_streams[stream] = None
-        try:
-            self._queue(by_id, tenant, stream)
-        except BaseException:
+        self._commands.put(lambda: self._add(by_id, tenant, stream))
+        if self._has_ended:  # checked after put(): the thread may have ended in between
             self._forget(stream)
-            raise
-        return stream
-
-    def _queue(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
-        self._commands.put(lambda: self._add(requests, tenant, stream))
-        if self._has_ended:  # checked last: the thread may have ended in between and taken no more commands
             raise EngineStopped(STOPPED)
+        return stream
 
     def _cancel(self, key: ChoiceKey) -> None:
         self._commands.put(lambda: self._drop(key))
@@ -121,7 +114,19 @@ class EngineWorker:
         self._open_streams.pop(stream, None)
 
     def _note_progress(self) -> None:
-        self.state, self._beat = state_of(self.engine), time.monotonic()
+        scheduler = self.engine.scheduler
+        self.state = WorkerState(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_deferred_rows=sum(sequence.num_deferred_rows for sequence in scheduler.running),
+            num_preemptions=scheduler.num_preemptions,
+            num_cached_prompt_tokens=scheduler.pool.num_rows_found,
+            kv_cache_usage=scheduler.pool.usage,
+            num_draft_tokens=scheduler.drafts.num_drafted,
+            num_accepted_draft_tokens=scheduler.drafts.num_accepted,
+            piggyback_speedup=scheduler.schedules.ratio,
+        )
+        self._beat = time.monotonic()
 
     def _step(self) -> None:
         started = time.monotonic()
@@ -131,7 +136,7 @@ class EngineWorker:
             if stream := self._streams.get(key := (sequence.id, sequence.choice)):
                 stream.admissions.setdefault(key, Admitted(started, sequence.num_cached_prompt_tokens or 0))
         if self._observe:
-            self._observe(self.engine.reports, events)  # before delivery: a token is counted by the time it is seen
+            self._observe(self.engine.reports, events)  # before delivery: clients see counted tokens only
         self._deliver(events)
 
     def _deliver(self, events: Items[Event]) -> None:
@@ -146,9 +151,8 @@ class EngineWorker:
             self._hand_over(by_stream)
 
     def _fail_streams(self) -> None:
-        reason: FailureReason = "failed" if self.has_failed else "stopped"
-        message = FAILED if self.has_failed else STOPPED
-        self._hand_over({stream: stream.failures(message, reason) for stream in self._open_streams})
+        error = EngineError("the engine has failed") if self.has_failed else EngineStopped(STOPPED)
+        self._hand_over({stream: stream.failures(error) for stream in list(self._open_streams)})
 
     def _loop(self) -> None:
         try:
@@ -160,7 +164,7 @@ class EngineWorker:
                     self._note_progress()
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
-        except BaseException:  # a panic of a library in Rust is no Exception
+        except BaseException:  # a panic in a Rust library is not an Exception
             self.has_failed = True
             logger.exception("the device thread has failed")
         finally:
@@ -169,7 +173,7 @@ class EngineWorker:
             self._fail_streams()
 
     def _take_commands(self) -> bool:
-        """Run queued commands; without other work, wait a while for one. False to stop."""
+        """Run queued commands. Without work, wait up to a heartbeat for one. Return False to stop."""
         try:
             command = self._commands.get(block=not self.engine.has_work, timeout=IDLE_WAIT_SECONDS)
             while command is not None:
@@ -180,23 +184,30 @@ class EngineWorker:
             return True
 
     def _drain_commands(self) -> None:
-        """Register streams whose commands are still queued, so that they fail too."""
+        """Run the queued commands, whose streams are then failed too."""
         while not self._commands.empty():
             if command := self._commands.get():
-                with suppress(Exception):  # the engine may be what is broken
+                with suppress(Exception):  # the engine may be broken
                     command()
 
     def _add(self, requests: dict[str, EngineRequest], tenant: str, stream: TokenStream) -> None:
         self._streams |= dict.fromkeys(stream.keys, stream)
         for sequence_id, request in requests.items():
-            self.engine.add(sequence_id, request.token_ids, request.params, tenant=tenant, **request.placed)
+            self.engine.add(
+                sequence_id,
+                request.token_ids,
+                request.params,
+                tenant=tenant,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
 
     def _drop(self, key: ChoiceKey) -> None:
         self._streams.pop(key, None)
         self.engine.cancel(*key)
 
     def _hand_over(self, deliveries: Deliveries) -> None:
-        """One call into each event loop."""
+        """Deliver events with one call into each event loop."""
         for loop in {stream.loop for stream in deliveries}:
             own = {stream: delivery for stream, delivery in deliveries.items() if stream.loop is loop}
             with suppress(RuntimeError):  # the loop has closed
@@ -204,21 +215,5 @@ class EngineWorker:
 
 
 def hand_over(deliveries: Deliveries) -> None:
-    """Called on the event loop."""
     for stream, events in deliveries.items():
         stream.deliver(events)
-
-
-def state_of(engine: Engine) -> WorkerState:
-    scheduler = engine.scheduler
-    return WorkerState(
-        num_running=len(scheduler.running),
-        num_waiting=len(scheduler.waiting),
-        num_deferred_rows=sum(sequence.num_deferred_rows for sequence in scheduler.running),
-        num_preemptions=scheduler.num_preemptions,
-        num_cached_prompt_tokens=scheduler.pool.num_rows_found,
-        kv_cache_usage=scheduler.pool.usage,
-        num_draft_tokens=scheduler.drafts.num_drafted,
-        num_accepted_draft_tokens=scheduler.drafts.num_accepted,
-        piggyback_speedup=scheduler.schedules.ratio,
-    )

@@ -223,7 +223,7 @@ def start(
         include_stop=request.include_stop_str_in_output,
         echo=echo,
         skips_special=request.skip_special_tokens,
-        end_token_ids=service.engine.end_token_ids,
+        end_token_ids=service.engine.limits.end_token_ids,
         calls=calls,
     )
     prompt_of_choice = [prompt for prompt in prompts for _ in range(params.num_choices)]
@@ -257,7 +257,7 @@ def check_size(service: Service, params: SamplingParams, requests: Sequence[Engi
     num_prompt = sum(len(request.token_ids) for request in requests)
     num_scored = params.num_choices * num_prompt if params.prompt_logprobs else 0
     for request in requests:
-        service.engine.check(request.token_ids, request.params)
+        service.engine.limits.check(request.token_ids, request.params)
     num_alternatives = (num_new + num_scored) * (params.logprobs or 0)
     limit = service.limits.max_new_tokens
     if num_new > limit:

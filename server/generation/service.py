@@ -67,7 +67,7 @@ class Service:
         self.metrics.add_model(self._about(loaded), settings.max_sequences)
         self._tokenize = loaded.tokenizer
         self.tokenizer = loaded.tokenizer.backend_tokenizer
-        self.constraints = Constraints(loaded.tokenizer, self.engine.end_token_ids)
+        self.constraints = Constraints(loaded.tokenizer, self.engine.limits.end_token_ids)
         self.vocabulary = TokenBytes(self.constraints.token_bytes)
         self.chat_template = ChatTemplate(loaded.tokenizer)
         self.tokenizer_info = tokenizer_info(loaded, self.engine.context)

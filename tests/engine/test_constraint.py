@@ -177,7 +177,7 @@ def test_a_constraint_that_gives_up_ends_its_own_sequence_and_no_step_is_repeate
     failures = []
     for event in events_of(engine):
         if isinstance(event, FailureEvent):
-            failures.append((event.sequence_id, message in event.message))
+            failures.append((event.sequence_id, message in str(event.error)))
         elif isinstance(event, TokenEvent) and event.sequence_id in told:
             told[event.sequence_id].append(event.token_id)
     assert failures == [("guilty", True)]
@@ -192,7 +192,7 @@ def test_a_broken_model_is_not_blamed_on_the_constraint() -> None:
     engine.add("x", [5], SamplingParams(constraint=Script([{1, 2}])))
     (event,) = events_of(engine)
     assert isinstance(event, FailureEvent)
-    assert "not finite" in event.message
+    assert "not finite" in str(event.error)
 
 
 def test_a_prompt_is_found_again_after_its_constraint_has_failed() -> None:

@@ -186,7 +186,7 @@ def test_a_request_larger_than_the_whole_cache_is_refused_at_once_and_smaller_on
     model: NviumForCausalLM,
 ) -> None:
     engine = Engine(model, EngineConfig(page_size=4, cache_tokens=16))
-    with pytest.raises(InvalidRequest, match=r"^max_tokens: 17 tokens are asked for in all, and the cache holds 16"):
+    with pytest.raises(InvalidRequest, match=r"^max_tokens: 17 tokens requested in total, but the"):
         engine.add("x", [1] * 10, SamplingParams(max_tokens=7))
     with pytest.raises(InvalidRequest, match=r"^prompt: 18 tokens"):
         engine.add("x", [1] * 17, SamplingParams(max_tokens=1))
@@ -213,7 +213,7 @@ def test_one_choice_is_cancelled_and_the_others_go_on(model: NviumForCausalLM) -
 
 def test_an_overlong_request_is_refused_with_the_numbers(model: NviumForCausalLM) -> None:
     with pytest.raises(
-        ContextLengthExceeded, match=r"32 tokens. However, 33 were asked for: 20 of the prompt and 13 more"
+        ContextLengthExceeded, match=r"32 tokens. However, you requested 33 tokens: 20 in the prompt and 13 in"
     ):
         Engine(model).add("x", [1] * 20, SamplingParams(max_tokens=13))
 

@@ -251,7 +251,7 @@ def test_the_engine_may_say_it_for_all_models() -> None:
     assert told.token_ids == expected(model, PROMPTS[0], LONG)
     (told,) = Engine(model, EngineConfig(sampling="original")).generate(PROMPTS[:1], replace(asked, sampling="exits"))
     assert {1, 2} & {*told.exits}
-    with pytest.raises(InvalidRequest, match=r"^sampling: must be exits, mixture, original"):
+    with pytest.raises(InvalidRequest, match=r"^sampling: must be one of exits, mixture, original"):
         EngineConfig(sampling="last")  # type: ignore[arg-type]
 
 

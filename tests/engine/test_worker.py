@@ -88,7 +88,7 @@ async def test_a_cancelled_task_frees_its_sequence(worker: EngineWorker) -> None
 
 @pytest.mark.asyncio
 async def test_a_bad_request_is_refused_where_it_is_submitted(worker: EngineWorker) -> None:
-    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+    with pytest.raises(InvalidRequest, match=r"in \[0, "):
         submit(worker, [10_000], PARAMS)
 
 
@@ -213,7 +213,7 @@ async def test_a_cancelled_choice_tells_no_more_and_the_others_go_on(worker: Eng
 
 @pytest.mark.asyncio
 async def test_requests_of_which_one_is_bad_are_refused_together(worker: EngineWorker) -> None:
-    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+    with pytest.raises(InvalidRequest, match=r"in \[0, "):
         worker.submit([EngineRequest([1], PARAMS), EngineRequest([10_000], PARAMS)])
     assert not worker.engine.has_work
 

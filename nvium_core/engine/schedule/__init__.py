@@ -1,1 +1,1 @@
-"""Decisions on the host: which rows run next, and on which pages. No PyTorch."""
+"""Scheduling on the host: which rows run next, and on which pages. No PyTorch."""

@@ -1,6 +1,6 @@
-"""How many tokens are copied from the text as drafts for the last exit: raced, as tokens per second. Torch-free.
+"""Drafts for the last exit, copied from earlier text (`ngrams`) while they are likely enough. Torch-free.
 
-A draft is copied where the last tokens stood before (`ngrams`), as long as it is likely enough to be right.
+A race decides how many draft tokens in a row give the most tokens per second.
 """
 
 from collections.abc import Sequence as Items
@@ -10,25 +10,24 @@ from nvium_core.engine.schedule.race import Race
 from nvium_core.engine.schedule.sequence import Sequence
 
 NUMBERS = 0, 2, 6
-"""Drafts in a row at most, which race."""
+"""Maximum numbers of draft tokens that race."""
 
 LEAST_SHARE = 0.3
-"""Probability of all drafts being right below which none is copied."""
+"""Minimum estimated probability that all drafts are accepted."""
 
 
 class Drafting:
-    """`most` fixes the number of drafts in a row; None lets a race decide, 0 is none."""
+    """Chooses drafts. `most` fixes the maximum number in a row (0: no drafts); None lets a race decide."""
 
     def __init__(self, most: int | None = None) -> None:
         self.is_off = most == 0
         self._race = Race(NUMBERS if most is None else (most,))
         self._shares = {False: Shares(), True: Shares()}
-        """Where tokens are drawn, and where they are likeliest ones."""
+        """Acceptance statistics, separately for temperature 0 (True)."""
         self.num_drafted = self.num_accepted = 0
-        """In all so far."""
 
     def drafts_for(self, sequence: Sequence, num_running: int) -> Items[int]:
-        """Tokens that followed an earlier occurrence of the last tokens."""
+        """Return the tokens that followed an earlier occurrence of the last tokens."""
         if self.is_off or not sequence.may_draft or sequence.num_drafts:
             return ()
         find = sequence.look_up(self._shares[sequence.params.temperature == 0])

@@ -1,11 +1,11 @@
-"""Ownership of the key/value cache's pages. Plain accounting; the runner has the tensors.
+"""Ownership of the key/value cache's pages. The tensors are in `PagedCache`.
 
-A page holds `page_size` consecutive positions of a sequence, for all layers. Position t of a sequence lives in slot
+A page stores `page_size` consecutive positions of a sequence, for all layers. Position t of a sequence is in slot
 pages[t // page_size] · page_size + t % page_size. A page is in one of three states:
 
-    free      without owner or content worth keeping
-    owned     by one sequence or, once it is full and has passed every block, by all that share its prefix
-    kept      full, complete, without owner: found again by its content, or evicted, least recently used first
+    free      no owner, no content to keep
+    owned     by one sequence or, if it is full and has passed every block, by all sequences that share its prefix
+    kept      full, complete, no owner: shared again by its content, or evicted, least recently used first
 """
 
 from collections import Counter
@@ -17,19 +17,19 @@ from nvium_core.engine.schedule.sequence import Sequence
 
 
 def slots(sequence: Sequence, positions: range, page_size: int) -> list[int]:
-    """Where these positions live."""
+    """Return the cache slots of these positions."""
     return [sequence.pages[t // page_size] * page_size + t % page_size for t in positions]
 
 
 class PagePool:
-    """`keeps_pages` False: pages are not kept after their owner leaves, nor shared."""
+    """The pages of a cache. `keeps_pages` False disables prefix caching: pages are neither kept nor shared."""
 
     def __init__(self, num_pages: int, page_size: int, *, keeps_pages: bool = True) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.keeps_pages = keeps_pages
         self.num_rows_found = 0
-        """Rows that were not computed because their pages were found."""
+        """Total rows found in the prefix cache."""
         self._free = list(range(num_pages - 1, -1, -1))
         self._kept: dict[int, None] = {}  # in the order of their last use
         self._num_owners = [0] * num_pages
@@ -38,7 +38,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Available pages, kept ones included."""
+        """Number of free and kept pages."""
         return len(self._free) + len(self._kept)
 
     @property
@@ -53,7 +53,7 @@ class PagePool:
         return num_positions // self.page_size * self.page_size
 
     def grow(self, sequence: Sequence, num_positions: int) -> bool:
-        """Give the sequence pages for its first `num_positions`; False, and nothing done, if too few are available."""
+        """Allocate pages for the sequence's first `num_positions`. Return False if too few are available."""
         missing = self.num_pages_for(num_positions) - len(sequence.pages)
         if missing > self.num_free:
             return False
@@ -61,7 +61,7 @@ class PagePool:
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """Take all pages back. Later pages are evicted before earlier ones, which lookups need first."""
+        """Release all pages. Later pages will be evicted before earlier ones, which lookups need first."""
         for page in reversed(sequence.pages):
             self._num_owners[page] -= 1
             if self._num_owners[page] == 0:
@@ -72,7 +72,7 @@ class PagePool:
         sequence.pages.clear()
 
     def publish(self, sequence: Sequence, since: int) -> None:
-        """Register the pages that the rows from `since` on have completed, unless their content is known."""
+        """Register the pages that the rows from `since` on have completed, unless their content is registered."""
         complete = sequence.filled[-1] // self.page_size if self.keeps_pages else 0
         for index in range(since // self.page_size, complete):
             name, page = self._names(sequence, complete)[index], sequence.pages[index]
@@ -81,13 +81,13 @@ class PagePool:
                 self._name_of[page] = name
 
     def forget(self, sequence: Sequence) -> None:
-        """Unregister the sequence's pages, whose content cannot be trusted."""
+        """Unregister the sequence's pages, whose content may be corrupt."""
         for page in sequence.pages:
             if page in self._name_of:
                 del self._page_named[self._name_of.pop(page)]
 
     def find(self, sequence: Sequence) -> list[int]:
-        """The pages, complete in every block, that already hold the sequence's first rows."""
+        """Find the registered pages of the sequence's first rows."""
         found = []
         for name in self._names(sequence, sequence.num_cacheable_rows // self.page_size):
             if name not in self._page_named:
@@ -96,11 +96,11 @@ class PagePool:
         return found
 
     def num_free_without(self, pages: Iterable[int]) -> int:
-        """Pages still available if these were owned."""
+        """Return the number of available pages if these were owned."""
         return self.num_free - sum(page in self._kept for page in pages)
 
     def share(self, sequence: Sequence, pages: list[int]) -> None:
-        """Start the sequence, which has no pages yet, on those that were found for it."""
+        """Start a sequence without pages on the pages that `find` returned."""
         for page in pages:
             self._kept.pop(page, None)
             self._num_owners[page] += 1
@@ -109,16 +109,16 @@ class PagePool:
         self.num_rows_found += len(pages) * self.page_size
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Assert that every page is free, kept, or owned by just the sequences that list it, and names are unique."""
+        """Assert that every page is free, kept, or owned by exactly the sequences that list it."""
         owners = Counter(page for sequence in sequences for page in sequence.pages)
         counted = {page: count for page, count in enumerate(self._num_owners) if count}
-        assert counted == owners, "a page is leaked, or owned more often than counted"
-        assert sorted([*owners, *self._free, *self._kept]) == list(range(self.num_pages)), "a page is lost or doubled"
+        assert counted == owners, "a page is leaked, or its owner count is wrong"
+        assert sorted([*owners, *self._free, *self._kept]) == list(range(self.num_pages)), "a page is lost"
         assert {page: name for name, page in self._page_named.items()} == self._name_of, "a page has a wrong name"
         assert self._kept.keys() <= self._name_of.keys() and not self._name_of.keys() & {*self._free}
 
     def _take(self) -> int:
-        """A page for one owner; the least recently used of those kept, if none is free."""
+        """Allocate a page for one owner. If none is free, evict the least recently used kept page."""
         if self._free:
             page = self._free.pop()
         else:
@@ -128,7 +128,7 @@ class PagePool:
         return page
 
     def _names(self, sequence: Sequence, num_pages: int) -> list[bytes]:
-        """Digests of the first pages: each of its tokens, of all before them and of the salt."""
+        """Return digests of the first pages. Each covers its tokens, all earlier tokens and the salt."""
         names = sequence.page_digests
         for index in range(len(names), num_pages):
             tokens = sequence.token_ids[index * self.page_size : (index + 1) * self.page_size]

@@ -1,7 +1,6 @@
-"""g: what a request does to logits before temperature and truncation. Torch-free.
+"""g without the constraint's mask: penalties, `logit_bias` and `min_tokens` of a sequence. Torch-free.
 
-Penalties, `logit_bias` and `min_tokens`, as one entry for each token concerned, kept up to date as tokens come. A
-constraint's mask is applied behind them.
+One entry per affected token, updated with every generated token.
 """
 
 import math
@@ -12,15 +11,16 @@ from collections.abc import Sequence as Items
 from nvium_core.engine.params import SamplingParams
 
 NUM_FIELDS = 4
-"""Token, repetition, occurrence, bias: x becomes (x > 0 ? x / repetition : x · repetition) − occurrence + bias."""
+"""Fields of an entry: token, repetition, occurrence, bias. They change the logit x of the token to
+(x > 0 ? x / repetition : x · repetition) − occurrence + bias."""
 
 
 class LogitChanges:
-    """The changes of one sequence. `stop_token_ids` are forbidden until `min_tokens` tokens are generated."""
+    """Changes to a sequence's logits. `stop_token_ids` are masked until `min_tokens` tokens are generated."""
 
     def __init__(self, params: SamplingParams, prompt: Items[int], stop_token_ids: Iterable[int]) -> None:
         self.entries = array("d")
-        """`NUM_FIELDS` numbers each."""
+        """`NUM_FIELDS` numbers per entry."""
         self._params = params
         self._index: dict[int, int] = {}
         self._counts: dict[int, int] = {}
@@ -37,11 +37,11 @@ class LogitChanges:
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether each further token changes only its own entry."""
+        """Whether a generated token changes its own entry only."""
         return not self._early
 
     def append(self, token_id: int) -> None:
-        """Take the next generated token."""
+        """Append a generated token."""
         params = self._params
         self._num_generated += 1
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
@@ -55,7 +55,7 @@ class LogitChanges:
             self._early = frozenset()
 
     def _entry(self, token_id: int) -> int:
-        """Where the token's entry begins."""
+        """Return the index of the token's entry, which is added if missing."""
         if token_id not in self._index:
             self._index[token_id] = len(self.entries)
             bias = -math.inf if token_id in self._early else self._params.logit_bias.get(token_id, 0.0)

@@ -1,28 +1,30 @@
-"""Where a sequence's last tokens stood before, so that what followed them there can be drafted again: prompt lookup
-decoding (Saxena 2023). It knows text and nothing else, so it costs no device time. Torch-free."""
+"""Prompt lookup decoding (Saxena 2023): finds earlier occurrences of a sequence's last tokens. Torch-free.
+
+The tokens that followed an earlier occurrence can be drafted, which costs no device time.
+"""
 
 from collections import Counter
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 LENGTHS = 8, 4, 2, 1
-"""Tokens of the n-grams that are looked up, the longest first: the longer, the likelier the text goes on as before."""
+"""Lengths of the n-grams to look up, longest first: a longer match is more likely to continue as before."""
 
 FIRST_GUESSES = {8: 0.75, 4: 0.55, 2: 0.3, 1: 0.1}
-"""How likely, before anything was seen: of what SmolLM2-135M-Instruct says at temperature 1; at 0 more."""
+"""Initial hit rates by length, measured with SmolLM2-135M-Instruct at temperature 1."""
 
 GUESS_WEIGHT = 8
-"""Finds in a text that what is known from others counts for; the first guess counts for four times as many."""
+"""Weight of other texts' hit rate, as a number of matches in this text. The initial rate weighs four times as much."""
 
-KEPT = 0.5 ** (1 / 2000)
-"""Decay of the statistics with every find: half is left after 2,000."""
+DECAY = 0.5 ** (1 / 2000)
+"""Decay of the statistics per match: half is left after 2,000 matches."""
 
 MAX_LOOKBACK = 4096
-"""Tokens before the first lookup that are indexed, at some 700 bytes each."""
+"""Maximum tokens indexed before the first lookup, at about 700 bytes each."""
 
 
 class Find(NamedTuple):
-    """The last tokens, as many as `length`, stood before `end` too; `share` is how often such a find was right."""
+    """A match: the last `length` tokens also occurred before `end`. `share` is the hit rate of such matches."""
 
     length: int
     end: int
@@ -30,25 +32,27 @@ class Find(NamedTuple):
 
 
 class Shares:
-    """How often matches of each length were right in earlier texts."""
+    """Hit rates of matches by length, over all texts."""
 
     def __init__(self) -> None:
         self._found = dict.fromkeys(LENGTHS, 4.0 * GUESS_WEIGHT)
         self._right = {length: 4 * GUESS_WEIGHT * guess for length, guess in FIRST_GUESSES.items()}
 
     def learn(self, length: int, is_right: bool) -> None:
-        self._found[length] = KEPT * self._found[length] + 1
-        self._right[length] = KEPT * self._right[length] + is_right
+        self._found[length] = DECAY * self._found[length] + 1
+        self._right[length] = DECAY * self._right[length] + is_right
 
     def __getitem__(self, length: int) -> float:
         return self._right[length] / self._found[length]
 
 
 class Ngrams:
-    """The n-grams of a text that only grows, where each ended last, and whether the text went on as it did there."""
+    """Index of a growing text: the last position of every n-gram, and the hit rates of its matches.
+
+    `others` has the hit rates of similar texts and is updated too.
+    """
 
     def __init__(self, others: Shares) -> None:
-        """`others` has the statistics of similar texts and is updated."""
         self._others = others
         self._ends: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
@@ -56,7 +60,7 @@ class Ngrams:
         self._found, self._right = Counter[int](), Counter[int]()
 
     def find(self, token_ids: Items[int], stop: int) -> Find | None:
-        """The longest n-gram that ends at `stop` and occurred before."""
+        """Return the match of the longest n-gram that ends at `stop` and occurred before."""
         self._learn(token_ids, stop)
         for end in range(max(self._num_indexed, stop - MAX_LOOKBACK), stop):
             for length in LENGTHS:
@@ -70,12 +74,12 @@ class Ngrams:
         return self._last
 
     def _share(self, length: int) -> float:
-        """Hit rate in this text, with the other texts' rate as prior."""
+        """Return the hit rate in this text, with the other texts' rate as prior."""
         right = self._right[length] + GUESS_WEIGHT * self._others[length]
         return right / (self._found[length] + GUESS_WEIGHT)
 
     def _learn(self, token_ids: Items[int], stop: int) -> None:
-        """Update the statistics: whether the last match was right is visible without drafting it."""
+        """Update the hit rates with the last match, whether or not it was drafted."""
         if self._last is not None and stop > self._num_indexed:
             length, end, _ = self._last
             is_right = token_ids[end] == token_ids[self._num_indexed]
@@ -85,5 +89,5 @@ class Ngrams:
 
 
 def continued(token_ids: Items[int], end: int, stop: int, number: int) -> list[int]:
-    """The `number` tokens after `end`; past `stop` the text continues cyclically."""
+    """Return the `number` tokens after `end`, repeating the text between `end` and `stop` if it is too short."""
     return [token_ids[end + ahead % (stop - end)] for ahead in range(number)]

@@ -1,8 +1,8 @@
-"""Which of several ways to go on emits the most tokens per second here and now: measured while serving. Torch-free.
+"""Measures while serving which of several ways emits the most tokens per second. Torch-free.
 
-For each number of sequences, in powers of two, the ways take turns in short windows, there and back (A B B A). A way
-replaces the first one only where the logarithms of their ratios say so beyond two standard errors. Then it runs alone
-for as long as it takes to make a round cost next to nothing. Earlier rounds are forgotten slowly.
+For each number of sequences, in powers of two, the ways take turns in short windows, forth and back (A B B A). A way
+wins over the first if its mean log ratio exceeds two standard errors. The winner then runs alone long enough to make
+the overhead of measuring negligible. The mean is a moving average, so old rounds lose weight.
 """
 
 import math
@@ -10,22 +10,22 @@ from collections.abc import Sequence as Items
 from typing import Any, Generic, TypeVar
 
 WINDOW_TOKENS = 16
-"""Tokens per sequence in one window; the window's first Step is not counted."""
+"""Tokens per sequence in a window, without its first Step."""
 
 MIN_ROUNDS = 4
-"""Rounds before the first decision; they run back to back."""
+"""Rounds before the first decision, without pauses."""
 
 MEMORY = 24
-"""Length of the moving average in rounds: each new round weighs at least 1 / MEMORY."""
+"""Length of the moving average in rounds."""
 
 CONFIDENCE = 2.0
 """Standard errors by which a way must win."""
 
 MAX_COST = 0.005
-"""Upper bound on what exploring costs, as a share of all tokens."""
+"""Maximum overhead of measuring, as a share of all tokens."""
 
 SHORTEST_REST, LONGEST_REST = 256, 16_384
-"""Tokens of each sequence between rounds."""
+"""Bounds on the pause between rounds, in tokens per sequence."""
 
 Way = TypeVar("Way")
 
@@ -37,13 +37,13 @@ class Heat(Generic[Way]):
         self.ways = ways
         self.num_rounds = 0
         self._means = [0.0] * len(ways)
-        """Mean of log(tokens per second over the first way's)."""
+        """Mean of log(tokens per second / the first way's tokens per second)."""
         self._variances = [0.0] * len(ways)
         self.winner = 0
         self._turns = [*range(len(ways)), *reversed(range(len(ways)))]
         self._turn = 0
         self._window: tuple[float, float] | None = None
-        """Tokens and seconds of this turn so far; None before its first Step."""
+        """Tokens and seconds of this window so far; None before its first Step."""
         self._rates: list[list[float]] = [[] for _ in ways]
         self._tokens_to_rest = 0.0
 
@@ -53,11 +53,11 @@ class Heat(Generic[Way]):
 
     @property
     def ratio(self) -> float:
-        """Tokens per second of the winner over the first way's; nan before it is known."""
+        """Speedup of the winner over the first way; nan before the first round."""
         return math.exp(self._means[self.winner]) if self.num_rounds else math.nan
 
     def observe(self, tokens: float, seconds: float) -> None:
-        """A Step of the current way emitted this many tokens of each sequence."""
+        """Record a Step of the current way, with its tokens per sequence."""
         if self._tokens_to_rest > 0:
             self._tokens_to_rest -= tokens
         elif self._window is None:
@@ -68,17 +68,17 @@ class Heat(Generic[Way]):
                 self._end_turn(*self._window)
 
     def interrupt(self) -> None:
-        """Restart the window, because something else ran in between; finished turns count."""
+        """Restart the window after Steps of another size. Finished windows still count."""
         self._window = None
 
     @property
     def is_sure(self) -> bool:
-        """Whether every way is surely faster or slower than the first: not so for what a busy moment shows."""
+        """Whether every way is significantly faster or slower than the first."""
         errors = self._errors()
         return bool(errors) and all(abs(self._means[way]) > CONFIDENCE * errors[way] for way in range(1, len(errors)))
 
     def remember(self, means: Items[float], variances: Items[float]) -> None:
-        """Start from an earlier measurement, which weighs as much as `MIN_ROUNDS` rounds."""
+        """Start from a saved measurement, which weighs as much as `MIN_ROUNDS` rounds."""
         self._means, self._variances, self.num_rounds = list(means), list(variances), MIN_ROUNDS
         self._decide()
         self._tokens_to_rest = SHORTEST_REST
@@ -112,13 +112,13 @@ class Heat(Generic[Way]):
             self.winner = max(sure, key=self._means.__getitem__, default=0)
 
     def _errors(self) -> list[float]:
-        """Standard errors of the means; empty before `MIN_ROUNDS` rounds."""
+        """Return the standard errors of the means; empty before `MIN_ROUNDS` rounds."""
         rounds = min(self.num_rounds, MEMORY)
         return [math.sqrt(variance / (rounds - 1)) for variance in self._variances] if rounds >= MIN_ROUNDS else []
 
 
 class Race(Generic[Way]):
-    """Several ways to schedule; the first is the baseline."""
+    """A race of several ways; the first one is the baseline."""
 
     def __init__(self, ways: Items[Way]) -> None:
         self._ways = ways
@@ -127,7 +127,7 @@ class Race(Generic[Way]):
 
     @property
     def is_open(self) -> bool:
-        """There is more than one way."""
+        """Whether there is more than one way."""
         return len(self._ways) > 1
 
     def choose(self, num_sequences: int) -> Way:
@@ -138,32 +138,31 @@ class Race(Generic[Way]):
         return self._ways[self._heat(size).current]
 
     def observe(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
-        """A Step of the way chosen for this number of sequences emitted this many tokens in all."""
+        """Record a Step of the way that `choose` returned, with its total tokens."""
         if self._last == num_sequences.bit_length():
             self._heat(self._last).observe(num_tokens / num_sequences, seconds)
 
     @property
     def ratio(self) -> float:
-        """Tokens per second over the baseline, for the last number of sequences."""
+        """Speedup over the baseline at the last number of sequences; nan until measured."""
         return self._heats[self._last].ratio if self._last in self._heats else math.nan
 
     def winner(self, num_sequences: int) -> Way:
         return self._ways[self._heat(num_sequences.bit_length()).winner]
 
     def is_decided(self, num_sequences: int) -> bool:
-        """Whether enough rounds were run, now or before."""
         return self._heat(num_sequences.bit_length()).num_rounds >= MIN_ROUNDS
 
     def as_dict(self) -> dict[str, Any]:
-        """What is sure."""
+        """Return the significant measurements, for JSON."""
         return {str(size): heat.as_dict() for size, heat in self._heats.items() if heat.is_sure}
 
     def remember(self, saved: dict[str, Any]) -> None:
-        """Start from what `as_dict` returned. Raises `ValueError`, `KeyError` or `TypeError` if it is damaged."""
+        """Start from the result of `as_dict`. Raise `ValueError`, `KeyError` or `TypeError` if it is damaged."""
         for size, heat in saved.items():
             means, variances = ([float(x) for x in heat[name]] for name in ("means", "variances"))
             if len(means) != len(self._ways) or len(variances) != len(self._ways):
-                raise ValueError("of other ways")
+                raise ValueError("the saved race has other ways")
             self._heat(int(size)).remember(means, variances)
 
     def _heat(self, size: int) -> Heat[Way]:

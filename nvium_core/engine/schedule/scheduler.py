@@ -1,7 +1,7 @@
 """Admission, the choice of the next Step, and preemption when pages run out. Torch-free.
 
-A run of many rows is *long*: a prompt, or many deferred rows. A long run would stall the short ones, so where
-both wait, every other Step is for long runs, which share a small part of its rows.
+A run of many rows, such as a prompt, is *long*. A long run would stall the short ones, so if both kinds wait, they
+alternate, and the long runs share a smaller row budget.
 """
 
 from bisect import insort
@@ -20,10 +20,10 @@ from nvium_core.engine.schedule.step import Run, Step
 from nvium_core.engine.schedule.waiting_line import WaitingLine
 
 MAX_SHORT_RUN = 16
-"""Rows beyond which a run is long."""
+"""A run with more rows is long."""
 
 SECONDS_AHEAD = 0.004
-"""Longest run of tokens in one call, in seconds: streaming stays smooth and commands do not wait."""
+"""Time budget of a call that emits several tokens per sequence. Short, for smooth streaming and low latency."""
 
 WAYS: dict[Schedule, tuple[Schedule, ...]] = {
     "race": ("whole", "sweep"),
@@ -32,9 +32,9 @@ WAYS: dict[Schedule, tuple[Schedule, ...]] = {
     "synchronous": ("whole",),
     "sweep": ("sweep",),
 }
-"""What each schedule races. `whole`: every row passes all blocks before the next token, the baseline of every claim
-about speed. `sweep`: the paper's loop, batched: the deepest block that enough sequences wait for; deferred rows ride
-along."""
+"""The policies that each schedule races. `whole` runs all blocks for every row, and is the baseline of all speedups.
+`sweep` is the paper's loop, batched: it runs the deepest block that enough sequences wait for, deferred rows included.
+"""
 
 
 def ways_of(schedule: Schedule, num_blocks: int) -> tuple[Schedule, ...]:
@@ -42,9 +42,9 @@ def ways_of(schedule: Schedule, num_blocks: int) -> tuple[Schedule, ...]:
 
 
 class Scheduler:
-    """Sequences wait in turn, run, and leave; older running sequences take precedence.
+    """Admits waiting sequences, and chooses the sequences and rows of every Step.
 
-    Preempted ones wait again and are recomputed.
+    If pages run out, the youngest running sequence is preempted: it waits again and is recomputed.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Scheduler:
         tokens_ahead: int = 0,
         bounds: RowBounds | None = None,
     ) -> None:
-        """`tokens_ahead`: tokens of a sequence that the device may emit in one call. `bounds`: a CPU's by default."""
+        """`tokens_ahead`: maximum tokens per sequence that one device call may emit, 0 for one token."""
         self.pool = pool
         self.config = config
         self.num_blocks = num_blocks
@@ -67,22 +67,22 @@ class Scheduler:
         self.waiting = WaitingLine()
         self.running: list[Sequence] = []
         self.admitted: list[Sequence] = []
-        """Sequences admitted by the last schedule()."""
+        """Sequences that the last `schedule` admitted."""
         self.num_preemptions = 0
         self._seats = list(range(config.max_sequences - 1, -1, -1))
         self._num_steps = self._num_running = 0
         self._num_whole = 0
-        """Running sequences without early exits."""
+        """Number of running sequences without early exits."""
         self._is_whole = False
         self._long_ran = False
         self._budget = self.bounds.step
-        """Rows of the Step that is being made."""
+        """Maximum rows of the next Step."""
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
 
     def schedule(self) -> Step | None:
-        """The next Step, or None when there is nothing to do."""
+        """Return the next Step, or None if no sequence can run."""
         self.admitted = list(self._admit()) if self.waiting and self._seats else []
         while ready := [sequence for sequence in self.running if not sequence.awaits_constraint]:
             self._num_running = len(self.running)
@@ -92,7 +92,7 @@ class Scheduler:
         return None
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
-        """Report a Step's time to the races. Prompts and Steps forced by a request do not count."""
+        """Record a Step's time in the races. Steps with prompts, or forced to be whole, do not count."""
         if not (self._long_ran or self._num_whole):
             self.schedules.observe(self._num_running, num_tokens, seconds)
             if any(run.sequence.is_original for run in step.runs):
@@ -110,67 +110,66 @@ class Scheduler:
             self._vacate(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's pages and requeue it at the front."""
+        """Free a sequence's seat and pages, and put it at the front of the waiting line."""
         self._vacate(sequence)
         sequence.reset()
         self.waiting.put_back(sequence)
         self.num_preemptions += 1
 
     def prefills_for_others(self, sequence: Sequence) -> bool:
-        """Whether other choices of its request wait for the prompt pages that it computes."""
+        """Whether other choices of the request wait for prompt pages that this sequence computes."""
         if len(sequence.siblings) == 1 or sequence.siblings[0] is not sequence or not self.pool.keeps_pages:
             return False
         return sequence.filled[-1] < self.pool.num_rows_in_full_pages(sequence.num_prompt_tokens - 1)
 
     def check_integrity(self) -> None:
-        """Assert that every page and seat is accounted for once, and that every staircase is monotone."""
+        """Assert that every page and seat has exactly its owners, and that every staircase is monotone."""
         self.pool.check_integrity(self.running)
         seats = [*self._seats, *(sequence.seat for sequence in self.running)]
-        assert len(seats) == self.config.max_sequences == len({*seats}), "a seat is leaked or taken twice"
+        assert len(seats) == self.config.max_sequences == len({*seats}), "a seat is leaked or has two owners"
         assert not any(sequence.pages or sequence.seat is not None for sequence in self.waiting)
-        assert len({*self.waiting}) == len(self.waiting) == len(list(self.waiting)), "a sequence waits twice"
+        assert len({*self.waiting}) == len(self.waiting) == len(list(self.waiting)), "a sequence is queued twice"
         for sequence in self.running:
             stairs = [sequence.num_rows, *sequence.filled]
             assert stairs == sorted(stairs, reverse=True), "the staircase is not monotone"
             assert len(sequence.pages) >= self.pool.num_pages_for(sequence.filled[0])
 
     def _admit(self) -> Iterator[Sequence]:
-        """Admit waiting sequences while there are seats, and pages for all tokens and one more page each."""
+        """Admit waiting sequences while there are seats, and pages for all their tokens plus one page each."""
         promised = self._num_promised_pages()
         while self._seats and (sequence := self.waiting.first(self._is_held)):
             found = self.pool.find(sequence)
-            missing = self._missing_pages(sequence, len(found))
+            missing = self.pool.num_pages_for(sequence.num_tokens) - len(found)
             if promised + missing > self.pool.num_free_without(found):
                 return
             promised += 1 + missing
             self._seat(sequence, found)
             yield sequence
 
-    def _missing_pages(self, sequence: Sequence, num_pages: int) -> int:
-        """Pages it needs for all its tokens, minus `num_pages`."""
-        return self.pool.num_pages_for(sequence.num_tokens) - num_pages
-
     def _num_promised_pages(self) -> int:
-        """Pages that running sequences may still need: for all their tokens, and one more each."""
-        return sum(max(0, 1 + self._missing_pages(sequence, len(sequence.pages))) for sequence in self.running)
+        """Return the pages that running sequences may still need: for all their tokens, plus one page each."""
+        return sum(max(0, 1 + self.pool.num_pages_for(s.num_tokens) - len(s.pages)) for s in self.running)
 
     def _seat(self, sequence: Sequence, found: list[int]) -> None:
         self.waiting.take(sequence)
         self.pool.share(sequence, found)
-        sequence.note_admission()
+        if sequence.num_cached_prompt_tokens is None:
+            sequence.num_cached_prompt_tokens = sequence.filled[0]
         sequence.seat = self._seats.pop()
         self._num_whole += not sequence.params.early_exits
         sequence.last_step = self._num_steps
         insort(self.running, sequence, key=attrgetter("arrival"))
 
     def _is_held(self, sequence: Sequence) -> bool:
-        """Whether it waits for prompt pages that another choice of its request computes."""
+        """Whether the sequence must wait for prompt pages that another choice of its request computes."""
         leader = sequence.siblings[0]
         return leader is not sequence and self.prefills_for_others(leader)
 
     def _turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """The sequences of this Step, longest waiting first. Long and short runs alternate unless one is overdue, since
-        a prompt in every Step would stall every token."""
+        """Return the sequences for the next Step, longest waiting first: either the long or the short runs.
+
+        They alternate, unless a sequence is overdue.
+        """
         long = {sequence for sequence in ready if self._is_long(sequence)}
         is_mixed = 0 < len(long) < len(ready)
         longest_waiting = min(ready, key=attrgetter("last_step"))
@@ -181,15 +180,14 @@ class Scheduler:
         return sorted(turn, key=self._precedence)
 
     def _precedence(self, sequence: Sequence) -> tuple[bool, int]:
-        """Prompts finish one after another, unless one is overdue."""
+        """Sort key: overdue sequences first, then long runs by arrival, short runs by their last Step."""
         is_overdue = self._is_overdue(sequence)
         return not is_overdue, sequence.arrival if self._long_ran and not is_overdue else sequence.last_step
 
     def _is_long(self, sequence: Sequence) -> bool:
-        """Whether more rows wait than a short run has."""
-        block = self.num_blocks - 1 if self._is_whole else self._ready_block(sequence)
-        reached = sequence.pending_rows(0).stop if self._is_whole else sequence.pending_rows(block).stop
-        return reached - sequence.filled[block] > MAX_SHORT_RUN
+        if self._is_whole:
+            return sequence.pending_rows(0).stop - sequence.filled[-1] > MAX_SHORT_RUN
+        return len(sequence.pending_rows(self._ready_block(sequence))) > MAX_SHORT_RUN
 
     def _step(self, turn: list[Sequence]) -> Step | None:
         if self._is_whole:
@@ -208,7 +206,7 @@ class Scheduler:
         return sequence.deepest_pending_block if is_leader else sequence.ready_block
 
     def _choose(self, ready: dict[Sequence, int]) -> int:
-        """The deepest block that enough sequences wait for, unless one of them is overdue."""
+        """Return the deepest block that enough sequences wait for, or the block of an overdue sequence."""
         longest_waiting = min(ready, key=attrgetter("last_step"))
         if self._is_overdue(longest_waiting):
             return ready[longest_waiting]
@@ -220,7 +218,7 @@ class Scheduler:
         return self._num_steps - sequence.last_step >= self.config.max_wait_steps
 
     def _step_of(self, blocks: range, sequences: list[Sequence]) -> Step | None:
-        """Their pending rows, within the row budget and the available pages."""
+        """Return a Step with the pending rows that fit the row budget and the available pages."""
         first, last, rows_left = blocks[0], blocks[-1] if self._is_whole else blocks[0], self._budget
         granted: dict[Sequence, int] = {}
         for sequence in sequences:
@@ -239,7 +237,7 @@ class Scheduler:
         return Step(blocks, runs, self._is_whole, SECONDS_AHEAD if limit > 1 else 0.0)
 
     def _num_ahead(self, granted: dict[Sequence, int]) -> int:
-        """Tokens that each of the sequences may emit in one call."""
+        """Return how many tokens each of these sequences may emit in one call."""
         if len(granted) < len(self.running) or not self.tokens_ahead:
             return 1
         if not all(s.may_run_ahead and stop == s.num_tokens for s, stop in granted.items()):
@@ -256,7 +254,10 @@ class Scheduler:
         return max(1, min(self.tokens_ahead, room, *(s.max_length - s.num_tokens for s in granted)))
 
     def _make_room(self, sequence: Sequence, num_positions: int, granted: Container[Sequence]) -> bool:
-        """Pages for the first `num_positions`, preempting the youngest if need be; False if it must wait itself."""
+        """Allocate pages for the first `num_positions`, preempting the youngest sequences if necessary.
+
+        Return False if the sequence itself was preempted.
+        """
         while not self.pool.grow(sequence, num_positions):
             victim = next((s for s in reversed(self.running) if s not in granted), sequence)
             self.preempt(victim)

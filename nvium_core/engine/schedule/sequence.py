@@ -3,13 +3,12 @@
     block 4  ████████░░░░░░░░        filled = [16, 13, 13, 8], 16 tokens
     block 3  █████████████░░░        rows 8…12 wait for block 4, rows 13…15 for block 2.
     block 2  █████████████░░░        The front row, 15, has passed block 1 and did not exit there,
-    block 1  ████████████████        so the sequence is ready for block 2, with 13 and 14 riding along.
+    block 1  ████████████████        so the sequence is ready for block 2, together with rows 13 and 14.
 
-Row t, once it has passed every block, gives log π_mix of token t + 1: it can be *scored*. A sequence with
+A row t that has passed every block can be *scored*: it determines log π_mix of token t + 1. A sequence with
 log-probabilities *owes* scores until then.
 
-Blocks and positions count from 0 in code. Knows nothing of devices, models or pages, and of other sequences only that
-the choices of one request share a prompt.
+Blocks and positions count from 0 in code. A sequence knows nothing of devices, models or the page pool.
 """
 
 from collections.abc import Sequence as Items
@@ -23,11 +22,11 @@ from nvium_core.engine.schedule.ngrams import Find, Ngrams, Shares
 FinishReason = Literal["stop", "length"]
 
 SCORE_WINDOW = 32
-"""Rows of a sequence that may await scoring: bounds how late a log-probability comes."""
+"""Maximum rows of a sequence that wait for scores, which bounds the delay of a log-probability."""
 
 
 class Sequence:
-    """Row t of block k is done iff t < filled[k]; num_rows ≥ filled[0] ≥ filled[1] ≥ … always."""
+    """One choice of a request. Row t has passed block k iff t < filled[k]; num_rows ≥ filled[0] ≥ filled[1] ≥ …"""
 
     def __init__(
         self,
@@ -46,11 +45,10 @@ class Sequence:
     ) -> None:
         self.id = request_id
         self.tenant = tenant
-        """Waiting sequences are admitted tenant by tenant in turn."""
         self.priority = priority
-        """Among a tenant's own the lowest is admitted first."""
+        """The lowest of a tenant's priorities is admitted first."""
         self.cache_salt = cache_salt
-        """Pages are shared with sequences of the same salt only."""
+        """Only sequences with the same salt share pages."""
         self.choice = choice
         self.params = params
         self.draw = params.draw
@@ -61,33 +59,31 @@ class Sequence:
         self.stop_token_ids = stop_token_ids
         self.constraint = None if params.constraint is None else ConstraintState(params.constraint)
         self.awaits_constraint = self.constraint is not None
-        """Its constraint has not yet computed the next mask."""
+        """Whether the constraint has not yet computed the next mask."""
         self.changes = LogitChanges(params, prompt, stop_token_ids) if self.draw.is_adjusted else None
         self.token_ids = list(prompt)
         self.num_prompt_tokens = len(prompt)
         self.max_length = len(prompt) + params.max_tokens
         self.num_drafts = 0
-        """Number of drafts at the end of `token_ids`, not verified by the last exit and not emitted."""
+        """Number of draft tokens at the end of `token_ids`: not yet verified by the last exit, and not emitted."""
         self._ngrams: Ngrams | None = None
         self.siblings: list[Sequence] = [self]
-        """The request's living choices, this one among them; the first leads and prefills for all."""
-        self.finish_reason: FinishReason | None = None
-        """Set when the last token has been emitted; a sequence that owes no scores then ends."""
+        """Unfinished choices of the request, including this one. The first one prefills the prompt for all."""
+        self.finish_reason: FinishReason | None = None if params.max_tokens else "length"
+        """Set when the last token has been emitted. The sequence then ends, unless it owes scores."""
         self.num_scored = 0 if params.prompt_logprobs and choice == params.choice else len(prompt) - 1
-        """Rows before this one need no scores, or have been given them. A prompt is scored by its first choice."""
+        """Rows before this one need no scores or have them. Only the first choice scores the prompt."""
         self.filled = [0] * num_blocks
         self.pages: list[int] = []
         self.page_digests: list[bytes] = []
-        """Digest of each full page's tokens, filled in by the pool on demand."""
+        """Digests of full pages, computed by the pool on demand."""
         self.seat: int | None = None
         self.num_cached_prompt_tokens: int | None = None
-        """Rows of the prompt found in the cache when it was first admitted; None until then."""
-        self.num_prefill_rows = 0
-        """Rows at its last admission, cached ones included; later rows are of tokens emitted since."""
+        """Prompt rows found in the cache at the first admission; None before."""
         self.last_step = 0
-        """When it last was run, in Steps of its scheduler."""
+        """Number of the scheduler's Step that last ran this sequence."""
         self.log_reached = 0.0
-        """log Π (1 − w_j) over the junctions at which the front row has continued."""
+        """log Π (1 − w_j) over the exits that the front row has passed."""
 
     @property
     def num_tokens(self) -> int:
@@ -99,38 +95,29 @@ class Sequence:
 
     @property
     def num_rows(self) -> int:
-        """Rows to compute: all but the last token's once the sequence has finished."""
+        """Rows to compute: one per token, without the last token's if the sequence has finished."""
         return len(self.token_ids) - (self.finish_reason is not None)
 
     @property
     def num_cacheable_rows(self) -> int:
-        """Rows that may come from the prefix cache: neither the front nor rows to be scored."""
+        """Rows that may come from the prefix cache: before the front and before any row to score."""
         return min(self.num_scored, self.num_rows - 1) if self.needs_scores else self.num_rows - 1
 
     def pending_rows(self, block: int) -> range:
         """Rows that have reached this block and not passed it."""
-        return range(self.filled[block], self._num_rows_before(block))
-
-    def num_pending_rows(self, block: int) -> int:
-        return self._num_rows_before(block) - self.filled[block]
-
-    def _num_rows_before(self, block: int) -> int:
-        """Rows that have reached this block."""
         if block:
-            return self.filled[block - 1]
+            return range(self.filled[block], self.filled[block - 1])
         num_rows = len(self.token_ids) - (self.finish_reason is not None)
-        return min(num_rows, self._score_limit) if self.needs_scores else num_rows
+        return range(self.filled[0], min(num_rows, self._score_limit) if self.needs_scores else num_rows)
 
     @property
     def _score_limit(self) -> int:
-        """Rows that may have passed the first block: the prompt's, whose scores are returned together, and
-        `SCORE_WINDOW` beyond those that are scored."""
+        """Maximum rows that may have passed the first block: the prompt's, or `SCORE_WINDOW` more than are scored."""
         return max(self.num_scored + SCORE_WINDOW, self.num_prompt_tokens - 1)
 
     @property
     def ready_block(self) -> int:
-        """The block to run next, deepest first: the one the front waits for. Where scores are due, the last one that
-        any row waits for."""
+        """The block that the front waits for. If scores are due, the deepest block that any row waits for."""
         if self.must_catch_up:
             return self.deepest_pending_block
         num_tokens = len(self.token_ids)
@@ -145,12 +132,12 @@ class Sequence:
         for block in range(len(filled) - 1, 0, -1):
             if filled[block] < filled[block - 1]:
                 return block
-        assert self.num_pending_rows(0)
+        assert self.pending_rows(0)
         return 0
 
     @property
     def must_catch_up(self) -> bool:
-        """Scores are due: it has finished, or SCORE_WINDOW rows wait to be scored."""
+        """Whether scores are due: the sequence has finished, or `SCORE_WINDOW` rows wait for scores."""
         if self.finish_reason is not None:
             return True
         return self.needs_scores and self.filled[0] == self._score_limit
@@ -161,16 +148,16 @@ class Sequence:
 
     @property
     def first_scored(self) -> int:
-        """Rows from here on are scored once they have passed the last block; none if that is beyond the last."""
+        """First row to score once it has passed the last block; `max_length` if no row is."""
         return self.num_scored if self.needs_scores else self.max_length
 
     @property
     def num_deferred_rows(self) -> int:
-        """Rows that have not passed every block though a front at or after them has emitted."""
+        """Rows before the front that have not passed every block, if a token has been emitted."""
         return self.num_tokens - 1 - min(self.filled[-1], self.num_tokens - 1) if self.num_generated else 0
 
     def append(self, token_id: int) -> None:
-        """Append a token that is emitted; its row becomes the front."""
+        """Append an emitted token, whose row becomes the front."""
         self.token_ids.append(token_id)
         self.log_reached = 0.0
         if self.changes is not None:
@@ -181,29 +168,29 @@ class Sequence:
 
     @property
     def num_verified(self) -> int:
-        """Tokens that are no drafts."""
+        """Number of tokens without drafts."""
         return len(self.token_ids) - self.num_drafts
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether a call may emit several tokens: nothing that only the host knows depends on the first."""
+        """Whether one call may emit several tokens: the second needs nothing that the host computes from the first."""
         is_free = self.constraint is None and (self.changes is None or self.changes.may_run_ahead)
         return is_free and not (self.needs_scores or self.num_drafts) and self.finish_reason is None
 
     @property
     def may_draft(self) -> bool:
-        """Whether another draft can help. Requests with scores or adjusted logits are not drafted."""
+        """Whether another draft token can help. Requests with scores or adjusted logits are not drafted."""
         if not self.is_original or self.draw.is_adjusted or self.needs_scores or self.finish_reason is not None:
             return False
         return self.num_tokens + 1 < self.max_length
 
     @property
     def first_verified(self) -> int:
-        """The first row whose next token the last exit is to draw; none if that is the number of rows."""
+        """First row whose next token the last exit samples; `num_tokens` if there is none."""
         return self.num_verified - 1 if self.is_original and self.finish_reason is None else self.num_tokens
 
     def append_drafts(self, token_ids: Items[int]) -> None:
-        """Append drafts up to the first that would end the sequence."""
+        """Append draft tokens up to the first that would end the sequence."""
         for token_id in token_ids:
             if not self.may_draft or token_id in self.stop_token_ids:
                 return
@@ -211,12 +198,12 @@ class Sequence:
             self.num_drafts += 1
 
     def look_up(self, others: Shares) -> Find | None:
-        """Where the last verified tokens stood before; `others` are of sequences that draw alike."""
+        """Find an earlier occurrence of the last verified tokens. `others`: statistics of similar sequences."""
         self._ngrams = self._ngrams or Ngrams(others)
         return self._ngrams.find(self.token_ids, self.num_verified)
 
     def verify(self, token_id: int) -> bool:
-        """Take the last exit's next token; whether it confirms a draft. Another one replaces all drafts."""
+        """Append the last exit's next token. Return whether it equals the next draft; if not, drop all drafts."""
         if self.num_drafts and self.token_ids[self.num_verified] == token_id:
             self.num_drafts -= 1
             return True
@@ -225,7 +212,7 @@ class Sequence:
         return False
 
     def take_back(self) -> None:
-        """Forget all drafts, and the rows behind the last verified token's, which is the front again."""
+        """Drop all drafts and their rows. The last verified token's row becomes the front again."""
         if self.num_drafts:
             del self.token_ids[self.num_verified :]
             self.num_drafts = 0
@@ -233,17 +220,11 @@ class Sequence:
             self.filled = [min(filled, num_rows) for filled in self.filled]
 
     def start_at(self, num_rows: int) -> None:
-        """Start with these rows done in every block: their pages were found in the cache."""
+        """Mark these rows as passed by every block: their pages were found in the cache."""
         self.filled = [num_rows] * len(self.filled)
 
-    def note_admission(self) -> None:
-        """Called on admission, after shared pages were assigned."""
-        self.num_prefill_rows = self.num_tokens
-        if self.num_cached_prompt_tokens is None:
-            self.num_cached_prompt_tokens = self.filled[0]
-
     def reset(self) -> None:
-        """Drop all computed rows but keep the tokens: the sequence lost its cache."""
+        """Drop drafts and all computed rows after the sequence lost its pages."""
         self.take_back()
         self.start_at(0)
         self.log_reached = 0.0

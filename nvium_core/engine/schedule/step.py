@@ -4,15 +4,15 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nvium_core.engine.events import Score
+from nvium_core.engine.events import Score, StepReport
 from nvium_core.engine.schedule.sequence import Sequence
 
 NO_TOKEN = -1
-"""Drawn from logits with NaN or infinities."""
+"""Result of sampling from logits with NaN or infinities."""
 
 
 class Run(NamedTuple):
-    """One sequence's part of a Step: of block k the rows filled[k] … stop - 1, and at most `limit` tokens."""
+    """One sequence's part of a Step: rows filled[k] … stop - 1 of each block k, and at most `limit` tokens."""
 
     sequence: Sequence
     stop: int
@@ -24,7 +24,7 @@ class Run(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one sequence in one block."""
+    """Consecutive rows of one sequence."""
 
     sequence: Sequence
     rows: range
@@ -32,10 +32,10 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rows of some sequences through these blocks.
+    """Rows of some sequences to run through these blocks.
 
-    `whole`: every row passes all of them; else a run ends where its front emits. `seconds`: runs whose limit allows
-    several tokens go on for about so long.
+    `whole`: every row passes all blocks; otherwise a run stops where its front row emits. `seconds`: time budget for
+    runs whose `limit` allows several tokens.
     """
 
     blocks: range
@@ -45,7 +45,7 @@ class Step:
 
 
 class Emission(NamedTuple):
-    """A token, the block behind which it was emitted, and log p_k of that exit."""
+    """An emitted token, its exit (0-based) and log p_k of that exit."""
 
     token_id: int
     block: int
@@ -53,8 +53,11 @@ class Emission(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Outcome of a run: how far each block has got, log Π (1 − w_j) of the front (0 if it has just emitted), tokens,
-    scores of the rows that passed the last block. A run with an error has none of these."""
+    """Outcome of a run. If `error` is set, the other fields are meaningless.
+
+    `filled`: the new staircase. `log_reached`: log Π (1 − w_j) of the front row, 0 if it has just emitted. `scores`: of
+    the rows that passed the last block.
+    """
 
     filled: list[int]
     log_reached: float = 0.0
@@ -63,17 +66,8 @@ class Outcome(NamedTuple):
     error: Exception | None = None
 
 
-class BlockReport(NamedTuple):
-    """What one block did in a Step: how often it ran, its rows in all, and the seconds that took."""
-
-    block: int
-    num_steps: int
-    num_rows: int
-    seconds: float
-
-
 class StepResult(NamedTuple):
     """Outcomes in the order of the Step's runs."""
 
     outcomes: list[Outcome]
-    reports: list[BlockReport]
+    reports: list[StepReport]

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from nvium_core.engine.engine import Engine
 from nvium_core.engine.events import Completion, FailureEvent, TokenEvent
-from nvium_core.engine.failures import error_of
 from nvium_core.engine.params import EngineConfig, SamplingParams
 from nvium_core.model.nvium import Nvium
 from nvium_core.text.chat_template import ChatTemplate
@@ -70,7 +69,7 @@ class SelfTalk:
         while self._engine.has_work:
             for event in self._engine.step():
                 if isinstance(event, FailureEvent):
-                    raise error_of(event)
+                    raise event.error
                 if isinstance(event, TokenEvent):
                     said[int(event.sequence_id)].append(event)
         return said

@@ -36,7 +36,7 @@ MODELS = {"bytes": load_byte_model, "embedded": load_model}
 def loaded(name: str) -> tuple[LoadedModel, Engine, Constraints]:
     model = MODELS[name]()
     engine = Engine(model.model)
-    return model, engine, Constraints(model.tokenizer, engine.end_token_ids)
+    return model, engine, Constraints(model.tokenizer, engine.limits.end_token_ids)
 
 
 def compiled(grammar: Grammar, name: str = "bytes") -> Constraint:

@@ -32,9 +32,10 @@ from nvium_core.engine.device.graphs.replay import Fence, Replay
 from nvium_core.engine.device.inputs import MAX_FRONTS, Field, Front, Variant
 from nvium_core.engine.device.layers.backend import Fronts, LayersBackend, Progress, take
 from nvium_core.engine.device.paged_cache import PagedCache
+from nvium_core.engine.events import StepReport
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.scheduler import MAX_SHORT_RUN, ways_of
-from nvium_core.engine.schedule.step import NO_TOKEN, BlockReport, Rows, Step
+from nvium_core.engine.schedule.step import NO_TOKEN, Rows, Step
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
 
@@ -121,7 +122,7 @@ class GraphsBackend(LayersBackend):
         taken = (free - free_memory(self.cache.keys.device)) / 1e6
         logger.info("captured CUDA graphs in %.1f s, %.0f MB", time.monotonic() - started, taken)
 
-    def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[BlockReport]:
+    def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
         """Launch each pass before the previous answers are read, until a limit, the time or a token ends the Step."""
         started, num_passes = time.perf_counter(), 1
         rows = [part.rows(blocks[-1]) for part in parts]
@@ -141,7 +142,7 @@ class GraphsBackend(LayersBackend):
             part.pass_rows(blocks, part.run.stop + num_passes - 1)
         num_rows = sum(len(own.rows) for own in rows) + (num_passes - 1) * len(parts)
         seconds = (time.perf_counter() - started) / len(blocks)
-        return [BlockReport(block, num_passes, num_rows, seconds) for block in blocks]
+        return [StepReport(block + 1, num_passes, num_rows, seconds) for block in blocks]
 
     def attend(self, rows: Items[Rows], slot_R: Tensor) -> Attend:
         return self._attend_runs(self.cache, rows, slot_R)

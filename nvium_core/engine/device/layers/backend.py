@@ -17,11 +17,11 @@ from nvium_core.engine.device.decide import GOES_ON, decide
 from nvium_core.engine.device.inputs import MAX_FRONTS, Front, Inputs
 from nvium_core.engine.device.paged_cache import PagedCache, positions, tokens_of, upload
 from nvium_core.engine.device.scoring import MAX_SCORED_ROWS, scores
-from nvium_core.engine.events import Score
+from nvium_core.engine.events import Score, StepReport
 from nvium_core.engine.params import EngineConfig
 from nvium_core.engine.schedule.kv_cache import slots
 from nvium_core.engine.schedule.sequence import Sequence
-from nvium_core.engine.schedule.step import BlockReport, Emission, Outcome, Rows, Run, Step, StepResult
+from nvium_core.engine.schedule.step import Emission, Outcome, Rows, Run, Step, StepResult
 from nvium_core.model.llama import Attend
 from nvium_core.model.nvium import Nvium
 
@@ -83,7 +83,7 @@ class LayersBackend:
 
     @torch.inference_mode()
     def run(self, step: Step, max_rows: int) -> StepResult:
-        parts, reports = [Progress.of(run) for run in step.runs], list[BlockReport]()
+        parts, reports = [Progress.of(run) for run in step.runs], list[StepReport]()
         for blocks in [step.blocks] if step.whole else [range(block, block + 1) for block in step.blocks]:
             going = [part for part in parts if not part.emissions and part.rows(blocks[-1]).rows]
             num_rows = sum(len(part.rows(blocks[0]).rows) for part in going)
@@ -93,7 +93,7 @@ class LayersBackend:
                 reports += self.pass_blocks(step, blocks, going)
         return StepResult([self._outcome(part) for part in parts], reports)
 
-    def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[BlockReport]:
+    def pass_blocks(self, step: Step, blocks: range, parts: list[Progress]) -> Iterable[StepReport]:
         """Take the rows of these runs through blocks of the Step and decide at the fronts."""
         started, num_rows = time.perf_counter(), list[int]()
         fronts = self.fronts(blocks, parts)
@@ -107,7 +107,7 @@ class LayersBackend:
         for first in range(0, len(fronts), MAX_FRONTS):
             self._decide(blocks, fronts[first : first + MAX_FRONTS])
         seconds = (time.perf_counter() - started) / len(blocks)
-        return [BlockReport(block, 1, rows, seconds) for block, rows in zip(blocks, num_rows, strict=True) if rows]
+        return [StepReport(block + 1, 1, rows, seconds) for block, rows in zip(blocks, num_rows, strict=True) if rows]
 
     def forward(self, block: int, rows: Items[Rows]) -> None:
         """Run rows through one block."""

@@ -18,9 +18,9 @@ from nvium_core.engine.device.native.library import PRECISIONS, native_library
 from nvium_core.engine.device.native.seats import MAX_EMISSIONS, Seats
 from nvium_core.engine.device.native.weights import ExitShape, Pointers, Store, address
 from nvium_core.engine.device.paged_cache import PagedCache
-from nvium_core.engine.events import Score
+from nvium_core.engine.events import Score, StepReport
 from nvium_core.engine.params import EngineConfig
-from nvium_core.engine.schedule.step import BlockReport, Emission, Outcome, Run, Step, StepResult
+from nvium_core.engine.schedule.step import Emission, Outcome, Run, Step, StepResult
 from nvium_core.model.nvium import Nvium
 
 MAX_RUN_ROWS = 32
@@ -143,8 +143,8 @@ class NativeBackend:
         scores = self._scores(room) if room else []
         outcomes = [self._outcome(number, run, scores) for number, run in enumerate(step.runs)]
         reports = [
-            BlockReport(block, report.num_steps, report.num_rows, report.seconds)
-            for block, report in enumerate(self._reports)
+            StepReport(block, report.num_steps, report.num_rows, report.seconds)
+            for block, report in enumerate(self._reports, start=1)
             if report.num_steps
         ]
         return StepResult(outcomes, reports)
