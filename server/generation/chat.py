@@ -15,7 +15,7 @@ async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord,
         prompt = await service.read_messages(chat.conversation(), kept)
         form = chat.form(template.call_format, template.call_tokens)
         compiled = await service.constraint(form, chat.allowed_token_ids, chat.continued)
-        max_tokens = service.max_tokens(chat.asked_max_tokens, len(prompt.token_ids), chat.num_choices)
+        max_tokens = service.max_tokens(chat.requested_max_tokens, len(prompt.token_ids), chat.num_choices)
         params = chat.params(compiled.constraint, max_tokens, template.stop_token_ids)
         ends_turn = (form is None or form.is_text) and not chat.ignore_eos
         return start(

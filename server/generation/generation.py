@@ -148,12 +148,12 @@ class Generation:
 
     async def collect(self) -> list[Delta]:
         """Wait for all choices to end and return one delta each. Raise the errors of `take`."""
-        gained = [Delta(choice.index) for choice in self.choices]
+        totals = [Delta(choice.index) for choice in self.choices]
         while not self.is_over:
             await self._stream.arrival()
             for delta in self.take():
-                gained[delta.index].extend(delta)
-        return gained
+                totals[delta.index].extend(delta)
+        return totals
 
     def close(self) -> None:
         if self._alarm:
@@ -235,7 +235,7 @@ def start(
         leave = partial(service.admission.leave, key=tenant)
         generation = Generation(stream, choices, leave, service.deadline(record.arrived_at))
         generation.ignored += ignored
-        if request.asked_max_tokens is not None and params.max_tokens < request.asked_max_tokens:
+        if request.requested_max_tokens is not None and params.max_tokens < request.requested_max_tokens:
             generation.ignored.append(request.own_names.get("max_tokens", "max_tokens"))
         return generation
     except BaseException:

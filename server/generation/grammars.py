@@ -6,9 +6,10 @@ order. Knows no tokens, engines or HTTP.
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Self
 
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -34,44 +35,29 @@ KEY = '"name"'
 LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:)", re.MULTILINE)
 """Distinguishes Lark from GBNF."""
 
-COMPACT = {"whitespace_flexible": False}
 
-
-class Grammar(Protocol):
+class Grammar(ABC):
     """The required format of an answer."""
 
+    @abstractmethod
     def text(self) -> str:
         """Return the grammar in llguidance's variant of Lark. Raise `UnusableGrammar` if it is invalid."""
-        ...
 
-    def enforced(self) -> "tuple[Grammar, list[str]]":
+    def enforced(self) -> tuple[Self, list[str]]:
         """Remove optional keywords that cannot be enforced, and return their paths. Raise `UnusableGrammar`."""
-        ...
-
-    def schemas(self) -> "Iterator[tuple[str, JsonSchema]]":
-        """Yield the JSON schemas of the grammar with their paths."""
-        ...
-
-    def compacted(self, text: str) -> str:
-        """Remove disallowed whitespace from the JSON in the start of an answer."""
-        ...
-
-
-class SinglePart:
-    """A grammar without JSON schemas."""
-
-    def enforced(self) -> tuple[Any, list[str]]:
         return self, []
 
     def schemas(self) -> "Iterator[tuple[str, JsonSchema]]":
+        """Yield the JSON schemas of the grammar with their paths."""
         return iter(())
 
     def compacted(self, text: str) -> str:
+        """Remove disallowed whitespace from the JSON in the start of an answer."""
         return text
 
 
 @dataclass(frozen=True)
-class JsonSchema:
+class JsonSchema(Grammar):
     """JSON that a schema describes. `json_schema.py` lists the differences from the standard."""
 
     schema: Schema
@@ -81,9 +67,24 @@ class JsonSchema:
     """Drop keywords that cannot be enforced instead of rejecting the schema."""
 
     def text(self) -> str:
-        return HEADER + json_rule(self.schema, closes=self.closes, is_strict=self.is_strict)
+        return HEADER + self.rule()
 
-    def enforced(self) -> "tuple[JsonSchema, list[str]]":
+    def rule(self) -> str:
+        """Return the schema as a Lark expression."""
+        try:
+            ready = prepared(self.schema, closes=self.closes, is_strict=self.is_strict)
+            check_bounds(ready)
+            text = json.dumps({**ready, "x-guidance": {"whitespace_flexible": False}}, allow_nan=False)
+        except UnusableGrammar:
+            raise
+        except SchemaTooLarge as error:
+            raise UnusableGrammar(str(error)) from error
+        except ValueError as error:
+            raise UnusableGrammar("must not contain NaN or infinity") from error
+        check_text(text)
+        return f"%json {text}"
+
+    def enforced(self) -> tuple[Self, list[str]]:
         check_size(self.schema)
         schema, ignored = enforceable(self.schema, drops=self.drops)
         return replace(self, schema=schema), ignored
@@ -99,7 +100,7 @@ ANY_OBJECT = JsonSchema({"type": "object"})
 
 
 @dataclass(frozen=True)
-class Regex(SinglePart):
+class Regex(Grammar):
     """Text that fully matches a pattern in the syntax of Rust's regex crate, without look-arounds."""
 
     pattern: str
@@ -113,7 +114,7 @@ class Regex(SinglePart):
 
 
 @dataclass(frozen=True)
-class OneOf(SinglePart):
+class OneOf(Grammar):
     """One of several texts."""
 
     options: Sequence[str]
@@ -126,7 +127,7 @@ class OneOf(SinglePart):
 
 
 @dataclass(frozen=True)
-class Lark(SinglePart):
+class Lark(Grammar):
     """A grammar that the client wrote, in llguidance's variant of Lark or in llama.cpp's GBNF."""
 
     grammar: str
@@ -141,7 +142,7 @@ class Lark(SinglePart):
 
 
 @dataclass(frozen=True)
-class Without(SinglePart):
+class Without(Grammar):
     """Text that contains none of these words."""
 
     words: Sequence[str]
@@ -152,26 +153,19 @@ class Without(SinglePart):
         return f"{HEADER}TEXT?\nTEXT: /(?s:.+)/ & ~/(?s:.*)({'|'.join(map(pattern, self.words))})(?s:.*)/"
 
 
-@dataclass(frozen=True)
-class Signature:
-    """The schema of a function's arguments. None allows any object."""
-
-    parameters: Schema | None = None
-    is_strict: bool = False
-    closes: bool = True
-
-    @property
-    def schema(self) -> JsonSchema:
-        parameters = self.parameters or {}
-        schema = parameters if "type" in parameters else {"type": "object", **parameters}
-        return JsonSchema(schema, closes=self.closes, is_strict=self.is_strict, drops=not self.is_strict)
+def arguments(parameters: Schema | None = None, *, is_strict: bool = False, closes: bool = True) -> JsonSchema:
+    """Return the schema of a function's arguments. No parameters allow any object."""
+    parameters = parameters or {}
+    schema = parameters if "type" in parameters else {"type": "object", **parameters}
+    return JsonSchema(schema, closes=closes, is_strict=is_strict, drops=not is_strict)
 
 
 @dataclass(frozen=True)
-class ToolCalls:
+class ToolCalls(Grammar):
     """Calls of these functions, in the format of the model's chat template."""
 
-    functions: Mapping[str, Signature]
+    functions: Mapping[str, JsonSchema]
+    """The schemas of the arguments, by function name."""
     form: CallFormat = PLAIN
     special: Mapping[str, int] = field(default_factory=dict)
     """Ids of the format's delimiters that are special tokens."""
@@ -188,21 +182,21 @@ class ToolCalls:
         check_text("".join(lines))
         return HEADER.removesuffix("start: ") + "\n".join(lines)
 
-    def enforced(self) -> "tuple[ToolCalls, list[str]]":
-        functions, ignored, size = dict(self.functions), list[str](), 0
-        for name, function in self.functions.items():
-            size += check_size(function.schema.schema)
-            check(size <= MAX_CHARACTERS, f"all parameters together must have at most {MAX_CHARACTERS} characters")
-            read, dropped = function.schema.enforced()
-            functions[name] = replace(function, parameters=read.schema)
-            ignored += [f"{name}.parameters.{each}" for each in dropped]
-        other, dropped = self.otherwise.enforced() if self.otherwise else (None, [])
-        ignored += [f"response_format.{each}" for each in dropped]
-        return replace(self, functions=functions, otherwise=other), ignored
+    def enforced(self) -> tuple[Self, list[str]]:
+        check(
+            sum(check_size(schema.schema) for schema in self.functions.values()) <= MAX_CHARACTERS,
+            f"all parameters together must have at most {MAX_CHARACTERS} characters",
+        )
+        enforced, ignored = dict[str, JsonSchema](), list[str]()
+        for path, schema in self.schemas():
+            enforced[path], dropped = schema.enforced()
+            ignored += [f"{path}.{keyword}" for keyword in dropped]
+        functions = {name: enforced[f"{name}.parameters"] for name in self.functions}
+        return replace(self, functions=functions, otherwise=enforced.get("response_format")), ignored
 
-    def schemas(self) -> "Iterator[tuple[str, JsonSchema]]":
-        for name, function in self.functions.items():
-            yield f"{name}.parameters", function.schema
+    def schemas(self) -> Iterator[tuple[str, JsonSchema]]:
+        for name, schema in self.functions.items():
+            yield f"{name}.parameters", schema
         if self.otherwise:
             yield "response_format", self.otherwise
 
@@ -217,8 +211,8 @@ class ToolCalls:
         calls = f"first {more} {self._literal(form.after)}"
         if form.marker in self.special:
             calls = f"{self._literal(form.marker)}? {calls}"
-        if other := self.otherwise:
-            yield f"start: {json_rule(other.schema, closes=other.closes, is_strict=other.is_strict)} | {calls}"
+        if self.otherwise:
+            yield f"start: {self.otherwise.rule()} | {calls}"
         else:
             yield f"start: TEXT? | {calls}" if self.is_optional else f"start: {calls}"
         yield from self._text(has_text=self.is_optional and not self.otherwise)
@@ -239,13 +233,13 @@ class ToolCalls:
         calls = [f"{self._opening(name, is_first)} arguments{i}" for i, name in enumerate(self.functions)]
         return " | ".join(f"{call} {self._literal(self.form.end)}" for call in calls)
 
-    def _arguments(self, name: str, function: Signature) -> str:
+    def _arguments(self, name: str, schema: JsonSchema) -> str:
         is_name = FUNCTION_NAME.fullmatch(name) is not None
         check(is_name, f"a function's name must have 1 to 64 letters, digits, _ or -, got {name[:100]!r}")
-        schema = function.schema
-        kind = str(schema.schema["type"])[:100]
+        typed = {"type": "object", **schema.schema}
+        kind = str(typed["type"])[:100]
         check(kind == "object", f"the parameters of {name} must have type object, got {kind}")
-        return json_rule(schema.schema, closes=schema.closes, is_strict=schema.is_strict)
+        return replace(schema, schema=typed).rule()
 
     def _opening(self, name: str, is_first: bool) -> str:
         form = self.form
@@ -279,18 +273,3 @@ def quoted(text: str) -> str:
 def pattern(text: str) -> str:
     """Return a Lark regular expression that matches the text."""
     return re.sub(r"([^\w\s])", r"\\\1", text)
-
-
-def json_rule(schema: Schema, *, closes: bool, is_strict: bool) -> str:
-    try:
-        ready = prepared(schema, closes=closes, is_strict=is_strict)
-        check_bounds(ready)
-        text = json.dumps({**ready, "x-guidance": COMPACT}, allow_nan=False)
-    except SchemaTooLarge as error:
-        raise UnusableGrammar(str(error)) from error
-    except ValueError as error:
-        if isinstance(error, UnusableGrammar):
-            raise
-        raise UnusableGrammar("must not contain NaN or infinity") from error
-    check_text(text)
-    return f"%json {text}"

@@ -71,8 +71,8 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         return {"prompt": "messages", "logprobs": "top_logprobs", **super().own_names, **asked}
 
     @property
-    def who(self) -> str | None:
-        return super().who if self.safety_identifier is None else loggable(self.safety_identifier)
+    def logged_user(self) -> str | None:
+        return super().logged_user if self.safety_identifier is None else loggable(self.safety_identifier)
 
     def conversation(self) -> Conversation:
         """Return the messages and the tools for the chat template. With tool_choice `none` it sees no tools."""
@@ -106,7 +106,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         is_schema = asked is None or (self.may_answer_in_text and isinstance(asked.grammar, JsonSchema))
         check(is_schema, "tool_choice", "cannot be combined with another output format")
         grammar = ToolCalls(
-            {tool.function.name: tool.function.signature(closes=not self.nvium.open_objects) for tool in tools},
+            {tool.function.name: tool.function.arguments(closes=not self.nvium.open_objects) for tool in tools},
             calls,
             special or {},
             is_optional=self.may_answer_in_text,
@@ -116,7 +116,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         return Form("tools", grammar, is_text=self.may_answer_in_text and asked is None)
 
     @property
-    def asked_max_tokens(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return None if asked == NO_LIMIT else asked
 

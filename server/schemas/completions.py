@@ -52,7 +52,7 @@ class CompletionRequest(GenerationRequest):
         return self.best_of or self.n
 
     @property
-    def asked_max_tokens(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         return None if self.max_tokens == NO_LIMIT else self.max_tokens
 
     def params(self, constraint: Constraint | None, max_tokens: int) -> SamplingParams:

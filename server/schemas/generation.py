@@ -174,14 +174,14 @@ class GenerationRequest(RequestBody):
 
     @property
     @abstractmethod
-    def asked_max_tokens(self) -> int | None:
+    def requested_max_tokens(self) -> int | None:
         """Return the requested `max_tokens`, or None for the rest of the context."""
 
     def num_prompt_tokens_kept(self, context: int) -> int | None:
         """Return how many last tokens of a prompt to keep, or None for all."""
         if self.truncate_prompt_tokens != -1:
             return self.truncate_prompt_tokens
-        return max(1, context - max(1, self.asked_max_tokens or 0))
+        return max(1, context - max(1, self.requested_max_tokens or 0))
 
     @property
     def own_names(self) -> dict[str, str]:
@@ -202,7 +202,7 @@ class GenerationRequest(RequestBody):
         return asked[0] if asked else None
 
     @property
-    def who(self) -> str | None:
+    def logged_user(self) -> str | None:
         """Return the client's user, safe to log."""
         return None if self.user is None else loggable(self.user)
 

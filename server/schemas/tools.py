@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.generation import grammars
+from server.generation.grammars import JsonSchema, arguments
 from server.schemas.body import RequestBody, Text, at_most, check, described
 
 FunctionName = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -23,8 +23,9 @@ class Function(RequestBody):
     parameters: dict[str, Any] | None = None
     strict: bool = False
 
-    def signature(self, *, closes: bool) -> grammars.Signature:
-        return grammars.Signature(self.schema_of_parameters, is_strict=self.strict, closes=closes)
+    def arguments(self, *, closes: bool) -> JsonSchema:
+        """Return the grammar of the function's arguments."""
+        return arguments(self.schema_of_parameters, is_strict=self.strict, closes=closes)
 
     @property
     def schema_of_parameters(self) -> dict[str, Any]:

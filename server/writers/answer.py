@@ -30,7 +30,7 @@ log = structlog.get_logger("nvium.server")
 def opened(request: Request, body: GenerationRequest) -> tuple[Service, RequestRecord]:
     """Check that the server accepts the request, and return its service and record. Raise `ApiError`."""
     service, record = request.app.state.service, request.state.record
-    record.user = body.who
+    record.user = body.logged_user
     service.check_accepting()
     service.check_model(body.model)
     body.check(service.limits)
@@ -56,16 +56,16 @@ async def answer(request: Request, body: GenerationRequest | ResponseRequest, wr
 
 async def whole(request: Request, writer: Writer, headers: dict[str, str], service: Service) -> Response:
     try:
-        gained = await unless_disconnected(writer.generation.collect(), request.receive)
+        deltas = await unless_disconnected(writer.generation.collect(), request.receive)
     finally:
         writer.generation.close()
-    if gained is None:
+    if deltas is None:
         request.state.record.aborted("disconnected")
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    num_tokens = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in gained)
+    num_tokens = sum(len(delta.tokens) + len(delta.prompt_scores) for delta in deltas)
     is_long = num_tokens > MAX_INLINE_TOKENS
-    written = await service.in_thread(writer.whole, gained) if is_long else writer.whole(gained)
-    writer.note_ends(gained)
+    written = await service.in_thread(writer.whole, deltas) if is_long else writer.whole(deltas)
+    writer.note_ends(deltas)
     return Response(written, headers=headers, media_type="application/json")
 
 

@@ -40,13 +40,13 @@ class ChatWriter(ChunkWriter):
         self._streamed = [Delta(choice.index) for choice in generation.choices]
         """The tokens streamed so far, by choice."""
 
-    def whole(self, gained: Sequence[Delta]) -> bytes:
-        choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in gained]
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        choices: list[ChatChoice] = [{"message": self._message(d), **self._chat_choice(d)} for d in deltas]
         response: Chat = {
             **self._whole_fields(),
             "object": "chat.completion",
             "choices": choices,
-            **self._prompt_logprobs(gained[0]),
+            **self._prompt_logprobs(deltas[0]),
             **self._prompt_token_ids(),
         }
         return to_json(response)
@@ -65,7 +65,7 @@ class ChatWriter(ChunkWriter):
             message["reasoning_content"] = message["reasoning"] = reasoning
         if calls:
             message["tool_calls"] = [{"index": number, **call} for number, call in joined(calls).items()]
-        if self._tells_exits:
+        if self._returns_exits:
             streamed = self._streamed[delta.index]
             streamed.tokens += delta.tokens
             streamed.text_offsets += delta.text_offsets

@@ -20,7 +20,7 @@ class ChunkWriter(Writer):
     def __init__(self, service: Service, request: GenerationRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation)
         self._options = request.stream_options or StreamOptions()
-        self._tells_token_ids = request.return_token_ids
+        self._returns_token_ids = request.return_token_ids
         self._num_prompt_logprobs = request.prompt_logprobs
         self._vocabulary = service.vocabulary
         self._num_ended = 0
@@ -53,9 +53,9 @@ class ChunkWriter(Writer):
         fields: GeneratedChoice = {"index": index, "finish_reason": delta.finish_reason}
         if delta.finish_reason:
             fields["stop_reason"] = delta.stop_reason
-        if self._tells_exits:
+        if self._returns_exits:
             fields["nvium"] = self._token_exits(delta)
-        if self._tells_token_ids:
+        if self._returns_token_ids:
             fields["token_ids"] = [event.token_id for event in delta.tokens]
         return fields
 
@@ -84,7 +84,7 @@ class ChunkWriter(Writer):
         return {**self._envelope, "usage": self._usage()}
 
     def _with_summary(self, fields: Generated) -> Generated:
-        if self._tells_exits:
+        if self._returns_exits:
             fields["nvium"] = self._exit_summary()
         if self._metadata is not None:
             fields["metadata"] = self._metadata

@@ -24,13 +24,13 @@ class CompletionWriter(ChunkWriter):
         self._num_echoed: Counter[int] = Counter()
         """Number of echoed prompt tokens whose scores are written, by choice."""
 
-    def whole(self, gained: Sequence[Delta]) -> bytes:
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
         """Write the best `n` choices of each prompt. The usage counts the tokens of all choices."""
         per_prompt = self._request.num_choices
-        groups = [gained[first : first + per_prompt] for first in range(0, len(gained), per_prompt)]
+        groups = [deltas[first : first + per_prompt] for first in range(0, len(deltas), per_prompt)]
         chosen = [delta for group in groups for delta in best(group, self._request.n, rank)]
         choices = [self._completion_choice(delta, index) for index, delta in enumerate(chosen)]
-        self._num_generated = sum(len(delta.tokens) for delta in gained)
+        self._num_generated = sum(len(delta.tokens) for delta in deltas)
         response: Completion = {**self._whole_fields(), "object": "text_completion", "choices": choices}
         return to_json(response)
 

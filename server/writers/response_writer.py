@@ -36,11 +36,11 @@ class ResponseWriter(Writer):
         self._keep = keep
         self._reader = answer_reader(service, chat, generation.choices[0])
         self._num_events = 0
-        self._gained = Delta(index=0)
+        self._total = Delta(index=0)
         self._response = new_response(asked, response_id, self._model)
 
-    def whole(self, gained: Sequence[Delta]) -> bytes:
-        for delta in gained:
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
+        for delta in deltas:
             self._events(delta)
         return to_json(self._response)
 
@@ -52,7 +52,7 @@ class ResponseWriter(Writer):
 
     def _each_event(self, delta: Delta) -> Iterator[bytes]:
         self._count(delta)
-        self._gained.extend(delta)
+        self._total.extend(delta)
         reasoning, content, calls = self._reader.read(delta)
         if reasoning:
             yield from self._add_text("reasoning", reasoning)
@@ -99,8 +99,8 @@ class ResponseWriter(Writer):
         response["status"] = "incomplete" if is_cut else "completed"
         response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
         response["usage"] = self._response_usage()
-        if self._tells_exits:
-            response["nvium"] = {**self._token_exits(self._gained), **self._exit_summary()}
+        if self._returns_exits:
+            response["nvium"] = {**self._token_exits(self._total), **self._exit_summary()}
         self._keep(response)
         yield self._event(f"response.{response['status']}", response=response)
 
@@ -121,7 +121,7 @@ class ResponseWriter(Writer):
     def _num_reasoning_tokens(self) -> int:
         """Return the number of tokens before the answer's content."""
         num_characters = self._reader.reasoning.num_characters
-        return sum(offset < num_characters for offset in self._gained.text_offsets)
+        return sum(offset < num_characters for offset in self._total.text_offsets)
 
     def _finish_item(self, status: Any) -> Iterator[bytes]:
         if not self._response["output"]:

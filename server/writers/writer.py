@@ -20,9 +20,9 @@ class Writer(ABC):
         self.listen = generation.listen
         self._has_begun = False
         self._model = service.check_model(request.model)
-        self._tells_exits = request.nvium.metadata
-        self._tells_offsets = request.nvium.text_offsets
-        self._tells_probabilities = request.nvium.probabilities
+        self._returns_exits = request.nvium.metadata
+        self._returns_offsets = request.nvium.text_offsets
+        self._returns_probabilities = request.nvium.probabilities
         self._num_choices = request.num_choices
         self._exit_layers = service.exit_layers
         self._num_layers = service.num_layers
@@ -55,7 +55,7 @@ class Writer(ABC):
         return delta.finish_reason
 
     @abstractmethod
-    def whole(self, gained: Sequence[Delta]) -> bytes:
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
         """Return the whole response from one complete delta for each choice."""
 
     @abstractmethod
@@ -82,9 +82,9 @@ class Writer(ABC):
             "exit_layers": [self._exit_layers[event.exit - 1] for event in delta.tokens],
             "exit_probabilities": [event.exit_probability for event in delta.tokens],
         }
-        if self._tells_offsets:
+        if self._returns_offsets:
             exits["text_offsets"] = delta.text_offsets
-        if self._tells_probabilities:
+        if self._returns_probabilities:
             exits["probabilities"] = [list(event.score.exit_probabilities) for event in delta.tokens if event.score]
         return exits
 

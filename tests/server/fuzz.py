@@ -1,4 +1,4 @@
-"""Requests that are nearly right: valid bodies of every endpoint, with things broken at random. Seeded."""
+"""Nearly valid requests: valid bodies for every endpoint with random, seeded mutations."""
 
 import gzip
 import json
@@ -136,7 +136,7 @@ ENDPOINTS: dict[str, tuple[tuple[str, ...], dict[str, list[Any]]]] = {
     "/tokenize": (("prompt",), TOKENIZE),
     "/detokenize": (("tokens",), DETOKENIZE),
 }
-"""For each path the fields that every body has, and values for all fields, of which most are allowed."""
+"""For each path, the fields of every body and mostly valid values for all fields."""
 
 HALF_PAIR = "\ud83e"
 ODD_VALUES: list[Any] = [
@@ -163,8 +163,8 @@ METHODS = ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW", 
 DEEP = ['{"a":', "[", '{"prompt":[', '{"nvium":{"a":']
 
 
-def nearly_right_requests(seed: int) -> Iterator[tuple[str, bytes]]:
-    """Endless; each with its method, which says whether its answer has a body."""
+def nearly_valid_requests(seed: int) -> Iterator[tuple[str, bytes]]:
+    """Yield endless requests with their methods."""
     random = Random(seed)
     while True:
         path = random.choice(list(ENDPOINTS))
@@ -177,7 +177,7 @@ def nearly_right_requests(seed: int) -> Iterator[tuple[str, bytes]]:
 
 
 def body(path: str, random: Random) -> Json:
-    """Fields with values of their own, of which some are then replaced, left out or joined by others."""
+    """Draw fields with valid values, then mutate some of them."""
     required, values = ENDPOINTS[path]
     names = {*required, *random.sample(list(values), random.randrange(min(5, len(values))))}
     fields = {name: random.choice(values[name]) for name in values if name in names}
@@ -191,7 +191,6 @@ def replace(fields: Json, names: list[str], random: Random) -> None:
 
 
 def replace_within(fields: Json, names: list[str], random: Random) -> None:
-    """Somewhere inside a field."""
     name = random.choice(list(fields) or names)
     fields[name] = with_something_odd(fields.get(name), random)
 
@@ -230,7 +229,7 @@ def odd_value(random: Random) -> Any:
 
 
 def encoded(fields: Json, random: Random) -> bytes:
-    """Mostly plain JSON."""
+    """Encode as JSON, and damage some of the texts."""
     text = json.dumps(fields, ensure_ascii=random.random() < 0.5).encode(errors="surrogatepass")
     return random.choice(DAMAGES)(text, random) if random.random() < 0.2 else text
 

@@ -1,4 +1,4 @@
-"""The endpoints that generate, each with what it generates from, so that a test asks all of them alike."""
+"""Requests to the generating endpoints, for tests that treat them alike."""
 
 from typing import Any
 
@@ -13,5 +13,5 @@ PATHS = list(STARTS)
 
 
 def asking(path: str = PATHS[0], /, **fields: Any) -> bytes:
-    """A request that gives the same tokens every time, `max_tokens` of them."""
+    """Build a request that generates exactly `max_tokens` reproducible tokens."""
     return post(path, {"model": NAME, **STARTS[path], "seed": 1, "ignore_eos": True, **fields})

@@ -1,4 +1,4 @@
-"""JSON schemas with instances, and what may never be compiled, for the tests of constraints."""
+"""JSON schemas and patterns for the tests of constraints: random, refused and costly ones."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ schemas = st.recursive(
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """As it is read: objects that declare properties and do not say whether others may be there have no others."""
+    """Close objects that declare properties, as the server does by default."""
     by_key = {"items": closed, "anyOf": lambda members: [*map(closed, members)]}
     by_key["properties"] = lambda named: {name: closed(value) for name, value in named.items()}
     read = {key: by_key.get(key, lambda value: value)(value) for key, value in schema.items()}
@@ -71,7 +71,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def chained(number: int, link: Any, last: Any) -> dict[str, Any]:
-    """Definitions that refer to one another in a row; link(i, the next one's reference) makes each."""
+    """Build a chain of definitions. `link(i, reference to the next)` builds each of them."""
     names = [f"#/$defs/d{i + 1}" for i in range(number)]
     definitions = {f"d{i}": link(i, {"$ref": name}) for i, name in enumerate(names)}
     return {"$defs": {**definitions, f"d{number}": last}, "$ref": "#/$defs/d0"}

@@ -1,6 +1,6 @@
-"""Answers that are given: a real server whose random model is led, token by token, along a text.
+"""Makes a real server generate given texts, through a constraint that allows one token at a time.
 
-What a request asks of the answer's form holds all the same: a text that it does not allow fails.
+The request's own constraint still applies: a text that it does not allow fails.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ VOCABULARY = 257
 
 
 class Scripted:
-    """Allows the next token of a text, and end-of-text after it, as far as another constraint does."""
+    """Allows only the next token of a script, if another constraint allows it too."""
 
     def __init__(self, token_ids: list[int], asked: Constraint | None) -> None:
         self._token_ids = token_ids
@@ -45,7 +45,7 @@ class Scripted:
 
 
 def script(app: FastAPI, answers: Callable[[], str | list[int]]) -> None:
-    """Have every request answered with the next text, or with the tokens given."""
+    """Answer every request with the next script, a text or tokens."""
     service: Service = app.state.service
     constraint = service.constraint
 
@@ -61,7 +61,7 @@ def script(app: FastAPI, answers: Callable[[], str | list[int]]) -> None:
 
 @contextmanager
 def answering(app: FastAPI, *texts: str | list[int]) -> Iterator[None]:
-    """Requests are answered with these texts in turn, and all of them are given."""
+    """Answer the next requests with these texts in order, and check that all were used."""
     service: Service = app.state.service
     constraint, left = service.constraint, [*texts]
     script(app, lambda: left.pop(0))

@@ -1,4 +1,4 @@
-"""Fields of other servers: honoured, or refused by name."""
+"""Fields of other servers are honoured or refused by name."""
 
 from typing import Any
 
@@ -44,21 +44,21 @@ def text(server: LiveServer, **body: Any) -> str:
         ({"guided_decoding_backend": "x", "guided_choice": ["yes"]}, {"yes"}),
     ],
 )
-def test_forms_asked_by_other_names_hold(server: LiveServer, fields: Json, texts: set[str]) -> None:
+def test_aliases_of_structured_outputs_work(server: LiveServer, fields: Json, texts: set[str]) -> None:
     assert {text(server, seed=seed, **fields) for seed in range(3)} <= texts
 
 
-def test_only_allowed_tokens_come(server: LiveServer) -> None:
+def test_only_allowed_tokens_are_sampled(server: LiveServer) -> None:
     allowed = token_ids("abc")
-    told = text(server, allowed_token_ids=allowed, max_tokens=30)
-    assert len(told) == 30 and set(told) <= set("abc")
+    answer = text(server, allowed_token_ids=allowed, max_tokens=30)
+    assert len(answer) == 30 and set(answer) <= set("abc")
     assert set(text(server, allowed_token_ids=allowed, guided_regex="[b-d]{9}")) <= set("bc")
-    assert error_of(server.complete(allowed_token_ids=[257]))["param"] == "allowed_token_ids"
-    assert error_of(server.complete(allowed_token_ids=[]))["param"] == "allowed_token_ids"
+    for wrong in ([257], []):
+        assert error_of(server.complete(allowed_token_ids=wrong))["param"] == "allowed_token_ids"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_allowed_tokens_that_contradict_the_form_are_the_requests_fault(server: LiveServer, stream: bool) -> None:
+def test_allowed_tokens_that_contradict_the_form_are_a_400(server: LiveServer, stream: bool) -> None:
     asked = {"response_format": {"type": "json_object"}, "stream": stream, "max_tokens": 9}
     refused = server.complete(allowed_token_ids=token_ids("x"), **asked)
     assert refused.status_code == 400
@@ -67,11 +67,11 @@ def test_allowed_tokens_that_contradict_the_form_are_the_requests_fault(server: 
     assert '"no_token_allowed"' in later.text
 
 
-def test_bad_words_do_not_come(server: LiveServer) -> None:
+def test_bad_words_are_not_generated(server: LiveServer) -> None:
     only = {"allowed_token_ids": token_ids("abc"), "max_tokens": 60}
     assert "aa" in text(server, **only)
-    told = text(server, **only, bad_words=["aa", "bab"])
-    assert "aa" not in told and "bab" not in told
+    answer = text(server, **only, bad_words=["aa", "bab"])
+    assert "aa" not in answer and "bab" not in answer
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_bad_words_do_not_come(server: LiveServer) -> None:
         ("metadata", {"metadata": {"a": 1}}),
     ],
 )
-def test_what_would_change_an_answer_is_refused_by_name(server: LiveServer, param: str, fields: Json) -> None:
+def test_invalid_and_unsupported_fields_are_refused_by_name(server: LiveServer, param: str, fields: Json) -> None:
     response = server.complete(**fields)
     assert response.status_code == 400
     assert error_of(response)["param"].split("[")[0].removesuffix(".a") == param
 
 
-def test_metadata_comes_back_and_hints_about_effort_are_named(server: LiveServer) -> None:
+def test_metadata_is_echoed_and_effort_hints_are_reported_as_ignored(server: LiveServer) -> None:
     response = server.chat(max_tokens=1, metadata={"run": "7"}, reasoning_effort="low", verbosity="high")
     assert response.json()["metadata"] == {"run": "7"}
     assert response.headers["x-nvium-ignored-params"] == "reasoning_effort, verbosity"
@@ -120,7 +120,7 @@ def test_a_prompt_is_truncated_to_its_last_tokens(server: LiveServer) -> None:
     assert cut["token_ids"] == server.complete(prompt="ef", **asked).json()["choices"][0]["token_ids"]
 
 
-def test_a_prompt_is_truncated_to_what_leaves_room_for_the_answer(server: LiveServer) -> None:
+def test_a_prompt_is_truncated_to_leave_room_for_the_answer(server: LiveServer) -> None:
     asked: Json = {"truncate_prompt_tokens": -1, "return_token_ids": True}
     choice = server.complete(prompt="abc" * 2000, max_tokens=2, **asked).json()["choices"][0]
     assert choice["prompt_token_ids"] == token_ids("abc" * 2000)[-(4096 - 2) :]
@@ -129,7 +129,7 @@ def test_a_prompt_is_truncated_to_what_leaves_room_for_the_answer(server: LiveSe
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_log_probabilities_of_the_prompt_come_as_vllm_has_them(server: LiveServer, number: int) -> None:
+def test_prompt_logprobs_have_vllms_format(server: LiveServer, number: int) -> None:
     asked: Json = {"max_tokens": 1, "seed": 1}
     echoed = server.complete(prompt="abc", echo=True, logprobs=number, **asked).json()["choices"][0]["logprobs"]
     for more in ({}, {"n": 2}, {"logprobs": 5}):
@@ -147,7 +147,7 @@ def test_log_probabilities_of_the_prompt_come_as_vllm_has_them(server: LiveServe
             assert len((choice["logprobs"] or {"top_logprobs": [{}]})["top_logprobs"][0]) <= 6
 
 
-def test_a_chats_prompt_is_scored_beside_its_choices(server: LiveServer) -> None:
+def test_chat_returns_prompt_logprobs_at_the_top_level(server: LiveServer) -> None:
     body = server.chat(prompt_logprobs=1, max_tokens=1, return_token_ids=True).json()
     assert len(body["prompt_logprobs"]) == len(body["prompt_token_ids"])
     assert body["choices"][0]["logprobs"] is None
@@ -166,13 +166,14 @@ def test_every_choice_echoes_the_scores_of_its_prompt(server: LiveServer) -> Non
     }
     choices = server.complete(**asked).json()["choices"]
     for number, choice in enumerate(choices):
-        told, first = choice["logprobs"], choices[number - number % 3]["logprobs"]
+        logprobs, first = choice["logprobs"], choices[number - number % 3]["logprobs"]
         size = 3 if number < 3 else 2
-        assert len(told["token_logprobs"]) == len(told["text_offset"]) == size + len(choice["nvium"]["token_ids"])
-        assert told["token_logprobs"][:size] == first["token_logprobs"][:size]
+        num_tokens = size + len(choice["nvium"]["token_ids"])
+        assert len(logprobs["token_logprobs"]) == len(logprobs["text_offset"]) == num_tokens
+        assert logprobs["token_logprobs"][:size] == first["token_logprobs"][:size]
 
 
-def test_prefixes_are_shared_by_requests_of_one_salt_only(server: LiveServer) -> None:
+def test_prefixes_are_shared_only_with_the_same_salt(server: LiveServer) -> None:
     def num_cached(**salt: str) -> int:
         asked: Json = {"prompt": "a prompt that fills a page of the cache", "max_tokens": 9, "ignore_eos": True}
         usage = server.complete(**asked, logprobs=0, **salt).json()["usage"]
@@ -185,17 +186,17 @@ def test_prefixes_are_shared_by_requests_of_one_salt_only(server: LiveServer) ->
     assert num_cached() > 0
 
 
-def test_a_choice_says_what_stopped_it(server: LiveServer) -> None:
+def test_stop_reason_is_the_stop_string_or_token(server: LiveServer) -> None:
     free = text(server, max_tokens=40, ignore_eos=True)
     stop = next(character for character in free[3:] if character.isascii())
-    told = server.complete(max_tokens=40, ignore_eos=True, stop=stop).json()["choices"][0]
-    assert (told["finish_reason"], told["stop_reason"]) == ("stop", stop)
+    by_string = server.complete(max_tokens=40, ignore_eos=True, stop=stop).json()["choices"][0]
+    assert (by_string["finish_reason"], by_string["stop_reason"]) == ("stop", stop)
     by_token = server.complete(guided_regex="[a-c]{20}", stop_token_ids=token_ids("b")).json()["choices"][0]
     assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", token_ids("b")[0])
     assert server.complete(max_tokens=1).json()["choices"][0]["stop_reason"] is None
 
 
-def test_special_tokens_may_be_told(server: LiveServer) -> None:
+def test_special_tokens_appear_in_the_text_on_request(server: LiveServer) -> None:
     asked: Json = {"allowed_token_ids": [0], "ignore_eos": True, "max_tokens": 2}
     assert text(server, **asked) == ""
     assert text(server, **asked, skip_special_tokens=False) == "<|endoftext|>" * 2
@@ -211,7 +212,7 @@ def test_the_last_message_is_continued(server: LiveServer) -> None:
         assert error_of(server.chat(continue_final_message=True, **asked | wrong))["param"] == "continue_final_message"
 
 
-def test_the_chat_template_gets_its_variables(byte_model: LoadedModel) -> None:
+def test_the_chat_template_receives_its_variables(byte_model: LoadedModel) -> None:
     model = LoadedModel(
         byte_model.name,
         byte_model.model,
@@ -235,7 +236,7 @@ BODIES: list[tuple[type[GenerationRequest], Json]] = [
 
 
 @pytest.mark.parametrize(("body", "start"), BODIES)
-def test_a_field_of_another_server_passes_if_it_changes_nothing(body: type[GenerationRequest], start: Json) -> None:
+def test_a_foreign_field_is_accepted_only_with_its_neutral_values(body: type[GenerationRequest], start: Json) -> None:
     for name in FOREIGN.keys() - body.model_fields.keys():
         for value in FOREIGN[name].values:
             asked = body.model_validate(start | {name: value})
@@ -250,7 +251,7 @@ VALUES: Json = {"repetition_penalty": 1.5, "stop": ["b"], "include_stop_str_in_o
 
 
 @pytest.mark.parametrize(("body", "start"), BODIES)
-def test_another_name_is_the_field(body: type[GenerationRequest], start: Json) -> None:
+def test_an_alias_sets_the_field(body: type[GenerationRequest], start: Json) -> None:
     for name, own in SAME.items():
         value = VALUES.get(own, 3)
         if own in body.model_fields and name not in body.model_fields:
@@ -259,27 +260,27 @@ def test_another_name_is_the_field(body: type[GenerationRequest], start: Json) -
                 assert (getattr(request, own), request.unknown_fields) == (value, [])
 
 
-@pytest.mark.parametrize("name", ["repeat_penalty", "repetition_penalty"])
-def test_another_name_changes_the_draws_alike(server: LiveServer, name: str) -> None:
-    asked = {"max_tokens": 30, "ignore_eos": True}
-    told = server.complete(**asked, **{name: 1.9}).json()["choices"][0]["nvium"]["token_ids"]
-    assert told == server.complete(**asked, repetition_penalty=1.9).json()["choices"][0]["nvium"]["token_ids"]
-    assert told != server.complete(**asked).json()["choices"][0]["nvium"]["token_ids"]
+def test_an_alias_has_the_effect_of_the_field(server: LiveServer) -> None:
+    plain, field, alias = (
+        text(server, max_tokens=30, ignore_eos=True, **penalty)
+        for penalty in ({}, {"repetition_penalty": 1.9}, {"repeat_penalty": 1.9})
+    )
+    assert plain != field == alias
 
 
-def test_values_that_turn_a_field_off_pass(server: LiveServer) -> None:
+def test_values_that_turn_a_field_off_are_accepted(server: LiveServer) -> None:
     off = {"top_k": -1, "stop": ["a", "a", "b", "c", "d"], "ignore_eos": True}
     assert server.chat(max_tokens=1, top_logprobs=0, **off).status_code == 200
-    for asked in (server.chat(max_tokens=-1, ignore_eos=True), server.complete(n_predict=-1, ignore_eos=True)):
-        assert asked.json()["usage"]["total_tokens"] == 4096
+    for response in (server.chat(max_tokens=-1, ignore_eos=True), server.complete(n_predict=-1, ignore_eos=True)):
+        assert response.json()["usage"]["total_tokens"] == 4096
 
 
 @pytest.mark.parametrize("name", ["prefix", "partial"])
-def test_the_last_message_says_that_it_is_continued(server: LiveServer, name: str) -> None:
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Well, ", name: True}]
-    body = server.chat(messages=said, max_tokens=1, return_token_ids=True).json()
+def test_prefix_and_partial_continue_the_last_message(server: LiveServer, name: str) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Well, ", name: True}]
+    body = server.chat(messages=messages, max_tokens=1, return_token_ids=True).json()
     assert body["prompt_token_ids"] == token_ids("User:\na\n\nAssistant:\nWell, ")
-    assert error_of(server.chat(messages=[*said, said[0]]))["param"] == f"messages[1].{name}"
+    assert error_of(server.chat(messages=[*messages, messages[0]]))["param"] == f"messages[1].{name}"
 
 
 def test_tokens_are_counted_for_each_key(byte_model: LoadedModel) -> None:
@@ -292,12 +293,12 @@ def test_tokens_are_counted_for_each_key(byte_model: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/messages", "/v1/load_lora_adapter"])
-def test_what_is_not_there_is_refused_with_where_the_list_stands(server: LiveServer, path: str) -> None:
+def test_an_unknown_endpoint_refers_to_the_list_of_endpoints(server: LiveServer, path: str) -> None:
     refused = server.http.post(path, json={})
     assert (refused.status_code, "/openapi.json" in error_of(refused)["message"]) == (404, True)
 
 
-def test_a_token_may_be_the_originals(server: LiveServer) -> None:
+def test_original_samples_from_the_last_exit(server: LiveServer) -> None:
     asked: Json = {"nvium": {"sampling": "original"}, "max_tokens": 30, "ignore_eos": True, "seed": 3}
     whole = server.complete(**asked).json()["choices"][0]
     again = server.complete(**asked, n=2).json()["choices"][0]

@@ -1,3 +1,5 @@
+"""Nearly valid requests cause no internal error and do not affect other requests."""
+
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
@@ -6,7 +8,7 @@ from itertools import islice
 import pytest
 
 from nvium_core import LoadedModel
-from tests.server.fuzz import ENDPOINTS, nearly_right_requests
+from tests.server.fuzz import ENDPOINTS, nearly_valid_requests
 from tests.server.generating import asking
 from tests.server.live_server import live_server
 from tests.server.raw_client import Answer, asked, connected
@@ -15,18 +17,18 @@ NUM_REQUESTS = 10_000
 NUM_CONNECTIONS = 8
 ANSWERS = {200, 400, 404, 405, 415}
 
-BESIDE = asking(max_tokens=200, stream=True)
+OTHER = asking(max_tokens=200, stream=True)
 
 
 @pytest.mark.slow
-async def test_ten_thousand_nearly_right_requests_break_nothing(byte_model: LoadedModel) -> None:
+async def test_ten_thousand_nearly_valid_requests_break_nothing(byte_model: LoadedModel) -> None:
     with live_server(byte_model, max_queue=4096, context=250, max_new_tokens=2_000) as server:
-        alone = (await asked(server.url, BESIDE)).spoken()
-        requests = islice(nearly_right_requests(seed=1), NUM_REQUESTS)
+        alone = (await asked(server.url, OTHER)).spoken()
+        requests = islice(nearly_valid_requests(seed=1), NUM_REQUESTS)
         fuzzing = [asyncio.create_task(answered(server.url, requests)) for _ in range(NUM_CONNECTIONS)]
         num_streams = 0
         while not all(task.done() for task in fuzzing):
-            assert (await asked(server.url, BESIDE)).spoken() == alone
+            assert (await asked(server.url, OTHER)).spoken() == alone
             num_streams += 1
         statuses = sum((task.result() for task in fuzzing), start=Counter[int]())
         assert num_streams > 1
@@ -39,7 +41,7 @@ async def test_ten_thousand_nearly_right_requests_break_nothing(byte_model: Load
 
 
 async def answered(url: str, requests: Iterator[tuple[str, bytes]]) -> Counter[int]:
-    """How often each status came; every answer is looked at."""
+    """Check every answer and count the statuses."""
     statuses: Counter[int] = Counter()
     async with connected(url) as connection:
         for method, data in requests:
@@ -69,6 +71,6 @@ def check(method: str, answer: Answer) -> None:
 
 
 def test_the_same_seed_gives_the_same_requests() -> None:
-    first, second = (list(islice(nearly_right_requests(seed=5), 200)) for _ in range(2))
+    first, second = (list(islice(nearly_valid_requests(seed=5), 200)) for _ in range(2))
     assert first == second
     assert all(any(path.encode() in data for _, data in first) for path in ENDPOINTS)

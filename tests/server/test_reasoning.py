@@ -1,4 +1,4 @@
-"""Models that think before they answer: thoughts stand beside the content, and can be turned off."""
+"""Reasoning models: the reasoning is separate from the content, and can be turned off."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ QWEN_3 = """\
 </think>
 
 {% endif %}{%- endif -%}"""
-"""What matters here of Qwen3's."""
+"""The relevant parts of Qwen3's template."""
 
 ANSWER = "<think>\nWell, 🦊 <b>?\n</think>\n\nA fox."
 CALL = '<think>\nIt has to call.</think>\n\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
@@ -40,7 +40,7 @@ def thinking() -> Iterator[LiveServer]:
         yield server
 
 
-def test_thoughts_stand_beside_the_content(thinking: LiveServer) -> None:
+def test_reasoning_is_separate_from_the_content(thinking: LiveServer) -> None:
     with answering(thinking.app, ANSWER):
         message = thinking.chat().json()["choices"][0]["message"]
     assert message == {
@@ -52,7 +52,7 @@ def test_thoughts_stand_beside_the_content(thinking: LiveServer) -> None:
     }
 
 
-def test_a_stream_tells_thoughts_apart(thinking: LiveServer) -> None:
+def test_a_stream_separates_reasoning_from_content(thinking: LiveServer) -> None:
     with answering(thinking.app, ANSWER):
         lines = thinking.chat(stream=True).text.split("\n\n")
     deltas = [
@@ -63,14 +63,14 @@ def test_a_stream_tells_thoughts_apart(thinking: LiveServer) -> None:
     assert "".join(delta.get("content", "") for delta in deltas) == "A fox."
 
 
-def test_thoughts_that_are_cut_are_no_content(thinking: LiveServer) -> None:
+def test_truncated_reasoning_is_not_content(thinking: LiveServer) -> None:
     with answering(thinking.app, ANSWER):
         choice = thinking.chat(max_tokens=14).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
     assert choice["message"]["reasoning_content"] == "Well,"
 
 
-def test_turned_off_the_answer_is_all_content(thinking: LiveServer) -> None:
+def test_without_thinking_the_answer_is_all_content(thinking: LiveServer) -> None:
     off: Any = {"chat_template_kwargs": {"enable_thinking": False}}
     with answering(thinking.app, "A fox.", "A fox."):
         message = thinking.chat(**off).json()["choices"][0]["message"]
@@ -82,7 +82,7 @@ def test_turned_off_the_answer_is_all_content(thinking: LiveServer) -> None:
     assert len(longer) == len(shorter) + len("<think>\n\n</think>\n\n")
 
 
-def test_thoughts_and_calls_in_one_answer(thinking: LiveServer) -> None:
+def test_an_answer_may_have_reasoning_and_calls(thinking: LiveServer) -> None:
     model = load_byte_model()
     model.tokenizer.chat_template = QWEN_3 + "{#<tool_call>#}"
     with live_server(model) as server, answering(server.app, CALL):
@@ -92,33 +92,33 @@ def test_thoughts_and_calls_in_one_answer(thinking: LiveServer) -> None:
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "stop", "arguments": "{}"}
 
 
-def test_earlier_thoughts_reach_the_template_and_only_the_assistant_has_some(thinking: LiveServer) -> None:
+def test_the_template_receives_earlier_reasoning_of_the_assistant_only(thinking: LiveServer) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     for name in ("reasoning_content", "reasoning"):
-        said = [turns[0], turns[1] | {name: "hm"}, turns[0]]
-        ids = thinking.chat(messages=said, max_tokens=1, return_token_ids=True).json()["prompt_token_ids"]
+        messages = [turns[0], turns[1] | {name: "hm"}, turns[0]]
+        ids = thinking.chat(messages=messages, max_tokens=1, return_token_ids=True).json()["prompt_token_ids"]
         assert "<think>hm</think>b" in thinking.http.post("/v1/detokenize", json={"tokens": ids}).json()["prompt"]
     refused = thinking.chat(messages=[turns[0] | {"reasoning_content": "hm"}])
     assert error_of(refused)["param"] == "messages[0].reasoning_content"
 
 
 @pytest.mark.usefixtures("one_by_one")
-def test_a_response_has_an_item_for_the_thoughts(thinking: LiveServer) -> None:
+def test_a_response_has_a_reasoning_item(thinking: LiveServer) -> None:
     client: openai.OpenAI = thinking.client()
     asked: Any = {"model": NAME, "input": "Who?"}
     with answering(thinking.app, ANSWER, ANSWER, ANSWER):
         raw = events(thinking, input="Who?")
         response = client.responses.create(**asked)
         with client.responses.stream(**asked) as stream:
-            told = list(stream)
+            typed = list(stream)
             streamed = stream.get_final_response()
-    thoughts, message = response.output
-    assert thoughts.type == "reasoning" and thoughts.content and thoughts.summary == []
-    assert (thoughts.content[0].text, message.type, response.output_text) == ("Well, 🦊 <b>?", "message", "A fox.")
+    reasoning, message = response.output
+    assert reasoning.type == "reasoning" and reasoning.content and reasoning.summary == []
+    assert (reasoning.content[0].text, message.type, response.output_text) == ("Well, 🦊 <b>?", "message", "A fox.")
     assert streamed.output_text == "A fox."
-    pieces = [event.delta for event in told if event.type == "response.reasoning_text.delta"]
+    pieces = [event.delta for event in typed if event.type == "response.reasoning_text.delta"]
     assert len(pieces) > 1 and "".join(pieces) == "Well, 🦊 <b>?"
-    assert [event.item.type for event in told if event.type == "response.output_item.done"] == ["reasoning", "message"]
+    assert [event.item.type for event in typed if event.type == "response.output_item.done"] == ["reasoning", "message"]
     for event in raw:
         check({"$ref": "#/components/schemas/ResponseEvent"}, event)
     assert response.usage
@@ -126,14 +126,14 @@ def test_a_response_has_an_item_for_the_thoughts(thinking: LiveServer) -> None:
     assert num_thinking == len(token_ids(ANSWER.partition("</think>")[0] + "</think>"))
 
 
-def test_thoughts_of_an_earlier_response_reach_the_template(thinking: LiveServer) -> None:
+def test_the_template_receives_the_reasoning_of_an_earlier_response(thinking: LiveServer) -> None:
     client: openai.OpenAI = thinking.client()
     with answering(thinking.app, ANSWER, "No."):
         first = client.responses.create(model=NAME, input="Who?")
-        kept = client.responses.create(model=NAME, input="Sure?", previous_response_id=first.id)
+        by_id = client.responses.create(model=NAME, input="Sure?", previous_response_id=first.id)
     history: Any = [{"role": "user", "content": "Who?"}, *first.output, {"role": "user", "content": "Sure?"}]
     with answering(thinking.app, "No."):
-        given = client.responses.create(model=NAME, input=history)
-    said = "<|user|>Who?\n<|assistant|><think>Well, 🦊 <b>?</think>A fox.\n<|user|>Sure?\n<|assistant|>"
-    assert kept.usage and given.usage
-    assert kept.usage.input_tokens == given.usage.input_tokens == len(token_ids(said))
+        by_input = client.responses.create(model=NAME, input=history)
+    prompt = "<|user|>Who?\n<|assistant|><think>Well, 🦊 <b>?</think>A fox.\n<|user|>Sure?\n<|assistant|>"
+    assert by_id.usage and by_input.usage
+    assert by_id.usage.input_tokens == by_input.usage.input_tokens == len(token_ids(prompt))

@@ -104,7 +104,7 @@ def reader(kind: Any) -> Callable[..., Any]:
 def check_generation(asked: GenerationRequest) -> None:
     """As the routes do, less the grammar's compiling, which has a target of its own."""
     asked.check(LIMITS)
-    assert asked.who is None or asked.who.isprintable()
+    assert asked.logged_user is None or asked.logged_user.isprintable()
     if isinstance(asked, ChatRequest):
         with asked.in_own_names():
             asked.conversation()

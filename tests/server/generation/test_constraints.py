@@ -17,7 +17,7 @@ from nvium_core import Completion, Constraint, Engine, LoadedModel, SamplingPara
 from nvium_core.text.tool_calls import PLAIN
 from server.errors import InvalidField
 from server.generation.constraints import Constraints
-from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, OneOf, Regex, Schema, Signature, ToolCalls
+from server.generation.grammars import ANY_OBJECT, Grammar, JsonSchema, OneOf, Regex, Schema, ToolCalls, arguments
 from tests.byte_model import END_OF_TEXT, byte_level_tokenizer, load_byte_model, token_ids
 from tests.server.grammar_samples import (
     COSTLY_PATTERNS,
@@ -230,7 +230,7 @@ FUNCTIONS: dict[str, dict[str, Any] | None] = {
 
 
 def calls_of(functions: Mapping[str, Schema | None]) -> ToolCalls:
-    return ToolCalls({name: Signature(parameters) for name, parameters in functions.items()})
+    return ToolCalls({name: arguments(parameters) for name, parameters in functions.items()})
 
 
 def call(name: str, arguments: str) -> str:
@@ -276,7 +276,7 @@ def test_models_call_the_required_function(name: str) -> None:
 @pytest.mark.parametrize("kind", REFUSED_SCHEMAS)
 def test_unusable_schemas_are_refused_as_response_and_as_parameters(kind: str) -> None:
     assert refusal(JsonSchema(REFUSED_SCHEMAS[kind]))
-    assert refusal(ToolCalls({"f": Signature(REFUSED_SCHEMAS[kind], is_strict=True)}))
+    assert refusal(ToolCalls({"f": arguments(REFUSED_SCHEMAS[kind], is_strict=True)}))
 
 
 def test_a_schema_whose_second_mask_is_too_complex_is_refused() -> None:

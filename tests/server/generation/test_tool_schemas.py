@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from server.generation.constraints import RequestConstraint
-from server.generation.grammars import JsonSchema, Schema, Signature, ToolCalls
+from server.generation.grammars import JsonSchema, Schema, ToolCalls, arguments
 from tests.byte_model import token_ids
 from tests.server.generation.test_constraints import allows, loaded, refusal
 
@@ -16,7 +16,7 @@ STRING: Json = {"type": "string"}
 
 def compiled(parameters: Schema, *, is_strict: bool = False, **others: Schema) -> RequestConstraint:
     functions = {"f": parameters, **others}
-    signatures = {name: Signature(schema, is_strict=is_strict) for name, schema in functions.items()}
+    signatures = {name: arguments(schema, is_strict=is_strict) for name, schema in functions.items()}
     return loaded("bytes")[2].compile("tools", ToolCalls(signatures))
 
 
@@ -84,7 +84,7 @@ def test_strict_and_response_format_refuse_by_path_without_llguidances_terms(sch
     if keyword == "uniqueItems":
         pytest.skip("an annotation, like formats")
     for grammar, place in (
-        (ToolCalls({"f": Signature(of_property(schema), is_strict=True)}), "f.parameters.properties.a"),
+        (ToolCalls({"f": arguments(of_property(schema), is_strict=True)}), "f.parameters.properties.a"),
         (JsonSchema(of_property(schema)), "properties.a"),
     ):
         message = refusal(grammar)
