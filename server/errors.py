@@ -43,7 +43,7 @@ from nvium_core import (
 )
 from nvium_core.errors import plain
 from nvium_core.text.chat_template import ConversationError
-from server.schemas.aliases import SAME
+from server.schemas.aliases import ALIASES
 
 MAX_MESSAGE_CHARACTERS = 1000
 """Longer messages are truncated: they may quote the request."""
@@ -291,7 +291,7 @@ def as_sent(body: Any, place: Sequence[str | int]) -> str | None:
     """Return the alias by which the client sent a field, or None if it used the field's own name."""
     if not isinstance(body, dict) or place[0] in body:
         return None
-    return next((name for name, own in SAME.items() if own == place[0] and name in body), None)
+    return next((name for name, own in ALIASES.items() if own == place[0] and name in body), None)
 
 
 def path(body: Any, place: Sequence[str | int], kind: str) -> str:

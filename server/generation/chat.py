@@ -10,7 +10,7 @@ from server.telemetry.record import RequestRecord
 async def start_chat(service: Service, chat: ChatRequest, record: RequestRecord, tenant: str) -> Generation:
     """Admit the request, render its prompt and submit it to the engine. Release everything if any step raises."""
     template = service.chat_template
-    with service.admission.entered(chat.num_choices, tenant), chat.in_own_names():
+    with service.admission.entered(chat.num_choices, tenant), chat.in_request_names():
         kept = chat.num_prompt_tokens_kept(service.engine.context)
         prompt = await service.read_messages(chat.conversation(), kept)
         form = chat.form(template.call_format, template.call_tokens)

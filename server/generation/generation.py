@@ -236,7 +236,7 @@ def start(
         generation = Generation(stream, choices, leave, service.deadline(record.arrived_at))
         generation.ignored += ignored
         if request.requested_max_tokens is not None and params.max_tokens < request.requested_max_tokens:
-            generation.ignored.append(request.own_names.get("max_tokens", "max_tokens"))
+            generation.ignored.append(request.request_names.get("max_tokens", "max_tokens"))
         return generation
     except BaseException:
         stream.close()

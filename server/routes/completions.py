@@ -19,7 +19,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     service, record = opened(request, body)
     tenant = request.state.key_id
     num_choices = len(body.prompts) * body.num_choices
-    with service.admission.entered(num_choices, tenant), body.in_own_names():
+    with service.admission.entered(num_choices, tenant), body.in_request_names():
         kept = body.num_prompt_tokens_kept(service.engine.context)
         prompts = await service.read_prompts(body.prompts, kept)
         longest = max(len(prompt.token_ids) for prompt in prompts)

@@ -1,6 +1,6 @@
 """Aliases of request fields: the names that other servers use."""
 
-SAME: dict[str, str] = {
+ALIASES: dict[str, str] = {
     "repeat_penalty": "repetition_penalty",
     "random_seed": "seed",
     "sampling_seed": "seed",

@@ -66,7 +66,7 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
 
-    same: ClassVar[Mapping[str, str]] = {}
+    aliases: ClassVar[Mapping[str, str]] = {}
     """Fields by alias."""
 
     @model_validator(mode="before")
@@ -77,16 +77,16 @@ class RequestBody(BaseModel):
         if len(body) > MAX_FIELDS:
             raise PydanticCustomError("too_many", f"must have at most {MAX_FIELDS} fields, got {len(body)}")
         given = {name: value for name, value in body.items() if value is not None}
-        for name, own in cls.other_names(given).items():
+        for name, own in cls.resolved_aliases(given).items():
             if given.setdefault(own, given[name]) != given[name]:
                 message = f"must equal {own}, of which it is an alias"
                 raise PydanticCustomError(WRONG_FIELD + name, message)
         return given
 
     @classmethod
-    def other_names(cls, given: Iterable[str]) -> dict[str, str]:
-        """Return the fields that these names are aliases of."""
-        names = {name: cls.same[name] for name in given if name in cls.same and name not in cls.model_fields}
+    def resolved_aliases(cls, given: Iterable[str]) -> dict[str, str]:
+        """Return the fields that some of these names are aliases of, by alias."""
+        names = {name: cls.aliases[name] for name in given if name in cls.aliases and name not in cls.model_fields}
         return {name: own for name, own in names.items() if own in cls.model_fields}
 
     @classmethod
@@ -103,7 +103,7 @@ class RequestBody(BaseModel):
         """Return the paths of ignored fields, separated by dots."""
         unknown_within = [f"{name}.{unknown}" for name, body in self._nested() for unknown in body.unknown_fields]
         extra = self.model_extra or {}
-        known = self.other_names(extra)
+        known = self.resolved_aliases(extra)
         return [*self._hints(), *(name for name in extra if name not in known), *unknown_within]
 
     def _hints(self) -> Iterator[str]:

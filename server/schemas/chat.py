@@ -65,10 +65,10 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     function_call: Annotated[Any, NeutralOnly("none", why="; use `tool_choice`")] = None
 
     @property
-    def own_names(self) -> dict[str, str]:
+    def request_names(self) -> dict[str, str]:
         has_new_name = self.max_completion_tokens is not None
         asked = {"max_tokens": "max_completion_tokens"} if has_new_name else {}
-        return {"prompt": "messages", "logprobs": "top_logprobs", **super().own_names, **asked}
+        return {"prompt": "messages", "logprobs": "top_logprobs", **super().request_names, **asked}
 
     @property
     def logged_user(self) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from server.schemas.aliases import SAME
+from server.schemas.aliases import ALIASES
 from server.schemas.body import Hint, NeutralOnly
 
 
@@ -85,7 +85,7 @@ def check_foreign(unknown: Mapping[str, Any]) -> None:
 def check_elsewhere(unknown: Mapping[str, Any], other: type[BaseModel], endpoint: str) -> None:
     """Raise `InvalidField` for a field of another endpoint, unless it has its default value."""
     for name, value in unknown.items():
-        if field := other.model_fields.get(name) or other.model_fields.get(SAME.get(name, name)):
+        if field := other.model_fields.get(name) or other.model_fields.get(ALIASES.get(name, name)):
             marks = [mark for mark in field.metadata if isinstance(mark, NeutralOnly)]
             mark = marks[0] if marks else NeutralOnly("", *neutral(field.default), why=f"; use `{endpoint}`")
             if not isinstance(mark, Hint):

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from nvium_core import Constraint, InvalidRequest, SamplingParams
 from server.generation.grammars import Without
-from server.schemas.aliases import SAME
+from server.schemas.aliases import ALIASES
 from server.schemas.body import Int64, NeutralOnly, RequestBody, ResponseBody, Text, at_most, check, described
 from server.schemas.foreign import check_foreign
 from server.schemas.formats import GUIDED, Choices, Form, ResponseFormat, Schema, StructuredOutputs, guided
@@ -88,7 +88,7 @@ class NviumOptions(RequestBody):
 class GenerationRequest(RequestBody):
     """Fields of completions and chat: OpenAI's, those of other servers, and `nvium`."""
 
-    same = SAME
+    aliases = ALIASES
 
     model: Text
     """The model's id, or `default`."""
@@ -184,9 +184,9 @@ class GenerationRequest(RequestBody):
         return max(1, context - max(1, self.requested_max_tokens or 0))
 
     @property
-    def own_names(self) -> dict[str, str]:
+    def request_names(self) -> dict[str, str]:
         """Map fields of the engine to the names this request used, where they differ."""
-        return {own: name for name, own in self.other_names(self.model_extra or {}).items()}
+        return {own: name for name, own in self.resolved_aliases(self.model_extra or {}).items()}
 
     def form(self) -> Form | None:
         """Return the form of the answer, if any. Raise `InvalidField` if fields contradict each other."""
@@ -207,12 +207,12 @@ class GenerationRequest(RequestBody):
         return None if self.user is None else loggable(self.user)
 
     @contextmanager
-    def in_own_names(self) -> Iterator[None]:
+    def in_request_names(self) -> Iterator[None]:
         """Rename the fields in engine errors to the names this request used."""
         try:
             yield
         except InvalidRequest as error:
-            error.field = self.own_names.get(error.field, error.field)
+            error.field = self.request_names.get(error.field, error.field)
             raise
 
     def sampling(

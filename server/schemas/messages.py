@@ -90,7 +90,7 @@ class ToolCall(RequestBody):
 class Message(RequestBody):
     """Fields of every message. Content parts are joined by newlines."""
 
-    same = {"reasoning": "reasoning_content"}
+    aliases = {"reasoning": "reasoning_content"}
 
     role: str
     content: Content | None = None

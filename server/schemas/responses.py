@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from server.errors import InvalidField
-from server.schemas.aliases import SAME
+from server.schemas.aliases import ALIASES
 from server.schemas.body import Hint, Int64, NeutralOnly, RequestBody, Text, WithoutEffect, at_most, check, described
 from server.schemas.chat import ChatRequest
 from server.schemas.foreign import check_elsewhere, check_foreign
@@ -94,7 +94,7 @@ class ResponseStreamOptions(RequestBody):
 class ResponseRequest(RequestBody):
     """OpenAI's fields, and sampling fields of the other endpoints."""
 
-    same = SAME
+    aliases = ALIASES
 
     model: Text
     input: Annotated[
@@ -193,23 +193,24 @@ class ResponseRequest(RequestBody):
             return ChatAsResponse.model_validate(body)
         except ValidationError as error:
             first = error.errors()[0]
-            name = OWN_NAMES.get(str(first["loc"][0]), str(first["loc"][0]))
+            name = RESPONSES_NAMES.get(str(first["loc"][0]), str(first["loc"][0]))
             raise InvalidField(name, first["msg"]) from error
 
 
-OWN_NAMES = {
+RESPONSES_NAMES = {
     "messages": "input",
     "prompt": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
 }
+"""The names of chat fields in this endpoint."""
 
 
 class ChatAsResponse(ChatRequest):
     @property
-    def own_names(self) -> dict[str, str]:
-        return OWN_NAMES
+    def request_names(self) -> dict[str, str]:
+        return RESPONSES_NAMES
 
 
 MORE_TOOLS = "additional_tools"

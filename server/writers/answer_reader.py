@@ -1,9 +1,7 @@
 """Splits a generated answer into reasoning, content and tool calls, incrementally."""
 
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from nvium_core.text.reasoning import ReasoningReader
 from nvium_core.text.tool_calls import CallPiece, ToolCallReader
 from server.generation.delta import Delta
 from server.generation.generation import Choice
@@ -19,25 +17,23 @@ class AnswerPart(NamedTuple):
     calls: list[CallPiece]
 
 
-@dataclass
 class AnswerReader:
-    """Parses an answer. The result does not depend on where deltas split the text."""
+    """Parses the answer of one choice. The result does not depend on where deltas split the text."""
 
-    reasoning: ReasoningReader
-    calls: ToolCallReader | None
-    """None without callable tools: then all text after the reasoning is content."""
-    may_be_text: bool
-    """Whether an answer without a call is allowed. If not, an incomplete call is never content."""
-
-    _begun_calls: list[CallPiece] = field(default_factory=list, init=False)
-    """The start of calls that the prompt contains. The answer repeats it."""
-    _begun_content: str = field(default="", init=False)
-    """Text in the prompt that may become a call. The answer omits it."""
-
-    def begin(self, continued: str, *, is_form: bool) -> None:
-        """Parse the start of the answer that is already in the prompt, and its calls if the grammar consumed it."""
-        answer = self.reasoning.push(continued).answer
-        if self.calls and is_form:
+    def __init__(self, service: Service, request: ChatRequest, choice: Choice) -> None:
+        template, has_tools, start = service.chat_template, bool(request.callable_tools()), choice.text.calls
+        form = template.call_format if has_tools else None
+        self.reasoning = template.reasoning_reader(choice.prompt.token_ids, is_continued=bool(start.continued))
+        self.calls = ToolCallReader(form) if form else None
+        """None without callable tools: then all text after the reasoning is content."""
+        self.may_be_text = not has_tools or request.may_answer_in_text
+        """Whether an answer without a call is allowed. If not, an incomplete call is never content."""
+        self._begun_calls: list[CallPiece] = []
+        """The start of calls that the prompt contains. The answer repeats it."""
+        self._begun_content = ""
+        """Text in the prompt that may become a call. The answer omits it."""
+        answer = self.reasoning.push(start.continued).answer
+        if self.calls and start.has_begun:
             self._begun_calls = self.calls.push(answer).calls
             self._begun_content = self.calls.held
 
@@ -60,15 +56,3 @@ class AnswerReader:
         """Return the finish reason of a delta that has been read."""
         has_called = self.calls is not None and self.calls.is_complete
         return "tool_calls" if delta.finish_reason == "stop" and has_called else delta.finish_reason
-
-
-def answer_reader(service: Service, request: ChatRequest, choice: Choice) -> AnswerReader:
-    template, has_tools, given = service.chat_template, bool(request.callable_tools()), choice.text.calls
-    form = template.call_format if has_tools else None
-    reader = AnswerReader(
-        template.reasoning_reader(choice.prompt.token_ids, is_continued=bool(given.continued)),
-        ToolCallReader(form) if form else None,
-        not has_tools or request.may_answer_in_text,
-    )
-    reader.begin(given.continued, is_form=given.has_begun)
-    return reader

@@ -21,7 +21,7 @@ from server.schemas.chat import (
     MadeToolCall,
 )
 from server.schemas.generation import PromptTokenIds
-from server.writers.answer_reader import FinishReason, answer_reader
+from server.writers.answer_reader import AnswerReader, FinishReason
 from server.writers.chunk_writer import ChunkWriter
 from server.writers.logprobs import chat_logprobs
 
@@ -34,7 +34,7 @@ class ChatWriter(ChunkWriter):
     def __init__(self, service: Service, request: ChatRequest, generation: Generation, response_id: str) -> None:
         super().__init__(service, request, generation, response_id)
         self._request = request
-        self._readers = [answer_reader(service, request, choice) for choice in generation.choices]
+        self._readers = [AnswerReader(service, request, choice) for choice in generation.choices]
         self._has_tools = self._readers[0].calls is not None
         self._is_text_first = self._readers[0].may_be_text
         self._streamed = [Delta(choice.index) for choice in generation.choices]

@@ -12,7 +12,7 @@ from server.generation.generation import Generation
 from server.generation.service import Service
 from server.schemas.chat import ChatRequest
 from server.schemas.responses import OutputItem, OutputPart, Response, ResponseEvent, ResponseRequest, ResponseUsage
-from server.writers.answer_reader import FinishReason, answer_reader
+from server.writers.answer_reader import AnswerReader, FinishReason
 from server.writers.writer import Writer
 
 TextKind = Literal["message", "reasoning"]
@@ -34,7 +34,7 @@ class ResponseWriter(Writer):
         super().__init__(service, chat, generation)
         self._asked = asked
         self._keep = keep
-        self._reader = answer_reader(service, chat, generation.choices[0])
+        self._reader = AnswerReader(service, chat, generation.choices[0])
         self._num_events = 0
         self._total = Delta(index=0)
         self._response = new_response(asked, response_id, self._model)

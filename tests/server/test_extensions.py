@@ -6,7 +6,7 @@ import pytest
 
 from nvium_core import LoadedModel
 from server.errors import InvalidField
-from server.schemas.aliases import SAME
+from server.schemas.aliases import ALIASES
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.foreign import FOREIGN
@@ -202,14 +202,18 @@ def test_special_tokens_appear_in_the_text_on_request(server: LiveServer) -> Non
     assert text(server, **asked, skip_special_tokens=False) == "<|endoftext|>" * 2
 
 
-def test_the_last_message_is_continued(server: LiveServer) -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Well, "}]
-    asked = {"messages": messages, "max_tokens": 3, "return_token_ids": True}
-    body = server.chat(continue_final_message=True, add_generation_prompt=False, **asked).json()
+@pytest.mark.parametrize("name", ["prefix", "partial", None])
+def test_the_last_message_is_continued(server: LiveServer, name: str | None) -> None:
+    user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "Well, "}
+    asked: Json = {"max_tokens": 1, "return_token_ids": True}
+    messages = [user, answer | {name: True} if name else answer]
+    asked |= {} if name else {"continue_final_message": True, "add_generation_prompt": False}
+    body = server.chat(messages=messages, **asked).json()
     assert body["prompt_token_ids"] == token_ids("User:\na\n\nAssistant:\nWell, ")
-    assert server.chat(continue_final_message=True, **asked).json()["choices"] == body["choices"]
-    for wrong in ({"add_generation_prompt": True}, {"messages": messages[:1]}):
-        assert error_of(server.chat(continue_final_message=True, **asked | wrong))["param"] == "continue_final_message"
+    refused = error_of(server.chat(messages=[*messages, user], **asked))
+    assert refused["param"] == (f"messages[1].{name}" if name else "continue_final_message")
+    refused = error_of(server.chat(messages=messages, **asked | {"add_generation_prompt": True}))
+    assert refused["param"] == "continue_final_message"
 
 
 def test_the_chat_template_receives_its_variables(byte_model: LoadedModel) -> None:
@@ -252,7 +256,7 @@ VALUES: Json = {"repetition_penalty": 1.5, "stop": ["b"], "include_stop_str_in_o
 
 @pytest.mark.parametrize(("body", "start"), BODIES)
 def test_an_alias_sets_the_field(body: type[GenerationRequest], start: Json) -> None:
-    for name, own in SAME.items():
+    for name, own in ALIASES.items():
         value = VALUES.get(own, 3)
         if own in body.model_fields and name not in body.model_fields:
             for asked in ({name: value}, {name: value, own: value}):
@@ -273,14 +277,6 @@ def test_values_that_turn_a_field_off_are_accepted(server: LiveServer) -> None:
     assert server.chat(max_tokens=1, top_logprobs=0, **off).status_code == 200
     for response in (server.chat(max_tokens=-1, ignore_eos=True), server.complete(n_predict=-1, ignore_eos=True)):
         assert response.json()["usage"]["total_tokens"] == 4096
-
-
-@pytest.mark.parametrize("name", ["prefix", "partial"])
-def test_prefix_and_partial_continue_the_last_message(server: LiveServer, name: str) -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Well, ", name: True}]
-    body = server.chat(messages=messages, max_tokens=1, return_token_ids=True).json()
-    assert body["prompt_token_ids"] == token_ids("User:\na\n\nAssistant:\nWell, ")
-    assert error_of(server.chat(messages=[*messages, messages[0]]))["param"] == f"messages[1].{name}"
 
 
 def test_tokens_are_counted_for_each_key(byte_model: LoadedModel) -> None:

@@ -10,7 +10,8 @@ from nvium_core import LoadedModel
 from tests.byte_model import NAME
 from tests.server.generating import PATHS, STARTS, asking
 from tests.server.live_server import LiveServer, live_server, wait_until
-from tests.server.raw_client import Answer, asked, connected, request
+from tests.server.raw_client import asked, connected, request
+from tests.server.test_refusals import error_of
 
 MAX_BODY_BYTES = 2_000_000
 
@@ -25,13 +26,6 @@ HEAVY: list[tuple[str, dict[str, Any]]] = [
     ("max_tokens", {"max_tokens": 10**4299, "n": 128}),
     ("model", {"model": "a" * 1_900_000}),
 ]
-
-
-def error_of(answer: Answer) -> dict[str, str | None]:
-    assert list(answer.json()) == ["error"]
-    assert list(answer.json()["error"]) == ["message", "type", "param", "code"]
-    assert answer.headers["x-request-id"]
-    return answer.json()["error"]
 
 
 async def test_a_list_of_1024_prompts_is_answered_in_order(server: LiveServer) -> None:

@@ -1,6 +1,5 @@
 """Reasoning models: the reasoning is separate from the content, and can be turned off."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from tests.server.routes.test_openapi import check
 from tests.server.routes.test_responses import events
 from tests.server.scripted_answers import answering
 from tests.server.test_refusals import error_of
+from tests.server.test_tools import streamed
 
 QWEN_3 = """\
 {%- for message in messages -%}
@@ -54,10 +54,7 @@ def test_reasoning_is_separate_from_the_content(thinking: LiveServer) -> None:
 
 def test_a_stream_separates_reasoning_from_content(thinking: LiveServer) -> None:
     with answering(thinking.app, ANSWER):
-        lines = thinking.chat(stream=True).text.split("\n\n")
-    deltas = [
-        json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines if line.startswith("data: {")
-    ]
+        deltas = [choice["delta"] for choice in streamed(thinking)]
     for name in ("reasoning_content", "reasoning"):
         assert "".join(delta.get(name, "") for delta in deltas) == "Well, 🦊 <b>?"
     assert "".join(delta.get("content", "") for delta in deltas) == "A fox."

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from nvium_core import LoadedModel
 from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, live_server
+from tests.server.raw_client import Answer
 
 INVALID: list[tuple[str, dict[str, Any]]] = [
     ("model", {"model": None}),
@@ -60,9 +61,9 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def error_of(response: httpx.Response) -> dict[str, Any]:
+def error_of(response: httpx.Response | Answer) -> dict[str, Any]:
     """Return the error in a body, and check that it has exactly OpenAI's format."""
-    body = response.json()
+    body: dict[str, dict[str, Any]] = response.json()
     assert list(body) == ["error"]
     assert list(body["error"]) == ["message", "type", "param", "code"]
     assert response.headers["x-request-id"]

@@ -106,7 +106,7 @@ def check_generation(asked: GenerationRequest) -> None:
     asked.check(LIMITS)
     assert asked.logged_user is None or asked.logged_user.isprintable()
     if isinstance(asked, ChatRequest):
-        with asked.in_own_names():
+        with asked.in_request_names():
             asked.conversation()
             asked.form(PLAIN, None)
             asked.params(None, 100, ())

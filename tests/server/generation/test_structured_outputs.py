@@ -8,8 +8,6 @@ from typing import Any
 import jsonschema
 import pydantic
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.byte_model import NAME
 from tests.server.live_server import LiveServer, wait_until
@@ -100,22 +98,6 @@ def test_the_client_parses_an_answer_into_a_pydantic_model(server: LiveServer) -
 def test_text_is_the_neutral_format(server: LiveServer) -> None:
     plain, text = (server.chat(max_tokens=9, **more).json() for more in ({}, {"response_format": {"type": "text"}}))
     assert text["choices"][0]["message"] == plain["choices"][0]["message"]
-
-
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10**6), max_tokens=st.integers(1, 60), logprobs=st.booleans())
-def test_joined_chunks_equal_the_whole(
-    server: LiveServer, endpoint: str, seed: int, max_tokens: int, logprobs: bool
-) -> None:
-    asked = {"seed": seed, "max_tokens": max_tokens, "n": 2, "response_format": response_format(SCHEMA)}
-    whole = ask(server, endpoint, **asked).json()["choices"]
-    lines = ask(server, endpoint, stream=True, **asked).text.split("\n\n")[:-2]
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
-    for choice in whole:
-        mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
-        assert "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in mine) == text_of(choice)
-        assert mine[-1]["finish_reason"] == choice["finish_reason"]
 
 
 INVALID: list[tuple[str, Json]] = [

@@ -12,7 +12,7 @@ from server.http.bodies import MAX_CONTAINERS, MAX_STARTS_PER_TURN, Turnstile, n
 from tests.server.generating import asking
 from tests.server.live_server import LiveServer, live_server, wait_until
 from tests.server.raw_client import asked, connected
-from tests.server.test_limits import error_of
+from tests.server.test_refusals import error_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(st.sampled_from('[]{}"\\/nu,:é\n ')),

@@ -66,6 +66,7 @@ options = st.fixed_dictionaries(
         "include_stop_str_in_output": st.booleans(),
         "logit_bias": st.lists(st.sampled_from(PIECES), max_size=4).map("".join).map(utf8_bias),
         "return_token_ids": st.booleans(),
+        "response_format": st.sampled_from([None, None, {"type": "json_object"}]),
         "nvium": st.fixed_dictionaries({"text_offsets": st.booleans(), "probabilities": st.booleans()}),
         "stream_options": st.fixed_dictionaries({"include_usage": st.just(True)}),
     }
