@@ -1,15 +1,15 @@
-/** The parts of the server's API that the page uses. Throws `Trouble`, or an AbortError if the signal was aborted. */
+/** Calls the server's API. Throws `Trouble`, or an AbortError if the signal was aborted. */
 
 import { events } from "./events.js";
 import { brokenOff, failed, refusal, unknownKey, unreachable } from "./trouble.js";
 
-/** The served model: its id, exit layers and limits. */
+/** Return the served model: its id, exit layers and limits. */
 export async function servedModel(key) {
   const response = await ask("v1/models", { headers: headers(key) }, key);
   return (await response.json()).data[0];
 }
 
-/** The chunks of a completion. Leaving the loop or aborting the signal cancels the request. */
+/** Yield the chunks of a completion. Leaving the loop or aborting the signal cancels the request. */
 export async function* completion(body, key, signal) {
   const content = JSON.stringify({ ...body, model: "default", stream: true });
   const options = { method: "POST", headers: headers(key), body: content, signal };
@@ -39,7 +39,7 @@ async function* unbroken(source, signal) {
   }
 }
 
-/** Throws for characters that no key has and no header can carry. */
+/** Throw if the key contains characters that a header cannot carry. */
 function headers(key) {
   if (!/^[!-~]*$/.test(key)) throw unknownKey();
   const named = { "content-type": "application/json" };

@@ -1,4 +1,4 @@
-/** Draws a staircase as it grows: a lane for each block, a column for each row, a bar for each Step. */
+/** Draws a staircase while it grows: a lane per block, a column per row, a bar per Step. */
 
 import { element, set, shape } from "./elements.js";
 
@@ -6,7 +6,7 @@ const PITCH = 13; // pixels from one row to the next
 const CELL = 11;
 const LANE = 26;
 const BAR = 18;
-const PROMPT = 26; // the prompt's column is wider: it holds many rows
+const PROMPT = 26; // width of the prompt's column, which stands for many rows
 
 export class Drawing {
   #staircase;
@@ -19,13 +19,13 @@ export class Drawing {
   #counts;
   #lanes;
 
-  /** `exitLayers` names the blocks; `onPoint` receives the row pointed at, or null. */
+  /** `exitLayers` are the last layers of the blocks. `onPoint` receives the row under the pointer, or null. */
   constructor(place, staircase, exitLayers, onPoint) {
     this.#staircase = staircase;
     const blocks = exitLayers.map((layer, index) => ({ layer, from: (exitLayers[index - 1] ?? 0) + 1, block: index + 1 }));
     this.#lanes = blocks.map(({ block }) => shape("rect", { class: "deferred", ...this.#lane(block), width: 0 }));
     this.#svg.setAttribute("height", LANE * staircase.numBlocks);
-    this.#svg.setAttribute("aria-label", "The staircase; the notes of the tokens say the same");
+    this.#svg.setAttribute("aria-label", "The staircase. The tokens' notes contain the same information");
     this.#mark.setAttribute("height", LANE * staircase.numBlocks);
     this.#svg.append(this.#mark, this.#bars, ...this.#lanes);
     this.#scroller.append(this.#svg);
@@ -36,7 +36,7 @@ export class Drawing {
     this.show();
   }
 
-  /** Add the Steps of the next row, in the tone of its exit. */
+  /** Draw the Steps of the next row in its exit's tone. */
   add(steps, tone) {
     for (const { block, first, last } of steps) {
       const lane = this.#lane(block);
@@ -47,7 +47,7 @@ export class Drawing {
     }
   }
 
-  /** Show deferred rows, and scroll to the latest rows unless the user has scrolled away. */
+  /** Draw the deferred rows. Scroll to the latest rows unless the user has scrolled away. */
   show() {
     this.#svg.setAttribute("width", start(this.#staircase.numRows));
     for (const [index, lane] of this.#lanes.entries()) {
@@ -58,14 +58,14 @@ export class Drawing {
     if (this.#follows) this.#scroller.scrollLeft = this.#scroller.scrollWidth;
   }
 
-  /** The sequence has ended, so deferred rows are dropped. */
+  /** Mark the deferred rows as dropped, because the sequence has ended. */
   end() {
     this.#isOver = true;
     this.#scroller.parentElement.classList.add("over");
     this.show();
   }
 
-  /** Highlight a row's column and scroll to it; null for none. */
+  /** Highlight a row's column and scroll to it. Null removes the highlight. */
   mark(row) {
     this.#mark.setAttribute("visibility", row === null ? "hidden" : "visible");
     if (row === null) return;
@@ -75,7 +75,7 @@ export class Drawing {
     if (x < scrollLeft || x + width > scrollLeft + clientWidth) this.#scroller.scrollLeft = x - clientWidth / 2;
   }
 
-  /** The place of a row's column in the window. */
+  /** Return the rectangle of a row's column in the window. */
   place(row) {
     const { x, width } = span(row, row + 1);
     const { left, top, height } = this.#svg.getBoundingClientRect();
@@ -101,7 +101,7 @@ export class Drawing {
   }
 }
 
-/** Where a row's column begins. */
+/** Return the x coordinate at which a row's column begins. */
 function start(row) {
   return row === 0 ? 0 : PROMPT + (row - 1) * PITCH;
 }
@@ -120,7 +120,7 @@ function named({ block, from, layer }) {
   return item;
 }
 
-/** Blocks from the highest down, as they are drawn. */
+/** Create a list of blocks, the highest block first. */
 function list(name, items) {
   const made = element("ol", name, ...items.toReversed());
   made.reversed = true;

@@ -1,6 +1,6 @@
 /** Reads server-sent events. */
 
-/** The data of each event, as text. Skips comments, which keep an idle stream alive. */
+/** Yield the data of each event as text. Skip keep-alive comments. */
 export async function* events(body) {
   let held = "";
   for await (const text of pieces(body)) {

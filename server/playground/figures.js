@@ -1,9 +1,9 @@
-/** The figures of a run: time to first token, speed, depth. */
+/** Shows a run's time to first token, throughput and mean depth. */
 
 import { element } from "./elements.js";
 
 const MIN_TOKENS = 16;
-const MIN_SECONDS = 0.05; // chunks of a shorter run arrive together, so its speed is unknown
+const MIN_SECONDS = 0.05; // the chunks of a shorter run arrive together, so no speed is shown
 
 export class Figures {
   #place;
@@ -12,11 +12,11 @@ export class Figures {
   #first = null;
   #last = null;
   #numTokens = 0;
-  #numAtFirst = 0; // a first chunk may hold several tokens
+  #numAtFirst = 0; // tokens of the first chunk
   #depths = 0;
   #numRuns = 0;
 
-  /** `sent`: when the request was sent. Times are in milliseconds. */
+  /** `sent` is the time of the request. Times are in milliseconds. */
   constructor(place, model, sent) {
     this.#place = place;
     this.#model = model;
@@ -46,7 +46,7 @@ export class Figures {
     );
   }
 
-  /** Tokens per second after the first chunk; undefined for a short run. */
+  /** Return the tokens per second after the first chunk, or undefined for a short run. */
   #speed() {
     const seconds = (this.#last - this.#first) / 1000;
     const numTokens = this.#numTokens - this.#numAtFirst;

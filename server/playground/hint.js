@@ -1,4 +1,4 @@
-/** The note next to what is pointed at. */
+/** The note next to the token or column under the pointer. */
 
 import { element } from "./elements.js";
 
@@ -6,7 +6,7 @@ const GAP = 10; // pixels
 
 const note = document.getElementById("hint");
 
-/** Show lines of text, the first as a heading, near a place in the window. */
+/** Show lines of text near a rectangle in the window. The first line is the heading. */
 export function show(place, [heading, ...lines]) {
   note.replaceChildren(element("strong", "", heading), ...lines.map((line) => element("span", "", line)));
   note.hidden = false;

@@ -1,4 +1,4 @@
-/** How many tokens left at each exit; also the legend of the colours. */
+/** Shows the number of tokens per exit. It is also the legend of the colours. */
 
 import { element } from "./elements.js";
 import { tone } from "./tones.js";
@@ -10,7 +10,7 @@ export class Histogram {
   constructor(place, model) {
     this.#counts = model.exitLayers.map(() => 0);
     this.#rows = model.exitLayers.map((layer, index) => new Row(index + 1, layer));
-    const table = element("table", "", element("caption", "", "Where tokens left"), ...this.#rows.map((row) => row.line));
+    const table = element("table", "", element("caption", "", "Tokens per exit"), ...this.#rows.map((row) => row.line));
     place.replaceChildren(table);
   }
 

@@ -1,4 +1,4 @@
-/** The page: which model is served, and what the buttons do. */
+/** The page: shows the served model and handles the buttons. */
 
 import { completion, servedModel } from "./api.js";
 import { hide } from "./hint.js";
@@ -6,7 +6,7 @@ import { key, request, suggest } from "./request.js";
 import { Run } from "./run.js";
 import { KeyNeeded, Trouble } from "./trouble.js";
 
-const OPENING = { max_tokens: 160, seed: 3 }; // of the story that the page opens on
+const OPENING = { max_tokens: 160, seed: 3 }; // options of the story that is written when the page opens
 const ENDINGS = { stop: "ended", length: "reached its length" };
 
 const part = (id) => document.getElementById(id);
@@ -14,9 +14,9 @@ const part = (id) => document.getElementById(id);
 const run = new Run(part("run"));
 
 let model = null;
-let running = null; // {stop, ended, yields}: what runs now
+let running = null; // the running task: {stop, ended, yields}
 
-async function meet() {
+async function loadModel() {
   const { id, nvium } = await servedModel(key());
   model = { exitLayers: nvium.exit_layers, numLayers: nvium.num_layers };
   part("model").textContent = `${id}, ${model.numLayers} layers${exitsOf(model)}`;
@@ -25,13 +25,13 @@ async function meet() {
   document.body.classList.toggle("with-exits", model.exitLayers.length > 1);
 }
 
-/** Empty for a dense model, which has one exit. */
+/** Describe the exits. Empty for a dense model, which has one exit. */
 function exitsOf({ exitLayers }) {
   if (exitLayers.length === 1) return "";
   return `, exits after ${exitLayers.slice(0, -1).join(", ")} and ${exitLayers.at(-1)}`;
 }
 
-/** Do something that may fail, and show the error. */
+/** Run a function and show its error, if any. */
 async function attempt(work) {
   part("trouble").textContent = "";
   try {
@@ -66,7 +66,7 @@ async function write(body, signal) {
   if (model.exitLayers.length > 1 && !signal.aborted) await compare(body, signal);
 }
 
-/** Generate the same story again with early exits and without, hidden, and show how long each took. */
+/** Generate the story again in the background, with and without early exits, and show both durations. */
 async function compare(body, signal) {
   const milliseconds = [];
   for (const earlyExits of [true, false]) {
@@ -80,21 +80,20 @@ async function compare(body, signal) {
     }
     milliseconds.push(times.at(-1) - times[0]);
   }
-  part("gain").textContent = `Told again: ${seconds(milliseconds[0])} with early exits, ${seconds(milliseconds[1])} without.`;
+  const [early, dense] = milliseconds.map((each) => `${(each / 1000).toFixed(2)} s`);
+  part("gain").textContent = `Generated again in ${early} with early exits, ${dense} without.`;
 }
 
-const seconds = (milliseconds) => `${(milliseconds / 1000).toFixed(2)} s`;
-
-/** Run one thing at a time. What `yields` is stopped by the next one; else the next one is ignored. */
-async function occupy(work, yields = false) {
+/** Run one task at a time. A new task stops a running task that `yields`; otherwise the new task is ignored. */
+async function runAlone(work, yields = false) {
   if (running && !running.yields) return;
   running?.stop.abort();
   await running?.ended;
   if (running) return;
   const stop = new AbortController();
   const ended = attempt(async () => {
-    if (!model) await meet();
-    await work(model, stop.signal);
+    if (!model) await loadModel();
+    await work(stop.signal);
   });
   running = { stop, ended, yields };
   setButtons({ canStop: true, canStart: yields });
@@ -112,11 +111,11 @@ function setButtons({ canStop, canStart }) {
 
 part("request").addEventListener("submit", (event) => {
   event.preventDefault();
-  occupy((_, signal) => write(request(), signal));
+  runAlone((signal) => write(request(), signal));
 });
 document.addEventListener("invalid", () => (part("settings").open = true), { capture: true });
 part("stop").addEventListener("click", () => running?.stop.abort());
-part("key").addEventListener("change", () => attempt(meet));
+part("key").addEventListener("change", () => attempt(loadModel));
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") {
     running?.stop.abort();
@@ -125,4 +124,4 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) part("request").requestSubmit();
 });
 
-occupy((_, signal) => write({ ...request(), ...OPENING }, signal), true);
+runAlone((signal) => write({ ...request(), ...OPENING }, signal), true);

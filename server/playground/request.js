@@ -4,7 +4,7 @@ const LARGEST_SEED = 2 ** 31;
 
 const field = (id) => document.getElementById(id);
 
-/** The body of a completion. An empty field leaves the server's default. */
+/** Return the body of a completion request. An empty field keeps the server's default. */
 export function request() {
   return {
     prompt: field("prompt").value,
@@ -19,7 +19,7 @@ const numberOf = (id) => (field(id).value === "" ? undefined : Number(field(id).
 
 export const key = () => field("key").value.trim();
 
-/** Fill empty fields. */
+/** Fill the empty fields. */
 export function suggest(values) {
   for (const [id, suggested] of Object.entries(values)) if (field(id).value === "") field(id).value = suggested;
 }

@@ -1,4 +1,4 @@
-/** One story in its panel: text, staircase, histogram, figures, and a note about the token pointed at. */
+/** One story in its panel: text, staircase, histogram, figures, and a note about the token under the pointer. */
 
 import { Drawing } from "./drawing.js";
 import { Figures } from "./figures.js";
@@ -22,7 +22,7 @@ export class Run {
     });
   }
 
-  /** Clear the panel for a new story of a model, {exitLayers}. */
+  /** Clear the panel for a new story. */
   begin(model, prompt) {
     this.#panel.classList.add("writing");
     this.#part(".prompt").textContent = prompt;
@@ -74,12 +74,12 @@ export class Run {
     else show(place(), this.#facts(number));
   }
 
-  /** Lines about a token. */
+  /** Return lines of text about a token. */
   #facts(number) {
     const { exit, layer, probability } = this.#tokens[number];
     const { exitLayers } = this.model;
     const text = this.#story.text(number).trim();
-    const heading = text ? `“${text}”` : "a token without text of its own";
+    const heading = text ? `“${text}”` : "token without visible text";
     if (exitLayers.length === 1) return [heading, `token ${number + 1}`];
     return [
       heading,
@@ -89,7 +89,7 @@ export class Run {
     ];
   }
 
-  /** When the blocks that a token skipped were computed. */
+  /** Describe when the blocks that a token skipped were computed. */
   #skipped(row, exit) {
     const blocks = Array.from({ length: this.staircase.numBlocks - exit }, (_, index) => exit + 1 + index);
     return blocks.map((block) => {

@@ -1,8 +1,8 @@
 /**
- * Which block has computed which row, derived from the exits. Knows nothing of the page.
+ * Derives from the exits which block has computed which row, for a sequence that is served alone.
  *
- * As for a sequence served alone: its next block runs with every row deferred there. Row i emitted token i; row 0 is the
- * whole prompt, whose rows move together. Blocks and exits count from 1.
+ * A block runs with all rows that are deferred before it. Row i emits token i. Row 0 stands for the whole prompt. Blocks
+ * and exits count from 1.
  */
 export class Staircase {
   #exits = [];
@@ -17,7 +17,7 @@ export class Staircase {
     return this.#exits.length;
   }
 
-  /** The next token left at this exit. Returns the Steps of its row: {block, first, last}, `first` and `last` rows. */
+  /** Add the next token's exit. Return the Steps of its row as {block, first, last}, with the first and last row. */
   emit(exit) {
     const last = this.#exits.push(exit) - 1;
     return Array.from({ length: exit }, (_, lower) => {
@@ -27,17 +27,17 @@ export class Staircase {
     });
   }
 
-  /** The number of rows a block has computed. */
+  /** Return the number of rows that a block has computed. */
   filled(block) {
     return (this.#fronts[block - 1].at(-1) ?? -1) + 1;
   }
 
-  /** The rows deferred before a block, from `first` up to but excluding `end`. */
+  /** Return the rows deferred before a block, from `first` up to but excluding `end`. */
   deferred(block) {
     return { first: this.filled(block), end: block === 1 ? this.numRows : this.filled(block - 1) };
   }
 
-  /** The row, this or a later one, whose Step took `row` through a block; undefined if it is still deferred. */
+  /** Return the row whose Step took `row` through a block, or undefined if `row` is still deferred there. */
   carrier(row, block) {
     return this.#fronts[block - 1].find((front) => front >= row);
   }

@@ -1,8 +1,8 @@
 /**
- * The text of a story, one span for each token.
+ * The text of a story, with a span per token.
  *
- * A chunk may hold several tokens, and text held back from earlier ones, so offsets map characters to tokens. The span of a
- * token without text of its own is empty: the end of text, half a character, part of a stop string.
+ * A chunk may contain several tokens, and text that was held back from earlier tokens, so offsets map characters to tokens.
+ * The span of a token without visible text is empty: the end of text, half a character, part of a stop string.
  */
 
 import { tone } from "./tones.js";
@@ -12,11 +12,11 @@ const STEPS = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -
 export class Story {
   #output;
   #spans = [];
-  #starts = []; // where the characters of each token begin
+  #starts = []; // offset of each token's first character
   #numCharacters = 0;
-  #reachable = 0; // the token that the tab key goes to
+  #reachable = 0; // the token that the tab key reaches
 
-  /** `onPoint` receives the number of the token pointed at or focused, counted from 0, or null. */
+  /** `onPoint` receives the number of the token under the pointer or with the focus, counted from 0, or null. */
   constructor(output, onPoint) {
     this.#output = output;
     const point = (event) => onPoint(this.#number(event.target));
@@ -34,7 +34,7 @@ export class Story {
     this.#reachable = 0;
   }
 
-  /** Add a chunk: its text, and the exits and offsets of its tokens, which may be none. */
+  /** Add a chunk: its text, and the exits and offsets of its tokens. A chunk may have no tokens. */
   add(text, exits, offsets) {
     for (const exit of exits) {
       const span = document.createElement("span");
@@ -47,7 +47,7 @@ export class Story {
     this.#distribute(Array.from(text));
   }
 
-  /** Give each token its characters. Offsets count code points, not UTF-16 units. */
+  /** Append each character to its token's span. Offsets count code points, not UTF-16 units. */
   #distribute(characters) {
     while (characters.length) {
       const owner = this.#starts.findLastIndex((start) => start <= this.#numCharacters);
@@ -62,12 +62,12 @@ export class Story {
     return this.#spans[number].textContent;
   }
 
-  /** The token's place in the window; its first line if it spans two. */
+  /** Return the rectangle of a token in the window, or of its first line if the token spans two lines. */
   place(number) {
     return this.#spans[number].getClientRects()[0];
   }
 
-  /** Highlight one token; null for none. */
+  /** Highlight a token. Null removes the highlight. */
   mark(number) {
     this.#output.querySelector(".marked")?.classList.remove("marked");
     this.#spans[number]?.classList.add("marked");

@@ -1,4 +1,4 @@
-/** The tone of an exit: the number of its colour and underline in page.css. They repeat after the sixth exit. */
+/** An exit's tone is the number of its colour and underline in page.css. Tones repeat after the sixth exit. */
 
 const NUM_TONES = 6;
 

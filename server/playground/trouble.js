@@ -1,4 +1,4 @@
-/** Errors, in words for the page's user. */
+/** Error messages for the page's user. */
 
 export class Trouble extends Error {}
 
@@ -16,10 +16,10 @@ export const brokenOff = () => new Trouble(BROKEN);
 
 export const unknownKey = () => new Trouble(WRONG_KEY);
 
-/** An error within a stream that had begun. */
+/** An error event in a stream. */
 export const failed = (error) => new Trouble(`The server failed while answering: ${sentence(error.message)}`);
 
-/** The error of a response other than 2xx. */
+/** Return the error for a response other than 2xx. */
 export async function refusal(response, hasKey) {
   if (response.status === 401) return hasKey ? unknownKey() : new KeyNeeded(NO_KEY);
   const body = await response.json().catch(() => null);

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from nvium_core.text.tool_calls import PLAIN
-from server.app import bare_app, layers
+from server.app import bare_app, middleware
 from server.http.middleware import LastResort
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
@@ -80,7 +80,7 @@ def made(data: bytes) -> tuple[str, bytes]:
 
 def schemas_app() -> FastAPI:
     """The server's, whose routes stop where the engine would be asked; what they fail with comes out."""
-    around = [layer for layer in layers(Settings(), Metrics([1.0], [1.0]), None) if layer.cls is not LastResort]
+    around = [layer for layer in middleware(Settings(), Metrics([1.0], [1.0]), None) if layer.cls is not LastResort]
     app = bare_app(lambda _: nullcontext(), around)
     for path, kind in BODIES.items():
         app.post(path)(reader(kind))

@@ -1,4 +1,4 @@
-"""A Chromium, the bundled model's server, and visits that fail on complaints of the page."""
+"""Chromium, a server of the bundled model, and visits that fail on browser errors."""
 
 import shutil
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def tales() -> Iterator[LiveServer]:
 
 @pytest.fixture
 def unhurried(tales: LiveServer) -> Iterator[None]:
-    """A slow server, so that stories can be stopped before they end."""
+    """Slow the server down, so a test can stop a story before it ends."""
     runner = tales.service.engine.runner
     slowed_down(tales)
     yield

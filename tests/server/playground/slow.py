@@ -15,7 +15,7 @@ def slowed_down(server: LiveServer, **options: Any) -> LiveServer:
 
 
 class SlowRunner:
-    """The engine's runner with one token a Step and a pause before each; fails after `num_steps`."""
+    """Runs the engine with one token per Step and a pause before each Step. Fails after `num_steps`."""
 
     def __init__(self, runner: Any, num_steps: float = math.inf) -> None:
         self._runner = runner

@@ -1,4 +1,4 @@
-"""The tones of exits can be told apart, and read, by everybody. Uses Machado's matrices and distances in OKLab."""
+"""Everybody can distinguish and read the tones of exits. Uses Machado's matrices and distances in OKLab."""
 
 import re
 from itertools import combinations
@@ -41,21 +41,21 @@ TO_OKLAB = [
 ]
 LUMINANCE = [0.2126, 0.7152, 0.0722]
 
-TOLD_APART = 0.1
-"""Of OKLab; a just noticeable difference is 0.02."""
+MIN_DISTANCE = 0.1
+"""In OKLab, where a just noticeable difference is 0.02."""
 
 PROPERTY = re.compile(r"--([a-z0-9-]+): (#[0-9a-f]{6});")
 
 
 def schemes() -> dict[str, dict[str, Colour]]:
-    """The colours of the page by name, in light and in dark."""
+    """Return the page's colours by name, for the light and the dark scheme."""
     light, dark = (FOLDER / "page.css").read_text().split("@media (prefers-color-scheme: dark)")[:2]
     named = {"light": dict(PROPERTY.findall(light)), "dark": dict(PROPERTY.findall(dark))}
     return {scheme: {name: linear(value) for name, value in found.items()} for scheme, found in named.items()}
 
 
 def linear(value: str) -> Colour:
-    """#rrggbb in linear light."""
+    """Convert #rrggbb to linear light."""
     encoded = np.array([int(value[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     return np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
 
@@ -65,26 +65,26 @@ def oklab(colour: Colour) -> Colour:
 
 
 def distance(one: Colour, other: Colour, sight: str) -> float:
-    """As it is seen by who sees so."""
+    """Return the distance between two colours for a kind of sight."""
     return float(np.linalg.norm(oklab(SIGHTS[sight] @ one) - oklab(SIGHTS[sight] @ other)))
 
 
 def contrast(one: Colour, other: Colour) -> float:
-    """WCAG's ratio."""
+    """Return WCAG's contrast ratio."""
     darker, brighter = sorted(float(np.dot(LUMINANCE, colour)) for colour in (one, other))
     return (brighter + 0.05) / (darker + 0.05)
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_two_exits_look_alike_to_anybody(scheme: str, sight: str) -> None:
+def test_the_tones_of_exits_differ_for_every_kind_of_sight(scheme: str, sight: str) -> None:
     tones = [colour for name, colour in schemes()[scheme].items() if name.startswith("tone-")]
     assert len(tones) == 6
-    assert min(distance(one, other, sight) for one, other in combinations(tones, 2)) > TOLD_APART
+    assert min(distance(one, other, sight) for one, other in combinations(tones, 2)) > MIN_DISTANCE
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_and_marks_stand_out_from_the_page(scheme: str) -> None:
+def test_text_and_marks_have_enough_contrast(scheme: str) -> None:
     colours = schemes()[scheme]
     for paper in ("paper", "sheet"):
         for name, ratio in {"ink": 7, "quiet": 4.5, "trouble": 4.5, "field": 3}.items():
@@ -93,6 +93,6 @@ def test_words_and_marks_stand_out_from_the_page(scheme: str) -> None:
         assert contrast(colours[f"tone-{number}"], colours["paper"]) >= 3
 
 
-def test_red_and_green_do_look_alike_to_some() -> None:
+def test_red_and_green_are_too_similar_with_deuteranopia() -> None:
     red, green = linear("#b04a2a"), linear("#7a6a1a")
-    assert distance(red, green, "all colours") > TOLD_APART > distance(red, green, "deuteranopia")
+    assert distance(red, green, "all colours") > MIN_DISTANCE > distance(red, green, "deuteranopia")

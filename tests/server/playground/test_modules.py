@@ -1,4 +1,4 @@
-"""Modules of the page, called directly."""
+"""Tests of the page's JavaScript modules."""
 
 from playwright.sync_api import Browser
 
@@ -54,14 +54,14 @@ BREAK_THE_POLICY = """async () => {
 }"""
 
 
-def test_events_are_read_wherever_their_bytes_are_cut(visit: Visit) -> None:
+def test_events_are_parsed_wherever_their_bytes_are_cut(visit: Visit) -> None:
     text = ': keep-alive\n\ndata: {"a": "b\u00fc\U0001f98a"}\n\n: keep-alive\n\ndata: [DONE]\n\n'
     read = visit.page.evaluate(EVENTS_OF_EVERY_SPLIT, text)
     assert len(read) == len(text.encode()) + 1
     assert all(data == ['{"a": "b\u00fc\U0001f98a"}', "[DONE]"] for data in read)
 
 
-def test_every_token_has_one_span_whatever_chunks_hold(visit: Visit) -> None:
+def test_every_token_has_one_span_however_chunks_are_cut(visit: Visit) -> None:
     several = [["A 🦊", [1, 2], [0, 1]], [" up", [3, 4], [3, 6]], ["", [1], [6]], ["", [], []]]
     held_back = [["on", [2], [8]], [" a time", [], []], ["", [7], [20]]]
     text, spans = visit.page.evaluate(SPANS_OF, several + held_back)
@@ -77,7 +77,7 @@ def test_every_token_has_one_span_whatever_chunks_hold(visit: Visit) -> None:
     ]
 
 
-def test_what_the_policy_forbids_does_not_happen_and_would_be_noticed(chromium: Browser, tales: LiveServer) -> None:
+def test_the_browser_blocks_and_reports_violations_of_the_policy(chromium: Browser, tales: LiveServer) -> None:
     with visiting(chromium, tales) as visit:
         assert visit.page.evaluate(BREAK_THE_POLICY) == [False, False]
         complaints = "\n".join(visit.complaints)

@@ -1,4 +1,4 @@
-"""What a page of another site, or under a name that was rebound to this machine, gets done in a real browser."""
+"""Requests from pages of other sites, and after DNS rebinding, in a real browser."""
 
 from collections.abc import Iterator
 
@@ -42,7 +42,7 @@ FORM = """target => {
 
 @pytest.fixture
 def evil(chromium: Browser, tales: LiveServer) -> Iterator[Page]:
-    """A page that somebody has opened at http://evil.example, at the server's port."""
+    """A page at http://evil.example, at the server's port."""
     port = tales.http.base_url.port
     with chromium.new_page() as page:
         page.route("**/attack", lambda route: route.fulfill(content_type="text/html", body="<body></body>"))
@@ -59,7 +59,7 @@ def num_rejected(server: LiveServer, reason: str) -> float:
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_a_page_of_another_site_gets_nothing_done_and_reads_nothing(evil: Page, tales: LiveServer, name: str) -> None:
+def test_a_page_of_another_site_can_neither_call_nor_read(evil: Page, tales: LiveServer, name: str) -> None:
     before, rejected = num_completed(tales), num_rejected(tales, "origin_not_allowed")
     target = f"http://{name}:{tales.http.base_url.port}"
     assert evil.evaluate(ATTEMPTS, target) == [""] * 7
@@ -70,14 +70,14 @@ def test_a_page_of_another_site_gets_nothing_done_and_reads_nothing(evil: Page, 
     assert num_rejected(tales, "origin_not_allowed") >= rejected + 6
 
 
-def test_a_page_under_a_rebound_name_reads_only_that_it_may_not(evil: Page, tales: LiveServer) -> None:
+def test_a_page_under_a_rebound_name_reads_only_the_refusal(evil: Page, tales: LiveServer) -> None:
     before, target = num_completed(tales), f"http://evil.example:{tales.http.base_url.port}"
     for answer in evil.evaluate(ATTEMPTS, target):
         assert "host_not_allowed" in answer
     assert num_completed(tales) == before
 
 
-def test_the_playgrounds_own_page_may_ask(chromium: Browser, tales: LiveServer) -> None:
+def test_the_playground_may_call_its_server(chromium: Browser, tales: LiveServer) -> None:
     with chromium.new_page() as page:
         page.goto(tales.url)
         assert "playground" in page.title().lower() or page.locator("#prompt").is_visible()

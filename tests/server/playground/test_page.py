@@ -1,4 +1,4 @@
-"""What the page says of the model and its server."""
+"""What the page shows about the model and its server."""
 
 from playwright.sync_api import Browser, expect
 
@@ -9,7 +9,7 @@ from tests.server.playground.test_trouble import visiting_own
 from tests.server.playground.visit import Visit
 
 
-def test_of_a_dense_model_there_is_no_word_of_exits(chromium: Browser) -> None:
+def test_the_page_of_a_dense_model_does_not_mention_exits(chromium: Browser) -> None:
     tokenizer = load_byte_model().tokenizer
     dense = LoadedModel("dense", random_model([4], vocab_size=257, context=128), tokenizer)
     with visiting_own(chromium, dense) as visit:
@@ -22,12 +22,12 @@ def test_of_a_dense_model_there_is_no_word_of_exits(chromium: Browser) -> None:
         assert visit.tokens.count() == 5
 
 
-def test_sampling_is_as_the_model_suggests(visit: Visit) -> None:
+def test_the_sampling_fields_show_the_models_suggestions(visit: Visit) -> None:
     expect(visit.page.locator("#temperature")).to_have_value("0.7")
     expect(visit.page.locator("#top-p")).to_have_value("0.95")
 
 
-def test_the_field_says_whether_a_key_is_needed(chromium: Browser, byte_model: LoadedModel, visit: Visit) -> None:
+def test_the_key_field_shows_whether_a_key_is_needed(chromium: Browser, byte_model: LoadedModel, visit: Visit) -> None:
     expect(visit.page.locator("#key")).to_have_attribute("placeholder", "not needed")
     with visiting_own(chromium, byte_model, api_keys="sk-first-0123") as asked:
         expect(asked.page.locator("#key")).to_have_attribute("placeholder", "needed")

@@ -1,4 +1,4 @@
-"""Looking closer: at a token, at the staircase, by keyboard, on a phone."""
+"""Notes of tokens, the staircase, the keyboard, and phones."""
 
 from collections import Counter
 from itertools import accumulate
@@ -25,7 +25,7 @@ STEPS_OF = """async ([numBlocks, exits]) => {
 }"""
 
 
-def test_a_token_pointed_at_tells_exit_layer_and_probability(visit: Visit) -> None:
+def test_a_tokens_note_shows_its_exit_layer_and_probability(visit: Visit) -> None:
     visit.write(seed=11, length=60)
     body = {"model": "default", "prompt": "Once upon a time", "seed": 11, "max_tokens": 60}
     metadata = visit.server.http.post("/v1/completions", json=body).json()["choices"][0]["nvium"]
@@ -42,7 +42,7 @@ def test_a_token_pointed_at_tells_exit_layer_and_probability(visit: Visit) -> No
     expect(visit.hint).to_be_hidden()
 
 
-def test_a_token_tells_what_became_of_the_blocks_it_skipped(visit: Visit) -> None:
+def test_a_tokens_note_shows_when_its_skipped_blocks_were_computed(visit: Visit) -> None:
     visit.write(seed=11, length=60)
     exits = [number for _, number in visit.all_tokens()]
     early = exits.index(1)
@@ -53,7 +53,7 @@ def test_a_token_tells_what_became_of_the_blocks_it_skipped(visit: Visit) -> Non
         expect(visit.hint).to_contain_text(f"block {block} {fate}")
 
 
-def test_a_column_of_the_staircase_is_its_token(visit: Visit) -> None:
+def test_pointing_at_a_column_of_the_staircase_marks_its_token(visit: Visit) -> None:
     visit.write(seed=11, length=8)
     drawing = visit.page.locator("#run .scroller svg")
     for number, x in ((0, 5), (1, 30), (4, 70)):
@@ -75,7 +75,7 @@ def test_the_drawing_shows_the_derived_staircase(visit: Visit) -> None:
     assert counts == [f"{number} dropped" if number else "" for number in reversed(deferred)]
 
 
-def test_the_derived_staircase_is_the_one_of_the_engine(visit: Visit, byte_model: LoadedModel) -> None:
+def test_the_derived_staircase_equals_the_engines(visit: Visit, byte_model: LoadedModel) -> None:
     engine = Engine(byte_model.model, EngineConfig(max_sequences=1, schedule="sweep"))
     engine.add("alone", token_ids("O"), SamplingParams(max_tokens=100, seed=2, ignore_eos=True))
     exits = []
@@ -97,7 +97,7 @@ def test_the_derived_staircase_is_the_one_of_the_engine(visit: Visit, byte_model
 
 
 def tab_to(visit: Visit, name: str) -> None:
-    """A few presses of Tab from where the focus is."""
+    """Press Tab until the element has the focus, at most five times."""
     for _ in range(5):
         visit.page.keyboard.press("Tab")
         if visit.page.evaluate("document.activeElement.id") == name:
@@ -106,7 +106,7 @@ def tab_to(visit: Visit, name: str) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_keyboard_is_enough(visit: Visit) -> None:
+def test_the_page_works_with_the_keyboard_alone(visit: Visit) -> None:
     page = visit.page
     press = page.keyboard.press
     expect(page.locator("#model")).not_to_be_empty()
@@ -139,7 +139,7 @@ def test_a_keyboard_is_enough(visit: Visit) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_the_buttons_are_reached_and_pressed_by_keyboard(visit: Visit) -> None:
+def test_the_buttons_work_by_keyboard(visit: Visit) -> None:
     visit.page.focus("#send")
     visit.page.keyboard.press("Enter")
     expect(visit.tokens.nth(3)).to_be_attached()
@@ -152,7 +152,7 @@ def test_the_buttons_are_reached_and_pressed_by_keyboard(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_needs_no_scrolling_sideways(chromium: Browser, tales: LiveServer, scheme: str) -> None:
+def test_a_phone_needs_no_horizontal_scrolling(chromium: Browser, tales: LiveServer, scheme: str) -> None:
     with visiting(chromium, tales, viewport=PHONE, color_scheme=scheme, has_touch=True) as visit:
         assert visit.page.evaluate(WIDTH) == PHONE["width"]
         visit.write("Once upon a time" + "e" * 200 + " a king", seed=11, length=100)
@@ -176,7 +176,7 @@ def test_settings_open_for_an_invalid_value(visit: Visit) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
-def test_nothing_moves_for_who_wants_that(chromium: Browser, tales: LiveServer, motion: Any, moves: bool) -> None:
+def test_nothing_moves_with_reduced_motion(chromium: Browser, tales: LiveServer, motion: Any, moves: bool) -> None:
     with visiting(chromium, tales, reduced_motion=motion) as visit:
         visit.ask(length=900, seed=1)
         expect(visit.tokens.nth(3)).to_be_attached()

@@ -1,4 +1,4 @@
-"""The files of the page, without a browser."""
+"""The page's files, without a browser."""
 
 import re
 
@@ -13,7 +13,7 @@ NAMESPACE = "http://www.w3.org/2000/svg"
 PATHS = ["/", *(f"/assets/{name}" for name in ASSETS)]
 
 
-def test_every_file_trusts_its_own_origin_only(server: LiveServer) -> None:
+def test_the_policy_of_every_file_allows_only_its_own_origin(server: LiveServer) -> None:
     for path in PATHS:
         headers = server.http.get(path).raise_for_status().headers
         policy = dict(part.split(maxsplit=1) for part in headers["content-security-policy"].split("; "))
@@ -40,7 +40,7 @@ def test_a_cached_file_is_not_sent_again(server: LiveServer) -> None:
     assert len(tags) == len(ASSETS)
 
 
-def test_every_file_of_the_folder_is_served_and_needed() -> None:
+def test_every_file_of_the_folder_is_served_and_used() -> None:
     assert {file.name for file in FOLDER.iterdir()} == ASSETS.keys()
     needed, found = set(), {"index.html"}
     while found - needed:
@@ -58,7 +58,7 @@ def test_no_file_loads_anything_from_other_origins() -> None:
         assert ELSEWHERE.search(text), text
 
 
-def test_nothing_else_is_served(server: LiveServer) -> None:
+def test_other_files_are_not_served(server: LiveServer) -> None:
     for name in ("nothing.js", "..%2froutes%2fplayground.py", "__init__.py", "", "page.js/"):
         response = server.http.get(f"/assets/{name}")
         assert response.status_code == 404

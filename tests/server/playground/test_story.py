@@ -1,4 +1,4 @@
-"""The page shows what the API answers."""
+"""The page shows the API's response."""
 
 import re
 from itertools import pairwise
@@ -20,23 +20,23 @@ LOOKS = """spans => spans.map((span) => {
 
 END = {"stop": "ended", "length": "reached its length"}
 
-GAIN = r"^Told again: [\d.]+ s with early exits, [\d.]+ s without\.$"
+GAIN = r"^Generated again in [\d.]+ s with early exits, [\d.]+ s without\.$"
 
 
 def answer(server: LiveServer, **body: Any) -> dict[str, Any]:
-    """The whole response to what the page asks as a stream."""
+    """Return the whole response to the page's streamed request."""
     response = server.http.post("/v1/completions", json={"model": "default", "prompt": PROMPT, **body})
     assert response.status_code == 200
     return response.json()
 
 
 def texts_of(choice: dict[str, Any]) -> list[str]:
-    """The text of each token."""
+    """Return the text of each token."""
     offsets = [*choice["nvium"]["text_offsets"], None]
     return [choice["text"][start:end] for start, end in pairwise(offsets)]
 
 
-def test_the_tokens_and_exits_of_a_story_are_those_of_the_api(visit: Visit) -> None:
+def test_a_story_has_the_tokens_and_exits_of_the_api(visit: Visit) -> None:
     visit.write(seed=11, length=120, temperature=0.9, top_p=0.95)
     asked = {"seed": 11, "max_tokens": 120, "temperature": 0.9, "top_p": 0.95, "nvium": {"text_offsets": True}}
     [choice] = answer(visit.server, **asked)["choices"]
@@ -48,7 +48,7 @@ def test_the_tokens_and_exits_of_a_story_are_those_of_the_api(visit: Visit) -> N
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_story_can_be_read_while_it_is_written(visit: Visit) -> None:
+def test_a_story_is_shown_while_it_is_generated(visit: Visit) -> None:
     visit.ask(seed=1, length=900)
     expect(visit.tokens.nth(5)).to_be_attached()
     assert visit.status() == "Writing…"
@@ -56,7 +56,7 @@ def test_a_story_can_be_read_while_it_is_written(visit: Visit) -> None:
     visit.page.click("#stop")
 
 
-def test_every_exit_has_colours_and_an_underline_of_its_own(visit: Visit) -> None:
+def test_every_exit_has_its_own_colours_and_underline(visit: Visit) -> None:
     visit.write(seed=11, length=120)
     visit.page.mouse.move(0, 0)
     looks = {(span["exit"], *span["look"]) for span in visit.tokens.evaluate_all(LOOKS)}
@@ -81,7 +81,7 @@ def test_the_button_stops_a_story_and_frees_its_request(visit: Visit) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_the_page_opens_on_a_story_that_gives_way(chromium: Browser, tales: LiveServer) -> None:
+def test_a_request_stops_the_story_that_is_written_when_the_page_opens(chromium: Browser, tales: LiveServer) -> None:
     with visiting(chromium, tales, stops_opening=False) as visit:
         expect(visit.page.locator("#status")).to_contain_text("The story ended", timeout=1000 * SECONDS)
         body = answer(tales, seed=3, max_tokens=160, temperature=0.7, top_p=0.95)
@@ -96,7 +96,7 @@ def test_the_page_opens_on_a_story_that_gives_way(chromium: Browser, tales: Live
         visit.check()
 
 
-def test_without_a_seed_each_story_has_its_own(visit: Visit) -> None:
+def test_without_a_seed_each_story_gets_another_one(visit: Visit) -> None:
     seeds = []
     for _ in range(2):
         visit.write(length=8)
@@ -106,7 +106,7 @@ def test_without_a_seed_each_story_has_its_own(visit: Visit) -> None:
     assert visit.page.locator("#output").text_content() == expected
 
 
-def test_half_characters_never_show_and_their_tokens_have_spans(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_half_characters_are_not_shown_but_their_tokens_have_spans(chromium: Browser, byte_model: LoadedModel) -> None:
     with live_server(load_byte_model()) as server, visiting(chromium, server) as visit:
         visit.write("Once", seed=5, length=80)
         [choice] = answer(server, prompt="Once", seed=5, max_tokens=80)["choices"]
@@ -117,7 +117,7 @@ def test_half_characters_never_show_and_their_tokens_have_spans(chromium: Browse
         visit.check()
 
 
-def test_what_is_counted_is_what_the_api_counts(visit: Visit) -> None:
+def test_the_figures_equal_the_apis(visit: Visit) -> None:
     visit.write(seed=11, length=120)
     whole = answer(visit.server, seed=11, max_tokens=120)["nvium"]
     counts = visit.page.locator("#run .exits tr td:nth-of-type(3)").all_inner_texts()

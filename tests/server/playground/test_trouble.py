@@ -1,4 +1,4 @@
-"""What goes wrong is said in words, and what went wrong does not stay."""
+"""The page's error messages."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,14 +16,14 @@ KEY = "sk-first-0123"
 
 @contextmanager
 def visiting_own(browser: Browser, model: LoadedModel, **options: Any) -> Iterator[Visit]:
-    """A visit to a server with options of its own. The browser's notes of failed requests are no complaints."""
+    """Visit a server with other options. Ignore the browser's messages about failed requests."""
     with live_server(model, **options) as server, visiting(browser, server) as visit:
         yield visit
         visit.complaints = [text for text in visit.complaints if not text.startswith("Failed to load resource")]
         visit.check()
 
 
-def test_a_server_with_keys_is_asked_with_the_one_that_is_given(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_the_page_sends_the_key_and_does_not_store_it(chromium: Browser, byte_model: LoadedModel) -> None:
     with visiting_own(chromium, byte_model, api_keys=KEY) as visit:
         assert "requires an API key" in visit.trouble()
         visit.ask(length=3)
@@ -45,7 +45,7 @@ def test_a_server_with_keys_is_asked_with_the_one_that_is_given(chromium: Browse
         assert visit.page.input_value("#key") == ""
 
 
-def test_what_the_server_refuses_is_told_in_its_own_words(visit: Visit) -> None:
+def test_a_refusal_shows_the_servers_message(visit: Visit) -> None:
     visit.ask(length=5000)
     trouble = visit.trouble()
     assert trouble.startswith("The server refused this: ")
@@ -56,7 +56,7 @@ def test_what_the_server_refuses_is_told_in_its_own_words(visit: Visit) -> None:
     visit.complaints.remove("Failed to load resource: the server responded with a status of 400 (Bad Request)")
 
 
-def test_a_value_that_no_server_takes_is_not_sent(visit: Visit) -> None:
+def test_an_invalid_value_is_not_sent(visit: Visit) -> None:
     num_requests = len(visit.requests)
     visit.ask(temperature=3)
     assert visit.page.eval_on_selector("#temperature", "field => field.validity.rangeOverflow")
@@ -65,7 +65,7 @@ def test_a_value_that_no_server_takes_is_not_sent(visit: Visit) -> None:
     assert len(visit.requests) > num_requests
 
 
-def test_a_full_server_says_when_to_come_back(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_the_error_of_a_full_server_says_when_to_retry(chromium: Browser, byte_model: LoadedModel) -> None:
     with visiting_own(chromium, byte_model, max_sequences=1, max_queue=0) as visit:
         slowed_down(visit.server)
         body = {"model": "default", "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -75,7 +75,7 @@ def test_a_full_server_says_when_to_come_back(chromium: Browser, byte_model: Loa
             assert "Try again in " in visit.trouble()
 
 
-def test_a_server_that_was_stopped_cannot_be_reached(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_a_stopped_server_is_reported_as_unreachable(chromium: Browser, byte_model: LoadedModel) -> None:
     with ExitStack() as running:
         server = running.enter_context(live_server(byte_model))
         with visiting(chromium, server) as visit:
@@ -85,7 +85,7 @@ def test_a_server_that_was_stopped_cannot_be_reached(chromium: Browser, byte_mod
             assert visit.trouble() == "The server cannot be reached. Is it still running?"
 
 
-def test_a_server_that_stops_in_the_middle_breaks_the_stream_off(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_a_server_that_stops_during_a_stream_is_reported(chromium: Browser, byte_model: LoadedModel) -> None:
     with ExitStack() as running:
         server = running.enter_context(live_server(byte_model))
         with visiting(chromium, server) as visit:
@@ -98,7 +98,7 @@ def test_a_server_that_stops_in_the_middle_breaks_the_stream_off(chromium: Brows
             assert visit.page.locator("#stop").is_disabled()
 
 
-def test_a_failure_on_the_way_is_told(chromium: Browser, byte_model: LoadedModel) -> None:
+def test_an_error_event_in_a_stream_is_reported(chromium: Browser, byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server, visiting(chromium, server) as visit:
         slowed_down(server, num_steps=9)
         visit.ask(length=4000, seed=1)

@@ -15,8 +15,7 @@ SECONDS = 60
 
 @dataclass
 class Visit:
-    """`complaints`: errors and warnings of the console and of scripts, violations of the page's policy included.
-    `requests`: the URLs requested."""
+    """`complaints` are the browser's errors and warnings, with policy violations. `requests` are the requested URLs."""
 
     server: LiveServer
     page: Page
@@ -35,12 +34,12 @@ class Visit:
         return self.page.locator("#status").inner_text()
 
     def trouble(self) -> str:
-        """The error shown, once there is one."""
+        """Wait for an error and return its text."""
         self.page.locator("#trouble:not(:empty)").wait_for(timeout=1000 * SECONDS)
         return self.page.locator("#trouble").inner_text()
 
     def ask(self, prompt: str = PROMPT, **fields: Any) -> None:
-        """Fill in the form, by the ids of its fields, and send it; by default at temperature 1 and top-p 1."""
+        """Fill in fields of the form, by id, and send it. The defaults are temperature 1 and top-p 1."""
         fields = {"temperature": 1, "top_p": 1} | fields
         self.page.fill("#prompt", prompt)
         self.page.eval_on_selector("#settings", "settings => settings.open = true")
@@ -49,24 +48,24 @@ class Visit:
         self.page.click("#send")
 
     def write(self, prompt: str = PROMPT, **fields: Any) -> None:
-        """Write a story to its end."""
+        """Generate a story and wait for its end."""
         self.ask(prompt, **fields)
         self.page.locator("#status", has_text=" after ").wait_for(timeout=1000 * SECONDS)
 
     def all_tokens(self) -> list[tuple[str, int]]:
-        """The text and exit of each token."""
+        """Return the text and exit of each token."""
         read = "spans => spans.map(({ textContent, dataset }) => [textContent, Number(dataset.exit)])"
         return [(text, number) for text, number in self.tokens.evaluate_all(read)]
 
     def check(self) -> None:
-        """There were no complaints, and no requests to other origins."""
+        """Check that there were no complaints and no requests to other origins."""
         assert self.complaints == []
         assert [url for url in self.requests if not url.startswith(f"{self.server.url}/")] == []
 
 
 @contextmanager
 def visiting(browser: Browser, server: LiveServer, *, stops_opening: bool = True, **options: Any) -> Iterator[Visit]:
-    """`stops_opening`: stop the story that the page opens on. `options`: of the browser context, such as `viewport`."""
+    """Open the page. By default, stop the story that is written when it opens. `options` are the browser context's."""
     with browser.new_context(**options) as context:
         page = context.new_page()
         visit = Visit(server, page)
