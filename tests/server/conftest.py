@@ -1,4 +1,4 @@
-"""One model and one server for all tests that do not change them; log lines kept off the terminal."""
+"""A model and a server that are shared by all tests that do not change them. Log lines are hidden."""
 
 import time
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def server(byte_model: LoadedModel) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pace the engine, so that a stream sends its tokens in several chunks."""
+    """Slow the engine down, so a stream sends its tokens in several chunks."""
     run = Runner.run
 
     def paced(runner: Runner, step: Step) -> StepResult:

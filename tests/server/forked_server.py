@@ -1,4 +1,4 @@
-"""The real server as a process of its own, forked from one that has imported everything, so that it starts at once."""
+"""Runs the real server in its own process, forked from one that has imported everything, so it starts fast."""
 
 import multiprocessing
 import os
@@ -23,15 +23,15 @@ forking = multiprocessing.get_context("forkserver")
 forking.set_forkserver_preload(["server.app", "tests.server.forked_server"])
 
 Prepare = Callable[[], object]
-"""What the new process does before it serves; must be picklable."""
+"""Called in the new process before it serves. Must be picklable."""
 
 Serving = Callable[[Settings], None]
-"""How it serves then; picklable too."""
+"""Called in the new process to serve. Must be picklable."""
 
 
 @dataclass(frozen=True)
 class ForkedProcess:
-    """What is used of a `subprocess.Popen`."""
+    """A forked process with the methods of `subprocess.Popen` that tests use."""
 
     forked: ForkServerProcess
 
@@ -51,12 +51,12 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         self.forked.join(timeout)
-        assert self.forked.exitcode is not None, "it has not ended"
+        assert self.forked.exitcode is not None, "the process has not ended"
         return self.forked.exitcode
 
 
 def serve(log: str, environment: dict[str, str], prepare: Prepare | None, serving: Serving) -> None:
-    """In the new process: serve, with stderr at the file `log`."""
+    """Serve in the new process. `log` is the file or pipe for its stderr."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -78,7 +78,7 @@ def forked_server(
     waits: bool = True,
     **options: object,
 ) -> Iterator[ServerProcess]:
-    """Ready when entered, if it is waited for; dead when left. `log` is where its stderr goes, a file or a pipe."""
+    """Start a server, wait until it is ready if it `waits`, and kill it at the end. `log` receives its stderr."""
     options = {"model": model_folder, "port": free_port(), "host": "127.0.0.1", **options}
     environment = {f"NVIUM_{name.upper()}": str(value) for name, value in options.items()}
     process = ForkedProcess(forking.Process(target=serve, args=(str(log), environment, prepare, serving), daemon=True))
@@ -88,7 +88,7 @@ def forked_server(
         try:
             if waits:
                 wait_until(lambda: server.is_ready or process.poll() is not None, seconds=READY_SECONDS)
-                assert process.poll() is None, f"it ended with {process.poll()}"
+                assert process.poll() is None, f"the server ended with {process.poll()}"
             yield server
         finally:
             process.kill()

@@ -1,4 +1,4 @@
-"""The real application on a real socket, in a thread of the test process."""
+"""Runs the real app on a real socket, in a thread of the test process."""
 
 import re
 import socket
@@ -50,10 +50,10 @@ class LiveServer:
         return self.http.post("/v1/chat/completions", json=asked)
 
     def gauge(self, name: str) -> float:
-        """A metric, with its labels; the sum of all replicas', where there are some."""
+        """Return the value of a metric, given with its labels, summed over all replicas."""
         lines = REPLICA.sub("", self.http.get("/metrics").text).replace("{}", "").splitlines()
         values = [float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")]
-        assert values, f"there is no {name}"
+        assert values, f"no series {name}"
         return sum(values)
 
 
@@ -83,9 +83,9 @@ def live_server(
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10) -> float:
-    """Seconds it took for the condition to hold."""
+    """Wait until the condition is true and return the seconds that took. Fail after `seconds`."""
     started = time.monotonic()
     while not condition():
-        assert time.monotonic() - started < seconds, "waited in vain"
+        assert time.monotonic() - started < seconds, f"the condition is still false after {seconds} s"
         time.sleep(0.01)
     return time.monotonic() - started

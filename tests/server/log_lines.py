@@ -1,4 +1,4 @@
-"""The log lines of a server in this process, exactly as they would be written."""
+"""Captures the log lines of a server in this process."""
 
 import io
 import json
@@ -28,7 +28,7 @@ class LogLines:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """Each line, which must be JSON."""
+        """The lines, parsed as JSON."""
         return [json.loads(line) for line in self.text.splitlines()]
 
     def of(self, request_id: str) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ class LogLines:
 
 @contextmanager
 def log_lines() -> Iterator[LogLines]:
-    """What is logged meanwhile; afterwards logging is set up as it was."""
+    """Capture log lines while the context is open, then restore the configuration."""
     written, before, handlers = LogLines(), structlog.get_config(), logging.root.handlers[:]
     level, hooks = logging.root.level, (sys.excepthook, threading.excepthook, sys.unraisablehook)
     with redirect_stderr(written.stream):

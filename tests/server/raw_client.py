@@ -1,4 +1,4 @@
-"""An HTTP client that can do what libraries forbid: broken bodies, half requests, sudden silence, no reading at all."""
+"""An HTTP client that can send broken or incomplete requests, fall silent, and stop reading."""
 
 import asyncio
 import json
@@ -24,18 +24,18 @@ class Answer:
         return json.loads(self.body)
 
     def events(self) -> list[Any]:
-        """What a stream's events hold, less the `[DONE]` that must end it."""
+        """Return the contents of a stream's events. Check that the stream ends with `[DONE]`."""
         *events, done, end = self.body.split(b"\n\n")
         assert (done, end) == (b"data: [DONE]", b"")
         return [json.loads(event.removeprefix(b"data: ")) for event in events if not event.startswith(b":")]
 
     def choices(self) -> list[Any]:
-        """Those of a whole answer, or their pieces in a stream."""
+        """Return the choices of a whole response, or of all chunks of a stream."""
         is_stream = self.headers["content-type"].startswith("text/event-stream")
         return [choice for body in (self.events() if is_stream else [self.json()]) for choice in body["choices"]]
 
     def spoken(self) -> dict[int, list[tuple[int, int]]]:
-        """The tokens of each choice with their exits."""
+        """Return the tokens of each choice with their exits."""
         spoken: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for choice in self.choices():
             spoken[choice["index"]] += zip(choice["nvium"]["token_ids"], choice["nvium"]["exits"], strict=True)
@@ -51,20 +51,20 @@ class RawConnection:
         self.writer = writer
         self._begun = b""
         self.has_heard = False
-        """An answer's head has come."""
+        """The head of a response has arrived."""
 
     async def ask(self, data: bytes, method: str = "POST") -> Answer:
         await self.send(data)
         return await self.answer(method)
 
     async def send(self, data: bytes) -> None:
-        """A server that has said no before the end is still listened to."""
+        """Send data. Ignore a closed connection: the server may have refused the request early."""
         self.writer.write(data)
         with suppress(ConnectionError):
             await self.writer.drain()
 
     async def has_answer(self) -> bool:
-        """Whether an answer begins, rather than the connection ending."""
+        """Wait for data or the end of the connection. Return whether data has arrived."""
         with suppress(ConnectionError):
             self._begun += await self.reader.read(1)
         return bool(self._begun)
@@ -81,12 +81,12 @@ class RawConnection:
         return int(status_line.split(" ")[1]), {name.lower(): value for name, value in headers}
 
     async def chunk(self) -> bytes:
-        """One piece of a body of unknown length; empty at its end."""
+        """Read a chunk of the body. Empty at its end."""
         size = int(await self.reader.readuntil(b"\r\n"), 16)
         return (await self.reader.readexactly(size + 2))[:-2]
 
     async def rest(self) -> bytes:
-        """What is left of such a body."""
+        """Read the remaining chunks of the body."""
         body = bytearray()
         while chunk := await self.chunk():
             body += chunk
@@ -102,7 +102,7 @@ class RawConnection:
 
 @asynccontextmanager
 async def connected(url: str, *, receive_bytes: int | None = None) -> AsyncIterator[RawConnection]:
-    """A connection, with a small buffer for what is not read if `receive_bytes` says so."""
+    """Open a connection. `receive_bytes` is the size of its receive buffer."""
     address = httpx.URL(url)
     raw = socket.socket()
     if receive_bytes is not None:
@@ -123,7 +123,7 @@ async def connected(url: str, *, receive_bytes: int | None = None) -> AsyncItera
 
 
 async def asked(url: str, data: bytes, method: str = "POST") -> Answer:
-    """The answer to one request on a connection of its own."""
+    """Send one request on a new connection and return the response."""
     async with connected(url) as connection:
         return await connection.ask(data, method)
 

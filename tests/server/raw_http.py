@@ -1,4 +1,4 @@
-"""Requests as bytes, for what no client would send, and an ASGI app called without any server."""
+"""Sends raw bytes to a server, and calls ASGI apps without a server."""
 
 import socket
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ Headers = Iterable[tuple[str, str]]
 
 
 def exchange(server: LiveServer, request: bytes, patience: float = 0.5) -> bytes:
-    """All that the server answers to these bytes until it closes, or has said nothing for `patience` seconds."""
+    """Send bytes. Return all that the server sends until it closes, or is silent for `patience` seconds."""
     url = httpx.URL(server.url)
     answer = b""
     with socket.create_connection((url.host, url.port), timeout=patience) as connection:
@@ -27,14 +27,14 @@ def exchange(server: LiveServer, request: bytes, patience: float = 0.5) -> bytes
 
 
 def status_of(server: LiveServer, method: str, target: str, headers: Headers = ()) -> int:
-    """The status for a target that is sent as it stands."""
+    """Return the status of a request whose target is sent unchanged."""
     lines = [f"{method} {target} HTTP/1.1", "host: localhost", "connection: close", *(f"{n}: {v}" for n, v in headers)]
     answer = exchange(server, ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"), patience=10)
     return int(answer.split(maxsplit=2)[1])
 
 
 async def called(app: ASGIApp, method: str, path: str, headers: Headers = (), **state: Any) -> list[Message]:
-    """What an app sends for a request; fails if it reads the body."""
+    """Call an app and return the messages that it sends. Fail if the app reads the body."""
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -50,7 +50,7 @@ async def called(app: ASGIApp, method: str, path: str, headers: Headers = (), **
 
 
 class Reached:
-    """An app that notes the state of each request that gets to it."""
+    """An app that records the state of each request that reaches it."""
 
     def __init__(self) -> None:
         self.states: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The real server as a process of its own, for what signals do."""
+"""Runs the real server in its own process."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ CODE = "from server.app import run; from server.settings import Settings; run(Se
 
 
 class Process(Protocol):
-    """What is used of a `subprocess.Popen`."""
+    """The parts of `subprocess.Popen` that tests use."""
 
     @property
     def pid(self) -> int: ...
@@ -52,7 +52,7 @@ class ServerProcess:
         self.process.send_signal(signal.SIGTERM)
 
     def exit_code(self, seconds: float) -> int:
-        """Once it has ended, which may take so long."""
+        """Wait at most `seconds` for the process to end, and return its exit code."""
         return self.process.wait(timeout=seconds)
 
     def log(self) -> str:
@@ -67,7 +67,7 @@ def server_process(
     variables: Mapping[str, str] | None = None,
     **options: object,
 ) -> Iterator[ServerProcess]:
-    """Ready when entered, dead when left. `variables` are more of the environment's."""
+    """Start a server, wait until it is ready, and kill it at the end. `variables` are added to the environment."""
     options = {"model": model_folder, "port": free_port(), **options}
     environment = os.environ | {f"NVIUM_{name.upper()}": str(value) for name, value in options.items()}
     environment |= variables or {}

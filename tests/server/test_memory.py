@@ -18,16 +18,16 @@ NUM_WARM = 500
 NUM_REQUESTS = 2_000
 NUM_CLIENTS = 8
 BYTES_PER_REQUEST = 10_000
-"""More than the noise of allocators; the objects are counted besides."""
+"""More than the allocator's noise. The number of objects is checked separately."""
 
 CACHE_TOKENS = 2_048
-"""So few that all of the cache has been touched before memory is first looked at."""
+"""A cache so small that the warm-up touches all of it."""
 
 OF_REQUESTS = (Sequence, TokenStream, Generation, Choice, RequestRecord, EventStream)
 
 
 def some_request(random: Random) -> bytes:
-    """Of any kind, some of them refused."""
+    """Return a random request, which may be invalid."""
     path = random.choice(PATHS)
     of_completions = {
         "prompt": "".join(random.choices("abcdef ", k=random.randrange(1, 60))),
@@ -46,7 +46,7 @@ def some_request(random: Random) -> bytes:
 
 
 async def soak(url: str, num_requests: int, random: Random) -> None:
-    """One client of several; a tenth of its answers it does not wait for."""
+    """Send requests one after another. Disconnect from a tenth of them before the response."""
     for _ in range(num_requests):
         if random.random() < 0.1:
             async with connected(url) as connection:
@@ -56,7 +56,7 @@ async def soak(url: str, num_requests: int, random: Random) -> None:
 
 
 async def soaked(server: LiveServer, num_requests: int, seed: int) -> tuple[int, int]:
-    """Bytes of memory and objects in the process, once all is quiet again."""
+    """Send requests, wait until all have ended, and return the process's memory in bytes and its number of objects."""
     share = num_requests // NUM_CLIENTS
     await asyncio.gather(*(soak(server.url, share, Random(seed + number)) for number in range(NUM_CLIENTS)))
     wait_until(lambda: server.gauge("nvium_requests_running") == 0 and server.service.admission.num_present == 0)
@@ -70,13 +70,13 @@ def anonymous_bytes() -> int:
 
 
 def num_kept_for_requests() -> int:
-    """Of this server and of any before it; what a connection that was just left holds goes in a moment."""
+    """Count the objects of requests, including those of earlier servers and of connections that are closing."""
     gc.collect()
     return sum(type(thing) in OF_REQUESTS for thing in gc.get_objects())
 
 
 @pytest.mark.slow
-async def test_thousands_of_requests_leave_no_memory_behind(byte_model: LoadedModel) -> None:
+async def test_thousands_of_requests_leak_no_memory(byte_model: LoadedModel) -> None:
     with live_server(byte_model, cache_tokens=CACHE_TOKENS) as server:
         bytes_before, objects_before = await soaked(server, NUM_WARM, seed=100)
         kept_before = num_kept_for_requests()

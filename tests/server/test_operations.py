@@ -49,13 +49,13 @@ def test_a_strict_client_lists_and_finds_the_model(server: LiveServer) -> None:
         assert card["limits"]["max_n"] == 128
 
 
-def test_the_probes_say_yes_and_the_version_is_told(server: LiveServer) -> None:
+def test_probes_succeed_and_reveal_nothing(server: LiveServer) -> None:
     for path in ("/livez", "/readyz", "/health"):
         assert server.http.get(path).json() == {"status": "ok"}
-    assert server.http.get("/version").json()["version"]
+    assert list(server.http.get("/version").json()) == ["version"]
 
 
-def test_metrics_count_what_was_served(server: LiveServer) -> None:
+def test_metrics_count_tokens_and_requests(server: LiveServer) -> None:
     def totals() -> list[float]:
         exits = [server.gauge(f'nvium_generated_tokens_total{{exit="{number}"}}') for number in (1, 2, 3)]
         names = ["nvium_prompt_tokens_total", "nvium_time_to_first_token_seconds_count", "nvium_queue_seconds_count"]
@@ -67,7 +67,7 @@ def test_metrics_count_what_was_served(server: LiveServer) -> None:
     assert gained == [*body["nvium"]["exit_counts"], 4, 1, 2, 20]
 
 
-def test_requests_steps_and_the_engine_are_measured(server: LiveServer) -> None:
+def test_metrics_cover_requests_steps_and_the_engine(server: LiveServer) -> None:
     server.complete(max_tokens=2)
     server.complete(model="other")
     page = server.http.get("/metrics").text
@@ -91,7 +91,7 @@ def test_requests_steps_and_the_engine_are_measured(server: LiveServer) -> None:
     assert server.gauge("nvium_piggyback_speedup_ratio") > 0
 
 
-def test_answers_are_counted_by_status_end_and_length(server: LiveServer) -> None:
+def test_responses_are_counted_by_status_finish_reason_and_length(server: LiveServer) -> None:
     names = [
         'nvium_responses_total{endpoint="completions",status="200"}',
         'nvium_responses_total{endpoint="completions",status="404"}',
@@ -114,7 +114,7 @@ def test_answers_are_counted_by_status_end_and_length(server: LiveServer) -> Non
     assert server.gauge(names[3]) == before[3] + 2
 
 
-def test_metrics_say_what_is_served_with_how_many_seats_and_in_which_process(server: LiveServer) -> None:
+def test_metrics_describe_the_model_the_seats_and_the_process(server: LiveServer) -> None:
     page = server.http.get("/metrics").text
     assert '\nnvium_model_info{context="4096",device="cpu",dtype="float64",fingerprint="' in page
     assert f'model_name="{NAME}"' in page
@@ -125,7 +125,7 @@ def test_metrics_say_what_is_served_with_how_many_seats_and_in_which_process(ser
         assert server.gauge(f"process_{name}") > 0
 
 
-def test_latencies_have_bounds_that_fit_them_unless_others_are_set() -> None:
+def test_latency_buckets_can_be_replaced() -> None:
     def bounds(page: str, name: str) -> list[float]:
         return [float(bound) for bound in re.findall(rf'^nvium_{name}_bucket{{le="(.*?)"}}', page, re.MULTILINE)]
 
@@ -137,14 +137,14 @@ def test_latencies_have_bounds_that_fit_them_unless_others_are_set() -> None:
         assert bounds(page, name) == [0.5, 1, inf]
 
 
-def test_what_may_be_counted_is_there_at_zero(byte_model: LoadedModel) -> None:
+def test_all_series_exist_at_zero(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server:
         for outcome in get_args(Outcome):
             assert server.gauge(f'nvium_requests_total{{endpoint="chat_completions",outcome="{outcome}"}}') == 0
         assert all(server.gauge(f'nvium_rejected_total{{reason="{reason}"}}') == 0 for reason in REASONS)
 
 
-def test_every_reason_to_turn_a_request_away_is_foreseen() -> None:
+def test_every_code_of_a_rejection_has_a_series() -> None:
     of_requests = [InvalidKey(""), BodyTooLarge(1), BodiesTooLarge(1), RateLimited(1, 1), DeadlineExceeded()]
     known = [draining(), EngineGone(), no_replica(), *of_requests]
     admission = Admission(capacity=1)
@@ -157,7 +157,7 @@ def test_every_reason_to_turn_a_request_away_is_foreseen() -> None:
     assert all(error.status in REJECTED for error in known)
 
 
-def test_the_heartbeat_is_young_until_the_device_thread_ends(byte_model: LoadedModel) -> None:
+def test_the_heartbeats_age_grows_when_the_device_thread_has_ended(byte_model: LoadedModel) -> None:
     name = "nvium_device_heartbeat_age_seconds"
     with live_server(byte_model) as server:
         server.complete(max_tokens=2)
@@ -165,13 +165,6 @@ def test_the_heartbeat_is_young_until_the_device_thread_ends(byte_model: LoadedM
         server.service.worker.stop()
         stopped_at = server.gauge(name)
         wait_until(lambda: server.gauge(name) > stopped_at + 2 * IDLE_WAIT_SECONDS)
-
-
-def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NVIUM_PORT", "9000")
-    monkeypatch.setenv("NVIUM_LATENCY_BUCKETS", "0.1, 1")
-    assert (Settings().port, Settings().latency_buckets) == (9000, (0.1, 1.0))
-    assert Settings(port=9001).port == 9001
 
 
 @pytest.mark.parametrize("wrong", [{"port": -1}, {"schedule": "none"}, {"max_sequences": 0}, {"unknown": 1}])
@@ -186,7 +179,7 @@ def test_settings_that_the_model_cannot_serve_are_refused(byte_model: LoadedMode
         create_app(byte_model, Settings(context=5000))
 
 
-def test_accepted_connections_send_small_pieces_at_once() -> None:
+def test_accepted_connections_have_tcp_nodelay() -> None:
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         connection, _ = listener.accept()
         with connection:

@@ -22,12 +22,12 @@ def running(seed: int) -> bytes:
 
 
 async def bomb(url: str, path: str) -> list[Answer]:
-    """Far more requests than may wait, all at once, each on a connection of its own, and none soon over."""
+    """Send many more requests than the queue holds, all at once."""
     return await asyncio.gather(*(asked(url, asking(path, max_tokens=400)) for _ in range(NUM_REQUESTS)))
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_flood_is_shed_while_running_streams_go_on(byte_model: LoadedModel, path: str) -> None:
+async def test_a_flood_is_refused_while_running_streams_continue(byte_model: LoadedModel, path: str) -> None:
     with live_server(byte_model, max_sequences=NUM_RUNNING, max_queue=8) as server:
         alone = [(await asked(server.url, running(seed))).spoken() for seed in range(NUM_RUNNING)]
         streams = [asyncio.create_task(asked(server.url, running(seed))) for seed in range(NUM_RUNNING)]
@@ -44,7 +44,7 @@ async def test_a_flood_is_shed_while_running_streams_go_on(byte_model: LoadedMod
 
 
 class HeldRunner:
-    """The engine's runner, which can be made to hang."""
+    """The engine's runner. Its `run` hangs while `may_go_on` is not set."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -73,7 +73,7 @@ def held(runner: HeldRunner) -> Iterator[None]:
         runner.may_go_on.set()
 
 
-async def test_a_step_that_hangs_turns_livez_red_until_it_goes_on(byte_model: LoadedModel) -> None:
+async def test_livez_fails_while_a_step_hangs(byte_model: LoadedModel) -> None:
     with live_server(byte_model, hold, stall_seconds=1) as server:
         runner: Any = server.service.engine.runner
         alone = (await asked(server.url, running(1))).spoken()
@@ -92,7 +92,7 @@ async def test_a_step_that_hangs_turns_livez_red_until_it_goes_on(byte_model: Lo
         assert server.http.get("/health").status_code == 200
 
 
-async def test_who_leaves_while_a_step_hangs_is_freed_when_it_goes_on(byte_model: LoadedModel) -> None:
+async def test_a_disconnect_during_a_hanging_step_frees_the_sequence_afterwards(byte_model: LoadedModel) -> None:
     with live_server(byte_model, hold) as server:
         runner: Any = server.service.engine.runner
         with held(runner):

@@ -1,4 +1,4 @@
-"""A secret is in no log line, no metric, no error, no `repr` and no answer, wherever it came from."""
+"""No log line, metric, error, `repr` or response contains a secret."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from nvium_core import LoadedModel
+from server.app import create_app
 from server.http.keys import parsed, read_keys
 from server.settings import Settings, SettingsError, read_settings
 from tests.server.http.test_keys import bearer
@@ -20,21 +21,23 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def test_settings_and_keys_show_no_secret() -> None:
+def test_settings_keys_and_the_app_show_no_secret(byte_model: LoadedModel) -> None:
     settings = Settings(**OPTIONS)
-    for shown in (repr(settings), str(settings), repr(read_keys(settings)), repr(parsed("here", SECRET))):
-        assert SECRET not in shown
+    app = create_app(byte_model, Settings(api_keys=SECRET))
+    shown = [repr(settings), str(settings), repr(settings.model_dump(mode="json"))]
+    shown += [repr(read_keys(settings)), repr(parsed("here", SECRET)), repr(app.user_middleware)]
+    assert SECRET not in "".join(shown)
     assert settings.otlp_endpoint is not None
 
 
 @pytest.mark.parametrize("name", ["api_keys", "otlp_endpoint", "api_key", "otlp_endpoints"])
-def test_a_complaint_about_a_setting_shows_no_secret(name: str) -> None:
+def test_an_error_about_a_setting_shows_no_secret(name: str) -> None:
     with pytest.raises(SettingsError) as refused:
         read_settings({name: object() if name == "api_keys" else f"://{SECRET}"})
     assert SECRET not in str(refused.value) + repr(refused.value)
 
 
-def test_neither_answers_nor_metrics_nor_lines_show_a_key(byte_model: LoadedModel) -> None:
+def test_responses_metrics_and_log_lines_show_no_key(byte_model: LoadedModel) -> None:
     with live_server(byte_model, api_keys=f"alice:{SECRET}") as server, log_lines() as log:
         answers = [
             server.http.request(method, path, headers=bearer(key), json={"model": SECRET + "x"})
@@ -47,8 +50,8 @@ def test_neither_answers_nor_metrics_nor_lines_show_a_key(byte_model: LoadedMode
             )
         ]
         wait_until(lambda: len(log.lines) >= 2)
-    told = [answer.text.replace(SECRET + "x", "") + str(answer.headers) for answer in answers]
-    assert all(SECRET not in text for text in told)
+    shown = [answer.text.replace(SECRET + "x", "") + str(answer.headers) for answer in answers]
+    assert all(SECRET not in text for text in shown)
     assert SECRET not in log.text
 
 

@@ -16,6 +16,11 @@ from tests.byte_model import load_byte_model, token_ids
 from tests.server.live_server import live_server
 
 
+def test_settings_come_from_arguments_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIUM_PORT", "9000")
+    assert (Settings().port, Settings(port=9001).port) == (9000, 9001)
+
+
 def test_lists_are_comma_separated_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIUM_API_KEYS", "alice:sk-a, sk-b")
     monkeypatch.setenv("NVIUM_CORS_ORIGINS", "https://a.example,http://b.example:3000")
@@ -30,20 +35,20 @@ def test_lists_are_comma_separated_in_the_environment(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["SERVED_MODEL_NAME", "CORS_ORIGINS", "LATENCY_BUCKETS"])
 @pytest.mark.parametrize("value", ["", ",", "a,,b"])
-def test_a_list_with_a_gap_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_a_list_with_an_empty_item_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"NVIUM_{name}", value)
     with pytest.raises(SettingsError, match=rf"^{name.lower()}\.\d: "):
         read_settings({})
 
 
-def test_only_keys_without_any_keep_the_server_open() -> None:
+def test_keys_limits_and_exports_are_off_by_default() -> None:
     settings = read_settings({})
     assert (settings.api_keys, settings.api_keys_file, settings.metrics_open) == ((), None, False)
     assert (settings.requests_per_minute, settings.cors_origins, settings.otlp_endpoint) == (None, (), None)
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "ftp://x", "http://", "http://secret@x y", ""])
-def test_an_endpoint_that_is_no_url_is_refused_and_not_told(url: str) -> None:
+def test_an_invalid_endpoint_is_refused_and_not_quoted(url: str) -> None:
     with pytest.raises(SettingsError, match=r"^otlp_endpoint: must be a URL") as refused:
         read_settings({"otlp_endpoint": url})
     assert "secret" not in str(refused.value) + repr(refused.value.__cause__)
@@ -51,12 +56,12 @@ def test_an_endpoint_that_is_no_url_is_refused_and_not_told(url: str) -> None:
 
 @pytest.mark.parametrize("name", ["request_seconds", "slow_client_seconds", "drain_seconds"])
 @pytest.mark.parametrize("seconds", [0, -1, "nan", "inf", "soon"])
-def test_a_time_is_a_positive_number_of_seconds(name: str, seconds: object) -> None:
+def test_timeouts_must_be_positive_numbers(name: str, seconds: object) -> None:
     with pytest.raises(SettingsError, match=f"^{name}: "):
         read_settings({name: seconds})
 
 
-def test_each_setting_is_declared_once_and_is_an_option_of_serve_with_its_help_and_its_default(
+def test_each_setting_is_an_option_of_serve_with_its_help_and_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("NVIUM_CALIBRATIONS")
@@ -69,26 +74,26 @@ def test_each_setting_is_declared_once_and_is_an_option_of_serve_with_its_help_a
         assert help_text in shown
 
 
-def test_a_declared_field_becomes_a_parameter_of_a_command_and_only_what_was_given_reaches_it() -> None:
+def test_a_command_receives_only_the_options_that_were_given() -> None:
     @dataclass(frozen=True)
     class Declared:
         names: Annotated[tuple[str, ...], Doc("Names.")] = ()
         depth: Annotated[int, Doc("How deep.")] = 3
         is_fast: Annotated[bool, Doc("Whether it hurries.")] = False
 
-    told: dict[str, object] = {}
+    received: dict[str, object] = {}
 
     @takes(Declared)
     def command(place: str, **given: Any) -> None:
-        told.update(given, place=place)
+        received.update(given, place=place)
 
     app = typer.Typer()
     app.command()(command)
     assert CliRunner().invoke(app, ["here", "--names", "a,b", "--names", "c", "--no-is-fast"]).exit_code == 0
-    assert told == {"place": "here", "names": "a,b,c", "is_fast": False}
+    assert received == {"place": "here", "names": "a,b,c", "is_fast": False}
 
 
-def test_options_of_serve_reach_the_settings_as_text(tmp_path: Path) -> None:
+def test_settings_are_parsed_from_text(tmp_path: Path) -> None:
     given = {"api_keys": "sk-a,sk-b", "api_keys_file": tmp_path, "cors_origins": "*", "served_model_name": "a,b"}
     settings = read_settings(given)
     assert len(settings.api_keys) == 2
@@ -105,16 +110,16 @@ def test_options_of_serve_reach_the_settings_as_text(tmp_path: Path) -> None:
         ("--help", "--help"),
     ],
 )
-def test_names_may_follow_each_other_after_the_model(given: str, read: str) -> None:
+def test_several_served_model_names_may_follow_the_option(given: str, read: str) -> None:
     assert with_names_joined(given.split()) == read.split()
 
 
-def test_a_model_answers_to_each_of_its_names_by_the_name_that_was_asked(byte_model: LoadedModel) -> None:
+def test_a_model_is_served_under_each_of_its_names(byte_model: LoadedModel) -> None:
     with live_server(byte_model, served_model_name="gpt-x,a/b") as server:
-        for name, told in {"gpt-x": "gpt-x", "a/b": "a/b", "default": "gpt-x"}.items():
+        for name, returned in {"gpt-x": "gpt-x", "a/b": "a/b", "default": "gpt-x"}.items():
             body = server.complete(model=name, max_tokens=1)
-            assert (body.status_code, body.json()["model"]) == (200, told)
-            assert server.http.get(f"/v1/models/{name}").json()["id"] == told
+            assert (body.status_code, body.json()["model"]) == (200, returned)
+            assert server.http.get(f"/v1/models/{name}").json()["id"] == returned
         for name in ("gpt-y", byte_model.name):
             assert server.complete(model=name, max_tokens=1).status_code == 404
         assert [model["id"] for model in server.http.get("/v1/models").json()["data"]] == ["gpt-x", "a/b"]

@@ -1,4 +1,4 @@
-"""Where a server is found: a path behind a proxy; and HEAD wherever there is GET."""
+"""Path prefixes behind a proxy, and HEAD requests."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def behind_proxy(byte_model: LoadedModel) -> Iterator[LiveServer]:
 
 
 @pytest.mark.parametrize("path", [route.path for route in ROUTES if route.method == "get"])
-def test_what_can_be_got_has_a_head(server: LiveServer, path: str) -> None:
+def test_head_works_wherever_get_does(server: LiveServer, path: str) -> None:
     got, head = (
         server.http.request(method, path.format(model_id=NAME, response_id="resp_none")) for method in ("GET", "HEAD")
     )
@@ -28,12 +28,12 @@ def test_what_can_be_got_has_a_head(server: LiveServer, path: str) -> None:
         assert head.headers["content-length"] == got.headers["content-length"]
 
 
-def test_what_can_only_be_posted_to_has_no_head(server: LiveServer) -> None:
+def test_head_is_refused_where_only_post_works(server: LiveServer) -> None:
     assert server.http.head("/v1/completions").status_code == 405
 
 
 @pytest.mark.parametrize("prefix", ["", "/llm"])
-def test_a_proxy_may_leave_its_path_or_take_it_off(behind_proxy: LiveServer, prefix: str) -> None:
+def test_a_proxy_may_keep_or_remove_its_prefix(behind_proxy: LiveServer, prefix: str) -> None:
     assert behind_proxy.http.get(f"{prefix}/livez").status_code == 200
     assert behind_proxy.http.get(f"{prefix}/v1/models").status_code == 401
     key = {"x-api-key": "sk-a"}
@@ -44,6 +44,6 @@ def test_a_proxy_may_leave_its_path_or_take_it_off(behind_proxy: LiveServer, pre
 
 
 @pytest.mark.parametrize("path", ["llm", "/a b", "/a//b", "/a?b", "/%2e"])
-def test_a_path_that_is_none_is_refused(path: str) -> None:
+def test_an_invalid_root_path_is_refused(path: str) -> None:
     with pytest.raises(SettingsError, match=r"^root_path: must be a path"):
         read_settings({"root_path": path})

@@ -1,4 +1,4 @@
-"""When a request came is when its first bytes were read; how long a connection is kept for another one."""
+"""A request's arrival is the time of its first bytes. Idle connections are kept alive for a while."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def post(max_tokens: int, connection: str) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def test_a_request_sent_behind_another_has_waited_for_its_answer_too(byte_model: LoadedModel) -> None:
+def test_the_latency_of_a_pipelined_request_includes_the_one_before(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server, log_lines() as log:
         exchange(server, post(200, "keep-alive") + post(1, "close"), patience=20)
         wait_until(lambda: len(log.lines) == 2)
@@ -33,7 +33,7 @@ def test_a_request_sent_behind_another_has_waited_for_its_answer_too(byte_model:
     assert short["first_token_seconds"] >= long["total_seconds"]
 
 
-def test_a_body_that_follows_its_head_does_not_make_the_next_request_older(byte_model: LoadedModel) -> None:
+def test_the_arrival_of_a_body_does_not_count_for_the_next_request(byte_model: LoadedModel) -> None:
     first, second = post(1, "keep-alive"), post(1, "close")
     with live_server(byte_model) as server, log_lines() as log, connected(server) as connection:
         connection.sendall(first[:-10])
@@ -46,7 +46,7 @@ def test_a_body_that_follows_its_head_does_not_make_the_next_request_older(byte_
     assert log.lines[1]["total_seconds"] < 1
 
 
-def test_an_idle_connection_is_kept_for_its_own_time_and_not_that_of_arrival(byte_model: LoadedModel) -> None:
+def test_an_idle_connection_outlives_the_arrival_timeout(byte_model: LoadedModel) -> None:
     assert Settings().http_keep_alive_seconds == 75
     with live_server(byte_model, arrival_seconds=0.2) as server, connected(server) as connection:
         for _ in range(2):
@@ -54,14 +54,14 @@ def test_an_idle_connection_is_kept_for_its_own_time_and_not_that_of_arrival(byt
             time.sleep(1)
 
 
-def test_an_idle_connection_ends_when_its_time_is_over(byte_model: LoadedModel) -> None:
+def test_an_idle_connection_is_closed_after_the_keep_alive_timeout(byte_model: LoadedModel) -> None:
     with live_server(byte_model, http_keep_alive_seconds=0.2) as server, connected(server) as connection:
         assert status_of(connection) == 200
         assert connection.recv(1) == b""
 
 
 def status_of(connection: socket.socket, path: str = "/livez") -> int:
-    """The answer is read whole."""
+    """Send a GET request, read the whole response and return its status."""
     connection.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     answer = HTTPResponse(connection)
     answer.begin()
@@ -69,13 +69,13 @@ def status_of(connection: socket.socket, path: str = "/livez") -> int:
     return answer.status
 
 
-def test_a_request_that_races_the_end_of_its_connection_is_answered(byte_model: LoadedModel) -> None:
+def test_a_request_that_races_the_keep_alive_timeout_is_answered(byte_model: LoadedModel) -> None:
     has_sent = threading.Event()
 
     def prepare(app: FastAPI) -> None:
         @app.get("/end")
         async def end(request: Request) -> None:
-            """Let the connection's time be over when the next request has arrived and has not been read."""
+            """Let the timeout fire when the next request has arrived but has not been read."""
             fast_path = request.scope["extensions"][FAST_PATH]
             asyncio.get_running_loop().call_later(0.05, run_out, fast_path._transport.get_protocol())
 

@@ -32,14 +32,14 @@ def test_brackets_within_strings_are_not_counted(value: Any) -> None:
         assert num_containers(without_strings(bytearray(text.encode()))) == containers(value)
 
 
-def test_looking_closely_at_a_body_is_quick_whatever_it_holds() -> None:
+def test_removing_strings_is_fast_for_any_body() -> None:
     for hostile in (b'"[' * 900_000, b'["a",' * 400_000, b'"' + b"\\" * 1_900_000, b'\\"' * 900_000):
         started = time.process_time()
         without_strings(bytearray(hostile))
         assert time.process_time() - started < 2
 
 
-async def test_a_body_of_many_lists_is_refused_and_one_of_many_brackets_is_not(server: LiveServer) -> None:
+async def test_a_body_of_many_lists_is_refused_but_not_one_of_many_brackets(server: LiveServer) -> None:
     refused = await asked(server.url, asking(x=[[]] * MAX_CONTAINERS))
     assert (refused.status, error_of(refused)["code"]) == (400, "malformed_request")
     assert (await asked(server.url, asking(user="[" * (MAX_CONTAINERS + 1), max_tokens=1))).status == 200
@@ -51,9 +51,7 @@ async def test_an_object_of_many_fields_is_refused(server: LiveServer) -> None:
     assert "at most 1000 fields" in str(error_of(refused)["message"])
 
 
-async def test_bodies_of_requests_in_hand_are_bounded_together_and_make_room_when_they_end(
-    byte_model: LoadedModel,
-) -> None:
+async def test_the_bodies_of_open_requests_are_bounded_in_total(byte_model: LoadedModel) -> None:
     with live_server(byte_model, max_body_bytes=60_000, max_present_bytes=100_000) as server:
         large = asking(max_tokens=4000, stream=True, user="x" * 50_000)
         async with connected(server.url) as first:
@@ -73,7 +71,7 @@ async def passing(turnstile: Turnstile, number: int, begun: list[int]) -> None:
     begun.append(number)
 
 
-async def test_few_requests_begin_in_a_turn_and_all_in_their_order() -> None:
+async def test_few_requests_start_per_turn_and_in_order() -> None:
     turnstile, begun, numbers = Turnstile(), list[int](), [0]
     tasks = [asyncio.create_task(passing(turnstile, number, begun)) for number in range(50)]
     while len(begun) < 50:
@@ -84,7 +82,7 @@ async def test_few_requests_begin_in_a_turn_and_all_in_their_order() -> None:
     assert max(after - before for before, after in pairwise(numbers)) == MAX_STARTS_PER_TURN
 
 
-async def test_who_comes_alone_does_not_wait() -> None:
+async def test_a_single_request_does_not_wait() -> None:
     turnstile, begun = Turnstile(), list[int]()
     for number in range(50):
         task = asyncio.create_task(passing(turnstile, number, begun))
@@ -93,7 +91,7 @@ async def test_who_comes_alone_does_not_wait() -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_leaves_the_line_holds_up_nobody() -> None:
+async def test_a_cancelled_request_does_not_block_others() -> None:
     turnstile, begun = Turnstile(), list[int]()
     tasks = [asyncio.create_task(passing(turnstile, number, begun)) for number in range(50)]
     await asyncio.sleep(0)
@@ -104,7 +102,7 @@ async def test_who_leaves_the_line_holds_up_nobody() -> None:
     await passing(turnstile, 50, begun)
 
 
-async def test_large_bodies_wait_for_one_another_and_nobody_else_for_them() -> None:
+async def test_only_large_bodies_wait_for_large_bodies() -> None:
     turnstile = Turnstile()
     large = [asyncio.create_task(turnstile.pass_through(2_000_000)) for _ in range(3)]
     await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from tests.server.raw_client import Answer, asked
 
 
 class WithoutExtensions:
-    """As a server that knows no shorter way would call the app."""
+    """Calls the app as a server without the fast path does."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -36,12 +36,12 @@ def framing(answer: Answer) -> dict[str, str | None]:
 
 @pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_fast_path_to_the_client_changes_nothing_that_it_gets(
+async def test_the_fast_path_does_not_change_the_response(
     server: LiveServer, plain: LiveServer, path: str, version: bytes
 ) -> None:
     request = asking(path, max_tokens=20, n=2, stream=True).replace(b"HTTP/1.1", version)
-    short, long = await asked(server.url, request), await asked(plain.url, request)
-    assert framing(short) == framing(long)
-    assert framing(short)["transfer-encoding"] == (None if version == b"HTTP/1.0" else "chunked")
-    assert short.spoken() == long.spoken()
-    assert len(short.spoken()[1]) == 20
+    fast, slow = await asked(server.url, request), await asked(plain.url, request)
+    assert framing(fast) == framing(slow)
+    assert framing(fast)["transfer-encoding"] == (None if version == b"HTTP/1.0" else "chunked")
+    assert fast.spoken() == slow.spoken()
+    assert len(fast.spoken()[1]) == 20

@@ -1,4 +1,4 @@
-"""A server whose files are bounded, met by more clients than it can have: it goes on, and says so once a second."""
+"""A server with fewer file descriptors than clients keeps serving and logs one warning per second."""
 
 import asyncio
 import json
@@ -40,19 +40,19 @@ def silent_clients(server: ServerProcess, number: int) -> Iterator[list[socket.s
         yield [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(number)]
 
 
-def seconds_of_processor(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def livez(server: ServerProcess) -> int:
-    """Asked as a probe does, on a connection of its own."""
+    """Probe the server on a new connection."""
     return (await asyncio.wait_for(asked(server.url, request("/livez", method="GET")), 10)).status
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("limit", "num_clients"), [(100, 150), (400, 500)])
-async def test_a_probe_is_answered_beside_more_silent_clients_than_there_are_files(
+async def test_probes_are_answered_despite_more_silent_clients_than_descriptors(
     model_folder: Path, tmp_path: Path, limit: int, num_clients: int
 ) -> None:
     prepare = partial(files_at_most, limit, limit)
@@ -62,10 +62,10 @@ async def test_a_probe_is_answered_beside_more_silent_clients_than_there_are_fil
             assert [await livez(server) for _ in range(NUM_PROBES)] == [200] * NUM_PROBES
             refused = await asked(server.url, asking(max_tokens=20))
             assert (refused.status, refused.json()["error"]["code"]) == (503, "too_many_connections")
-            await asyncio.sleep(2)  # those beyond the bound have gone
-            before = seconds_of_processor(server.process.pid)
+            await asyncio.sleep(2)  # the excess connections are closed
+            before = cpu_seconds(server.process.pid)
             await asyncio.sleep(2)
-            assert seconds_of_processor(server.process.pid) - before < 0.5
+            assert cpu_seconds(server.process.pid) - before < 0.5
             assert await livez(server) == 200
         wait_until(lambda: httpx.get(f"{server.url}/v1/models").status_code == 200)
         assert (await asked(server.url, asking(max_tokens=20))).spoken() == alone
@@ -76,7 +76,7 @@ async def test_a_probe_is_answered_beside_more_silent_clients_than_there_are_fil
 
 
 @pytest.mark.slow
-async def test_a_probe_behind_a_burst_of_silent_clients_is_answered(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_probe_after_a_burst_of_silent_clients_is_answered(model_folder: Path, tmp_path: Path) -> None:
     prepare = partial(files_at_most, 200, 200)
     with forked_server(model_folder, tmp_path / "log", prepare=prepare, arrival_seconds=600) as server:
         with silent_clients(server, 140):
@@ -84,13 +84,13 @@ async def test_a_probe_behind_a_burst_of_silent_clients_is_answered(model_folder
             server.process.send_signal(signal.SIGSTOP)
             with silent_clients(server, 60):
                 probe = asyncio.create_task(livez(server))
-                await asyncio.sleep(0.2)  # all of them wait to be accepted
+                await asyncio.sleep(0.2)  # all clients wait to be accepted
                 server.process.send_signal(signal.SIGCONT)
                 assert await probe == 200
         assert "out of system resource" not in server.log()
 
 
-async def test_beyond_the_bound_a_connection_is_answered_one_probe_and_makes_room(byte_model: LoadedModel) -> None:
+async def test_an_excess_connection_is_closed_after_one_probe(byte_model: LoadedModel) -> None:
     probe = request("/livez", method="GET")
     with live_server(byte_model, max_connections=1) as server:
         async with connected(server.url) as within:
@@ -114,12 +114,12 @@ async def test_the_soft_limit_of_files_is_raised_to_the_hard_one(model_folder: P
         assert '"allowed"' in server.log()  # 4,096 are more than 2,000 files
 
 
-def test_no_room_at_all_is_said_in_one_line() -> None:
+def test_too_few_descriptors_are_refused_in_one_line() -> None:
     with pytest.raises(SettingsError, match=r"^max_connections: a limit of \d+ open files leaves no room"):
         room_for(10, count=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
-def test_room_is_what_is_wanted_or_what_files_are_left_for() -> None:
+def test_room_is_bounded_by_the_setting_and_the_descriptors() -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert room_for(10).num_connections == 10
     assert room_for(10**9, count=lambda: 30).num_connections == limit - 30 - RESERVE
@@ -134,7 +134,7 @@ class Held:
         self._room.release(self)
 
 
-def test_beyond_the_bound_the_longest_silence_makes_way_and_never_who_is_answered() -> None:
+def test_the_oldest_excess_connection_without_a_probe_is_refused_first() -> None:
     room = Room(0, num_excess=2)
     first, second, third, fourth, fifth = (Held(room) for _ in range(5))
     room.add_excess(first)
@@ -159,7 +159,7 @@ def test_a_listener_accepts_a_few_at_a_time() -> None:
         assert [num_accepted(listener, stack) for _ in range(3)] == [MAX_ACCEPTS_PER_TURN, 2, 0]
 
 
-def test_a_listener_accepts_nobody_until_who_made_way_has_closed() -> None:
+def test_a_listener_waits_until_the_handshake_that_was_shut_down_is_closed() -> None:
     with Listener(socket.create_server(("127.0.0.1", 0))) as listener, ExitStack() as stack:
         listener.setblocking(False)
         listener.handshakes = Handshakes(1)
@@ -177,7 +177,7 @@ def test_a_listener_accepts_nobody_until_who_made_way_has_closed() -> None:
 
 
 def num_accepted(listener: Listener, stack: ExitStack) -> int:
-    """Until it says that none is waiting."""
+    """Accept connections until none is waiting, and return their number."""
     number = 0
     with suppress(BlockingIOError):
         while True:

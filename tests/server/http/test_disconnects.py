@@ -19,7 +19,7 @@ Moment = Callable[[RawConnection, bytes, Random], Awaitable[None]]
 Way = Callable[[RawConnection], Awaitable[None]]
 
 
-async def before_the_request_is_whole(connection: RawConnection, data: bytes, random: Random) -> None:
+async def during_the_request(connection: RawConnection, data: bytes, random: Random) -> None:
     await connection.send(data[: random.randrange(len(data))])
 
 
@@ -32,7 +32,7 @@ async def after_a_while(connection: RawConnection, data: bytes, random: Random) 
     await asyncio.sleep(random.random())
 
 
-async def after_reading_for_a_while(connection: RawConnection, data: bytes, random: Random) -> None:
+async def during_the_response(connection: RawConnection, data: bytes, random: Random) -> None:
     await connection.send(data)
     with suppress(TimeoutError):
         async with asyncio.timeout(random.random()):
@@ -40,7 +40,7 @@ async def after_reading_for_a_while(connection: RawConnection, data: bytes, rand
                 pass
 
 
-MOMENTS: list[Moment] = [before_the_request_is_whole, at_once, after_a_while, after_reading_for_a_while]
+MOMENTS: list[Moment] = [during_the_request, at_once, after_a_while, during_the_response]
 
 
 async def by_closing(connection: RawConnection) -> None:
@@ -48,7 +48,7 @@ async def by_closing(connection: RawConnection) -> None:
 
 
 async def by_half(connection: RawConnection) -> None:
-    """It still listens, which nobody who means to be answered should rely on."""
+    """Close only the sending side and keep reading."""
     connection.writer.write_eof()
     while await connection.reader.read(100_000):
         pass
@@ -60,13 +60,13 @@ async def by_a_reset(connection: RawConnection) -> None:
     connection.writer.transport.abort()
 
 
-async def with_half_a_request_behind(connection: RawConnection) -> None:
+async def during_a_pipelined_request(connection: RawConnection) -> None:
     await connection.send(asking()[:-10])
     await asyncio.sleep(0.05)
     connection.writer.close()
 
 
-WAYS: list[Way] = [by_closing, by_half, by_a_reset, with_half_a_request_behind]
+WAYS: list[Way] = [by_closing, by_half, by_a_reset, during_a_pipelined_request]
 
 
 def long_request(random: Random) -> bytes:
@@ -88,7 +88,7 @@ def is_empty(server: LiveServer) -> bool:
 
 
 @pytest.mark.slow
-async def test_200_clients_that_leave_at_random_leave_nothing_behind(byte_model: LoadedModel) -> None:
+async def test_clients_that_disconnect_at_random_leak_nothing(byte_model: LoadedModel) -> None:
     question = asking(max_tokens=50)
     with live_server(byte_model, max_sequences=16) as server:
         before = (await asked(server.url, question)).spoken()
@@ -102,9 +102,7 @@ async def test_200_clients_that_leave_at_random_leave_nothing_behind(byte_model:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_is_missed_within_a_second_however_it_leaves(
-    server: LiveServer, path: str, way: Way, stream: bool
-) -> None:
+async def test_a_disconnect_is_detected_within_a_second(server: LiveServer, path: str, way: Way, stream: bool) -> None:
     async with connected(server.url) as connection:
         await connection.send(asking(path, max_tokens=4000, stream=stream, n=2))
         wait_until(lambda: server.gauge("nvium_requests_running") == 2)

@@ -12,7 +12,7 @@ DISCONNECT: Message = {"type": "http.disconnect"}
 
 
 class Source:
-    """What a generator yields, when it does."""
+    """An `EventSource` of an async generator's events."""
 
     def __init__(self, events: AsyncIterator[list[bytes]]) -> None:
         self._events: list[bytes] = []
@@ -36,8 +36,8 @@ class Source:
 
     async def _run(self, events: AsyncIterator[list[bytes]]) -> None:
         try:
-            async for told in events:
-                self._events += told
+            async for arrived in events:
+                self._events += arrived
                 for listener in self._listeners:
                     listener()
                 await asyncio.sleep(0.001)
@@ -46,7 +46,10 @@ class Source:
 
 
 class Exchange:
-    """Both ends of a connection: what a stream of these events sends, when, and what it calls back."""
+    """Records what an `EventStream` sends, when, and which callbacks it calls. Also acts as the fast path.
+
+    The client disconnects after `leave_after` seconds and takes `take_seconds` to read a message.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Exchange:
         self._take_seconds = take_seconds
         self._extensions = {FAST_PATH: self} if has_fast_path else {}
         self.is_open = True
-        self.num_short = 0
+        self.num_fast = 0
 
     async def run(self, events: AsyncIterator[list[bytes]]) -> "Exchange":
         await EventStream(
@@ -79,8 +82,7 @@ class Exchange:
         return self
 
     def write(self, piece: bytes) -> None:
-        """The short way."""
-        self.num_short += 1
+        self.num_fast += 1
         self.times.append(asyncio.get_running_loop().time())
         self.sent.append(piece)
 
@@ -106,7 +108,7 @@ async def failing(after: int) -> AsyncIterator[list[bytes]]:
     raise ValueError("broken")
 
 
-async def test_a_waiting_stream_says_that_it_lives() -> None:
+async def test_a_waiting_stream_sends_keep_alives() -> None:
     exchange = await Exchange().run(slow_events(0.18))
     assert exchange.sent[:2] == [b"", b"data: 1\n\n"]
     assert set(exchange.sent[2:-2]) == {b": keep-alive\n\n"}
@@ -114,23 +116,23 @@ async def test_a_waiting_stream_says_that_it_lives() -> None:
     assert exchange.calls == ["close"]
 
 
-async def test_a_stream_that_does_not_wait_says_nothing_else() -> None:
+async def test_a_stream_that_does_not_wait_sends_only_events() -> None:
     exchange = await Exchange(keep_alive_seconds=60).run(slow_events(0))
     assert exchange.sent == [b"", b"data: 1\n\n", b"data: 2\n\ndata: 3\n\n", b""]
 
 
-async def test_a_stream_ends_when_its_client_goes() -> None:
+async def test_a_stream_ends_when_its_client_disconnects() -> None:
     exchange = await Exchange(leave_after=0.02).run(slow_events(60))
     assert exchange.sent == [b"", b"data: 1\n\n"]
     assert exchange.calls == ["disconnected", "close"]
 
 
-async def test_a_client_that_takes_nothing_is_given_up() -> None:
+async def test_a_client_that_reads_nothing_is_disconnected() -> None:
     exchange = await Exchange(take_seconds=60).run(slow_events(60))
     assert exchange.calls == ["slow_client", "close"]
 
 
-async def test_what_fails_before_the_first_event_is_raised_and_nothing_sent() -> None:
+async def test_a_failure_before_the_first_event_is_raised() -> None:
     exchange = Exchange()
     with pytest.raises(ValueError, match="broken"):
         await exchange.run(failing(after=0))
@@ -138,12 +140,14 @@ async def test_what_fails_before_the_first_event_is_raised_and_nothing_sent() ->
     assert exchange.calls == ["close"]
 
 
-async def test_what_fails_later_is_an_event() -> None:
-    exchange = await Exchange(keep_alive_seconds=60).run(failing(after=1))
-    assert exchange.sent == [b"", b"data: 0\n\n", b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
+@pytest.mark.parametrize("has_fast_path", [False, True])
+async def test_a_later_failure_is_an_event(has_fast_path: bool) -> None:
+    exchange = await Exchange(keep_alive_seconds=60, has_fast_path=has_fast_path).run(failing(after=5))
+    assert exchange.sent == [b"", *numbered(5), b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
+    assert exchange.calls == ["close"]
 
 
-async def test_the_status_line_comes_with_the_first_keep_alive_if_nothing_else_has() -> None:
+async def test_the_first_keep_alive_sends_the_status_line() -> None:
     async def silent() -> AsyncIterator[list[bytes]]:
         await asyncio.sleep(0.12)
         yield [b"1"]
@@ -152,7 +156,7 @@ async def test_the_status_line_comes_with_the_first_keep_alive_if_nothing_else_h
     assert exchange.sent[:2] == [b"", b": keep-alive\n\n"]
 
 
-async def test_silence_is_broken_after_the_interval_whenever_it_began() -> None:
+async def test_the_keep_alive_interval_begins_with_the_last_event() -> None:
     async def early_then_silent() -> AsyncIterator[list[bytes]]:
         await asyncio.sleep(0.05)
         yield [b"1"]
@@ -172,37 +176,31 @@ def numbered(count: int) -> list[bytes]:
     return [b"data: %d\n\n" % number for number in range(count)]
 
 
-async def test_once_begun_events_go_the_fast_path_up_to_the_end() -> None:
+async def test_events_take_the_fast_path_once_the_response_has_begun() -> None:
     exchange = await Exchange(keep_alive_seconds=60, has_fast_path=True).run(numbers(9))
     assert exchange.sent == [b"", *numbered(9), b""]
-    assert exchange.num_short >= 7
+    assert exchange.num_fast >= 7
 
 
-async def test_a_client_that_does_not_keep_up_gets_the_long_way() -> None:
+async def test_a_client_that_does_not_keep_up_gets_no_fast_path() -> None:
     exchange = Exchange(keep_alive_seconds=60, has_fast_path=True)
     exchange.is_open = False
     await exchange.run(numbers(9))
     assert b"".join(exchange.sent) == b"".join(numbered(9))
-    assert exchange.num_short == 0
+    assert exchange.num_fast == 0
 
 
-async def test_nothing_goes_the_fast_path_while_something_is_still_being_sent() -> None:
+async def test_the_fast_path_waits_for_a_message_that_is_being_sent() -> None:
     async def silent() -> AsyncIterator[list[bytes]]:
         await asyncio.sleep(0.08)
         yield [b"1"]
 
     exchange = await Exchange(keep_alive_seconds=0.05, take_seconds=0.1, has_fast_path=True).run(silent())
     assert b"data: 1\n\n" in exchange.sent
-    assert exchange.num_short == 0
+    assert exchange.num_fast == 0
 
 
-async def test_what_fails_on_the_fast_path_is_an_event_too() -> None:
-    exchange = await Exchange(keep_alive_seconds=60, has_fast_path=True).run(failing(after=5))
-    assert exchange.sent == [b"", *numbered(5), b"data: failed: broken\n\ndata: [DONE]\n\n", b""]
-    assert exchange.calls == ["close"]
-
-
-def test_what_some_clients_take_for_a_line_end_is_escaped() -> None:
+def test_characters_that_some_clients_treat_as_line_ends_are_escaped() -> None:
     text = "a\u2028b\u2029c\u0085d\u2026é\u00a0"
     event = json.dumps({"text": text}, ensure_ascii=False).encode()
     [line] = framed([event]).decode().splitlines()[:-1]

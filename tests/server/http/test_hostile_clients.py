@@ -1,6 +1,6 @@
-"""Each attack on a server in its own process, while another client streams.
+"""Attacks on a server in its own process while another client streams.
 
-Bounds are wide because the machine may be busy; the failures they catch took many times as long, or gigabytes.
+The bounds are wide because the machine may be busy. The failures that they catch took many times longer, or gigabytes.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from tests.server.live_server import wait_until
 from tests.server.server_process import ServerProcess, server_process
 
 SECONDS = 150
-"""For an attack to be answered."""
+"""Timeout of an attack."""
 
 SILENCE_SECONDS = 30
 
 MAX_MB = 1_000
-"""By which the server may grow meanwhile. Tokenizing 1.9 MB takes half of it; forty bodies of lists took twice that."""
+"""Allowed growth of memory. Tokenizing 1.9 MB takes half of it; 40 bodies of lists once took twice as much."""
 
 KEYS = {"attacker": "sk-attacker", "neighbour": "sk-neighbour"}
 
@@ -41,7 +41,7 @@ def as_client(server: ServerProcess, name: str) -> Target:
 
 
 async def attacked(server: ServerProcess, attack: Attack) -> tuple[set[int], float]:
-    """The statuses, and by how much the server has grown meanwhile."""
+    """Run an attack. Return the statuses, and the growth of the server's memory in MB."""
     peaks = [anonymous_mb(server.process.pid)]
     sampling = asyncio.create_task(sample_memory(server.process.pid, peaks))
     statuses = await tried(attack, as_client(server, "attacker"), SECONDS)
@@ -55,9 +55,7 @@ async def tokens_beyond(neighbour: Neighbour, num_tokens: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-async def test_an_attack_is_answered_fairly_while_a_stream_beside_it_goes_on(
-    target: ServerProcess, attack: Attack
-) -> None:
+async def test_an_attack_gets_fair_answers_and_another_stream_continues(target: ServerProcess, attack: Attack) -> None:
     neighbour, is_over = Neighbour(as_client(target, "neighbour"), max_tokens=4_000), threading.Event()
     streaming = asyncio.create_task(asyncio.to_thread(neighbour.run, is_over))
     try:
@@ -75,7 +73,7 @@ async def test_an_attack_is_answered_fairly_while_a_stream_beside_it_goes_on(
     assert target.is_ready
 
 
-async def test_an_attack_that_is_not_answered_is_not_fair() -> None:
+async def test_an_attack_that_times_out_is_a_failure() -> None:
     async def hangs(_: Target) -> None:
         await asyncio.sleep(60)
 

@@ -1,4 +1,4 @@
-"""What pages of other sites may do with a server without keys: nothing; and what everybody else may still do."""
+"""A server without keys refuses pages of other sites and serves everybody else."""
 
 import json
 import socket
@@ -27,12 +27,12 @@ def open_to_some(byte_model: LoadedModel) -> Iterator[LiveServer]:
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "10.9.8.7", "[::2]:1"])
 @pytest.mark.parametrize("path", ["/", "/livez", "/v1/models", "/metrics"])
-def test_a_rebound_name_reads_nothing(server: LiveServer, host: str, path: str) -> None:
+def test_an_unknown_host_is_refused(server: LiveServer, host: str, path: str) -> None:
     refused = server.http.get(path, headers={"host": host})
     assert (refused.status_code, error_of(refused)["code"]) == (403, "host_not_allowed")
 
 
-def test_the_machines_own_names_and_allowed_ones_are_answered(server: LiveServer, open_to_some: LiveServer) -> None:
+def test_the_machines_names_and_allowed_hosts_are_accepted(server: LiveServer, open_to_some: LiveServer) -> None:
     own = [
         "localhost",
         "LOCALHOST:1",
@@ -51,14 +51,14 @@ def test_the_machines_own_names_and_allowed_ones_are_answered(server: LiveServer
         assert open_to_some.http.get("/v1/models", headers={"host": host}).status_code == 403
 
 
-def test_a_whole_url_as_target_names_the_host(server: LiveServer) -> None:
+def test_the_host_of_an_absolute_target_is_checked(server: LiveServer) -> None:
     assert status_of(server, "GET", "http://localhost:8000/v1/models") == 200
     assert status_of(server, "GET", "HTTP://127.0.0.1") == 200
     assert status_of(server, "GET", "http://evil.example/v1/models") == 403
 
 
 @pytest.mark.parametrize("headers", FOREIGN_PAGES)
-def test_a_page_of_another_origin_gets_nothing_done(server: LiveServer, headers: dict[str, str]) -> None:
+def test_a_page_of_another_origin_is_refused(server: LiveServer, headers: dict[str, str]) -> None:
     for content_type in ("application/json", "text/plain", FORM):
         asked = {"content-type": content_type, **headers}
         refused = server.http.post("/v1/completions", content=BODY, headers=asked)
@@ -76,21 +76,21 @@ def test_pages_of_this_server_and_links_to_the_playground_work(server: LiveServe
     assert server.http.get("/v1/models", headers=followed).status_code == 403
 
 
-def test_a_page_that_cors_allows_may_ask(open_to_some: LiveServer) -> None:
+def test_a_page_of_a_cors_origin_is_accepted(open_to_some: LiveServer) -> None:
     asked = {"origin": HOME, "sec-fetch-site": "cross-site", "content-type": "application/json"}
     assert open_to_some.http.post("/v1/completions", content=BODY, headers=asked).status_code == 200
     refused = open_to_some.http.post("/v1/completions", content=BODY, headers=asked | {"origin": "https://b.example"})
     assert (refused.status_code, error_of(refused)["code"]) == (403, "origin_not_allowed")
 
 
-def test_a_key_opens_a_server_under_any_name(byte_model: LoadedModel) -> None:
+def test_a_server_with_keys_accepts_any_host_and_origin(byte_model: LoadedModel) -> None:
     with live_server(byte_model, api_keys="sk-a") as live:
         headers = {"authorization": "Bearer sk-a", "host": "evil.example", "origin": "http://evil.example"}
         assert live.http.get("/v1/models", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "text/plain;charset=UTF-8", FORM, "multipart/form-data"])
-def test_a_browser_must_say_that_it_sends_json(server: LiveServer, content_type: str | None) -> None:
+def test_a_browser_must_send_a_json_content_type(server: LiveServer, content_type: str | None) -> None:
     for browser in ({"origin": server.url}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-mode": "no-cors"}):
         named = {"content-type": content_type} if content_type else {}
         refused = server.http.post("/v1/completions", content=BODY, headers=browser | named)
@@ -98,13 +98,13 @@ def test_a_browser_must_say_that_it_sends_json(server: LiveServer, content_type:
 
 
 @pytest.mark.parametrize("content_type", [None, FORM])
-def test_curl_need_not(server: LiveServer, content_type: str | None) -> None:
+def test_curl_needs_no_json_content_type(server: LiveServer, content_type: str | None) -> None:
     headers = {"content-type": content_type} if content_type else {}
     assert server.http.post("/v1/completions", content=BODY, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd, gzip"])
-def test_an_encoded_body_is_refused_as_such(server: LiveServer, encoding: str) -> None:
+def test_an_encoded_body_is_refused(server: LiveServer, encoding: str) -> None:
     refused = server.http.post("/v1/completions", content=b"\x1f\x8b", headers={"content-encoding": encoding})
     assert (refused.status_code, error_of(refused)["code"]) == (415, "unsupported_body")
     assert "content-encoding" in error_of(refused)["message"]

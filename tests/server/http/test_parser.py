@@ -1,4 +1,4 @@
-"""What of HTTP costs a server more than it costs to send is refused before it has cost much."""
+"""HTTP that is cheap to send and expensive to parse is refused early."""
 
 import asyncio
 
@@ -39,7 +39,7 @@ async def test_a_head_that_is_too_large_is_refused(server: LiveServer, head: byt
     assert {name: answer.headers[name] for name in PROTECTIVE} == PROTECTIVE
 
 
-async def test_a_head_of_almost_that_many_lines_is_read(server: LiveServer) -> None:
+async def test_a_head_just_below_the_limits_is_accepted(server: LiveServer) -> None:
     assert (await asked(server.url, get(*LINES[:-3]))).status == 200
     assert (await asked(server.url, get("x: " + "y" * (MAX_HEAD_BYTES - 100)))).status == 200
 
@@ -51,16 +51,9 @@ async def test_a_later_head_on_the_same_connection_is_bounded_too(server: LiveSe
         assert (await connection.answer()).status == 431
 
 
-async def test_a_long_body_behind_a_head_is_no_part_of_it(server: LiveServer) -> None:
+async def test_a_long_body_does_not_count_as_part_of_the_head(server: LiveServer) -> None:
     body = asking(max_tokens=1, user="x" * MAX_HEAD_BYTES, prompt="\n" * MAX_HEAD_LINES)
     assert (await asked(server.url, body)).status == 200
-
-
-async def test_two_lengths_of_one_body_are_refused(server: LiveServer) -> None:
-    both = request(PATHS[0], b"{}", is_chunked=True).replace(b"host:", b"content-length: 2\r\nhost:")
-    answer = await asked(server.url, both)
-    assert (answer.status, error_of(answer)["code"]) == (400, "malformed_request")
-    assert "content-length" in str(error_of(answer)["message"])
 
 
 @pytest.mark.parametrize(
@@ -73,15 +66,16 @@ async def test_two_lengths_of_one_body_are_refused(server: LiveServer) -> None:
         get("x: one").replace(b"\r\n", b"\n"),
         get("x: one").replace(b"one\r\n", b"one\n"),
         request(PATHS[0], b"{}", is_chunked=True).replace(b"HTTP/1.1", b"HTTP/1.0"),
+        request(PATHS[0], b"{}", is_chunked=True).replace(b"host:", b"content-length: 2\r\nhost:"),
     ],
 )
-async def test_what_a_proxy_may_read_in_another_way_is_refused(server: LiveServer, head: bytes) -> None:
+async def test_a_request_that_a_proxy_may_parse_differently_is_refused(server: LiveServer, head: bytes) -> None:
     answer = await asked(server.url, head)
     assert (answer.status, error_of(answer)["code"]) == (400, "malformed_request")
     assert answer.headers["connection"] == "close"
 
 
-async def test_a_refusal_has_no_body_where_a_head_was_asked_for_and_one_again_afterwards(server: LiveServer) -> None:
+async def test_a_refused_head_request_gets_no_body(server: LiveServer) -> None:
     wrong = get().replace(b"HTTP/1.1", b"HTTP/9.9")
     answer = await asked(server.url, wrong.replace(b"GET", b"HEAD"), method="HEAD")
     assert (answer.status, answer.headers["connection"]) == (400, "close")
@@ -92,7 +86,7 @@ async def test_a_refusal_has_no_body_where_a_head_was_asked_for_and_one_again_af
 
 
 def fed(sizes: list[int]) -> BoundedParser:
-    """A parser that has read a chunked body in pieces of these sizes."""
+    """Parse a chunked body with chunks of these sizes."""
     parser = BoundedParser(h11.SERVER, MAX_HEAD_BYTES)
     parser.receive_data(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
     assert isinstance(parser.next_event(), h11.Request)
@@ -102,21 +96,21 @@ def fed(sizes: list[int]) -> BoundedParser:
     return parser
 
 
-def test_a_body_may_come_in_some_pieces_of_any_size_and_then_in_larger_ones() -> None:
+def test_a_body_may_have_only_some_small_chunks() -> None:
     assert fed([1] * FREE_PIECES).refusal is None
     assert fed([1] * (FREE_PIECES - 10) + [BYTES_PER_PIECE] * 5_000).refusal is None
     with pytest.raises(h11.RemoteProtocolError, match="too small"):
         fed([1] * (FREE_PIECES + 10))
 
 
-async def test_a_body_of_single_bytes_is_refused_by_name(server: LiveServer) -> None:
+async def test_a_body_in_chunks_of_one_byte_is_refused(server: LiveServer) -> None:
     pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in b" " * (FREE_PIECES + 10))
     head = request(PATHS[0], b"", is_chunked=True).removesuffix(b"0\r\n\r\n")
     answer = await asked(server.url, head + pieces)
     assert (answer.status, error_of(answer)["code"]) == (400, "malformed_request")
 
 
-async def test_connections_beyond_the_bound_are_told_so_and_others_go_on(byte_model: LoadedModel) -> None:
+async def test_excess_connections_are_refused_and_others_continue(byte_model: LoadedModel) -> None:
     with live_server(byte_model, max_connections=3) as server:
         async with connected(server.url) as first, connected(server.url), connected(server.url):
             assert (await first.ask(asking(max_tokens=1))).status == 200

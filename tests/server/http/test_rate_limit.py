@@ -11,7 +11,7 @@ from server.http.rate_limit import RateLimit
 from server.telemetry.metrics import Metrics
 from tests.byte_model import NAME
 from tests.server.http.test_keys import bearer
-from tests.server.live_server import live_server
+from tests.server.live_server import LiveServer, live_server
 from tests.server.raw_http import Reached, called
 from tests.server.test_refusals import error_of
 
@@ -24,7 +24,7 @@ def limited(reached: Reached) -> RateLimit:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "alice", "bob"]), st.sampled_from(["/v1/models", "/nope", *EXEMPT]))))
-async def test_each_key_gets_as_many_requests_as_a_minute_allows(requests: list[tuple[str, str]]) -> None:
+async def test_the_limit_applies_to_each_key(requests: list[tuple[str, str]]) -> None:
     reached = Reached()
     layer = limited(reached)
     counted: Counter[str] = Counter()
@@ -38,7 +38,7 @@ async def test_each_key_gets_as_many_requests_as_a_minute_allows(requests: list[
 
 
 @given(st.lists(st.tuples(st.sampled_from(["alice", "bob"]), st.sampled_from([0.0, 0.5, 14.5, 29.75, 60.0]))))
-async def test_a_request_is_accepted_if_fewer_were_in_the_minute_before(requests: list[tuple[str, float]]) -> None:
+async def test_the_limit_applies_to_any_60_seconds(requests: list[tuple[str, float]]) -> None:
     now = 0.0
     layer = RateLimit(Reached(), PER_MINUTE, Metrics([1.0], [1.0]), clock=lambda: now)
     accepted: list[tuple[str, float]] = []
@@ -51,7 +51,7 @@ async def test_a_request_is_accepted_if_fewer_were_in_the_minute_before(requests
             accepted.append((key_id, now))
 
 
-async def test_no_more_is_kept_than_what_may_still_count() -> None:
+async def test_only_the_times_within_the_limit_are_stored() -> None:
     layer = limited(Reached())
     for _ in range(50):
         for key_id in ("alice", "bob"):
@@ -59,7 +59,7 @@ async def test_no_more_is_kept_than_what_may_still_count() -> None:
     assert [len(times) for times in layer.times.values()] == [PER_MINUTE] * 2
 
 
-def test_answers_say_what_is_left_and_a_refusal_when_to_come_back(byte_model: LoadedModel) -> None:
+def test_responses_show_the_remaining_requests_and_refusals_when_to_retry(byte_model: LoadedModel) -> None:
     with live_server(byte_model, api_keys="alice:sk-a,bob:sk-b", requests_per_minute=2) as server:
         answers = [server.http.get("/v1/models", headers=bearer("sk-a")) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
@@ -81,7 +81,7 @@ def test_answers_say_what_is_left_and_a_refusal_when_to_come_back(byte_model: Lo
         assert 'nvium_rejected_total{reason="rate_limit_exceeded"} 1.0' in page
 
 
-def test_without_keys_everybody_shares_one_count_and_a_client_gets_the_right_error(byte_model: LoadedModel) -> None:
+def test_without_keys_all_clients_share_the_limit(byte_model: LoadedModel) -> None:
     with live_server(byte_model, requests_per_minute=1) as server:
         completions = server.client().completions
         assert completions.create(model=NAME, prompt="Once", max_tokens=1).choices
@@ -92,6 +92,5 @@ def test_without_keys_everybody_shares_one_count_and_a_client_gets_the_right_err
         assert server.gauge(rejected) == 1
 
 
-def test_no_limit_means_no_headers_about_one(byte_model: LoadedModel) -> None:
-    with live_server(byte_model) as server:
-        assert not any(name.startswith("x-ratelimit") for name in server.http.get("/v1/models").headers)
+def test_without_a_limit_there_are_no_rate_limit_headers(server: LiveServer) -> None:
+    assert not any(name.startswith("x-ratelimit") for name in server.http.get("/v1/models").headers)

@@ -20,7 +20,7 @@ def ring_of(settings: Settings) -> KeyRing:
     return KeyRing(read_keys(settings))
 
 
-def test_keys_that_are_read_again_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
+def test_reloaded_keys_replace_the_old_ones(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("alice:sk-old")
     settings = Settings(api_keys_file=file)
@@ -31,7 +31,7 @@ def test_keys_that_are_read_again_take_the_place_of_the_old_ones(tmp_path: Path)
 
 
 @pytest.mark.parametrize("wrong", ["", "# none", "a key: with spaces", None])
-def test_where_the_file_is_wrong_the_keys_stay(tmp_path: Path, wrong: str | None) -> None:
+def test_an_invalid_file_does_not_change_the_keys(tmp_path: Path, wrong: str | None) -> None:
     file = tmp_path / "keys"
     file.write_text("alice:sk-old")
     settings = Settings(api_keys_file=file)
@@ -44,7 +44,7 @@ def test_where_the_file_is_wrong_the_keys_stay(tmp_path: Path, wrong: str | None
 
 
 @pytest.mark.parametrize("setting", ["api_keys_file", "ssl_certfile", "ssl_keyfile"])
-def test_a_pipe_is_not_waited_for(tmp_path: Path, setting: str) -> None:
+def test_a_pipe_is_not_read(tmp_path: Path, setting: str) -> None:
     keys, pipe = tmp_path / "keys", tmp_path / "pipe"
     keys.write_text("alice:sk-old")
     os.mkfifo(pipe)
@@ -56,7 +56,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, setting: str) -> None:
     assert [line["reason"] for line in log.lines] == [f"{setting}: {pipe} is not a regular file"]
 
 
-def test_a_certificate_that_is_read_again_is_shown_to_who_comes_next(tmp_path: Path) -> None:
+def test_new_connections_get_the_reloaded_certificate(tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     settings = Settings(ssl_certfile=both)
     authority = trustme.CA()
@@ -70,14 +70,14 @@ def test_a_certificate_that_is_read_again_is_shown_to_who_comes_next(tmp_path: P
     renewal = Renewal(settings, KeyRing(), context)
     issue("new.example")
     renewal.renew()
-    assert shown_name(context, authority) == "new.example"
+    assert certificate_name(context, authority) == "new.example"
     both.write_text("no certificate")
     renewal.renew()
-    assert shown_name(context, authority) == "new.example"
+    assert certificate_name(context, authority) == "new.example"
 
 
-def shown_name(context: ssl.SSLContext, authority: trustme.CA) -> str:
-    """The name on the certificate that a client is shown, between two ends in memory."""
+def certificate_name(context: ssl.SSLContext, authority: trustme.CA) -> str:
+    """Shake hands in memory and return the name on the certificate that the client receives."""
     trusting = ssl.create_default_context()
     trusting.check_hostname = False
     authority.configure_trust(trusting)
@@ -90,29 +90,13 @@ def shown_name(context: ssl.SSLContext, authority: trustme.CA) -> str:
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-    told = client.getpeercert()
-    assert told
-    return str(dict(told["subjectAltName"])["DNS"])  # type: ignore[arg-type]
+    certificate = client.getpeercert()
+    assert certificate
+    return str(dict(certificate["subjectAltName"])["DNS"])  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-def test_sighup_renews_the_keys_of_a_running_server(model_folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("sk-old")
-    with forked_server(model_folder, tmp_path / "log", api_keys_file=file) as server:
-
-        def status(key: str) -> int:
-            return server.http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
-
-        assert (status("sk-old"), status("sk-new")) == (200, 401)
-        file.write_text("sk-new")
-        server.process.send_signal(1)
-        wait_until(lambda: status("sk-new") == 200, seconds=60)
-        assert status("sk-old") == 401
-
-
-def signal_in_each_line_of_a_request() -> None:
-    """In the midst of it, with its lock held."""
+def signal_during_log_lines() -> None:
+    """Send SIGHUP while the log line of a request is written and its lock is held."""
     write = LogSink.write
 
     def interrupted(sink: LogSink, line: str) -> None:
@@ -124,10 +108,10 @@ def signal_in_each_line_of_a_request() -> None:
 
 
 @pytest.mark.slow
-def test_sighup_in_the_midst_of_a_log_line_renews_the_keys_too(model_folder: Path, tmp_path: Path) -> None:
+def test_sighup_reloads_the_keys_even_during_a_log_line(model_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("sk-old")
-    prepare = signal_in_each_line_of_a_request
+    prepare = signal_during_log_lines
     with forked_server(model_folder, tmp_path / "log", prepare=prepare, api_keys_file=file) as server:
 
         def status(key: str) -> int:

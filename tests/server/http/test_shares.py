@@ -18,7 +18,7 @@ KEYS_SET = "bob:sk-b,eve:sk-e"
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.sampled_from(KEYS), st.integers(1, 20), st.booleans())))
-def test_no_more_is_taken_than_there_is_and_a_second_request_leaves_a_part_free(
+def test_shares_stay_within_the_capacity_and_leave_a_part_free(
     capacity: int, steps: list[tuple[str, int, bool]]
 ) -> None:
     shares, held, asked_before = Shares(capacity), {key: list[int]() for key in KEYS}, set[str]()
@@ -38,7 +38,7 @@ def test_no_more_is_taken_than_there_is_and_a_second_request_leaves_a_part_free(
 
 
 @given(st.integers(4, 200), st.lists(st.integers(1, 5)))
-def test_a_key_that_takes_all_it_can_leaves_a_quarter_to_another(capacity: int, amounts: list[int]) -> None:
+def test_a_busy_key_leaves_a_quarter_to_others(capacity: int, amounts: list[int]) -> None:
     shares = Shares(capacity)
     shares.fits(1, "bob")
     for amount in [1, *amounts, *[1] * capacity]:
@@ -48,7 +48,7 @@ def test_a_key_that_takes_all_it_can_leaves_a_quarter_to_another(capacity: int, 
     assert shares.fits(capacity - shares.num_held, "bob")
 
 
-def test_a_request_that_comes_in_pieces_counts_as_one() -> None:
+def test_a_request_in_pieces_counts_as_one() -> None:
     shares = Shares(10)
     shares.fits(1, "bob")
     for taken in range(10):
@@ -62,7 +62,7 @@ def long_request(key: str, **fields: Any) -> bytes:
 
 
 async def hold(server: LiveServer, held: AsyncExitStack, number: int, request: bytes) -> None:
-    """Send a request a number of times; all are in the queue at the end, and leave with the stack."""
+    """Send a request `number` times and wait until all are admitted. They disconnect when the stack closes."""
     for _ in range(number):
         connection = await held.enter_async_context(connected(server.url))
         await connection.send(request)
@@ -73,7 +73,7 @@ async def gets_an_answer(server: LiveServer, key: str, **fields: Any) -> bool:
     return (await asked(server.url, long_request(key, **{"max_tokens": 1, **fields}))).status == 200
 
 
-async def test_a_key_that_fills_the_queue_leaves_places_for_another(byte_model: LoadedModel) -> None:
+async def test_a_key_cannot_fill_the_whole_queue(byte_model: LoadedModel) -> None:
     with live_server(byte_model, api_keys=KEYS_SET, max_sequences=2, max_queue=6) as server:
         assert await gets_an_answer(server, "sk-b")
         async with AsyncExitStack() as held:
@@ -88,7 +88,7 @@ async def test_a_key_that_fills_the_queue_leaves_places_for_another(byte_model: 
             await asyncio.to_thread(wait_until, lambda: server.service.admission.num_present == 8)
 
 
-async def test_while_one_key_only_has_asked_the_whole_queue_is_its_own(byte_model: LoadedModel) -> None:
+async def test_the_only_active_key_may_fill_the_queue(byte_model: LoadedModel) -> None:
     with live_server(byte_model, api_keys=KEYS_SET, max_sequences=2, max_queue=6) as server:
         async with AsyncExitStack() as held:
             await hold(server, held, 8, long_request("sk-e"))
@@ -96,7 +96,7 @@ async def test_while_one_key_only_has_asked_the_whole_queue_is_its_own(byte_mode
             assert error["message"].startswith("the queue is full: 8 of 8 choices")
 
 
-async def test_a_key_that_fills_the_memory_for_bodies_leaves_some_for_another(byte_model: LoadedModel) -> None:
+async def test_a_key_cannot_fill_the_memory_for_bodies(byte_model: LoadedModel) -> None:
     large = {"user": "x" * 30_000}
     with live_server(byte_model, api_keys=KEYS_SET, max_body_bytes=60_000, max_present_bytes=200_000) as server:
         assert await gets_an_answer(server, "sk-b")

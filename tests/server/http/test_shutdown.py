@@ -14,7 +14,7 @@ from tests.server.server_process import ServerProcess, server_process
 NUM_CLIENTS = 40
 
 LONG = 2_000
-"""Tokens that take much longer than the tenth of a second after which a signal is acted on."""
+"""Tokens whose generation takes much longer than the 0.1 s within which the server handles a signal."""
 
 
 def some_request(random: Random) -> bytes:
@@ -23,7 +23,7 @@ def some_request(random: Random) -> bytes:
 
 
 async def ask_until_refused(server: ServerProcess, random: Random) -> list[Answer]:
-    """What one client gets, one request after another, until it is turned away or nobody is there any more."""
+    """Send one request after another until the server refuses one or stops. Return the responses."""
     answers: list[Answer] = []
     while not answers or answers[-1].status == 200:
         try:
@@ -68,15 +68,13 @@ async def test_sigterm_under_load_loses_no_accepted_request(model_folder: Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_reused", [False, True])
-async def test_a_request_that_is_on_its_way_at_sigterm_is_told_to_come_back(
-    model_folder: Path, tmp_path: Path, is_reused: bool
-) -> None:
+async def test_a_request_in_flight_at_sigterm_gets_a_503(model_folder: Path, tmp_path: Path, is_reused: bool) -> None:
     with server_process(model_folder, tmp_path) as server:
         async with connected(server.url) as opened, connected(server.url):
             if is_reused:
                 assert (await opened.ask(asking(max_tokens=2))).status == 200
             server.terminate()
-            await asyncio.sleep(1.3)  # uvicorn makes its headers anew every second
+            await asyncio.sleep(1.3)  # uvicorn resets its default headers every second
             answer = await opened.ask(asking(max_tokens=2))
             assert (answer.status, answer.json()["error"]["code"]) == (503, "draining")
             assert answer.headers["connection"] == "close"
@@ -85,7 +83,7 @@ async def test_a_request_that_is_on_its_way_at_sigterm_is_told_to_come_back(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_second_signal_stops_at_once_and_says_so(
+async def test_a_second_signal_fails_open_requests_and_stops(
     model_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     with server_process(model_folder, tmp_path) as server:

@@ -17,7 +17,7 @@ from tests.server.raw_client import RawConnection, asked, connected
 NUM_IDLE = 1_000
 
 MUCH: dict[str, Any] = {"max_tokens": 500, "n": 2, "return_token_ids": True}
-"""More bytes than anyone between server and client will hold."""
+"""A response larger than all buffers between server and client."""
 
 BESIDE = asking(max_tokens=200, stream=True)
 
@@ -35,7 +35,7 @@ def impatient(byte_model: LoadedModel) -> Iterator[LiveServer]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_client_that_reads_nothing_holds_up_nobody_and_is_cut_off(
+async def test_a_client_that_reads_nothing_is_cut_off_and_delays_nobody(
     impatient: LiveServer, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     alone = (await asked(impatient.url, BESIDE)).spoken()
@@ -53,7 +53,7 @@ async def test_a_client_that_reads_nothing_holds_up_nobody_and_is_cut_off(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_whole_answer_that_nobody_takes_is_dropped(impatient: LiveServer, path: str) -> None:
+async def test_a_whole_response_that_is_not_read_is_dropped(impatient: LiveServer, path: str) -> None:
     async with connected(impatient.url, receive_bytes=4_000) as idler:
         await idler.send(asking(path, max_tokens=60, n=64, return_token_ids=True))
         _, headers = await idler.head()
@@ -76,8 +76,8 @@ async def test_a_slow_reader_gets_everything(impatient: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 30, 100, -1])
-async def test_a_request_that_does_not_arrive_in_time_is_told_so(impatient: LiveServer, size: int) -> None:
-    """Cut within its head, or within its body."""
+async def test_a_request_that_does_not_arrive_in_time_gets_a_408(impatient: LiveServer, size: int) -> None:
+    """The request is cut within its head or within its body."""
     async with connected(impatient.url) as connection:
         await connection.send(BESIDE[:size])
         answer = await connection.answer()
@@ -87,7 +87,7 @@ async def test_a_request_that_does_not_arrive_in_time_is_told_so(impatient: Live
         assert await connection.reader.read() == b""
 
 
-async def test_trickling_bytes_buy_no_time(impatient: LiveServer) -> None:
+async def test_slow_bytes_do_not_extend_the_timeout(impatient: LiveServer) -> None:
     async with connected(impatient.url) as connection:
         for byte in BESIDE:
             await connection.send(bytes([byte]))
@@ -105,12 +105,12 @@ async def has_answered(connection: RawConnection) -> bool:
         return False
 
 
-async def test_a_connection_that_says_nothing_is_closed_without_a_word(impatient: LiveServer) -> None:
+async def test_a_silent_connection_is_closed_without_a_response(impatient: LiveServer) -> None:
     async with connected(impatient.url) as connection:
         assert await connection.reader.read() == b""
 
 
-async def test_a_long_answer_is_not_bound_by_the_time_of_arrival(impatient: LiveServer) -> None:
+async def test_the_arrival_timeout_does_not_apply_to_responses(impatient: LiveServer) -> None:
     async with connected(impatient.url) as connection:
         await connection.send(asking(max_tokens=4000, n=16, stream=True))
         await connection.head()
@@ -120,7 +120,7 @@ async def test_a_long_answer_is_not_bound_by_the_time_of_arrival(impatient: Live
 
 
 @pytest.mark.slow
-async def test_a_thousand_idle_connections_are_no_burden(server: LiveServer) -> None:
+async def test_a_thousand_idle_connections_do_not_affect_others(server: LiveServer) -> None:
     allow_open_files(3 * NUM_IDLE)
     alone = (await asked(server.url, BESIDE)).spoken()
     idle = [connected(server.url) for _ in range(NUM_IDLE)]

@@ -1,4 +1,4 @@
-"""While the model loads, the process is live, not ready, and says to everyone else when to come back."""
+"""While the model loads, the server is live but not ready, and answers other requests with 503."""
 
 import json
 import os
@@ -31,7 +31,7 @@ MAX_LOG_BYTES = 20_000
 KEYS = ("sk-old", "sk-new")
 
 
-def test_probes_are_answered_and_everything_else_is_told_to_come_back() -> None:
+def test_only_livez_succeeds_while_the_model_loads() -> None:
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with (
@@ -45,7 +45,7 @@ def test_probes_are_answered_and_everything_else_is_told_to_come_back() -> None:
         check_not_ready(http.post("/v1/completions", json={"prompt": "Once"}))
 
 
-def test_malformed_http_is_refused_in_the_error_form_meanwhile() -> None:
+def test_malformed_http_is_refused_in_the_error_form() -> None:
     with (
         listen("127.0.0.1", 0) as listener,
         answered_while_starting(listener, partial(starting_config, Settings(), None)),
@@ -63,7 +63,7 @@ def check_not_ready(response: httpx.Response) -> None:
     assert response.headers["connection"] == "close"
 
 
-def test_afterwards_the_socket_is_free_for_the_server_and_no_thread_is_left() -> None:
+def test_the_starting_server_leaves_the_socket_open_and_no_thread() -> None:
     with listen("127.0.0.1", 0) as listener:
         with answered_while_starting(listener, partial(starting_config, Settings(), None)):
             pass
@@ -73,13 +73,13 @@ def test_afterwards_the_socket_is_free_for_the_server_and_no_thread_is_left() ->
 
 
 def with_few_files() -> None:
-    """And a model that takes longer to load."""
+    """Limit the descriptors and load the model slowly."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
     slow_to_load()
 
 
 @pytest.mark.slow
-def test_a_server_that_loads_is_not_kept_from_it_by_silent_clients(model_folder: Path, tmp_path: Path) -> None:
+def test_silent_clients_do_not_stop_the_model_from_loading(model_folder: Path, tmp_path: Path) -> None:
     with (
         forked_server(model_folder, tmp_path / "log", prepare=with_few_files, waits=False) as server,
         ExitStack() as stack,
@@ -95,7 +95,7 @@ def test_a_server_that_loads_is_not_kept_from_it_by_silent_clients(model_folder:
 
 
 @pytest.mark.slow
-def test_keys_may_be_renewed_while_a_model_loads(model_folder: Path, tmp_path: Path) -> None:
+def test_keys_can_be_reloaded_while_the_model_loads(model_folder: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("alice:sk-old")
     with forked_server(model_folder, tmp_path / "log", prepare=slow_to_load, waits=False, api_keys_file=keys) as server:
@@ -107,15 +107,15 @@ def test_keys_may_be_renewed_while_a_model_loads(model_folder: Path, tmp_path: P
     assert [each.status_code for each in statuses] == [401, 200]
 
 
-AS_A_FIRST_PROCESS = 'trap "" TERM; exec "$0" -m nvium_core.cli serve "$1" --port "$2"'
-"""For which the system ignores SIGTERM."""
+AS_PID_1 = 'trap "" TERM; exec "$0" -m nvium_core.cli serve "$1" --port "$2"'
+"""Start with SIGTERM ignored, as the first process of a container does."""
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_server_that_loads(tmp_path: Path) -> None:
+def test_sigterm_ends_a_server_while_it_loads(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")  # nobody writes it
     port = free_port()
-    server = subprocess.Popen(["sh", "-c", AS_A_FIRST_PROCESS, sys.executable, tmp_path, str(port)])
+    server = subprocess.Popen(["sh", "-c", AS_PID_1, sys.executable, tmp_path, str(port)])
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
             wait_until(lambda: answers(http, "/livez"), seconds=120)
@@ -134,7 +134,7 @@ def answers(http: httpx.Client, path: str) -> bool:
 
 
 def slow_to_load() -> None:
-    """In the server's process: its model takes a moment more."""
+    """Delay the loading of the model in the server's process."""
     load_mapped = app.load_mapped
 
     def slowly(*given: Any, **more: Any) -> LoadedModel:

@@ -59,23 +59,22 @@ def https(encrypted: LiveServer, trusting: ssl.SSLContext) -> Iterator[httpx.Cli
         yield client
 
 
-def test_a_client_that_trusts_the_certificate_is_served(https: httpx.Client) -> None:
+def test_a_client_that_trusts_the_certificate_can_connect(https: httpx.Client) -> None:
     assert https.get("/livez").json() == {"status": "ok"}
     client = openai.OpenAI(base_url=f"{https.base_url}/v1", api_key="none", http_client=https, max_retries=0)
     assert client.completions.create(model=NAME, prompt="Once", max_tokens=1).choices
 
 
-def test_one_that_does_not_is_not(encrypted: LiveServer) -> None:
+def test_other_clients_cannot_connect(encrypted: LiveServer) -> None:
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         httpx.get(encrypted.url.replace("http", "https", 1) + "/livez")
-
-
-def test_without_tls_nothing_is_said(encrypted: LiveServer) -> None:
     with pytest.raises(httpx.RemoteProtocolError):
         encrypted.http.get("/livez")
 
 
-def test_a_stream_goes_the_fast_path_and_equals_the_whole(https: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_takes_the_fast_path_and_equals_the_whole_response(
+    https: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pieces: list[bytes] = []
     write = FastPath.write
 
@@ -85,7 +84,7 @@ def test_a_stream_goes_the_fast_path_and_equals_the_whole(https: httpx.Client, m
 
     monkeypatch.setattr(FastPath, "write", noted_write)
     monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 0.0)  # a chunk for every token
-    body = BODY | {"max_tokens": 2000}  # a short answer may be complete before the loop writes any of it
+    body = BODY | {"max_tokens": 2000}  # a short response may be complete before the event loop writes
     streamed = https.post("/v1/completions", json=body | {"stream": True}).text
     whole = https.post("/v1/completions", json=body).json()
     texts = [httpx.Response(200, content=event[6:]).json()["choices"][0]["text"] for event in events(streamed)]
@@ -99,7 +98,7 @@ def events(stream: str) -> list[str]:
     return events
 
 
-def test_a_request_that_does_not_arrive_is_told_so_here_too(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
+def test_a_request_that_does_not_arrive_in_time_gets_a_408(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
     url = httpx.URL(encrypted.url)
     with (
         socket.create_connection((url.host, url.port), timeout=20) as plain,
@@ -109,7 +108,7 @@ def test_a_request_that_does_not_arrive_is_told_so_here_too(encrypted: LiveServe
         assert secure.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_a_client_that_leaves_frees_its_seat(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
+async def test_a_client_that_disconnects_frees_its_seat(encrypted: LiveServer, trusting: ssl.SSLContext) -> None:
     url = encrypted.url.replace("http", "https", 1)
     async with httpx.AsyncClient(base_url=url, verify=trusting) as client:
         stream = client.stream("POST", "/v1/completions", json=BODY | {"stream": True, "max_tokens": 4000})
@@ -133,7 +132,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(encrypted: LiveServer, tru
     writer.transport.abort()
 
 
-def test_clients_that_never_shake_hands_are_bounded_and_make_way_for_who_does(
+def test_unfinished_handshakes_are_bounded_and_the_oldest_are_closed(
     byte_model: LoadedModel, files: dict[str, Path], trusting: ssl.SSLContext
 ) -> None:
     with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
@@ -149,7 +148,7 @@ def test_clients_that_never_shake_hands_are_bounded_and_make_way_for_who_does(
                 client.recv(1)
 
 
-def test_where_all_connections_are_taken_a_probe_can_still_shake_hands(
+def test_a_probe_can_connect_when_all_connections_are_taken(
     byte_model: LoadedModel, files: dict[str, Path], trusting: ssl.SSLContext
 ) -> None:
     with live_server(byte_model, max_connections=4, **files) as server, ExitStack() as stack:
@@ -160,7 +159,7 @@ def test_where_all_connections_are_taken_a_probe_can_still_shake_hands(
         assert httpx.get(f"https://localhost:{address.port}/livez", verify=trusting).status_code == 200
 
 
-def test_one_file_may_hold_certificate_and_key(authority: trustme.CA, tmp_path: Path) -> None:
+def test_one_file_may_contain_the_certificate_and_the_key(authority: trustme.CA, tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(both)
     context = tls_context(Settings(ssl_certfile=both))
@@ -168,12 +167,8 @@ def test_one_file_may_hold_certificate_and_key(authority: trustme.CA, tmp_path: 
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_without_a_certificate_there_is_no_tls() -> None:
-    assert tls_context(Settings()) is None
-
-
 @pytest.mark.parametrize(
-    ("given", "complaint"),
+    ("given", "message"),
     [
         ({"ssl_keyfile": "key"}, "ssl_keyfile: requires ssl_certfile"),
         ({"ssl_certfile": "missing"}, "ssl_certfile: cannot read"),
@@ -184,15 +179,15 @@ def test_without_a_certificate_there_is_no_tls() -> None:
         ({"ssl_certfile": "nonsense"}, "cannot be used"),
     ],
 )
-def test_files_that_cannot_be_used_are_refused_before_anything_is_served(
-    given: dict[str, str], complaint: str, files: dict[str, Path], authority: trustme.CA, tmp_path: Path
+def test_invalid_files_are_refused_at_start(
+    given: dict[str, str], message: str, files: dict[str, Path], authority: trustme.CA, tmp_path: Path
 ) -> None:
     others = {name: tmp_path / name for name in ("missing", "other", "encrypted", "nonsense")}
     authority.issue_cert("localhost").private_key_pem.write_to_path(others["other"])
     others["nonsense"].write_text("no certificate")
     others["encrypted"].write_bytes(encrypted_key())
     known = others | {"chain": files["ssl_certfile"], "key": files["ssl_keyfile"]}
-    with pytest.raises(SettingsError, match=complaint):
+    with pytest.raises(SettingsError, match=message):
         tls_context(Settings(**{name: known[file] for name, file in given.items()}))
 
 

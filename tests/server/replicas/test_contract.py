@@ -3,7 +3,7 @@
 from tests.server.generation.test_structured_outputs import (
     test_an_answer_matches_its_regex_or_is_one_of_the_choices,
 )
-from tests.server.http.test_disconnects import test_a_client_is_missed_within_a_second_however_it_leaves
+from tests.server.http.test_disconnects import test_a_disconnect_is_detected_within_a_second
 from tests.server.routes.test_chat import (
     test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason as test_a_chat_streams_in_order,
 )
@@ -31,8 +31,8 @@ from tests.server.test_limits import (
 )
 from tests.server.test_operations import (
     test_a_strict_client_lists_and_finds_the_model,
-    test_metrics_count_what_was_served,
-    test_the_probes_say_yes_and_the_version_is_told,
+    test_metrics_count_tokens_and_requests,
+    test_probes_succeed_and_reveal_nothing,
 )
 from tests.server.test_refusals import (
     test_a_lone_surrogate_is_not_an_internal_error,

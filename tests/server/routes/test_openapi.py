@@ -22,7 +22,7 @@ def check(schema: Json, instance: Any) -> None:
 
 
 def check_answer(server: LiveServer, method: str, path: str, body: Json | None, template: str | None = None) -> None:
-    """The answer's status and content type are declared, and its body is as declared for them."""
+    """Check that the response's status and content type are declared, and that its body matches their schema."""
     response = server.http.request(method, path, json=body)
     answers = DOCUMENT["paths"][template or path][method.lower()]["responses"]
     content_type = response.headers["content-type"].partition(";")[0]
@@ -31,8 +31,8 @@ def check_answer(server: LiveServer, method: str, path: str, body: Json | None, 
         check(schema, response.json())
 
 
-@pytest.mark.filterwarnings("ignore:Duplicate Operation ID")  # of one route with two methods
-def test_every_route_is_described_and_nothing_else(server: LiveServer) -> None:
+@pytest.mark.filterwarnings("ignore:Duplicate Operation ID")  # caused by a route with two methods
+def test_every_route_is_described(server: LiveServer) -> None:
     assert methods_by_path(DOCUMENT) == methods_by_path(server.app.openapi())
 
 
@@ -65,7 +65,7 @@ MESSAGES = [{"role": "user", "content": "a"}]
         ("/detokenize", {"tokens": [500]}),
     ],
 )
-def test_what_is_answered_is_as_described(server: LiveServer, path: str, body: Json) -> None:
+def test_responses_match_their_schemas(server: LiveServer, path: str, body: Json) -> None:
     limit = {"max_tokens": 3} if path.startswith("/v1") else {}
     check_answer(server, "POST", path, {"model": NAME, **limit, **body})
 
@@ -73,16 +73,16 @@ def test_what_is_answered_is_as_described(server: LiveServer, path: str, body: J
 @pytest.mark.parametrize(
     "path", ["/v1/models", "/livez", "/readyz", "/health", "/version", "/metrics", "/openapi.json"]
 )
-def test_what_is_told_is_as_described(server: LiveServer, path: str) -> None:
+def test_responses_to_get_match_their_schemas(server: LiveServer, path: str) -> None:
     check_answer(server, "GET", path, None)
 
 
 @pytest.mark.parametrize("name", [NAME, "x"])
-def test_a_model_is_told_as_described(server: LiveServer, name: str) -> None:
+def test_a_models_card_matches_its_schema(server: LiveServer, name: str) -> None:
     check_answer(server, "GET", f"/v1/models/{name}", None, "/v1/models/{model_id}")
 
 
-def test_chunks_are_as_described(server: LiveServer) -> None:
+def test_chunks_match_their_schemas(server: LiveServer) -> None:
     options = {"stream": True, "max_tokens": 3, "stream_options": {"include_usage": True}, "return_token_ids": True}
     for response, kind in (
         (server.complete(**options, logprobs=1), Completion),
@@ -109,7 +109,7 @@ def test_chunks_are_as_described(server: LiveServer) -> None:
         ({"tool_choice": "maybe"}, False),
     ],
 )
-def test_a_request_is_refused_where_the_description_says_so(server: LiveServer, body: Json, fits: bool) -> None:
+def test_requests_are_accepted_if_and_only_if_they_match_the_schema(server: LiveServer, body: Json, fits: bool) -> None:
     schema = {"$ref": "#/components/schemas/ChatRequest"}
     asked = {"model": NAME, "messages": MESSAGES, "max_tokens": 1, **body}
     assert server.http.post("/v1/chat/completions", json=asked).status_code == (200 if fits else 400)

@@ -1,4 +1,4 @@
-"""Whoever logs neither waits nor fails, wherever the lines go."""
+"""Logging neither blocks nor fails, wherever the lines go."""
 
 import io
 import os
@@ -19,7 +19,7 @@ def sink() -> Iterator[LogSink]:
     made.drain()
 
 
-def test_lines_come_out_in_their_order(sink: LogSink, tmp_path: Path) -> None:
+def test_lines_are_written_in_order(sink: LogSink, tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as stream:
         sink.open(stream)
         for number in range(1000):
@@ -29,7 +29,7 @@ def test_lines_come_out_in_their_order(sink: LogSink, tmp_path: Path) -> None:
     assert sink.num_dropped == 0
 
 
-def test_lines_for_a_full_disk_are_counted(sink: LogSink) -> None:
+def test_lines_that_a_full_disk_refuses_are_counted(sink: LogSink) -> None:
     with Path("/dev/full").open("w") as stream:
         sink.open(stream)
         for _ in range(10):
@@ -38,7 +38,7 @@ def test_lines_for_a_full_disk_are_counted(sink: LogSink) -> None:
     assert sink.num_dropped == 10
 
 
-def test_lines_for_nobody_are_counted_and_later_ones_written(sink: LogSink, tmp_path: Path) -> None:
+def test_lines_to_a_closed_pipe_are_counted_and_later_lines_written(sink: LogSink, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as stream:
@@ -54,7 +54,7 @@ def test_lines_for_nobody_are_counted_and_later_ones_written(sink: LogSink, tmp_
     assert (sink.num_dropped, later.getvalue()) == (2, "found \\ud800\n")
 
 
-def test_a_reader_that_reads_nothing_holds_up_nobody(sink: LogSink) -> None:
+def test_a_pipe_that_is_not_read_does_not_block(sink: LogSink) -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
         sink.open(stream)
@@ -68,5 +68,5 @@ def test_a_reader_that_reads_nothing_holds_up_nobody(sink: LogSink) -> None:
         sink.drain(30)
 
 
-def test_dropped_lines_are_counted_among_the_metrics(server: LiveServer) -> None:
+def test_dropped_lines_are_a_metric(server: LiveServer) -> None:
     assert server.gauge("nvium_dropped_log_lines_total") >= 0

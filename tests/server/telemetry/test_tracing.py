@@ -33,7 +33,7 @@ BODY: dict[str, Any] = {"model": NAME, "prompt": SECRET, "max_tokens": 8, "seed"
 
 
 class Spans:
-    """What a provider was told, as the SDK would export it."""
+    """Collects the spans that a provider exports."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -41,7 +41,7 @@ class Spans:
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
 
     def take(self) -> tuple[ReadableSpan, list[ReadableSpan]]:
-        """The span of the one request there was, and those in it."""
+        """Return and remove the span of the only request, and its child spans."""
         wait_until(lambda: any(span.kind is SpanKind.SERVER for span in self._exporter.get_finished_spans()))
         spans = self._exporter.get_finished_spans()
         self._exporter.clear()
@@ -78,7 +78,9 @@ def traced(byte_model: LoadedModel) -> Iterator[tuple[LiveServer, Spans]]:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_request_is_a_span_with_its_phases_in_it(traced: tuple[LiveServer, Spans], stream: bool, n: int) -> None:
+def test_a_request_is_a_span_with_its_phases_as_children(
+    traced: tuple[LiveServer, Spans], stream: bool, n: int
+) -> None:
     server, spans = traced
     before = time.time_ns()
     response = server.http.post("/v1/completions", json=BODY | {"stream": stream, "n": n})
@@ -92,11 +94,11 @@ def test_a_request_is_a_span_with_its_phases_in_it(traced: tuple[LiveServer, Spa
         [before, request.start_time, *moments, request.end_time, after]
     )
 
-    told = dict(request.attributes)
-    exits = {name: told.pop(name) for name in list(told) if name.startswith("nvium.exit_counts.")}
-    assert told.pop("gen_ai.usage.cache_read.input_tokens") in (0, 16)  # others have asked before
-    assert told.pop("nvium.request_id") == response.headers["x-request-id"]
-    assert told == {
+    attributes = dict(request.attributes)
+    exits = {name: attributes.pop(name) for name in list(attributes) if name.startswith("nvium.exit_counts.")}
+    assert attributes.pop("gen_ai.usage.cache_read.input_tokens") in (0, 16)  # depends on earlier tests
+    assert attributes.pop("nvium.request_id") == response.headers["x-request-id"]
+    assert attributes == {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "nvium",
         "gen_ai.request.model": NAME,
@@ -116,7 +118,7 @@ def test_a_request_is_a_span_with_its_phases_in_it(traced: tuple[LiveServer, Spa
     assert SECRET not in "".join(span.to_json() for span in (request, *inner))
 
 
-def test_a_trace_goes_on_from_the_clients_span(traced: tuple[LiveServer, Spans]) -> None:
+def test_a_request_belongs_to_the_clients_trace(traced: tuple[LiveServer, Spans]) -> None:
     server, spans = traced
     server.http.post("/v1/completions", json=BODY, headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
     request, inner = spans.take()
@@ -141,15 +143,15 @@ def test_a_refused_request_is_a_span_without_phases(
         server.http.post("/v1/completions", json=body, headers=headers)
         request, inner = spans.take()
     assert inner == []
-    told = dict(request.attributes)
-    assert (told["http.response.status_code"], told["nvium.abort_cause"]) == (status, cause)
-    assert told.get("nvium.key_id") == (None if status == 401 else "alice")
-    assert not any(name.startswith(("gen_ai.usage", "gen_ai.request", "error")) for name in told)
+    attributes = dict(request.attributes)
+    assert (attributes["http.response.status_code"], attributes["nvium.abort_cause"]) == (status, cause)
+    assert attributes.get("nvium.key_id") == (None if status == 401 else "alice")
+    assert not any(name.startswith(("gen_ai.usage", "gen_ai.request", "error")) for name in attributes)
     assert request.status.status_code is StatusCode.UNSET
     assert SECRET not in request.to_json()
 
 
-def test_a_client_that_leaves_while_tokens_come_ends_the_phase_it_was_in(traced: tuple[LiveServer, Spans]) -> None:
+def test_a_disconnect_ends_the_current_phase(traced: tuple[LiveServer, Spans]) -> None:
     server, spans = traced
     with server.http.stream("POST", "/v1/completions", json=BODY | {"max_tokens": 4000, "stream": True}) as response:
         next(response.iter_lines())
@@ -160,7 +162,7 @@ def test_a_client_that_leaves_while_tokens_come_ends_the_phase_it_was_in(traced:
     assert request.status.status_code is StatusCode.UNSET
 
 
-def test_a_failure_of_ours_is_an_error(byte_model: LoadedModel) -> None:
+def test_a_failed_request_is_an_error_span(byte_model: LoadedModel) -> None:
     with traced_server(byte_model) as (server, spans):
         with server.http.stream("POST", "/v1/completions", json=BODY | {"max_tokens": 4000, "stream": True}) as stream:
             lines = stream.iter_lines()
@@ -181,7 +183,7 @@ def test_probes_and_lists_are_not_traced(traced: tuple[LiveServer, Spans]) -> No
 
 
 def at(record: RequestRecord, **seconds: float) -> RequestRecord:
-    """The record, with what happened so long after its arrival."""
+    """Set times of the record, in seconds after its arrival."""
     for name, after in seconds.items():
         setattr(record, name, record.arrived_at + after)
     return record
@@ -207,7 +209,7 @@ def shown(record: RequestRecord) -> list[tuple[str, float, float]]:
         (200, None, 1, []),
     ],
 )
-def test_a_request_is_in_its_last_phase_until_it_was_cut_short_or_had_spoken(
+def test_an_aborted_requests_last_phase_lasts_until_its_end(
     status: int | None, cause: str | None, reached: int, expected: list[tuple[str, int, int]]
 ) -> None:
     record = RequestRecord(Metrics([1.0], [1.0]), request_id="mine", endpoint="completions")
@@ -218,7 +220,7 @@ def test_a_request_is_in_its_last_phase_until_it_was_cut_short_or_had_spoken(
 
 
 class Collector(HTTPServer):
-    """Takes spans over HTTP, as the OpenTelemetry collector does."""
+    """Receives spans over HTTP, as the OpenTelemetry collector does."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Receiver)
@@ -254,7 +256,9 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.mark.parametrize("ending", ["", "/", "/v1/traces"])
-def test_spans_reach_the_endpoint_that_was_set(byte_model: LoadedModel, collector: Collector, ending: str) -> None:
+def test_spans_are_exported_to_the_configured_endpoint(
+    byte_model: LoadedModel, collector: Collector, ending: str
+) -> None:
     settings = Settings(otlp_endpoint=collector.url + ending)
     provider = tracer_provider(settings)
     assert isinstance(provider, TracerProvider)
