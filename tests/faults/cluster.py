@@ -1,7 +1,7 @@
-"""Replicas and a front, each a process of its own. A list stands in for Ray, which finds and replaces replicas."""
+"""Replicas and a gateway, each in its own process. A fixed list replaces Ray."""
 
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ READY_SECONDS = 120
 
 
 def serve_replica(settings: Settings) -> None:
-    """As a replica in a Ray actor serves."""
+    """Serve as a replica in a Ray actor does."""
     configure_logs()
     with listen(settings.host, settings.port) as listener:
         service = load(settings)
@@ -39,18 +39,18 @@ def serve_replica(settings: Settings) -> None:
         DrainingServer(config, service).run(sockets=[listener])
 
 
-def serve_front(urls: Sequence[str], settings: Settings) -> None:
-    """As `nvium serve --replicas` serves, of replicas that are listed."""
+def serve_gateway(urls: Sequence[str], settings: Settings) -> None:
+    """Serve as `nvium serve --replicas` does, but with the listed replicas."""
     configure_logs()
     with listen(settings.host, settings.port) as listener:
-        front, keys = Gateway(ListedPool(urls), settings), KeyRing(read_keys(settings))
+        gateway, keys = Gateway(ListedPool(urls), settings), KeyRing(read_keys(settings))
         (renewal := Renewal(settings, keys, None)).listen()
-        config = uvicorn_config(gateway_app(front, keys), settings, None, timeout_graceful_shutdown=STOP_SECONDS)
-        DrainingServer(config, front, renewal).run(sockets=[listener])
+        config = uvicorn_config(gateway_app(gateway, keys), settings, None, timeout_graceful_shutdown=STOP_SECONDS)
+        DrainingServer(config, gateway, renewal).run(sockets=[listener])
 
 
 class ListedPool:
-    """Replicas that somebody else keeps; the least busy is chosen, of those that are not excluded if there are any."""
+    """A `Pool` of fixed replicas. Chooses the least busy one, preferably one that is not excluded."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._busy = {Address(name=url, url=url, secret=SECRET): 0 for url in urls}
@@ -73,7 +73,7 @@ class ListedPool:
 
 @dataclass(frozen=True)
 class Cluster(ServerProcess):
-    """The front, and what stands behind it."""
+    """A gateway and its replicas."""
 
     replicas: tuple[ServerProcess, ...] = ()
 
@@ -87,35 +87,29 @@ def cluster(
     num_replicas: int = 2,
     **options: object,
 ) -> Iterator[Cluster]:
-    """All replicas are ready when it is entered."""
+    """Start replicas, wait until they are ready, and start a gateway. `prepare` runs in the gateway's process."""
+    own = {name: value for name, value in options.items() if name not in ("api_keys", "port")}
     with ExitStack() as stack:
         logs = [log.with_name(f"{log.name}-{number}") for number in range(num_replicas)]
-        replicas = [stack.enter_context(together(model_folder, file, options)) for file in logs]
+        replicas = [
+            stack.enter_context(forked_server(model_folder, file, serving=serve_replica, waits=False, **own))
+            for file in logs
+        ]
         for replica in replicas:
             wait_until(lambda replica=replica: is_ready(replica), seconds=READY_SECONDS)
-        front = stack.enter_context(fronted(model_folder, log, replicas, prepare=prepare, **options))
-        yield Cluster(front.process, front.http, front.log_file, tuple(replicas))
+        gateway = stack.enter_context(gateway_of(model_folder, log, replicas, prepare=prepare, **options))
+        yield Cluster(gateway.process, gateway.http, gateway.log_file, tuple(replicas))
 
 
-@contextmanager
-def fronted(
+def gateway_of(
     model_folder: Path, log: Path, replicas: Sequence[ServerProcess], **options: Any
-) -> Iterator[ServerProcess]:
-    """A front of replicas that are there."""
-    serving = partial(serve_front, [replica.url for replica in replicas])
-    with forked_server(model_folder, log, serving=serving, **options) as front:
-        yield front
-
-
-@contextmanager
-def together(folder: Path, log: Path, options: dict[str, object]) -> Iterator[ServerProcess]:
-    own = {name: value for name, value in options.items() if name not in ("api_keys", "port")}
-    with forked_server(folder, log, serving=serve_replica, waits=False, **own) as replica:
-        yield replica
+) -> AbstractContextManager[ServerProcess]:
+    """Start a gateway for running replicas."""
+    serving = partial(serve_gateway, [replica.url for replica in replicas])
+    return forked_server(model_folder, log, serving=serving, **options)
 
 
 def is_ready(replica: ServerProcess) -> bool:
-    """To its front."""
     assert replica.process.poll() is None, f"a replica ended with {replica.process.poll()}"
     try:
         return replica.http.get("/readyz", headers={relay.SECRET: SECRET}).status_code == 200

@@ -1,4 +1,4 @@
-"""The model of the server's tests, in a folder."""
+"""Fixtures of the server's tests."""
 
 from tests.server.conftest import byte_model, model_folder, no_log_lines
 

@@ -1,43 +1,32 @@
-"""What is done to one of the replicas behind a front."""
+"""Faults of one of the replicas behind a gateway."""
 
 import asyncio
 import signal
 from random import Random
 
 from tests.faults.cluster import Cluster
+from tests.faults.kinds import signalled, slowed
 from tests.server.server_process import ServerProcess
 
 HANG_SECONDS = 6
-"""More than it takes to find out that a replica says nothing."""
+"""Longer than the gateway takes to detect that a replica hangs."""
 
 
-def some_replica(server: ServerProcess, chance: Random) -> int:
+def some_replica(server: ServerProcess, chance: Random) -> ServerProcess:
     assert isinstance(server, Cluster)
-    return chance.randrange(len(server.replicas))
-
-
-def replicas_of(server: ServerProcess) -> tuple[ServerProcess, ...]:
-    assert isinstance(server, Cluster)
-    return server.replicas
+    return chance.choice(server.replicas)
 
 
 async def replica_killed(server: ServerProcess, chance: Random) -> None:
-    await asyncio.sleep(chance.random())
-    replicas_of(server)[some_replica(server, chance)].process.send_signal(signal.SIGKILL)
+    await signalled(signal.SIGKILL, some_replica(server, chance), chance)
 
 
 async def replica_hangs(server: ServerProcess, chance: Random) -> None:
-    replica = replicas_of(server)[some_replica(server, chance)]
+    replica = some_replica(server, chance)
     replica.process.send_signal(signal.SIGSTOP)
     await asyncio.sleep(HANG_SECONDS)
     replica.process.send_signal(signal.SIGCONT)
 
 
 async def replica_slowed(server: ServerProcess, chance: Random) -> None:
-    """One that goes on for a fifth of the time."""
-    replica = replicas_of(server)[some_replica(server, chance)]
-    for _ in range(20):
-        replica.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(0.16)
-        replica.process.send_signal(signal.SIGCONT)
-        await asyncio.sleep(0.04)
+    await slowed(some_replica(server, chance), chance)

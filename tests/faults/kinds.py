@@ -1,4 +1,4 @@
-"""What is done to a server, each of a kind. All of them leave it as it was, or dead."""
+"""Faults of a single server. Each fault is reverted, unless it ends the server."""
 
 import asyncio
 import fcntl
@@ -27,7 +27,7 @@ FILES = 128
 
 
 class Start(Protocol):
-    """A server of a model folder that logs to a file, ready when entered; `prepare` as `forked_server` has it."""
+    """Starts a server that logs to a file and is ready when the context is entered, as `forked_server` does."""
 
     def __call__(
         self, model_folder: Path, log: Path, *, prepare: Prepare | None = None, **options: object
@@ -36,11 +36,11 @@ class Start(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """`ends`: the exit codes of which one is to be seen, none if the server lives on; if it `may_live`, either.
+    """A kind of fault.
 
-    `log`: where its log goes. `needs` says what is missing for it here, nothing if all is there. `is_felt`, asked after
-    the fault of a server that lives, says whether it had an effect at all. Only a killed process `may_lose` requests
-    without an answer.
+    `ends` are the possible exit codes. Empty means that the server must survive. If it `may_live`, both are allowed.
+    `log` opens the server's log. `missing` names what this machine lacks for the fault, or returns an empty string.
+    `had_effect` checks a surviving server. Only a killed process `may_lose` requests without a response.
     """
 
     name: str
@@ -50,25 +50,21 @@ class Kind:
     log: Callable[[Path], AbstractAsyncContextManager[Path]] | None = None
     start: Start = forked_server
     options: Mapping[str, object] = field(default_factory=dict)
-    needs: Callable[[], str] = str
+    missing: Callable[[], str] = str
     is_quick: bool = False
     may_live: bool = False
     may_lose: bool = False
-    is_felt: Callable[[ServerProcess], bool] = bool
-
-
-def num_dropped_lines(server: ServerProcess) -> float:
-    page = server.http.get("/metrics", headers={"authorization": f"Bearer {KEY}"}).text
-    [number] = re.findall(r"^nvium_dropped_log_lines_total (\S+)$", page, re.MULTILINE)
-    return float(number)
+    had_effect: Callable[[ServerProcess], bool] = bool
 
 
 def drops_lines(server: ServerProcess) -> bool:
-    return num_dropped_lines(server) > 0
+    page = server.http.get("/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+    [number] = re.findall(r"^nvium_dropped_log_lines_total (\S+)$", page, re.MULTILINE)
+    return float(number) > 0
 
 
 def fills_its_pipe(server: ServerProcess) -> bool:
-    """Nobody reads, so the next line waits."""
+    """Return whether the pipe is almost full, so writing the next line would block."""
     reading = os.open(server.log_file, os.O_RDONLY | os.O_NONBLOCK)
     [waiting] = struct.unpack("i", fcntl.ioctl(reading, termios.FIONREAD, b"\0" * 4))
     os.close(reading)
@@ -80,7 +76,7 @@ def logs(words: str) -> Callable[[ServerProcess], bool]:
 
 
 async def nothing(server: ServerProcess, chance: Random) -> None:
-    """The fault is there from the start."""
+    """Do nothing: the fault is present from the start."""
 
 
 async def silent_clients(server: ServerProcess, chance: Random) -> None:
@@ -93,16 +89,16 @@ async def silent_clients(server: ServerProcess, chance: Random) -> None:
 
 
 async def no_more_memory(server: ServerProcess, chance: Random) -> None:
-    """For two seconds it may have no more pages to write to, and somebody asks for much.
+    """Allow no further writable pages for two seconds, and send requests that need memory.
 
-    A bound on the address space would leave it what the allocator has reserved there, 64 MB for each thread.
+    A limit of the address space would not work: the allocator has reserved 64 MB of it for each thread.
     """
     pid = server.process.pid
     before = resource.prlimit(pid, resource.RLIMIT_DATA)
     resource.prlimit(pid, resource.RLIMIT_DATA, (writable_bytes(pid), before[1]))
     await ask_for_much(server.url)
     await asyncio.sleep(2)
-    with suppress(ProcessLookupError):  # it may have ended, with 1
+    with suppress(ProcessLookupError):  # the server may have exited with 1
         resource.prlimit(pid, resource.RLIMIT_DATA, before)
 
 
@@ -123,17 +119,17 @@ async def paused(server: ServerProcess, chance: Random) -> None:
 
 
 async def slowed(server: ServerProcess, chance: Random) -> None:
-    """Stopped and continued, again and again."""
+    """Let the process run a fifth of the time."""
     for _ in range(20):
         server.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(0.08)
+        await asyncio.sleep(0.16)
         server.process.send_signal(signal.SIGCONT)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.04)
 
 
 def break_the_device_thread() -> None:
-    """From the three hundredth Step on. Not with a MemoryError, which ends the process at once and cuts answers."""
-    from nvium_core import Engine  # noqa: PLC0415 (in the process that is to break)
+    """Fail every Step after 300 Steps. A MemoryError would end the process at once and cut responses."""
+    from nvium_core import Engine  # noqa: PLC0415 (imported in the server's process)
 
     step, steps = Engine.step, iter(range(300))
 
@@ -167,7 +163,7 @@ async def full_disk(_: Path) -> AsyncIterator[Path]:
 
 @asynccontextmanager
 async def pipe_without_reader(folder: Path) -> AsyncIterator[Path]:
-    """The reader goes once the server has begun to write."""
+    """Close the reading end once the server has begun to write."""
     reading = pipe(folder)
     leaving = asyncio.get_running_loop().call_later(3, os.close, reading)
     yield folder / "pipe"

@@ -1,4 +1,4 @@
-"""Mixed load of known requests, each compared token by token with what a quiet server answered."""
+"""Mixed load of known requests. Each response is compared, token by token, with an idle server's."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tests.server.raw_client import JSON, Answer, RawConnection, asked, connecte
 KEY = "sk-faults"
 OPEN: Mapping[str, str] = {**JSON, "authorization": f"Bearer {KEY}"}
 OPTIONS = {"deterministic": 1, "max_sequences": 8, "cache_tokens": 560, "api_keys": KEY, "arrival_seconds": 20}
-"""Of the server: so little cache that sequences lose theirs to others."""
+"""Options of the server. The cache is so small that sequences are preempted."""
 
 ANSWER_SECONDS = 60
 PAUSE_SECONDS = 0.05
@@ -27,17 +27,17 @@ LONG_BEGINNING = "Once upon a time there was a fox. " * 12
 Spoken = dict[int, list[tuple[int, int]]]
 
 MALFORMED = (b"\x00\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", post(PATHS[0], {"prompt": 3}, headers=OPEN))
-"""What is to be refused."""
+"""Requests that the server must refuse."""
 
 REFUSALS = (400, 429, 503, 505)
 UNFINISHED = b"POST / HTT"
 LONG_PROMPT, NUM_LONG = 100_000, 16
-"""Sentences of a request, and such requests at once: more than a server is likely to have free of what it once had."""
+"""Sentences per request, and concurrent requests: more than fits into memory that the allocator has kept."""
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A request whose tokens are the same every time."""
+    """A request with deterministic tokens."""
 
     path: str
     fields: Mapping[str, Any]
@@ -68,21 +68,18 @@ def some_fields(path: str, chance: random.Random) -> dict[str, Any]:
 
 @dataclass
 class Tally:
-    """What became of requests."""
+    """The outcomes of requests."""
 
     counts: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
-    """That right answers took."""
+    """Latencies of right responses."""
 
     def add(self, outcome: str) -> None:
         self.counts[outcome] += 1
 
-    def __getitem__(self, outcome: str) -> int:
-        return self.counts[outcome]
-
 
 class Load:
-    """Clients that ask one thing after another until they are told to stop, or all at once every `beat_seconds`."""
+    """Clients that send requests until `is_over`: continuously, or all at once every `beat_seconds`."""
 
     def __init__(self, expected: Mapping[Known, Spoken], seed: int, beat_seconds: float = 0) -> None:
         self._expected = expected
@@ -105,13 +102,12 @@ class Load:
             except TimeoutError:
                 self.tally.add("unanswered")
             except OSError:
-                self.tally.add("nobody there")
+                self.tally.add("unreachable")
                 await asyncio.sleep(0.5)
             await asyncio.sleep(self._pause())
 
     async def _ask_or_be_cut(self, connection: RawConnection, chance: random.Random) -> None:
-        """An answer that has begun must not be cut. A connection that ends before is `dropped`, perhaps unseen by a
-        server that was ending."""
+        """Count a response that ends early as `cut`, and a connection that ends before the response as `dropped`."""
         try:
             await self._ask(connection, chance)
         except TimeoutError:
@@ -152,18 +148,16 @@ class Load:
 
 
 def judged(answer: Answer, expected: Spoken) -> str:
-    """`right`, `wrong`, `refused` to be tried again, or `failed` with an error that says so."""
+    """Return `right`, `wrong`, `refused` (may be retried) or `failed` (with an error)."""
     if answer.status in (429, 503):
         return "refused"
-    if answer.status != 200:
-        return "failed"
-    if b'"error"' in answer.body:
+    if answer.status != 200 or b'"error"' in answer.body:
         return "failed"
     return "right" if answer.spoken() == expected else "wrong"
 
 
 async def ask_for_much(url: str) -> None:
-    """Requests that take some memory, answered or not."""
+    """Send requests that need much memory. Ignore the responses."""
     long = post(PATHS[0], {"model": "default", "prompt": "Once upon a time. " * LONG_PROMPT}, headers=OPEN)
     with suppress(TimeoutError):
         async with asyncio.timeout(2):
@@ -171,7 +165,7 @@ async def ask_for_much(url: str) -> None:
 
 
 async def quiet_answers(url: str, known: Sequence[Known]) -> dict[Known, Spoken]:
-    """What a server answers that is asked one thing at a time."""
+    """Send the requests one at a time and return the tokens of each response."""
     answers: dict[Known, Spoken] = {}
     for each in known:
         async with connected(url) as connection:
@@ -182,7 +176,7 @@ async def quiet_answers(url: str, known: Sequence[Known]) -> dict[Known, Spoken]
 
 
 async def all_right(url: str, expected: Mapping[Known, Spoken]) -> list[str]:
-    """How each known request is answered now."""
+    """Send all known requests and return the outcomes."""
     outcomes = []
     for known, spoken in expected.items():
         async with connected(url) as connection:
@@ -197,5 +191,5 @@ def percentiles(values: Sequence[float]) -> Iterator[tuple[str, float]]:
             yield f"p{share}", round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 4)
 
 
-def dumped(told: object) -> str:
-    return json.dumps(told, indent=1) + "\n"
+def dumped(result: object) -> str:
+    return json.dumps(result, indent=1) + "\n"

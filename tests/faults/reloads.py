@@ -1,4 +1,4 @@
-"""SIGHUP in the midst of anything, with a file of keys to reload."""
+"""SIGHUP at random moments. It reloads a key file."""
 
 import asyncio
 import signal
@@ -15,14 +15,14 @@ SIGNALS_SECONDS = 2
 
 
 @contextmanager
-def with_a_file_of_keys(model_folder: Path, log: Path, **options: object) -> Iterator[ServerProcess]:
+def server_with_key_file(model_folder: Path, log: Path, **options: object) -> Iterator[ServerProcess]:
     keys = log.with_name("keys")
     keys.write_text("sk-of-the-file\n")
     with forked_server(model_folder, log, api_keys_file=keys, **options) as server:
         yield server
 
 
-async def reloaded_again_and_again(server: ServerProcess, chance: Random) -> None:
+async def reload_keys(server: ServerProcess, chance: Random) -> None:
     for _ in range(NUM_SIGNALS):
         server.process.send_signal(signal.SIGHUP)
         await asyncio.sleep(2 * chance.random() * SIGNALS_SECONDS / NUM_SIGNALS)

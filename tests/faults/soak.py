@@ -1,8 +1,8 @@
-"""`python -m tests.faults.soak --seconds 3600 --json FILE`: a server under mixed load, looked at every so often.
+"""`python -m tests.faults.soak --seconds 3600 --json FILE`: samples the resources of a server under mixed load.
 
-All clients ask at once, every `--beat` seconds: sequences compete for the cache, and the server is idle in between.
-What it holds (memory, descriptors, threads, pages), the processor's time and how long answers take should stay as they
-were after the first minutes. Every answer is compared with a quiet server's.
+All clients send a request every `--beat` seconds: sequences compete for the cache, and the server is idle in between.
+Memory, descriptors, threads, pages, CPU time and latencies should stay constant after the first minutes. Every response
+is compared with an idle server's.
 """
 
 import argparse
@@ -36,8 +36,8 @@ NUM_KNOWN = 40
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def holdings(server: ServerProcess) -> dict[str, Any]:
-    """What the server has, by the kernel and by its own word."""
+def resources(server: ServerProcess) -> dict[str, Any]:
+    """Return the server's resources, from the kernel and from its metrics."""
     folder = Path(f"/proc/{server.process.pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     used = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
@@ -45,7 +45,7 @@ def holdings(server: ServerProcess) -> dict[str, Any]:
     return {
         "resident_mb": round(int(status["VmRSS"].split()[0]) / 1024, 1),
         "threads": int(status["Threads"]),
-        "descriptors": len(os.listdir(folder / "fd")),  # noqa: PTH208 (quicker)
+        "descriptors": len(os.listdir(folder / "fd")),  # noqa: PTH208 (faster)
         "processor_seconds": sum(map(int, used)) / TICKS,
         **{name: series(page, rf"nvium_{metric}") for name, metric in SERIES.items()},
         "cancelled": series(page, r'nvium_requests_total\{[^}]*outcome="cancelled"\}'),
@@ -53,7 +53,7 @@ def holdings(server: ServerProcess) -> dict[str, Any]:
 
 
 def series(page: str, pattern: str) -> float:
-    """The sum of what a page of metrics says of those that match."""
+    """Return the sum of all series that match the pattern."""
     return sum(float(value) for value in re.findall(rf"^{pattern} (\S+)$", page, re.MULTILINE))
 
 
@@ -62,9 +62,9 @@ async def watched(server: ServerProcess, load: Load, seconds: float, every: floa
     while (passed := time.monotonic() - started) < seconds:
         await asyncio.sleep(min(every, seconds - passed))
         took, seen = load.tally.seconds[seen:], len(load.tally.seconds)
-        held = await asyncio.to_thread(holdings, server)
+        used = await asyncio.to_thread(resources, server)
         at = {"seconds": round(time.monotonic() - started, 1), "answers": len(took)}
-        samples.append({**at, **held, **dict(percentiles(took))})
+        samples.append({**at, **used, **dict(percentiles(took))})
         sys.stderr.write(f"{samples[-1]}\n")
     load.is_over = True
     return samples
@@ -76,7 +76,7 @@ async def soaked(server: ServerProcess, given: argparse.Namespace) -> dict[str, 
     async with asyncio.TaskGroup() as group:
         group.create_task(load.run(server.url, given.clients))
         samples = await watched(server, load, given.seconds, given.every)
-    last = await asyncio.to_thread(holdings, server)
+    last = await asyncio.to_thread(resources, server)
     return {"counts": load.tally.counts, "samples": samples, "afterwards": last}
 
 
@@ -94,12 +94,12 @@ def main() -> None:
         model.model.save_pretrained(Path(folder) / NAME)
         model.tokenizer.save_pretrained(Path(folder) / NAME)
         with forked_server(Path(folder) / NAME, log, **OPTIONS) as server:
-            told = asyncio.run(soaked(server, given))
+            result = asyncio.run(soaked(server, given))
         lines = [json.loads(line) for line in log.read_text().splitlines()]
     warnings = Counter(line["event"] for line in lines if line["level"] != "info")
     names = ("seconds", "every", "beat", "clients", "seed")
     command = " ".join(["python -m tests.faults.soak", *(f"--{name} {getattr(given, name):g}" for name in names)])
-    given.json.write_text(dumped({"command": command, "warnings": warnings, **told}))
+    given.json.write_text(dumped({"command": command, "warnings": warnings, **result}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Breaks servers under mixed load, in each of the ways there are, and says what became of requests and how soon."""
+"""Injects faults into servers under mixed load, and measures the outcomes of requests and the time to recovery."""
 
 import asyncio
 import tempfile
@@ -20,7 +20,7 @@ from tests.server.server_process import ServerProcess
 NUM_KNOWN = 12
 NUM_CLIENTS = 4
 BEFORE_SECONDS, AFTER_SECONDS = 1.5, 1.5
-"""Of load, around a fault."""
+"""Duration of the load before and after a fault."""
 
 END_SECONDS = 45
 RECOVERY_SECONDS = 120
@@ -28,11 +28,11 @@ RECOVERY_SECONDS = 120
 
 @dataclass
 class Row:
-    """`lost`: requests whose answer was cut or never came; `dropped`: those whose connection ended before it began.
-    `refused` and `failed` were told so.
+    """Outcomes of a fault.
 
-    `recovery_seconds` is from the end of the fault to the first right answer, of a new process where that one ended.
-    `seconds` is what all of it took.
+    `lost` requests got an incomplete response or none. `dropped` requests lost their connection before the response.
+    `refused` and `failed` requests got an error. `recovery_seconds` is the longest time from the end of a fault to the
+    first right response, from a new process if the server ended. `seconds` is the total duration.
     """
 
     what: str
@@ -57,7 +57,7 @@ class Row:
 
 
 class Suite:
-    """On one model folder. `expected` is what a quiet server answers."""
+    """Injects faults into servers of one model. `expected` are the tokens of an idle server."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder = folder
@@ -72,15 +72,15 @@ class Suite:
         ):
             self.expected = await quiet_answers(server.url, self._known)
 
-    async def broken(self, kind: Kind, times: int) -> Row:
+    async def inject(self, kind: Kind, times: int) -> Row:
         row, codes, started = Row(kind.name), Counter[str](), time.monotonic()
         for turn in range(times):
-            codes[await self._break(kind, Random(f"{self._seed} {kind.name} {turn}"), row)] += 1
+            codes[await self._inject(kind, Random(f"{self._seed} {kind.name} {turn}"), row)] += 1
         row.exit_codes = ", ".join(f"{code} ({number})" for code, number in sorted(codes.items()))
         row.seconds = round(time.monotonic() - started, 1)
         return row
 
-    async def _break(self, kind: Kind, chance: Random, row: Row) -> str:
+    async def _inject(self, kind: Kind, chance: Random, row: Row) -> str:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             log = await stack.enter_async_context(kind.log(folder)) if kind.log else folder / "log"
@@ -96,25 +96,25 @@ class Suite:
             load.is_over = True
             await running
             assert code in kind.ends if code is not None else not kind.ends or kind.may_live, f"{kind.name}: {code}"
-            assert code is not None or kind.is_felt(server), f"{kind.name}: had no effect"
+            assert code is not None or kind.had_effect(server), f"{kind.name}: had no effect"
             if code is not None:
-                server = stack.enter_context(start(folder / "log-anew"))
+                server = stack.enter_context(start(folder / "log-2"))
             afterwards, recovery = await self._recovered(server, over)
             row.add(load.tally.counts, afterwards, recovery)
             return "lives" if code is None else str(code)
 
     async def _recovered(self, server: ServerProcess, since: float) -> tuple[list[str], float]:
-        """How all known requests are answered once one is, and after how many seconds that was."""
+        """Wait for a right response. Return the outcomes of all known requests, and the seconds since the fault."""
         first = dict([next(iter(self.expected.items()))])
         async with asyncio.timeout(RECOVERY_SECONDS):
-            while await all_right(server.url, first) != ["right"]:  # noqa: ASYNC110 (it is another process)
+            while await all_right(server.url, first) != ["right"]:  # noqa: ASYNC110 (the server is another process)
                 await asyncio.sleep(0.1)
             recovery = time.monotonic() - since
             return await all_right(server.url, self.expected), recovery
 
 
 def is_as_promised(row: Row, kind: Kind) -> bool:
-    """Nothing is wrong; nothing is lost unless a process is killed; nothing is dropped unless one ends."""
+    """No response is wrong. None is lost unless a process is killed, and none is dropped unless a process ends."""
     ends = bool(kind.ends) or kind.may_lose
     return row.wrong == 0 and (row.lost == 0 or kind.may_lose) and (row.dropped == 0 or ends)
 
@@ -124,19 +124,19 @@ async def ended(server: ServerProcess) -> int:
 
 
 async def settled(server: ServerProcess) -> int | None:
-    """None once it says that it is live, or how it ended."""
+    """Wait until the server is live (None) or has ended (its exit code)."""
     until = time.monotonic() + END_SECONDS
     while server.process.poll() is None:
         with suppress(OSError, EOFError):
             if (await asked(server.url, request("/livez", method="GET"))).status == 200:
                 return None
-        assert time.monotonic() < until, "it neither lives nor ends"
+        assert time.monotonic() < until, "the server is neither live nor has it ended"
         await asyncio.sleep(0.2)
     return server.process.poll()
 
 
 def table(rows: Sequence[Row]) -> str:
-    """In Markdown."""
+    """Format the rows as a Markdown table."""
     names = [name.replace("_", " ") for name in asdict(rows[0])]
     lines = [names, ["---"] * len(names), *([str(value) for value in asdict(row).values()] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -1,4 +1,4 @@
-"""Faults of what a server stands on: its clock, its disk, its memory; and what a machine lacks to have them."""
+"""Faults of a server's environment: its clock, its disk, its memory. `missing_…` says what a fault needs."""
 
 import asyncio
 import ctypes
@@ -15,11 +15,11 @@ from tests.server.server_process import ServerProcess, server_process
 
 FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 CLOCK = "clock"
-"""The file beside the log that says by how much the clock is wrong."""
+"""The file next to the log with the clock's offset."""
 
 JUMPS = ("+1h", "-1d", "+365d", "-2h", "+0")
 NEXT_YEAR = f'"timestamp": "{time.gmtime().tm_year + 1}-'
-"""In the log."""
+"""Part of a log line after a jump of a year."""
 
 JUMP_SECONDS = 1.5
 
@@ -30,18 +30,18 @@ MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 MEMORY_SECONDS = 3
 
 
-def no_faketime() -> str:
+def missing_faketime() -> str:
     return "" if FAKETIME else "Debian's libfaketime is not installed"
 
 
 @contextmanager
-def with_a_clock_that_can_jump(
+def server_with_fake_clock(
     model_folder: Path, log: Path, *, prepare: Prepare | None = None, **options: object
 ) -> Iterator[ServerProcess]:
-    """A process that never had another clock. What counts time, as a kernel does, is left alone.
+    """Start a server with libfaketime. Monotonic clocks stay real.
 
-    libfaketime's correction of timed waits makes them return at once: two threads that want the interpreter then hand
-    it to and fro, and hardly anything runs (seen with 0.9.10 and Python 3.11).
+    libfaketime's correction of timed waits is off: it makes them return at once, so threads that wait for the GIL only
+    pass it back and forth (seen with libfaketime 0.9.10 and Python 3.11).
     """
     assert prepare is None
     clock = log.with_name(CLOCK)
@@ -58,12 +58,12 @@ async def clock_jumps(server: ServerProcess, chance: Random) -> None:
         await asyncio.sleep(JUMP_SECONDS)
 
 
-def no_root() -> str:
+def missing_root() -> str:
     return "" if os.geteuid() == 0 else "needs root"
 
 
-def everything_read_only() -> None:
-    """For this process; what it has open for writing stays so."""
+def mount_read_only() -> None:
+    """Mount the root read-only for this process. Files that are open for writing stay writable."""
     libc = ctypes.CDLL(None, use_errno=True)
     steps = (
         lambda: libc.unshare(NEW_MOUNTS),
@@ -75,35 +75,34 @@ def everything_read_only() -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def sees_a_read_only_disk(server: ServerProcess) -> bool:
-    """The root of its own mounts."""
+def has_read_only_root(server: ServerProcess) -> bool:
     mounts = Path(f"/proc/{server.process.pid}/mountinfo").read_text().splitlines()
     return any(fields[4] == "/" and "ro" in fields[5].split(",") for fields in map(str.split, mounts))
 
 
 @asynccontextmanager
 async def broken_disk(_: Path) -> AsyncIterator[Path]:
-    """Each write to it is EIO: the first page of a process's own memory, where there is none."""
+    """Return a file on which each write fails with EIO: address 0 of the process's memory."""
     yield Path("/proc/self/mem")
 
 
-def no_memory_groups() -> str:
-    is_there = (MEMORY_GROUPS / "memory.limit_in_bytes").exists() and os.access(MEMORY_GROUPS, os.W_OK)
-    return "" if is_there else "no control group of memory can be made here"
+def missing_memory_groups() -> str:
+    exists = (MEMORY_GROUPS / "memory.limit_in_bytes").exists() and os.access(MEMORY_GROUPS, os.W_OK)
+    return "" if exists else "cannot create memory cgroups"
 
 
 def memory_group(pid: int) -> Path:
     return MEMORY_GROUPS / f"nvium-faults-{pid}"
 
 
-def into_a_memory_group() -> None:
+def join_memory_group() -> None:
     group = memory_group(os.getpid())
     group.mkdir()
     (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
-async def no_memory_of_its_group(server: ServerProcess, chance: Random) -> None:
-    """For three seconds the group has no more than it uses, and somebody asks for much."""
+async def limit_memory_group(server: ServerProcess, chance: Random) -> None:
+    """Limit the cgroup to its current memory for three seconds, and send requests that need memory."""
     group = memory_group(server.process.pid)
     used = int((group / "memory.usage_in_bytes").read_text())
     limit = group / "memory.limit_in_bytes"
@@ -113,12 +112,12 @@ async def no_memory_of_its_group(server: ServerProcess, chance: Random) -> None:
     limit.write_text("-1")
 
 
-def was_refused_memory(server: ServerProcess) -> bool:
+def hit_memory_limit(server: ServerProcess) -> bool:
     return int((memory_group(server.process.pid) / "memory.failcnt").read_text()) > 0
 
 
 def remove_memory_groups() -> None:
-    """Those whose processes have ended."""
+    """Remove the cgroups of processes that have ended."""
     for group in MEMORY_GROUPS.glob("nvium-faults-*"):
         if not (group / "cgroup.procs").read_text():
             group.rmdir()

@@ -1,4 +1,4 @@
-"""How answers and the process end when the device thread dies, and when a drain runs out of time."""
+"""How responses and the process end when the device thread dies, and when a drain times out."""
 
 import asyncio
 import signal
@@ -14,7 +14,7 @@ from tests.server.raw_client import asked, connected, request
 
 
 def break_the_device_thread() -> None:
-    """Once a prompt begins with the token that only one request has."""
+    """Fail the Step of the prompt `BREAKS`."""
     from nvium_core import Engine  # noqa: PLC0415
 
     step = Engine.step
@@ -28,7 +28,7 @@ def break_the_device_thread() -> None:
 
 
 def lose_the_device() -> None:
-    """From the first Step on in which that prompt is, every call of the device fails."""
+    """Fail the Step of the prompt `BREAKS` and every later Step, as a lost device does."""
     import torch  # noqa: PLC0415
 
     from nvium_core.engine.device.native.backend import NativeBackend  # noqa: PLC0415
@@ -50,7 +50,7 @@ BREAKS = [200, 1, 2]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [break_the_device_thread, lose_the_device])
-async def test_a_dead_device_or_its_thread_ends_the_process_once_everybody_has_been_told(
+async def test_a_dead_device_ends_the_process_after_all_requests_got_an_error(
     model_folder: Path, tmp_path: Path, fault: Callable[[], None]
 ) -> None:
     with forked_server(model_folder, tmp_path / "log", prepare=fault) as server:
@@ -61,16 +61,16 @@ async def test_a_dead_device_or_its_thread_ends_the_process_once_everybody_has_b
             broken = await asked(server.url, asking(prompt=BREAKS))
             await probe.send(request("/livez", method="GET"))
             assert (await probe.answer()).status == 503
-            told, refused = await stream.rest(), await whole.answer()
+            events, refused = await stream.rest(), await whole.answer()
         assert (broken.status, refused.status) == (500, 500)
-        assert b'"error"' in told
-        assert told.endswith(b"data: [DONE]\n\n")
+        assert b'"error"' in events
+        assert events.endswith(b"data: [DONE]\n\n")
         assert await asyncio.to_thread(server.exit_code, 20) == 1
         assert "the device thread has failed" in server.log()
 
 
 @pytest.mark.slow
-async def test_whole_requests_that_outlast_a_drain_are_to_be_tried_again(model_folder: Path, tmp_path: Path) -> None:
+async def test_requests_that_outlast_a_drain_get_a_503_with_retry_after(model_folder: Path, tmp_path: Path) -> None:
     with forked_server(model_folder, tmp_path / "log", drain_seconds=0.2) as server:
         async with connected(server.url) as connection:
             await connection.send(asking(max_tokens=4_000))

@@ -1,4 +1,4 @@
-"""The same requests have the same tokens, however many replicas answer them, in any order, and one of them killed."""
+"""Requests get the same tokens with any number of replicas, in any order, and after a replica was killed."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import Cluster, cluster, fronted
+from tests.faults.cluster import Cluster, cluster, gateway_of
 from tests.faults.load import OPTIONS, Known, Spoken, all_right, judged, known_requests, quiet_answers
 from tests.server.forked_server import forked_server
 from tests.server.raw_client import connected
@@ -20,7 +20,7 @@ KNOWN = known_requests(NUM_KNOWN, random.Random(3))
 
 @pytest.fixture(scope="module")
 def expected(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Known, Spoken]:
-    """What one server without a front says, asked one thing at a time."""
+    """The tokens of a single server without a gateway, one request at a time."""
     with forked_server(model_folder, tmp_path_factory.mktemp("alone") / "log", **OPTIONS) as server:
         return asyncio.run(quiet_answers(server.url, KNOWN))
 
@@ -32,7 +32,7 @@ def three(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 async def all_at_once(url: str, expected: dict[Known, Spoken], chance: random.Random) -> list[str]:
-    """How each request is judged, asked in any order, three at a time, half of them as streams."""
+    """Send the requests in random order, three at a time and half of them streamed. Return the outcomes."""
     order, turns = random.Random(chance.random()).sample(KNOWN, len(KNOWN)), asyncio.Semaphore(3)
 
     async def ask(known: Known, *, stream: bool) -> str:
@@ -43,19 +43,19 @@ async def all_at_once(url: str, expected: dict[Known, Spoken], chance: random.Ra
 
 
 @pytest.mark.slow
-async def test_one_two_and_three_replicas_give_the_same_tokens_in_any_order(
+async def test_tokens_do_not_depend_on_the_number_of_replicas_and_the_order(
     three: Cluster, model_folder: Path, tmp_path: Path, expected: dict[Known, Spoken]
 ) -> None:
     with ExitStack() as stack:
         for number in (1, 2):
             log = tmp_path / f"log-{number}"
-            front = stack.enter_context(fronted(model_folder, log, three.replicas[:number], **OPTIONS))
-            assert set(await all_at_once(front.url, expected, random.Random(number))) == {"right"}
+            gateway = stack.enter_context(gateway_of(model_folder, log, three.replicas[:number], **OPTIONS))
+            assert set(await all_at_once(gateway.url, expected, random.Random(number))) == {"right"}
     assert set(await all_at_once(three.url, expected, random.Random(3))) == {"right"}
 
 
 @pytest.mark.slow
-async def test_with_one_of_three_killed_the_others_give_the_same_tokens(
+async def test_after_one_of_three_replicas_was_killed_the_tokens_are_the_same(
     three: Cluster, expected: dict[Known, Spoken]
 ) -> None:
     asking = asyncio.create_task(all_at_once(three.url, expected, random.Random(4)))

@@ -1,4 +1,4 @@
-"""One quick case of each kind of fault; `make faults` has all of them, more than once."""
+"""Injects the quick faults once. `make faults` injects all faults several times."""
 
 import random
 from pathlib import Path
@@ -12,11 +12,11 @@ from tests.faults.suite import Suite, is_as_promised
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.is_quick], ids=lambda kind: kind.name)
-async def test_what_survives_a_fault_is_answered_as_by_a_quiet_server(model_folder: Path, kind: Kind) -> None:
-    if lacking := kind.needs():
-        pytest.skip(lacking)
+async def test_responses_after_a_fault_equal_an_idle_servers(model_folder: Path, kind: Kind) -> None:
+    if missing := kind.missing():
+        pytest.skip(missing)
     suite = Suite(model_folder, seed=random.Random(kind.name).randrange(1000))
     await suite.prepare()
-    row = await suite.broken(kind, times=1)
+    row = await suite.inject(kind, times=1)
     assert is_as_promised(row, kind), row
     assert row.right > 0

@@ -8,17 +8,17 @@ from tests.server.routes.test_chat import (
     test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason as test_a_chat_streams_in_order,
 )
 from tests.server.routes.test_completions import (
-    test_a_body_is_json_as_curl_sends_it_too,
+    test_a_body_is_parsed_as_json_with_curls_content_types,
     test_a_prompt_in_a_list_and_choice_zero_behave_as_if_sent_alone,
-    test_a_prompt_seen_before_is_taken_from_the_cache,
+    test_a_repeated_prompt_is_taken_from_the_cache,
     test_every_sampling_field_reaches_the_engine,
-    test_tokens_and_exits_are_those_of_the_engine,
-    test_unknown_fields_are_named_in_a_header_that_nothing_can_break_out_of,
+    test_tokens_and_exits_equal_the_engines,
+    test_unknown_fields_are_named_in_a_header_without_unsafe_characters,
     test_usage_is_streamed_only_when_asked_for,
 )
 from tests.server.routes.test_tokenize import (
-    test_a_long_text_does_not_hold_up_others,
-    test_the_tokens_of_messages_are_those_of_a_chats_prompt,
+    test_a_long_text_is_tokenized,
+    test_messages_have_the_tokens_of_a_chats_prompt,
 )
 from tests.server.test_limits import (
     test_a_list_of_1024_prompts_is_answered_in_order,

@@ -40,8 +40,8 @@ def test_a_strict_client_reads_a_stream_to_the_same_text(server: LiveServer) -> 
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_what_the_clients_helper_puts_together_has_the_exits_of_all_tokens(server: LiveServer, n: int) -> None:
-    """Python's refuses an answer that is cut at its length, so this one ends by itself."""
+def test_the_clients_stream_helper_collects_the_exits_of_all_tokens(server: LiveServer, n: int) -> None:
+    """OpenAI's helper raises if a response is cut at its length, so a regex ends this response."""
     asked = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "seed": 3, "n": n}
     asked["extra_body"] = {"guided_regex": "[a-z]{8}"}
     client = server.client(strict=False)
@@ -56,12 +56,12 @@ def test_what_the_clients_helper_puts_together_has_the_exits_of_all_tokens(serve
         assert exits["exit_probabilities"] == pytest.approx(expected.model_extra["nvium"]["exit_probabilities"])
 
 
-def test_no_exits_are_told_in_the_last_chunk_where_none_are_wanted(server: LiveServer) -> None:
+def test_the_last_chunk_has_no_exits_if_metadata_is_off(server: LiveServer) -> None:
     chunks = streamed(server, max_tokens=3, nvium={"metadata": False})
     assert "nvium" not in chunks[-1]["choices"][0]["delta"]
 
 
-def test_tokens_are_those_of_the_engine_for_the_templates_prompt(server: LiveServer, byte_model: LoadedModel) -> None:
+def test_tokens_equal_the_engines_for_the_templates_prompt(server: LiveServer, byte_model: LoadedModel) -> None:
     params = SamplingParams(max_tokens=20, seed=5, temperature=0.8, top_k=50, ignore_eos=True, sampling="mixture")
     [expected] = Engine(byte_model.model).generate([PROMPT], params)
     asked = {"max_tokens": 20, "seed": 5, "temperature": 0.8, "top_k": 50, "ignore_eos": True}
@@ -84,7 +84,7 @@ def test_a_stream_begins_with_roles_and_ends_each_choice_with_its_reason(server:
     assert sum(chunks[-1]["nvium"]["exit_counts"]) == 8
 
 
-def test_logprobs_name_tokens_that_are_parts_of_characters_and_give_their_bytes(server: LiveServer) -> None:
+def test_logprobs_of_partial_characters_contain_their_bytes(server: LiveServer) -> None:
     choice = server.chat(max_tokens=60, ignore_eos=True, logprobs=True, top_logprobs=3).json()["choices"][0]
     assert choice["logprobs"]["refusal"] is None
     entries = choice["logprobs"]["content"]
@@ -103,7 +103,7 @@ def test_logprobs_name_tokens_that_are_parts_of_characters_and_give_their_bytes(
     assert [entry["top_logprobs"] for entry in alone] == [[]] * len(alone)
 
 
-def test_the_limit_is_the_rest_of_the_context_unless_it_is_given(byte_model: LoadedModel) -> None:
+def test_the_default_max_tokens_is_the_rest_of_the_context(byte_model: LoadedModel) -> None:
     with live_server(byte_model, context=40, max_new_tokens=30) as server:
         free = server.chat(ignore_eos=True).json()
         assert free["usage"]["total_tokens"] == 40
@@ -116,7 +116,7 @@ def test_the_limit_is_the_rest_of_the_context_unless_it_is_given(byte_model: Loa
         assert same["usage"]["completion_tokens"] == 2
 
 
-def test_a_prompt_that_fills_the_context_is_refused_by_its_own_name(byte_model: LoadedModel) -> None:
+def test_a_prompt_longer_than_the_context_is_refused(byte_model: LoadedModel) -> None:
     with live_server(byte_model, context=40) as server:
         error = error_of(server.chat("a" * 50))
         assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
@@ -125,7 +125,7 @@ def test_a_prompt_that_fills_the_context_is_refused_by_its_own_name(byte_model: 
         assert (error["param"], error["code"]) == ("max_completion_tokens", "context_length_exceeded")
 
 
-def test_an_answer_to_the_plain_template_ends_before_the_next_turn_of_the_user(byte_model: LoadedModel) -> None:
+def test_with_the_plain_template_generation_stops_before_the_users_next_turn(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server:
         free = server.chat(max_tokens=80, ignore_eos=True).json()["choices"][0]["message"]["content"]
         stop = next(character for character in free[5:] if character.isascii())
@@ -135,7 +135,7 @@ def test_an_answer_to_the_plain_template_ends_before_the_next_turn_of_the_user(b
         assert server.chat(max_tokens=80, ignore_eos=True).json()["choices"][0]["message"]["content"] == free
 
 
-def test_a_template_that_refuses_is_an_error_of_the_request() -> None:
+def test_an_exception_of_the_template_is_a_400() -> None:
     model = load_byte_model()
     model.tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
     with live_server(model) as server:
@@ -157,7 +157,7 @@ def users_in(logs: Sequence[Any]) -> list[str | None]:
     return [line["user"] for line in logs if line["event"] == "request"]
 
 
-def test_who_asks_stands_in_the_log_made_harmless(byte_model: LoadedModel) -> None:
+def test_the_user_is_logged_with_unsafe_characters_replaced(byte_model: LoadedModel) -> None:
     with live_server(byte_model) as server, capture_logs() as logs:
         server.chat(max_tokens=1, user="a\nb" + "x" * 100)
         server.chat(max_tokens=1, user="a", safety_identifier="b")
@@ -191,13 +191,13 @@ NEUTRAL: Json = {
 }
 
 
-def test_neutral_values_of_what_is_not_supported_pass(server: LiveServer) -> None:
+def test_neutral_values_of_unsupported_fields_are_accepted(server: LiveServer) -> None:
     response = server.chat(max_completion_tokens=1, **NEUTRAL)
     assert response.status_code == 200
     assert "x-nvium-ignored-params" not in response.headers
 
 
-def test_what_a_schema_asks_and_answers_are_not_held_to_is_named(server: LiveServer) -> None:
+def test_ignored_schema_keywords_are_named(server: LiveServer) -> None:
     names = {"type": "array", "uniqueItems": True, "items": {"type": "string"}, "maxItems": 2}
     parameters = {"type": "object", "properties": {"names": names}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
@@ -211,7 +211,7 @@ def test_what_a_schema_asks_and_answers_are_not_held_to_is_named(server: LiveSer
     assert ignored == "guided_json.uniqueItems"
 
 
-def test_unknown_fields_are_named_also_within_messages(server: LiveServer) -> None:
+def test_unknown_fields_within_messages_are_named(server: LiveServer) -> None:
     part = {"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}, "more": 1}
     response = server.chat(max_tokens=1, messages=[{"role": "user", "content": [part], "x y": 1}], best_of=1)
     assert response.headers["x-nvium-ignored-params"] == "best_of, messages[0].x?y, messages[0].content[0].more"
@@ -283,14 +283,14 @@ INVALID: list[tuple[str, Json]] = [
 
 
 @pytest.mark.parametrize(("param", "fields"), INVALID)
-def test_what_is_wrong_is_refused_with_the_name_of_its_field(server: LiveServer, param: str, fields: Json) -> None:
+def test_an_invalid_field_is_refused_by_name(server: LiveServer, param: str, fields: Json) -> None:
     response = server.chat(**fields)
     assert response.status_code == 400
     assert error_of(response)["param"].removesuffix(".a") == param
 
 
-def test_whatever_an_answer_held_is_taken_back(server: LiveServer) -> None:
-    """A call that was required and cut before its name has neither content nor calls."""
+def test_every_message_that_the_server_returns_is_accepted(server: LiveServer) -> None:
+    """A required call that is cut before its name has neither content nor calls."""
     tools = [{"type": "function", "function": {"name": "f"}}]
     [cut] = server.chat(tools=tools, tool_choice="required", max_tokens=2).json()["choices"]
     assert cut["message"] == {"role": "assistant", "content": None, "refusal": None}
@@ -301,11 +301,12 @@ def test_whatever_an_answer_held_is_taken_back(server: LiveServer) -> None:
 
 
 def test_metadata_is_sent_once(server: LiveServer) -> None:
-    told = [chunk.get("metadata") for chunk in streamed(server, max_tokens=9, ignore_eos=True, metadata={"a": "b"})]
-    assert len(told) > 1 and told == [None] * (len(told) - 1) + [{"a": "b"}]
+    *others, last = streamed(server, max_tokens=9, ignore_eos=True, metadata={"a": "b"})
+    assert others and not any("metadata" in chunk for chunk in others)
+    assert last["metadata"] == {"a": "b"}
 
 
-def test_a_limit_beyond_the_context_is_shortened_where_the_server_allows_it(byte_model: LoadedModel) -> None:
+def test_clamp_max_tokens_shortens_a_limit_beyond_the_context(byte_model: LoadedModel) -> None:
     with live_server(byte_model, context=40, clamp_max_tokens=True) as server:
         for name in ("max_tokens", "max_completion_tokens"):
             response = server.chat(ignore_eos=True, **{name: 8000})

@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 def streamed(server: LiveServer, **body: Any) -> list[Json]:
-    """The chunks of a stream, checked to be framed as they should."""
+    """Return the chunks of a stream. Check its framing."""
     response = server.complete(stream=True, **body)
     assert response.headers["content-type"].startswith("text/event-stream")
     *events, end = response.text.split("\n\n")
@@ -53,9 +53,7 @@ def test_every_sampling_field_reaches_the_engine(server: LiveServer, byte_model:
     assert len(expected.token_ids) >= 12
 
 
-def test_the_best_of_several_are_ranked_by_their_mean_log_probability(
-    server: LiveServer, byte_model: LoadedModel
-) -> None:
+def test_best_of_ranks_by_mean_log_probability(server: LiveServer, byte_model: LoadedModel) -> None:
     params = SamplingParams(max_tokens=10, seed=5, n=2, best_of=5)
     expected = Engine(byte_model.model).generate([token_ids("Once")], params)
     body = server.complete(max_tokens=10, seed=5, n=2, best_of=5).json()
@@ -66,7 +64,7 @@ def test_the_best_of_several_are_ranked_by_their_mean_log_probability(
     assert body["usage"]["completion_tokens"] > sum(body["nvium"]["exit_counts"])
 
 
-def test_a_prompt_seen_before_is_taken_from_the_cache(server: LiveServer) -> None:
+def test_a_repeated_prompt_is_taken_from_the_cache(server: LiveServer) -> None:
     prompt = "A prompt that is long enough to fill more than a page of the cache."
     first = server.complete(prompt=prompt, max_tokens=6).json()["choices"]
     before = server.gauge("nvium_cached_prompt_tokens_total")
@@ -75,11 +73,11 @@ def test_a_prompt_seen_before_is_taken_from_the_cache(server: LiveServer) -> Non
 
 
 def same(first: Json, second: Json) -> bool:
-    """Equal up to the order of additions, which depends on what else runs."""
+    """Return whether the metadata are equal up to rounding, which depends on the batch."""
     return first == second | {"exit_probabilities": pytest.approx(second["exit_probabilities"])}
 
 
-def test_tokens_and_exits_are_those_of_the_engine(server: LiveServer, byte_model: LoadedModel) -> None:
+def test_tokens_and_exits_equal_the_engines(server: LiveServer, byte_model: LoadedModel) -> None:
     params = SamplingParams(max_tokens=20, ignore_eos=True, seed=5, temperature=0.8, top_k=50, top_p=0.9)
     [expected] = Engine(byte_model.model).generate([token_ids("Once")], params)
     asked = {"max_tokens": 20, "ignore_eos": True, "seed": 5, "temperature": 0.8, "top_k": 50, "top_p": 0.9}
@@ -91,7 +89,7 @@ def test_tokens_and_exits_are_those_of_the_engine(server: LiveServer, byte_model
         assert served["exit_probabilities"] == pytest.approx(expected.exit_probabilities)
 
 
-def test_the_mean_depth_is_the_mean_share_of_layers(server: LiveServer) -> None:
+def test_mean_depth_is_the_mean_of_exit_layers_over_all_layers(server: LiveServer) -> None:
     body = server.complete(max_tokens=20).json()
     depths = body["choices"][0]["nvium"]["exit_layers"]
     assert body["nvium"]["mean_depth"] == pytest.approx(sum(depths) / len(depths) / EXIT_LAYERS[-1])
@@ -106,7 +104,7 @@ def test_a_prompt_in_a_list_and_choice_zero_behave_as_if_sent_alone(server: Live
     assert together[0]["nvium"] != together[1]["nvium"]
 
 
-def test_echo_puts_the_prompt_before_the_text(server: LiveServer) -> None:
+def test_echo_returns_the_prompt_before_the_text(server: LiveServer) -> None:
     plain = server.complete(prompt="Oncé", max_tokens=9).json()["choices"][0]["text"]
     for prompt in ("Oncé", token_ids("Oncé")):
         assert server.complete(prompt=prompt, max_tokens=9, echo=True).json()["choices"][0]["text"] == "Oncé" + plain
@@ -127,7 +125,7 @@ def test_generation_ends_with_the_token_that_completes_a_stop_string(server: Liv
     assert kept["choices"][0]["text"] == cut["text"] + stop
 
 
-def test_a_stop_token_ends_the_text_before_itself(server: LiveServer) -> None:
+def test_a_stop_token_is_the_last_token(server: LiveServer) -> None:
     tokens = server.complete(max_tokens=30, ignore_eos=True).json()["choices"][0]["nvium"]["token_ids"]
     choice = server.complete(max_tokens=30, ignore_eos=True, stop_token_ids=[tokens[9]]).json()["choices"][0]
     assert choice["finish_reason"] == "stop"
@@ -153,7 +151,7 @@ def test_usage_is_streamed_only_when_asked_for(server: LiveServer) -> None:
     assert counts[-2:] == [3, 3]
 
 
-def test_metadata_and_token_ids_come_as_asked_for(server: LiveServer) -> None:
+def test_metadata_and_token_ids_are_optional(server: LiveServer) -> None:
     body = server.complete(max_tokens=3, ignore_eos=True, nvium={"metadata": False}, return_token_ids=True).json()
     assert "nvium" not in body
     assert "nvium" not in body["choices"][0]
@@ -163,28 +161,28 @@ def test_metadata_and_token_ids_come_as_asked_for(server: LiveServer) -> None:
     assert [chunk for chunk in chunks if "prompt_token_ids" in chunk["choices"][0]] == chunks[:1]
 
 
-def test_all_probabilities_are_told_on_request_and_change_no_token(server: LiveServer) -> None:
+def test_probabilities_are_optional_and_change_no_token(server: LiveServer) -> None:
     asked = {"max_tokens": 20, "ignore_eos": True}
     [choice] = server.complete(**asked, nvium={"probabilities": True}).json()["choices"]
-    told = choice["nvium"]
+    metadata = choice["nvium"]
     assert choice["logprobs"] is None
-    assert [sum(p_k) for p_k in told["probabilities"]] == pytest.approx([1.0] * 20)
-    taken = [p_k[exit_ - 1] for p_k, exit_ in zip(told["probabilities"], told["exits"], strict=True)]
-    assert taken == pytest.approx(told["exit_probabilities"])
+    assert [sum(p_k) for p_k in metadata["probabilities"]] == pytest.approx([1.0] * 20)
+    taken = [p_k[exit_ - 1] for p_k, exit_ in zip(metadata["probabilities"], metadata["exits"], strict=True)]
+    assert taken == pytest.approx(metadata["exit_probabilities"])
     plain = server.complete(**asked).json()["choices"][0]["nvium"]
     assert "probabilities" not in plain
-    assert plain["token_ids"] == told["token_ids"]
+    assert plain["token_ids"] == metadata["token_ids"]
     streamed_ones = joined(streamed(server, **asked, nvium={"probabilities": True}), 0, "nvium", "probabilities")
-    assert streamed_ones == [pytest.approx(p_k) for p_k in told["probabilities"]]
+    assert streamed_ones == [pytest.approx(p_k) for p_k in metadata["probabilities"]]
 
 
-def test_text_held_back_still_has_its_token_in_the_chunk_of_its_step(
+def test_a_token_whose_text_is_held_back_is_in_the_chunk_of_its_step(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "SECONDS_AHEAD", 0.0)  # one token a Step
 
     def is_held_back() -> bool:
-        """Whether a chunk came without text; on a busy machine one chunk may hold the tokens of many Steps."""
+        """Return whether a chunk has no text. On a busy machine a chunk may contain the tokens of many Steps."""
         chunks = streamed(server, max_tokens=40, ignore_eos=True)
         choices = [chunk["choices"][0] for chunk in chunks]
         assert all(choice["nvium"]["token_ids"] for choice in choices)
@@ -194,21 +192,21 @@ def test_text_held_back_still_has_its_token_in_the_chunk_of_its_step(
     wait_until(is_held_back)
 
 
-def test_unknown_fields_are_named_in_a_header_that_nothing_can_break_out_of(server: LiveServer) -> None:
+def test_unknown_fields_are_named_in_a_header_without_unsafe_characters(server: LiveServer) -> None:
     response = server.complete(max_tokens=1, **{"foo": 1, "x\r\nset-cookie: é": 2}, suffix=None)
     assert response.status_code == 200
     assert response.headers["x-nvium-ignored-params"] == "foo, x??set-cookie???"
     assert "x-nvium-ignored-params" not in server.complete(max_tokens=1).headers
 
 
-def test_neutral_values_of_what_is_not_supported_pass(server: LiveServer) -> None:
+def test_neutral_values_of_unsupported_fields_are_accepted(server: LiveServer) -> None:
     neutral = {"suffix": "", "logprobs": None, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
     more = {"repetition_penalty": 1, "min_p": 0, "min_tokens": 0, "best_of": 1, "user": "me", "nvium": None}
     assert server.complete(max_tokens=1, **neutral, **more).status_code == 200
 
 
 @pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", None, "application/json; charset=utf-8"])
-def test_a_body_is_json_as_curl_sends_it_too(server: LiveServer, content_type: str | None) -> None:
+def test_a_body_is_parsed_as_json_with_curls_content_types(server: LiveServer, content_type: str | None) -> None:
     headers = {"content-type": content_type} if content_type else {}
     body = json.dumps({"model": "default", "prompt": "Once", "max_tokens": 2}).encode()
     response = server.http.post("/v1/completions", content=body, headers=headers)
@@ -216,16 +214,16 @@ def test_a_body_is_json_as_curl_sends_it_too(server: LiveServer, content_type: s
     assert response.json()["usage"]["completion_tokens"] >= 1
 
 
-def test_equal_prompts_without_a_seed_are_answered_differently(server: LiveServer) -> None:
+def test_equal_prompts_without_a_seed_get_different_tokens(server: LiveServer) -> None:
     first, second = server.complete(prompt=["Once", "Once"], max_tokens=20, seed=None).json()["choices"]
     assert first["nvium"]["token_ids"] != second["nvium"]["token_ids"]
 
 
-def test_a_prompt_that_ends_in_a_replacement_character_stays_out_of_the_answer(server: LiveServer) -> None:
+def test_a_replacement_character_at_the_end_of_a_prompt_is_not_part_of_the_text(server: LiveServer) -> None:
     plain = server.complete(prompt="abc\ufffd", max_tokens=6, seed=2).json()["choices"][0]["text"]
     echoed = server.complete(prompt="abc\ufffd", max_tokens=6, seed=2, echo=True).json()["choices"][0]["text"]
     assert echoed == "abc\ufffd" + plain
 
 
-def test_the_smallest_nucleus_is_one_token(server: LiveServer) -> None:
+def test_the_smallest_top_p_keeps_one_token(server: LiveServer) -> None:
     assert server.complete(max_tokens=2, top_p=5e-324, top_k=1, temperature=2).status_code == 200

@@ -29,15 +29,15 @@ def ask(server: LiveServer, **body: Any) -> Any:
 def events(server: LiveServer, **body: Any) -> list[Json]:
     *lines, end = ask(server, stream=True, **body).text.split("\n\n")[:-1]
     assert end == "data: [DONE]"
-    told = []
+    parsed = []
     for line in lines:
         kind, data = line.split("\n")
-        told.append(json.loads(data.removeprefix("data: ")))
-        assert kind == f"event: {told[-1]['type']}"
-    return told
+        parsed.append(json.loads(data.removeprefix("data: ")))
+        assert kind == f"event: {parsed[-1]['type']}"
+    return parsed
 
 
-def test_the_client_gets_the_text_that_a_chat_gives(server: LiveServer) -> None:
+def test_a_response_has_the_text_of_a_chat(server: LiveServer) -> None:
     response = server.client().responses.create(
         model=NAME, input="Hello", instructions="Be kind.", max_output_tokens=9, extra_body={"seed": 1}
     )
@@ -52,23 +52,13 @@ def test_the_client_gets_the_text_that_a_chat_gives(server: LiveServer) -> None:
     assert body["nvium"]["exit_counts"] == chat["nvium"]["exit_counts"]
 
 
-def test_the_clients_stream_reads_to_the_same_response(server: LiveServer) -> None:
+def test_the_clients_stream_equals_the_whole_response(server: LiveServer) -> None:
     asked: Json = {"model": NAME, "input": "Hello", "max_output_tokens": 30, "extra_body": {"seed": 1}}
     whole = server.client().responses.create(**asked)
     with server.client().responses.stream(**asked) as stream:
-        told = [event.type for event in stream]
-    assert told[:4] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-    ]
-    assert told[-4:] == [
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.incomplete",
-    ]
+        kinds = [event.type.removeprefix("response.") for event in stream]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
     chunks = events(server, max_output_tokens=30)
     assert [chunk["sequence_number"] for chunk in chunks] == [*range(len(chunks))]
     text = "".join(chunk["delta"] for chunk in chunks if chunk["type"] == "response.output_text.delta")
@@ -78,7 +68,7 @@ def test_the_clients_stream_reads_to_the_same_response(server: LiveServer) -> No
 
 
 @pytest.mark.usefixtures("one_by_one")
-def test_a_function_is_called_and_its_output_is_read(server: LiveServer) -> None:
+def test_a_function_is_called_and_its_output_is_accepted(server: LiveServer) -> None:
     client = server.client()
     asked: Json = {"model": NAME, "tools": [TOOL]}
     with answering(server.app, CALL, CALL, "It rains."):
@@ -94,16 +84,16 @@ def test_a_function_is_called_and_its_output_is_read(server: LiveServer) -> None
     assert (final.status, final.output_text) == ("completed", "It rains.")
 
 
-def test_a_response_may_be_continued_by_its_id(server: LiveServer) -> None:
+def test_a_response_can_be_continued_by_its_id(server: LiveServer) -> None:
     with answering(server.app, "One.", "Two."):
         first = ask(server, input="Count.").json()
         second = ask(server, input="On.", previous_response_id=first["id"]).json()
     assert (second["previous_response_id"], second["output"][0]["content"][0]["text"]) == (first["id"], "Two.")
-    said = token_ids("User:\nCount.\n\nAssistant:\nOne.\n\nUser:\nOn.\n\nAssistant:\n")
-    assert second["usage"]["input_tokens"] == len(said)
+    prompt = token_ids("User:\nCount.\n\nAssistant:\nOne.\n\nUser:\nOn.\n\nAssistant:\n")
+    assert second["usage"]["input_tokens"] == len(prompt)
 
 
-def test_what_is_not_kept_or_of_another_key_is_not_found(byte_model: LoadedModel) -> None:
+def test_a_response_that_is_not_stored_or_has_another_key_is_not_found(byte_model: LoadedModel) -> None:
     with live_server(byte_model, api_keys="alice:sk-a,bob:sk-b") as server:
         asked: Json = {"model": NAME, "input": "a", "max_output_tokens": 1}
         alice, bob = ({"authorization": f"Bearer sk-{name}"} for name in "ab")
@@ -119,7 +109,7 @@ def keep(kept: KeptResponses, owner: str, response_id: str, text: str = "a") -> 
     kept.keep(owner, [{"role": "user", "content": text}], {"id": response_id, "output": []})  # type: ignore[typeddict-item]
 
 
-def test_of_responses_the_latest_are_kept_and_of_the_greediest_key_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_key_loses_its_oldest_response_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.routes.responses.MAX_KEPT", 4)
     kept = KeptResponses()
     keep(kept, "alice", "0")
@@ -134,8 +124,8 @@ def test_of_responses_the_latest_are_kept_and_of_the_greediest_key_the_fewest(mo
     assert sum(kept._sizes.values()) == sum(one.num_characters for own in kept._kept.values() for one in own.values())
 
 
-def test_a_response_of_the_same_id_takes_the_place_of_the_one_before() -> None:
-    """Clients choose ids by `x-request-id`; what they replace counts no more."""
+def test_a_response_with_the_same_id_replaces_the_old_one() -> None:
+    """Clients choose the id by `x-request-id`. A replaced response no longer counts towards the limits."""
     kept = KeptResponses()
     for number in range(50):
         keep(kept, "me", "1", f"{number}")
@@ -144,7 +134,7 @@ def test_a_response_of_the_same_id_takes_the_place_of_the_one_before() -> None:
     assert kept._sizes["me"] == found.num_characters
 
 
-def test_a_stored_response_is_read_and_deleted_by_its_id(server: LiveServer) -> None:
+def test_a_stored_response_can_be_read_and_deleted(server: LiveServer) -> None:
     client = server.client()
     made = client.responses.create(model=NAME, input="Hello", max_output_tokens=9, metadata={"run": "7"})
     assert client.responses.retrieve(made.id) == made
@@ -161,7 +151,7 @@ HOSTED = [{"type": kind} for kind in ("web_search", "local_shell", "mcp", "code_
 CUSTOM = {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}}
 
 
-def test_tools_that_nobody_runs_are_left_out_and_a_namespace_is_flattened(server: LiveServer) -> None:
+def test_hosted_tools_are_ignored_and_namespaces_are_flattened(server: LiveServer) -> None:
     with answering(server.app, CALL, CALL, CALL):
         response = ask(server, input="Weather?", tools=[HOSTED[0], SPACE, *HOSTED[1:], CUSTOM])
         brought = ask(server, input=[{"type": "additional_tools", "tools": [TOOL]}, {"role": "user", "content": "a"}])
@@ -174,7 +164,7 @@ def test_tools_that_nobody_runs_are_left_out_and_a_namespace_is_flattened(server
     assert response.headers["x-nvium-ignored-params"] == ", ".join([*left_out, "tools[6].custom"])
 
 
-def test_items_of_other_servers_tools_become_calls_and_text(server: LiveServer) -> None:
+def test_items_of_hosted_tools_become_calls_and_text(server: LiveServer) -> None:
     items: list[Json] = [
         {"role": "user", "content": "Weather?"},
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "Bern"}},
@@ -185,16 +175,16 @@ def test_items_of_other_servers_tools_become_calls_and_text(server: LiveServer) 
         {"type": "mcp_call", "id": "c3", "name": "look", "arguments": "{}", "output": "b", "server_label": "s"},
         {"role": "user", "content": "So?"},
     ]
-    said = (
+    prompt = (
         'User:\nWeather?\n\nAssistant:\n[web_search_call: {"query": "Bern"}]\n'
         '{"name": "patch", "arguments": {"input": "x"}}\n\nTool:\ndone\n\n'
         'Assistant:\n{"name": "local_shell", "arguments": {"command": ["ls"]}}\n\nTool:\na\n\n'
         'Assistant:\n{"name": "look", "arguments": {}}\n\nTool:\nb\n\nUser:\nSo?\n\nAssistant:\n'
     )
-    assert ask(server, input=items, max_output_tokens=1).json()["usage"]["input_tokens"] == len(token_ids(said))
+    assert ask(server, input=items, max_output_tokens=1).json()["usage"]["input_tokens"] == len(token_ids(prompt))
 
 
-def test_an_answer_may_have_a_form(server: LiveServer) -> None:
+def test_text_format_constrains_the_response(server: LiveServer) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
     form = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
     text = ask(server, text=form).json()["output"][0]["content"][0]["text"]
@@ -232,13 +222,13 @@ def test_an_answer_may_have_a_form(server: LiveServer) -> None:
         ("previous_response_id", {"previous_response_id": "resp_x"}),
     ],
 )
-def test_what_is_wrong_is_refused_with_the_name_of_its_field(server: LiveServer, param: str, fields: Json) -> None:
+def test_an_invalid_field_is_refused_by_name(server: LiveServer, param: str, fields: Json) -> None:
     response = ask(server, **fields)
     assert response.status_code == 400
     assert error_of(response)["param"] == param
 
 
-def test_hints_are_named_and_requests_are_counted(server: LiveServer) -> None:
+def test_ignored_fields_are_named_and_requests_are_counted(server: LiveServer) -> None:
     response = ask(server, max_output_tokens=1, reasoning={"effort": "low"}, include=["x"])
     assert response.headers["x-nvium-ignored-params"] == "reasoning, include"
     assert server.gauge('nvium_requests_total{endpoint="responses",outcome="completed"}') >= 1

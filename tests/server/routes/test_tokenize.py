@@ -21,7 +21,7 @@ def detokenize(server: LiveServer, **body: Any) -> httpx.Response:
     return server.http.post("/detokenize", json=body)
 
 
-def test_a_text_is_counted_and_told_token_by_token(server: LiveServer) -> None:
+def test_tokenize_returns_the_tokens_and_their_number(server: LiveServer) -> None:
     ids = token_ids("a é")
     plain = {"count": 4, "max_model_len": 4096, "tokens": ids, "token_strs": None}
     assert tokenize(server, prompt="a é").json() == plain
@@ -31,13 +31,13 @@ def test_a_text_is_counted_and_told_token_by_token(server: LiveServer) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(max_size=40).filter(lambda text: END_OF_TEXT not in text))
-def test_a_text_survives_the_way_there_and_back(server: LiveServer, text: str) -> None:
+def test_detokenize_inverts_tokenize(server: LiveServer, text: str) -> None:
     ids = tokenize(server, prompt=text).json()["tokens"]
     assert ids == token_ids(text)
     assert detokenize(server, tokens=ids).json() == {"prompt": text}
 
 
-def test_special_tokens_are_told_and_added_as_asked() -> None:
+def test_special_tokens_are_added_unless_disabled() -> None:
     model = load_model()
     begin = model.tokenizer.bos_token
     with live_server(model) as server:
@@ -46,7 +46,7 @@ def test_special_tokens_are_told_and_added_as_asked() -> None:
             assert detokenize(server, tokens=ids).json() == {"prompt": expected}
 
 
-def test_the_tokens_of_messages_are_those_of_a_chats_prompt(server: LiveServer) -> None:
+def test_messages_have_the_tokens_of_a_chats_prompt(server: LiveServer) -> None:
     messages = [{"role": "user", "content": f"Hello {END_OF_TEXT}"}]
     tool = {"type": "function", "function": {"name": "f"}}
     for tools in ([], [tool]):
@@ -58,7 +58,7 @@ def test_the_tokens_of_messages_are_those_of_a_chats_prompt(server: LiveServer) 
     assert detokenize(server, tokens=plain).json()["prompt"] == f"User:\nHello {END_OF_TEXT}\n\n"
 
 
-def test_the_template_is_told_what_a_chat_tells_it() -> None:
+def test_tokenize_passes_the_same_options_to_the_template_as_a_chat() -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
     tools = [{"type": "function", "function": {"name": "f"}}]
     model = load_byte_model()
@@ -74,12 +74,12 @@ def test_the_template_is_told_what_a_chat_tells_it() -> None:
             ({"continue_final_message": True}, "Hi|Well"),
             ({"chat_template_kwargs": {"mood": "sad"}, "tools": tools}, "sadfHi|Well|>"),
         ):
-            told = server.http.post("/tokenize", json={"messages": turns, **asked}).json()["tokens"]
+            tokens = server.http.post("/tokenize", json={"messages": turns, **asked}).json()["tokens"]
             chat = server.chat(messages=turns, max_tokens=1, return_token_ids=True, **asked)
-            assert told == chat.json()["prompt_token_ids"] == token_ids(text)
+            assert tokens == chat.json()["prompt_token_ids"] == token_ids(text)
 
 
-def test_a_long_text_does_not_hold_up_others(server: LiveServer) -> None:
+def test_a_long_text_is_tokenized(server: LiveServer) -> None:
     text = "word " * 300_000
     assert tokenize(server, prompt=text).json()["count"] == len(text)
 
@@ -104,9 +104,7 @@ INVALID: list[tuple[str, str, Json]] = [
 
 
 @pytest.mark.parametrize(("path", "param", "body"), INVALID)
-def test_what_is_wrong_is_refused_with_the_name_of_its_field(
-    server: LiveServer, path: str, param: str, body: Json
-) -> None:
+def test_an_invalid_field_is_refused_by_name(server: LiveServer, path: str, param: str, body: Json) -> None:
     response = server.http.post(f"/{path}", json=body)
     assert response.status_code == 400
     assert error_of(response)["param"] == param
@@ -123,9 +121,9 @@ def test_unknown_fields_are_named_in_a_header(server: LiveServer) -> None:
     assert detokenize(server, tokens=[], more=1).headers["x-nvium-ignored-params"] == "more"
 
 
-def test_what_the_tokenizer_is_made_of_is_told(server: LiveServer, byte_model: LoadedModel) -> None:
-    told = server.http.get("/tokenizer_info").json()
-    assert told["tokenizer_class"] == type(byte_model.tokenizer).__name__
-    assert (told["vocab_size"], told["model_max_length"]) == (257, 4096)
-    assert told["special_tokens"] == byte_model.tokenizer.special_tokens_map
-    assert told["chat_template"] == byte_model.tokenizer.chat_template
+def test_tokenizer_info_describes_the_tokenizer(server: LiveServer, byte_model: LoadedModel) -> None:
+    info = server.http.get("/tokenizer_info").json()
+    assert info["tokenizer_class"] == type(byte_model.tokenizer).__name__
+    assert (info["vocab_size"], info["model_max_length"]) == (257, 4096)
+    assert info["special_tokens"] == byte_model.tokenizer.special_tokens_map
+    assert info["chat_template"] == byte_model.tokenizer.chat_template
