@@ -1,4 +1,4 @@
-"""One server, a process of its own as in a container, that has been asked for all kinds of things."""
+"""A server in its own process, as in a container, that has answered some requests."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The chart, rendered by Helm itself."""
+"""Renders the chart with Helm."""
 
 import json
 import os
@@ -69,7 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @cache
 def helm() -> str:
-    """Of the environment that runs the tests, or else any; skipped where there is none."""
+    """Return the path of Helm, from the test environment or from PATH. Skip the test if there is none."""
     places = os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()])
     return shutil.which("helm", path=places) or pytest.skip("helm is not installed (`make check` fetches it)")
 
@@ -80,7 +80,7 @@ def run_helm(*command: str, values: dict[str, Any]) -> subprocess.CompletedProce
 
 
 def rendered(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The chart's resources by kind, of which it has one each."""
+    """Render the chart and return its resources by kind. There is one of each kind."""
     resources = [resource for resource in yaml.safe_load_all(rendered_text(json.dumps(values))) if resource]
     by_kind = {resource["kind"]: resource for resource in resources}
     assert len(by_kind) == len(resources)
@@ -95,6 +95,6 @@ def rendered_text(values: str) -> str:
 
 
 def pod_metrics(values: dict[str, Any]) -> list[str]:
-    """What the autoscaler asks about the pods."""
+    """Return the pod metrics that the autoscaler queries."""
     metrics = rendered(values)["HorizontalPodAutoscaler"]["spec"]["metrics"]
     return [metric["pods"]["metric"]["name"] for metric in metrics if metric["type"] == "Pods"]

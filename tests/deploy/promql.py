@@ -1,4 +1,4 @@
-"""Holds a PromQL query against the page of a server's `/metrics`: does it ask for anything that is not there?"""
+"""Checks that PromQL queries use only the metrics and labels of a server's `/metrics` page."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from promql_parser import AggModifierType, AggregateExpr, Expr, MatchOp, VectorSelector
 
 TARGET_LABELS = {"instance", "job", "namespace", "pod"}
-"""Labels that Prometheus adds to whatever it scrapes, in Kubernetes also the last two."""
+"""Labels that Prometheus adds to scraped metrics. It adds the last two in Kubernetes only."""
 
 LABEL = "replica"
-"""What a gateway adds, by which nothing is told apart that a single server would not tell apart."""
+"""The label that a gateway adds."""
 
 Labels = dict[str, set[str]]
-"""Values by name."""
+"""The values of each label."""
 
 
 class Page:
@@ -30,12 +30,12 @@ class Page:
                     labels[name].add(value)
 
     def family_of(self, series: str) -> str | None:
-        """The metric that a series belongs to, such as the histogram of a bucket."""
+        """Return the metric of a series, such as the histogram of a bucket."""
         samples = ((family.name, sample.name) for family in self.families.values() for sample in family.samples)
         return next((name for name, sample in samples if sample == series), None)
 
     def complaints(self, query: str) -> list[str]:
-        """What a query asks for and the page has not."""
+        """Return what a query uses but the page does not have."""
         return [complaint for node in nodes(query) for complaint in self._of_node(node)]
 
     def _of_node(self, node: Expr) -> Iterator[str]:
@@ -63,7 +63,7 @@ class Page:
 
 
 def nodes(query: str | Expr) -> list[Expr]:
-    """All parts of a query, itself included."""
+    """Return all nodes of a query."""
     found: list[Expr] = []
     promql_parser.walk(promql_parser.parse(query) if isinstance(query, str) else query, pre_visit=found.append)
     return found

@@ -1,4 +1,4 @@
-"""What lies in deploy/, read for tests."""
+"""Reads the files in deploy/ for tests."""
 
 import json
 import re
@@ -15,16 +15,16 @@ DASHBOARD = json.loads((MONITORING / "nvium.json").read_text())
 RULES = [rule for group in yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"] for rule in group["rules"]]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 CACHES = dict(re.findall(r"\b(HF_HOME|XDG_CACHE_HOME)=(\S+)", DOCKERFILE))
-"""Where the image keeps models from the Hub, and what nvium itself keeps, by variable."""
+"""The image's cache folders by variable: for models from the Hub, and for nvium's own files."""
 
 
 def panels() -> list[dict[str, Any]]:
-    """Those that show something, not the rows that hold them."""
+    """Return the dashboard's panels, without rows."""
     return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
 def panel_queries(window: str = "1m") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Titles and targets, with what Grafana would put in for its variables."""
+    """Yield the title of each panel with its targets, with Grafana's variables replaced."""
     for panel in panels():
         for target in panel["targets"]:
             query = target["expr"].replace("$__rate_interval", window).replace("$instance", ".*")

@@ -10,7 +10,7 @@ each_service = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICE
 
 
 @each_service
-def test_a_service_may_write_nowhere_and_do_nothing_special(service: dict[str, Any]):
+def test_a_service_is_read_only_and_has_no_capabilities(service: dict[str, Any]):
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -18,12 +18,12 @@ def test_a_service_may_write_nowhere_and_do_nothing_special(service: dict[str, A
 
 
 @each_service
-def test_what_a_service_mounts_from_here_is_there_and_stays_as_it_is(service: dict[str, Any]):
+def test_mounted_files_exist_and_are_read_only(service: dict[str, Any]):
     mounts = [mount.split(":") for mount in service.get("volumes", []) if mount.startswith(".")]
     assert all((ROOT / source).exists() and options == ["ro"] for source, _, *options in mounts)
 
 
-def test_models_and_weights_as_they_are_served_outlive_the_container():
+def test_the_caches_outlive_the_container():
     assert CACHES.keys() == {"HF_HOME", "XDG_CACHE_HOME"}
     volumes = dict(mount.split(":")[1::-1] for mount in SERVICES["nvium"]["volumes"])
     assert {volumes[place] for place in CACHES.values()} == {"hub-cache"}

@@ -13,20 +13,20 @@ from tests.deploy.shipped import DASHBOARD, MONITORING
 
 OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version()
 OF_THE_CHART = {"host", "port", "model", "api_keys", "api_keys_file"}
-"""Settings that have a place of their own among the values."""
+"""Settings that the chart sets outside `settings`."""
 
 OF_NO_POD = {
     *("ssl_certfile", "ssl_keyfile"),
     *("replicas", "max_replicas", "sequences_per_replica", "prefix_affinity", "upscale_seconds", "downscale_seconds"),
 }
-"""Probes speak plain HTTP, the image has no Ray, and Kubernetes keeps the replicas."""
+"""Settings that the chart does not support: probes use plain HTTP, and Kubernetes runs the replicas instead of Ray."""
 
 each_case = pytest.mark.parametrize("values", CASES.values(), ids=CASES)
 
 
 def check(resource: dict[str, Any], version: str) -> None:
-    """Raises for a resource that Kubernetes does not know or not so."""
-    if resource["kind"] not in ("ServiceMonitor", "PrometheusRule"):  # its operator's
+    """Raise if the resource does not match Kubernetes' schema."""
+    if resource["kind"] not in ("ServiceMonitor", "PrometheusRule"):  # defined by the Prometheus operator
         kubernetes_validate.validate(resource, version, strict=True)
 
 
@@ -44,7 +44,7 @@ def environment(values: dict[str, Any]) -> dict[str, str]:
 
 
 @each_case
-def test_helm_finds_nothing_to_complain_about(values: dict[str, Any]):
+def test_helms_lint_passes(values: dict[str, Any]):
     done = run_helm("lint", "--strict", str(CHART), values=values)
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
@@ -52,19 +52,19 @@ def test_helm_finds_nothing_to_complain_about(values: dict[str, Any]):
 
 @each_case
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_what_is_rendered_follows_the_schemas(values: dict[str, Any], version: str):
+def test_rendered_resources_match_kubernetes_schemas(values: dict[str, Any], version: str):
     for resource in rendered(values).values():
         check(resource, version)
 
 
-def test_every_setting_of_the_server_is_one_of_the_chart():
+def test_the_chart_has_every_setting_of_the_server():
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert (
         schema["properties"]["settings"]["properties"].keys() == Settings.model_fields.keys() - OF_THE_CHART - OF_NO_POD
     )
 
 
-def test_the_server_takes_the_settings_as_the_chart_gives_them(monkeypatch: pytest.MonkeyPatch):
+def test_the_server_reads_the_settings_that_the_chart_writes(monkeypatch: pytest.MonkeyPatch):
     for name, value in environment(EVERYTHING).items():
         monkeypatch.setenv(name, value)
     settings = read_settings({})
@@ -76,7 +76,7 @@ def test_the_server_takes_the_settings_as_the_chart_gives_them(monkeypatch: pyte
 
 
 @each_case
-def test_a_pod_has_no_rights(values: dict[str, Any]):
+def test_a_pod_has_no_privileges(values: dict[str, Any]):
     spec, only = pod(values), container(values)
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -90,7 +90,7 @@ def test_a_pod_has_no_rights(values: dict[str, Any]):
 
 
 @each_case
-def test_probes_ask_for_what_the_server_answers_to_anyone(values: dict[str, Any]):
+def test_probes_use_public_routes(values: dict[str, Any]):
     probes = {
         name: container(values)[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")
     }
@@ -99,13 +99,13 @@ def test_probes_ask_for_what_the_server_answers_to_anyone(values: dict[str, Any]
 
 
 @each_case
-def test_a_pod_is_given_longer_than_it_takes_to_drain(values: dict[str, Any]):
+def test_the_grace_period_of_a_pod_is_longer_than_draining(values: dict[str, Any]):
     goodbye = float(container(values)["lifecycle"]["preStop"]["exec"]["command"][1])
     drain = float(environment(values).get("NVIUM_DRAIN_SECONDS", Settings.model_fields["drain_seconds"].default))
     assert pod(values)["terminationGracePeriodSeconds"] > goodbye + drain + 2 * STOP_SECONDS
 
 
-def test_prometheus_finds_the_service_under_the_name_that_the_rules_know():
+def test_the_service_monitor_selects_the_service_with_the_job_of_the_rules():
     resources = rendered(EVERYTHING)
     monitor, service = resources["ServiceMonitor"]["spec"], resources["Service"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
@@ -115,7 +115,7 @@ def test_prometheus_finds_the_service_under_the_name_that_the_rules_know():
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "nvium"
 
 
-def test_rules_and_dashboard_are_those_of_the_compose_file():
+def test_rules_and_dashboard_equal_those_of_the_compose_file():
     resources = rendered(EVERYTHING)
     assert resources["PrometheusRule"]["spec"] == yaml.safe_load((MONITORING / "rules.yml").read_text())
     assert json.loads(resources["ConfigMap"]["data"]["nvium.json"]) == DASHBOARD

@@ -1,4 +1,4 @@
-"""The release's check list: what it calls not ready, and what a wheel has in it."""
+"""The release's checks, and the contents of the wheel."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_this_repository_states_one_version() -> None:
     assert len(list(steps.stated_versions(ROOT))) >= 5
 
 
-def test_another_version_anywhere_is_named_with_its_place(release: Release) -> None:
+def test_a_different_version_is_reported_with_its_place(release: Release) -> None:
     for name in FILES.keys() - {"pyproject.toml", "CHANGELOG.md"}:
         steps.version(release)
         rewrite(release, name, "1.2.3", "1.2.2")
@@ -56,7 +56,7 @@ def test_another_version_anywhere_is_named_with_its_place(release: Release) -> N
         rewrite(release, name, "1.2.2", "1.2.3")
 
 
-def test_what_is_not_committed_is_named(release: Release) -> None:
+def test_uncommitted_files_are_reported(release: Release) -> None:
     git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org"]
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "All of it"]):
         subprocess.run([*git, *command], cwd=release.root, check=True)
@@ -68,7 +68,7 @@ def test_what_is_not_committed_is_named(release: Release) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built by the backend that this environment has; skipped where it has none."""
+    """Build the wheel with the installed backend. Skip the test if there is none."""
     pytest.importorskip("build")
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
@@ -86,7 +86,7 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_wheel_has_the_model_the_page_and_the_native_sources_and_no_tests(unpacked: Path) -> None:
+def test_a_wheel_contains_the_model_the_page_and_the_native_sources_but_no_tests(unpacked: Path) -> None:
     for name in (
         "nvium_core/checkpoints/stories-9m/model.safetensors",
         "nvium_core/checkpoints/stories-9m/tokenizer.json",
@@ -123,7 +123,7 @@ def answers(url: str) -> bool:
 
 
 @pytest.mark.slow
-def test_what_a_wheel_holds_serves_the_embedded_model_without_the_repository(unpacked: Path, served_from: str) -> None:
+def test_a_wheel_serves_the_bundled_model_without_the_repository(unpacked: Path, served_from: str) -> None:
     where = "import nvium_core, server; print(nvium_core.__file__, server.__file__)"
     environment = os.environ | {"PYTHONPATH": str(unpacked)}
     found = subprocess.check_output([sys.executable, "-P", "-c", where], env=environment, text=True)
@@ -134,7 +134,7 @@ def test_what_a_wheel_holds_serves_the_embedded_model_without_the_repository(unp
     assert 'id="prompt"' in httpx.get(served_from).text
 
 
-def test_a_bill_lists_the_environment(release: Release) -> None:
+def test_the_bill_of_materials_lists_the_environment(release: Release) -> None:
     pytest.importorskip("cyclonedx_py")
     (release.root / "pyproject.toml").write_text('[project]\nname = "nvium"\nversion = "1.2.3"\n')
     (release.root / "dist").mkdir()

@@ -16,14 +16,14 @@ UNIT_TESTS = MONITORING / "rules_test.yml"
 
 
 def promtool(*arguments: str | Path, given: str = "") -> str:
-    """What it says, which is well; skipped where it is not installed."""
+    """Run promtool, check that it succeeds and return its output. Skip the test if it is not installed."""
     program = shutil.which("promtool") or pytest.skip("promtool is not installed (Debian's package prometheus)")
     done = subprocess.run([program, *arguments], input=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def test_rules_ask_only_for_what_a_server_exports(page: Page):
+def test_rules_use_only_metrics_that_a_server_exports(page: Page):
     assert {rule["alert"]: page.complaints(rule["expr"]) for rule in RULES if page.complaints(rule["expr"])} == {}
 
 
@@ -32,21 +32,21 @@ def test_promtool_accepts_the_rules_and_the_configuration():
     promtool("check", "config", MONITORING / "prometheus.yml")
 
 
-def test_alerts_come_when_they_should_and_else_stay_away():
+def test_alerts_fire_when_they_should():
     assert "SUCCESS" in promtool("test", "rules", UNIT_TESTS)
 
 
-def test_every_alert_is_tested_to_come_and_to_stay_away():
-    asked = [asked for test in yaml.safe_load(UNIT_TESTS.read_text())["tests"] for asked in test["alert_rule_test"]]
-    for comes in (True, False):
-        assert {one["alertname"] for one in asked if bool(one.get("exp_alerts")) == comes} == set(ALERTS)
+def test_every_alert_is_tested_to_fire_and_not_to_fire():
+    cases = [case for test in yaml.safe_load(UNIT_TESTS.read_text())["tests"] for case in test["alert_rule_test"]]
+    for fires in (True, False):
+        assert {case["alertname"] for case in cases if bool(case.get("exp_alerts")) == fires} == set(ALERTS)
 
 
-def test_promtool_likes_the_names_units_and_help_of_the_metrics(server: ServerProcess):
+def test_promtool_accepts_the_names_units_and_help_of_the_metrics(server: ServerProcess):
     assert promtool("check", "metrics", given=server.http.get("/metrics").text) == ""
 
 
-def test_the_autoscaler_asks_for_metrics_that_there_are_and_that_the_adapter_gives(page: Page):
+def test_the_autoscalers_metrics_exist_and_the_adapter_serves_them(page: Page):
     adapter = yaml.safe_load((ROOT / "deploy" / "helm" / "prometheus-adapter.yaml").read_text())
     [rule] = adapter["rules"]["custom"]
     [pattern] = re.findall(r'__name__=~"(.*?)"', rule["seriesQuery"])

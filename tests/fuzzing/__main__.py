@@ -1,7 +1,7 @@
-"""`python -m tests.fuzzing [--seconds 60] [--only NAME] [--json FILE]`: looks for inputs that break what reads them.
+"""`python -m tests.fuzzing [--seconds 60] [--only NAME] [--json FILE]`: coverage-guided fuzzing of all targets.
 
-Guided by coverage (atheris and libFuzzer), from the seeds of each target and what earlier hunts have found, in
-tests/fuzzing/corpus. Findings, and a working corpus that a later hunt goes on from, are left in --folder.
+Uses atheris and libFuzzer. Starts from each target's seeds and from tests/fuzzing/corpus. Writes findings, and a corpus
+that later hunts continue from, to --folder.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from tests.fuzzing.campaign import TARGETS, Campaign
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60, help="for each target")
-    parser.add_argument("--only", help="targets whose names hold this")
+    parser.add_argument("--seconds", type=float, default=60, help="duration per target")
+    parser.add_argument("--only", help="targets whose names contain this")
     parser.add_argument("--folder", type=Path, default=Path(".fuzzing"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", action="store_true", help="put what covers something new into the corpus")
+    parser.add_argument("--keep", action="store_true", help="add inputs with new coverage to the corpus")
     given = parser.parse_args()
     if find_spec("atheris") is None:
-        sys.stdout.write("NOT FUZZED: atheris is not installed, which has builds for Linux on x86-64\n")
+        sys.stdout.write("NOT FUZZED: atheris is not installed (it supports Linux on x86-64)\n")
         return
     campaigns = [Campaign(name, given.folder / name) for name in TARGETS if (given.only or "") in name]
     hunts = [campaign.hunt(given.seconds) for campaign in campaigns]

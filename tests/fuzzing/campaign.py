@@ -1,4 +1,4 @@
-"""One target's hunt in processes of its own, begun anew where native code, time or memory ended one."""
+"""Fuzzes one target in separate processes. Restarts after a crash, a timeout or a lack of memory."""
 
 import re
 import resource
@@ -13,13 +13,13 @@ from pathlib import Path
 TARGETS = ("connection", "schemas", "checkpoint", "gguf_file")
 CORPUS = Path(__file__).parent / "corpus"
 
-ENDLESS_SECONDS = 600
-"""On a machine that may have other things to do."""
+TIMEOUT_SECONDS = 600
+"""Timeout per input. It is long because the machine may be busy."""
 
 MEMORY_MB = 4096
 INPUT_BYTES = 16_384
 START_SECONDS = 20
-"""Below them it is not worth beginning again."""
+"""Do not restart with less time left."""
 
 MAX_KEPT_BYTES = 4_096
 PROGRESS = re.compile(r"^#(\d+)\s+\w+\s+cov: (\d+)", re.MULTILINE)
@@ -27,10 +27,7 @@ PROGRESS = re.compile(r"^#(\d+)\s+\w+\s+cov: (\d+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Hunt:
-    """`covered`: edges of our code and its readers, with the first inputs and at the end.
-
-    Minutes are of the processor, as a machine may have other things to do.
-    """
+    """`covered_at_first` and `covered` are the covered edges after the first inputs and at the end."""
 
     target: str
     processor_minutes: float
@@ -41,7 +38,7 @@ class Hunt:
 
 
 class Campaign:
-    """In a folder: `corpus`, `findings`, what the fuzzer said, and what earlier hunts there came to."""
+    """Hunts of one target. The folder contains `corpus`, `findings` and the fuzzer's `log`."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._name = name
@@ -55,22 +52,22 @@ class Campaign:
         for number, seed in enumerate(import_module(f"tests.fuzzing.targets.{self._name}").seeds()):
             (self._corpus / f"seed-{number}").write_bytes(seed)
         while (left := seconds - (time.monotonic() - started)) > (START_SECONDS if covered else 0):
-            said = self._run(left, f"-artifact_prefix={self.findings}/", str(self._corpus), *self._kept())
-            progress = PROGRESS.findall(said)
+            log = self._run(left, f"-artifact_prefix={self.findings}/", str(self._corpus), *self._kept())
+            progress = PROGRESS.findall(log)
             num_inputs += int(progress[-1][0]) if progress else 0
             covered += [int(edges) for _, edges in progress] or [0]
         minutes = round((processor_seconds() - used) / 60, 1)
         return Hunt(self._name, minutes, num_inputs, covered[0], max(covered), len(list(self._found())))
 
     def keep(self) -> None:
-        """Add to the corpus the small inputs that cover something which those in it do not."""
+        """Add small inputs with new coverage to the repository's corpus."""
         (CORPUS / self._name).mkdir(parents=True, exist_ok=True)
         self._run(0, "-merge=1", f"-max_len={MAX_KEPT_BYTES}", str(CORPUS / self._name), str(self._corpus))
 
     def _run(self, seconds: float, *options: str) -> str:
         limits = [
-            f"-timeout={ENDLESS_SECONDS}",
-            f"-report_slow_units={ENDLESS_SECONDS}",
+            f"-timeout={TIMEOUT_SECONDS}",
+            f"-report_slow_units={TIMEOUT_SECONDS}",
             f"-rss_limit_mb={MEMORY_MB}",
             f"-max_len={INPUT_BYTES}",
         ]
@@ -90,6 +87,6 @@ class Campaign:
 
 
 def processor_seconds() -> float:
-    """Of processes that have ended."""
+    """Return the CPU time of ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

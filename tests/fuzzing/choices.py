@@ -1,4 +1,4 @@
-"""Bytes as a source of chance, so that a fuzzer that changes them steers whatever is made at random."""
+"""A random generator that draws from bytes, so a fuzzer that changes the bytes steers what is generated."""
 
 import random
 
@@ -6,7 +6,7 @@ from typing_extensions import override
 
 
 class Choices(random.Random):
-    """Draws from the bytes, and what always comes once they are used up."""
+    """Draws from the bytes, then from a fixed seed."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(0)
@@ -22,8 +22,3 @@ class Choices(random.Random):
     @override
     def random(self) -> float:
         return self.getrandbits(16) / 2**16
-
-    @property
-    def rest(self) -> bytes:
-        """What has not been drawn yet."""
-        return self._data[self._place :]

@@ -1,4 +1,4 @@
-"""Log lines kept off the terminal."""
+"""Fixtures of the server's tests."""
 
 from tests.server.conftest import byte_model, no_log_lines, server
 

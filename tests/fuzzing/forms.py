@@ -1,8 +1,8 @@
-"""`python -m tests.fuzzing.forms [--seconds 1800] [--seed 0] [--json FILE]`: hostile forms against a whole server.
+"""`python -m tests.fuzzing.forms [--seconds 1800] [--seed 0] [--json FILE]`: hostile grammars against a whole server.
 
-Schemas, Lark, GBNF and expressions that are made to be costly, or damaged at random, go to a server in a process of its
-own, two at once. Meanwhile a neighbour streams and a watchdog asks /livez: nobody waits a second for somebody else's
-form, nothing is a 5xx, and the server lives. What broke that is written to --folder, as a body to send again.
+Two clients send costly or damaged schemas, Lark and GBNF grammars and regexes to a server in its own process. A third
+client streams, and a fourth one calls /livez. The server must not delay them by a second, respond with a 5xx, or end.
+Bodies that break this are written to --folder.
 """
 
 import argparse
@@ -36,7 +36,7 @@ KEYWORDS += ("additionalProperties", "propertyNames", "dependentSchemas", "uneva
 
 
 def schema_of(chance: random.Random, depth: int) -> Json:
-    """A chain, a tree or a pair of references, or nested keywords, up to the given size."""
+    """Return a schema of chained references or nested keywords, of up to `depth` levels."""
     key = chance.choice(KEYWORDS)
     wrap: Callable[[Any], Any] = {
         "properties": lambda child: {chance.choice("ab"): child, "c": {}},
@@ -60,7 +60,7 @@ def regex_of(chance: random.Random, depth: int) -> str:
 
 
 def lark_of(chance: random.Random, size: int, *, is_gbnf: bool = False) -> str:
-    """Rules that refer to the next one, or to any, with ambiguities."""
+    """Return an ambiguous grammar whose rules refer to the next rule or to random rules."""
     first, defines = ("root", " ::= ") if is_gbnf else ("start", ": ")
     letters = '"a"' if is_gbnf else chance.choice(['"a"', "/[a-z ]/"])
     is_chain = chance.random() < 0.5
@@ -74,7 +74,7 @@ def lark_of(chance: random.Random, size: int, *, is_gbnf: bool = False) -> str:
 
 
 def form(chance: random.Random) -> Json:
-    """Fields of a request."""
+    """Return random fields of a request that constrain its output."""
     size = chance.choice([3, 10, 30, 100, 500, 2_000])
     filler = chance.choice(["\n", " \n", "//\n", "start", "#", "x ::= "])
     known = chance.choice([*COSTLY_SCHEMAS.values(), *REFUSED_SCHEMAS.values()])
@@ -92,7 +92,7 @@ def form(chance: random.Random) -> Json:
 
 
 def rules(number: int, letter: str = "r", defines: str = ":", first: str = "start") -> str:
-    """A chain."""
+    """Return a grammar of chained rules."""
     chain = [f'{letter}{i}{defines} "a" {letter}{i + 1}' for i in range(number)]
     return "\n".join([f"{first}{defines} {letter}0", *chain, f'{letter}{number}{defines} "b"'])
 
@@ -109,16 +109,16 @@ KNOWN: list[Json] = [
     {"grammar": 'start: x\nx: x x x | x x | /[a-z ]/ | ""'},
     {"grammar": "\n".join(["start: r0", *(f"r{i}: {sides}" for i, sides in enumerate(ALTERNATIVES))])},
 ]
-"""Fields that once crashed or stalled a server, or its processes for grammars."""
+"""Fields that once crashed or stalled a server or its grammar processes."""
 
 
 @dataclass
 class Watch:
-    """What clients other than the attackers saw."""
+    """Clients that measure their waits while others attack."""
 
     url: str
     worst: Counter[str] = field(default_factory=Counter)
-    """Milliseconds, by whom."""
+    """Longest wait in milliseconds, by client."""
     is_over: bool = False
 
     def look(self) -> None:

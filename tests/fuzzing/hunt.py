@@ -1,7 +1,7 @@
 """`python -m tests.fuzzing.hunt TARGET --findings FOLDER [libFuzzer's options] [corpus]`: fuzzes one target.
 
-What a target raises, or takes too long for, is kept, one input for each place that it comes from, and the hunt goes on.
-Only memory, crashes of native code and what never ends do end it.
+If a target raises or is too slow, one input per origin is saved and the hunt continues. Only a lack of memory, a crash
+of native code and a timeout end the process.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import atheris
 import structlog
-import torch  # noqa: F401 (before what is instrumented, as it is too large to be)
+import torch  # noqa: F401 (too large to be instrumented, so imported first)
 from torch._weights_only_unpickler import Unpickler
 from transformers.utils.logging import disable_progress_bar
 
@@ -26,7 +26,7 @@ from tests.fuzzing.campaign import TARGETS
 
 INSTRUMENTED = ["server", "nvium_core", "h11", "uvicorn", "gguf"]
 INPUT_SECONDS = 5
-"""Of processor time."""
+"""Allowed CPU time per input."""
 
 OURS = ("nvium_core", "server", "tests/fuzzing")
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def command(given: argparse.Namespace) -> str:
-    """For the shell: libFuzzer calls its program by it, with other options, when it merges corpora."""
+    """Return the shell command with which libFuzzer restarts this program when it merges corpora."""
     module = "tests.fuzzing.hunt"
     return shlex.join([sys.executable, "-m", module, given.target, "--findings", str(given.findings)])
 
@@ -59,7 +59,7 @@ def be_quiet() -> None:
 
 
 def kept(check: Callable[[bytes], None], findings: Path) -> Callable[[bytes], None]:
-    """The check, whose failures are written down in place of being raised: the input, and beside it the traceback."""
+    """Return a check that writes the input and the traceback of a failure to files instead of raising."""
     seen = set[str]()
 
     def checked(data: bytes) -> None:
@@ -79,7 +79,7 @@ def kept(check: Callable[[bytes], None], findings: Path) -> Callable[[bytes], No
 
 
 def origin(error: Exception) -> str:
-    """What was raised, and from where: the last line of ours, and the last of all."""
+    """Identify an error by its type, the last frame in our code and the last frame."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if any(part in frame.filename for part in OURS)]
     places = [f"{frame.filename}:{frame.lineno}" for frame in (ours[-1:] + frames[-1:])]

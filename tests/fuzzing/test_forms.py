@@ -1,4 +1,4 @@
-"""Forms that once crashed or stalled the server harm nobody but themselves."""
+"""Grammars that once crashed or stalled the server no longer affect other requests."""
 
 import threading
 
@@ -6,7 +6,7 @@ from tests.fuzzing.forms import KNOWN, Watch
 from tests.server.live_server import LiveServer
 
 
-def test_hostile_forms_are_answered_or_refused_while_others_are_served(server: LiveServer) -> None:
+def test_hostile_grammars_are_answered_or_refused_and_do_not_block_others(server: LiveServer) -> None:
     watch = Watch(server.url)
     watcher = threading.Thread(target=watch.look)
     watcher.start()

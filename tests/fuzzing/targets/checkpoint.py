@@ -1,4 +1,4 @@
-"""Folders of models and checkpoints of runs whose files are any bytes: loaded, or refused in a line that names one."""
+"""Target: model folders and training checkpoints with arbitrary bytes are loaded, or refused with the file's name."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def model_files() -> dict[str, bytes]:
-    """Those of a model that is as small as can be."""
+    """Return the files of a tiny model."""
     with tempfile.TemporaryDirectory() as folder:
         random_model([1, 2], vocab_size=5, width=8, num_heads=2, num_key_heads=1, dtype=torch.float32).save_pretrained(
             folder
@@ -44,7 +44,7 @@ def model_files() -> dict[str, bytes]:
 
 
 def run_states() -> Iterator[bytes]:
-    """What stands before the digest."""
+    """Yield training checkpoints without their digest."""
     state: dict[str, Any] = dict.fromkeys(PARTS, 0) | {"model": {"a": torch.zeros(2)}, "optimizers": {"b": [1.0, "x"]}}
     with tempfile.TemporaryDirectory() as folder:
         for number, written in enumerate((state, {"model": 1})):
@@ -77,12 +77,12 @@ def target() -> Callable[[bytes], None]:
 
 
 def shared_memory() -> str | None:
-    """Where files cost least, if there is such a place."""
+    """Return a folder in memory, if there is one."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def check_state(path: Path, content: bytes) -> None:
-    """Bytes that are as they were written, whatever that was."""
+    """Load a training checkpoint with arbitrary content and a valid digest."""
     path.write_bytes(content + hashlib.sha256(content).digest())
     with suppress(TrainingError):
         assert loaded(path).keys() >= PARTS

@@ -1,4 +1,4 @@
-"""The connection and its parser: the same bytes mean the same requests however they are cut into pieces."""
+"""Target: the connection parses the same requests from the same bytes, however they are cut into pieces."""
 
 import asyncio
 import hashlib
@@ -37,7 +37,7 @@ SEEDS = [
 
 
 def seeds() -> Iterator[bytes]:
-    """After two bytes that say how to cut."""
+    """Yield streams, each after two bytes that determine the cuts."""
     yield from (bytes([number, 3 * number]) + seed for number, seed in enumerate(SEEDS))
 
 
@@ -52,16 +52,16 @@ def target() -> Callable[[bytes], None]:
         cut, stream = Choices(data[:2]), data[2:]
         places = sorted(cut.randrange(len(stream) + 1) for _ in range(cut.randrange(1, MAX_PIECES)))
         pieces = [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
-        whole = loop.run_until_complete(said(config, loop, [stream]))
-        in_pieces = loop.run_until_complete(said(config, loop, pieces))
+        whole = loop.run_until_complete(responses(config, loop, [stream]))
+        in_pieces = loop.run_until_complete(responses(config, loop, pieces))
         assert whole == in_pieces, f"whole {whole}, in pieces {in_pieces}"
 
     weakref.finalize(check, loop.close)
     return check
 
 
-async def said(config: Any, loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> list[bytes]:
-    """The answers' statuses, and what was asked as the app saw it."""
+async def responses(config: Any, loop: asyncio.AbstractEventLoop, pieces: list[bytes]) -> list[bytes]:
+    """Return the statuses of all responses, and digests of the requests that reached the app."""
     transport = Transport()
     connection = config.http_protocol_class(config=config, server_state=ServerState(), app_state={}, _loop=loop)
     connection.connection_made(transport)
@@ -71,12 +71,12 @@ async def said(config: Any, loop: asyncio.AbstractEventLoop, pieces: list[bytes]
             await settled(transport)
     connection.connection_lost(None)
     await settled(transport)
-    told = bytes(transport.written)
-    return [*STATUS.findall(told), *re.findall(rb"<[0-9a-f]+>", told)]
+    written = bytes(transport.written)
+    return [*STATUS.findall(written), *re.findall(rb"<[0-9a-f]+>", written)]
 
 
 async def settled(transport: "Transport") -> None:
-    """Until nothing more is written, as requests of one piece are answered one after another."""
+    """Wait until nothing more is written. The requests of one piece are answered one after another."""
     before = -1
     while before < (before := len(transport.written)):
         for _ in range(8):
@@ -84,7 +84,7 @@ async def settled(transport: "Transport") -> None:
 
 
 async def digests(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with a digest of the request as it came in."""
+    """An app that responds with a digest of the request."""
     headers = (b"%b: %b" % header for header in scope["headers"])
     seen = [scope["method"].encode(), scope["raw_path"], scope["query_string"], *headers]
     num_seen = len(seen)
@@ -101,7 +101,7 @@ async def digests(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Transport(asyncio.Transport):
-    """Takes everything at once."""
+    """A transport that records what is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Transport(asyncio.Transport):
         self.is_closed = False
 
     def write(self, data: Any) -> None:
-        assert not self.is_closed, "written after the end"
+        assert not self.is_closed, "write after close"
         self.written += data
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""GGUF files of any bytes: model and tokenizer are read, or refused in a line that names the file."""
+"""Target: GGUF files with arbitrary bytes are loaded, or refused with the file's name."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def write_tokenizer(path: Path, kind: str) -> None:
-    """A tokenizer and hardly a model."""
+    """Write a GGUF file with a tokenizer and a single tensor."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(kind)
     tokens = ["<s>", "</s>", "<0x0A>", *byte_symbols()[97:101], "ab"]

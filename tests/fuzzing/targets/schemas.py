@@ -1,4 +1,4 @@
-"""Every body that a client may send, through the layers before a route to what a route would ask of the engine."""
+"""Target: request bodies pass the middleware and validation, up to the engine's parameters."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ BODIES: dict[str, Any] = {
 }
 PATHS = list(BODIES)
 MADE = len(PATHS)
-"""The first byte of an input whose body is made by its other bytes; below, they are one, for that path."""
+"""If an input's first byte is `MADE`, the other bytes steer a random body. Below, they are the body for that path."""
 
 LIMITS = RequestLimits(max_n=8, max_prompts=4, max_new_tokens=1000)
 RESPONSE = {
@@ -61,12 +61,12 @@ def target() -> Callable[[bytes], None]:
     def check(data: bytes) -> None:
         kind = data[0] % (MADE + 1) if data else 0
         path, content = made(data[1:]) if kind == MADE else (PATHS[kind], data[1:])
-        status, told = loop.run_until_complete(answer(app, path, content))
-        assert status in (200, 400, 413), told
+        status, response = loop.run_until_complete(answer(app, path, content))
+        assert status in (200, 400, 413), response
         if status != 200:
-            error = json.loads(told)["error"]
+            error = json.loads(response)["error"]
             assert list(error) == ["message", "type", "param", "code"]
-            assert len(told) < 10_000
+            assert len(response) < 10_000
 
     weakref.finalize(check, loop.close)
     return check
@@ -79,7 +79,7 @@ def made(data: bytes) -> tuple[str, bytes]:
 
 
 def schemas_app() -> FastAPI:
-    """The server's, whose routes stop where the engine would be asked; what they fail with comes out."""
+    """Return an app whose routes only validate. Unhandled exceptions are raised instead of answered."""
     around = [layer for layer in middleware(Settings(), Metrics([1.0], [1.0]), None) if layer.cls is not LastResort]
     app = bare_app(lambda _: nullcontext(), around)
     for path, kind in BODIES.items():
@@ -102,7 +102,7 @@ def reader(kind: Any) -> Callable[..., Any]:
 
 
 def check_generation(asked: GenerationRequest) -> None:
-    """As the routes do, less the grammar's compiling, which has a target of its own."""
+    """Validate as the routes do, without compiling a grammar."""
     asked.check(LIMITS)
     assert asked.logged_user is None or asked.logged_user.isprintable()
     if isinstance(asked, ChatRequest):

@@ -1,5 +1,4 @@
-"""Attacks of a hostile client over sockets, each with the statuses that are fair answers, and a client that streams
-meanwhile."""
+"""Attacks over raw sockets, each with its acceptable statuses, and a client that streams during an attack."""
 
 import asyncio
 import json
@@ -16,13 +15,13 @@ from typing import Any
 COMPLETIONS, CHAT, TOKENIZE, HEALTH = "/v1/completions", "/v1/chat/completions", "/tokenize", "/livez"
 
 CLOSED = 0
-"""In place of a status: the connection closed without an answer, or while the client was still sending."""
+"""Instead of a status: the connection closed without a response, or while the client was still sending."""
 
 UNANSWERED = -1
-"""In place of a status: no answer in time."""
+"""Instead of a status: no response in time."""
 
 SLOW_SECONDS = 0.1
-"""Between a slow client's bytes."""
+"""Pause between the bytes of a slow client."""
 
 LEAVES_AFTER_SECONDS = 2
 
@@ -36,14 +35,14 @@ Work = Callable[["Target"], Awaitable[Statuses]]
 
 @dataclass(frozen=True)
 class Target:
-    """Address and key."""
+    """A server's address, and a key for it."""
 
     host: str
     port: int
     key: str | None = None
 
     def head(self, path: str, *headers: str, method: str = "POST") -> bytes:
-        """A head without its final empty line."""
+        """Return a request's head without its final empty line."""
         own = [f"authorization: Bearer {self.key}"] if self.key else []
         lines = [f"{method} {path} HTTP/1.1", f"host: {self.host}", "connection: close", *own, *headers]
         return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
@@ -56,7 +55,7 @@ class Target:
         return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
 
     async def status_of(self, data: bytes, pause: float = 0) -> int:
-        """The answer to these bytes, sent at once or with a pause after each."""
+        """Send bytes, with a pause after each byte if given, and return the status of the response."""
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=BACKLOG_BYTES)
         try:
             sending = asyncio.create_task(send(writer, data, pause))
@@ -91,7 +90,7 @@ async def send(writer: asyncio.StreamWriter, data: bytes, pause: float) -> None:
 
 @dataclass(frozen=True)
 class Attack:
-    """`fair`: statuses that are acceptable answers."""
+    """`fair` are the acceptable statuses."""
 
     name: str
     fair: frozenset[int]
@@ -99,7 +98,7 @@ class Attack:
 
 
 def at_once(name: str, fair: set[int], make: Callable[[Target], bytes], times: int = 1, pause: float = 0) -> Attack:
-    """The same request from `times` connections."""
+    """Send the same request on `times` connections at once."""
 
     async def work(target: Target) -> Statuses:
         data = make(target)
@@ -109,7 +108,7 @@ def at_once(name: str, fair: set[int], make: Callable[[Target], bytes], times: i
 
 
 def in_turn(name: str, fair: set[int], bodies: Callable[[], Iterable[bytes]], path: str = COMPLETIONS) -> Attack:
-    """Bodies one after another."""
+    """Send bodies one after another."""
 
     async def work(target: Target) -> Statuses:
         return Counter([await target.status_of(target.post(body, path)) for body in bodies()])
@@ -118,7 +117,7 @@ def in_turn(name: str, fair: set[int], bodies: Callable[[], Iterable[bytes]], pa
 
 
 def leaving(name: str, fields: dict[str, Any], times: int, after: float) -> Attack:
-    """Valid requests whose clients disconnect."""
+    """Send valid requests and disconnect."""
 
     async def work(target: Target) -> Statuses:
         data = target.post(asking(**fields))
@@ -132,7 +131,7 @@ def asking(**fields: Any) -> bytes:
 
 
 def with_raw(field: str, value: str) -> bytes:
-    """The value verbatim, which may not be JSON."""
+    """Return a body with a field whose value is inserted verbatim and need not be JSON."""
     others = {name: value for name, value in {"max_tokens": 1}.items() if name != field}
     return asking(**others).removesuffix(b"}").replace(b'"max_tokens": 8, ', b"") + f', "{field}": {value}}}'.encode()
 
@@ -189,7 +188,7 @@ def regex_bombs() -> Iterable[bytes]:
 
 
 def chained(link: Callable[[dict[str, str]], Any], length: int) -> dict[str, Any]:
-    """Definitions that each reference the next twice."""
+    """Return definitions that each reference the next one."""
     links = {f"d{number}": link({"$ref": f"#/$defs/d{number + 1}"}) for number in range(length)}
     return {"$defs": {**links, f"d{length}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
@@ -241,7 +240,7 @@ async def stay_silent(target: Target) -> Statuses:
 
 
 async def pipeline(target: Target) -> Statuses:
-    """2,000 requests on one connection."""
+    """Pipeline 2,000 requests on one connection."""
     one = target.head(HEALTH, method="GET").replace(b"connection: close\r\n", b"") + b"\r\n"
     reader, writer = await asyncio.open_connection(target.host, target.port, limit=BACKLOG_BYTES)
     statuses = Statuses()
@@ -314,7 +313,7 @@ ATTACKS = (
 
 
 async def tried(attack: Attack, target: Target, patience: float) -> Statuses:
-    """The attack's statuses, or `UNANSWERED` after `patience` seconds."""
+    """Run an attack. Return its statuses, or `UNANSWERED` after `patience` seconds."""
     try:
         async with asyncio.timeout(patience):
             return await attack.work(target)
@@ -324,7 +323,7 @@ async def tried(attack: Attack, target: Target, patience: float) -> Statuses:
 
 @dataclass
 class Neighbour:
-    """Streams one answer after another, in a thread. `waits` are (when it ended, duration) of each wait for a token."""
+    """Streams one response after another in a thread. `waits` are the end and duration of each wait for a chunk."""
 
     target: Target
     max_tokens: int
@@ -363,7 +362,7 @@ def anonymous_mb(pid: int) -> float:
 
 
 async def sample_memory(pid: int, megabytes: list[float]) -> None:
-    """Append a process's memory, until cancelled."""
+    """Append samples of a process's memory until cancelled."""
     while True:
         megabytes.append(anonymous_mb(pid))
         await asyncio.sleep(SAMPLING_SECONDS)
